@@ -1,0 +1,49 @@
+"""IQ4_NL and IQ4_XS: 4-bit codes into a table of 16 unevenly spaced values, `IQ4_VALUES`.
+
+    IQ4_NL   byte   0 1   2 … 17                   32 weights, 4.5 bits a weight
+                    d     qs                       weight i = d · value(q_i)
+
+    IQ4_XS   byte   0 1   2 3        4 … 7      8 … 135      256 weights, 4.25 bits a weight
+                    d     scales_h   scales_l   qs
+             run r = weights 32r … 32r+31 with a 6-bit scale s_r:
+             scales_l byte r/2:   low 4 bits of s_r, even r in bits 3210, odd r in bits 7654
+             scales_h:            16 bits, little-endian; bits 2r+1 and 2r are the high 2 bits of s_r
+             weight i of run r = (d · (s_r - 32)) · value(q_i)
+
+    qs byte 16r+j:   bits 7654      3210
+                     q_(32r+16+j)   q_(32r+j)
+
+Source: `block_iq4_nl` and `block_iq4_xs` of ggml.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..block import BlockFormat
+from .packing import bit_fields, dequantizer, single
+
+IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+IQ4_NL_BLOCK = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
+IQ4_XS_BLOCK = np.dtype([("d", "<f2"), ("scales_h", "<u2"), ("scales_l", "u1", 4), ("qs", "u1", (8, 16))])
+assert IQ4_NL_BLOCK.itemsize == 18
+assert IQ4_XS_BLOCK.itemsize == 136
+
+_TABLE = np.array(IQ4_VALUES, np.float32)
+
+
+def _dequantize_iq4_nl(blocks: np.ndarray) -> np.ndarray:
+    return single(blocks["d"]) * _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 32))
+
+
+def _dequantize_iq4_xs(blocks: np.ndarray) -> np.ndarray:
+    low = bit_fields(blocks["scales_l"][..., None], 4).reshape(-1, 8)
+    high = blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    scale = single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32)  # [n, 8]
+    values = _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 8, 32))
+    return (scale[..., None] * values).reshape(-1, 256)
+
+
+IQ4_NL = BlockFormat("IQ4_NL", 20, 32, 18, dequantizer(_dequantize_iq4_nl, IQ4_NL_BLOCK, 32))
+IQ4_XS = BlockFormat("IQ4_XS", 23, 256, 136, dequantizer(_dequantize_iq4_xs, IQ4_XS_BLOCK, 256))

@@ -1,0 +1,49 @@
+"""Q3_K: 256 weights of 3 bits; each run of 16 has a 6-bit scale. 3.4375 bits a weight.
+
+    byte   0 … 31   32 … 95   96 … 107   108 109
+           hmask    qs        scales     d
+
+    qs byte 32h+j:   bits 76     54     32     10
+                     +96+j       +64+j  +32+j  +j     low 2 bits, of half h: weight 128h + …
+    hmask byte j:    bit g is the third bit of weight 32g + j; it counts 0 if set, -4 if clear
+
+    scales byte 0-7 (r):    bits 7654            3210
+                            low 4 of s_(r+8)     low 4 of s_r
+    scales byte 8-11 (8+r): bits 76              54           32          10
+                            high 2 of s_(r+12)   s_(r+8)      s_(r+4)     s_r
+
+    weight i of run r = (d · (s_r - 32)) · q_i
+
+Source: `block_q3_K` of ggml.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..block import BlockFormat
+from .packing import bit_fields, dequantizer, single
+
+Q3_K_BLOCK = np.dtype(
+    [
+        ("hmask", "u1", 32),
+        ("qs", "u1", (2, 32)),
+        ("scales_low", "u1", 8),
+        ("scales_high", "u1", 4),
+        ("d", "<f2"),
+    ]
+)
+assert Q3_K_BLOCK.itemsize == 110
+
+
+def _dequantize(blocks: np.ndarray) -> np.ndarray:
+    low = bit_fields(blocks["scales_low"], 4).reshape(-1, 16)
+    high = bit_fields(blocks["scales_high"], 2).reshape(-1, 16)
+    scale = single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32)  # [n, 16]
+    low_bits = bit_fields(blocks["qs"], 2).reshape(-1, 16, 16)
+    third_bit = bit_fields(blocks["hmask"], 1).reshape(-1, 16, 16)
+    codes = (low_bits | third_bit << 2).astype(np.float32) - 4
+    return (scale[..., None] * codes).reshape(-1, 256)
+
+
+Q3_K = BlockFormat("Q3_K", 11, 256, 110, dequantizer(_dequantize, Q3_K_BLOCK, 256))
