@@ -30,10 +30,11 @@ def dequantizer(kernel: Transform, dtype: np.dtype, block_size: int) -> Transfor
     return dequantize
 
 
-def quantizer(
-    kernel: Callable[[np.ndarray, np.ndarray], None], dtype: np.dtype, block_size: int
-) -> Transform:
-    """`BlockFormat.quantize` from a `kernel` that reads float32 `[n, block_size]` and fills structured `[n]`."""
+def quantizer(kernel: Fill, dtype: np.dtype, block_size: int) -> Transform:
+    """`BlockFormat.quantize` from a `kernel` for few blocks.
+
+    The kernel reads float32 `[n, block_size]`, all finite, and fills structured `[n]`.
+    """
 
     def quantize(weights: np.ndarray) -> np.ndarray:
         out = np.empty(len(weights), dtype)
