@@ -1,0 +1,100 @@
+"""Checked reading of values that come out of a file: GGUF metadata and config.json."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..quant.errors import DamagedFile
+
+MAX_SIZE = 2**31 - 1  # sizes and positions are int32 in every machine
+
+
+class UnsupportedModel(DamagedFile):
+    """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
+
+
+def show(value: object) -> str:
+    """`value` for an error message: short, and on one line."""
+    return " ".join(reprlib.repr(value).split())
+
+
+class Fields:
+    """A mapping read by key and type. A null counts as absent; a wrong value raises DamagedFile.
+
+    `prefix` stands before every key that does not contain it already ("llama." in GGUF metadata).
+    Reading a key without a default that is not there raises DamagedFile too.
+    """
+
+    def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
+        self.values = values
+        self.source = source
+        self.prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return self.values.get(self.prefix + key) is not None
+
+    def fail(self, key: str, expected: str) -> DamagedFile:
+        """The error for a value of `key` that is not `expected`."""
+        name = self.prefix + key
+        return DamagedFile(f"{self.source}: {name} is {show(self.values.get(name))}, not {expected}")
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            value = default
+        if value is None:
+            raise DamagedFile(f"{self.source} has no {self.prefix + key}")
+        if isinstance(value, np.ndarray):  # one value a layer: fine while they agree
+            if value.ndim != 1 or not value.size:
+                raise self.fail(key, "a number")
+            if (value != value[0]).any():
+                raise UnsupportedModel(
+                    f"{self.source}: {self.prefix + key} differs from layer to layer, "
+                    "which is not supported; one value for all layers is"
+                )
+            return value[0].item()
+        return value
+
+    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
+        value = self._get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.fail(key, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, key: str, default: float | None = None, positive: bool = True) -> float:
+        """A finite number, above zero (or with `positive` False not below it)."""
+        value = self._get(key, default)
+        expected = "a number above 0" if positive else "a number from 0 on"
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.fail(key, expected)
+        # A JSON integer can be too large for a float.
+        number = float(value) if abs(value) < 1e308 else math.inf
+        if not math.isfinite(number) or number < 0 or (positive and number == 0):
+            raise self.fail(key, expected)
+        return number
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def section(self, key: str) -> Fields | None:
+        """The nested mapping at `key`, or None."""
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(key, "an object")
+        return Fields(value, f"{self.source}: {key}")

@@ -1,0 +1,218 @@
+"""The NumPy machine: every op once, in the obvious way, in float32.
+
+It is the specification that the fast machines are tested against, and slow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..quant.block import QTensor
+from . import ops
+from .cache import PAGE_SIZE, Batch, PageTable
+
+_CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
+_WANTED_BYTES = 1 << 26  # of logits a step
+
+
+class ReferenceMachine:
+    """Runs a Program in NumPy float32.
+
+    `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
+    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim].
+    Dequantised matrices are kept up to `keep_bytes`, first come first kept; beyond that each use
+    makes them anew, in blocks.
+    """
+
+    def __init__(
+        self, program: ops.Program, n_pages: int, page_size: int = PAGE_SIZE, keep_bytes: int = 3 << 30
+    ) -> None:
+        self.program = program
+        self.page_size = page_size
+        self.max_rows = 512
+        self.max_wanted = max(1, min(self.max_rows, _WANTED_BYTES // (4 * program.logits.width)))
+        self.buffers: dict[str, np.ndarray] = {}
+        pools = [(n_pages, page_size, layer.kv_heads, layer.head_dim) for layer in program.cache_layers]
+        self.keys = [np.zeros(pool, np.float32) for pool in pools]
+        self.values = [np.zeros(pool, np.float32) for pool in pools]
+        self._kept: dict[int, np.ndarray] = {}
+        self._keep_bytes = keep_bytes
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab] of the wanted ones.
+
+        The rows' positions must have room in `table` already. Raises ValueError for a batch that does
+        not fit the machine or the table.
+        """
+        for _ in self.trace(batch, table):
+            pass
+        return self.buffers[self.program.logits.name]
+
+    def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
+        """Like `step`, but yields every op once it has run, for a look at `buffers`."""
+        self._check(batch, table)
+        self._batch, self._table = batch, table
+        for op in self.program.ops:
+            self._run(op)
+            yield op
+
+    def close(self) -> None:
+        self.buffers.clear()
+        self._kept.clear()
+
+    def _check(self, batch: Batch, table: PageTable) -> None:
+        n = len(batch.tokens)
+        if not len(batch.sequences) == len(batch.positions) == n <= self.max_rows:
+            raise ValueError(f"a step takes up to {self.max_rows} rows, not {n}")
+        if len(batch.wanted) > self.max_wanted:
+            raise ValueError(f"a step gives logits for up to {self.max_wanted} rows, not {len(batch.wanted)}")
+        if table.page_size != self.page_size:
+            raise ValueError(
+                f"the table has pages of {table.page_size} tokens, the machine of {self.page_size}"
+            )
+        if (batch.positions < 0).any() or (batch.positions >= table.lengths[batch.sequences]).any():
+            raise ValueError("a position lies outside its sequence")
+        vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
+        if (batch.tokens < 0).any() or (batch.tokens >= vocab).any():
+            raise ValueError(f"a token is not in the vocabulary of {vocab}")
+
+    def _run(self, op: ops.Op) -> None:
+        match op:
+            case ops.Embed():
+                self.embed(op)
+            case ops.RMSNorm():
+                self.rms_norm(op)
+            case ops.MatMul():
+                self.matmul(op)
+            case ops.RoPE():
+                self.rope(op)
+            case ops.Attend():
+                self.attend(op)
+            case ops.GatedActivation():
+                self.gated_activation(op)
+            case ops.Add():
+                self.add(op)
+            case ops.SelectRows():
+                self.select_rows(op)
+            case ops.SoftCap():
+                self.soft_cap(op)
+
+    def embed(self, op: ops.Embed) -> None:
+        self.buffers[op.out.name] = op.table.rows(self._batch.tokens) * np.float32(op.scale)
+
+    def rms_norm(self, op: ops.RMSNorm) -> None:
+        x = self.buffers[op.x.name]
+        parts = x.reshape(len(x), op.groups, -1)
+        mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
+        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
+        self.buffers[op.out.name] = normed.reshape(x.shape)
+
+    def matmul(self, op: ops.MatMul) -> None:
+        x = self.buffers[op.x.name]
+        out = np.empty((len(x), op.out.width), np.float32)
+        for start, weight in self._dequantized(op.weight):
+            out[:, start : start + len(weight)] = x @ weight.T
+        if op.bias is not None:
+            out += op.bias
+        if op.accumulate:
+            out += self.buffers[op.out.name]
+        self.buffers[op.out.name] = out
+
+    def _dequantized(self, tensor: QTensor) -> Iterator[tuple[int, np.ndarray]]:
+        """The matrix in float32, in blocks of rows, each with the number of its first row."""
+        kept = self._kept.get(id(tensor))
+        size = 4 * math.prod(tensor.shape)
+        if kept is None and size <= self._keep_bytes:
+            self._keep_bytes -= size
+            kept = self._kept[id(tensor)] = tensor.dequantize()
+        if kept is not None:
+            yield 0, kept
+            return
+        n_rows, width = tensor.shape
+        block = max(1, _CHUNK_WEIGHTS // width)
+        for start in range(0, n_rows, block):
+            yield start, tensor.rows(np.arange(start, min(start + block, n_rows)))
+
+    def rope(self, op: ops.RoPE) -> None:
+        x = self.buffers[op.x.name]
+        half = len(op.inv_freq)
+        heads = x.reshape(len(x), op.heads, -1).copy()
+        turned = heads[:, :, : 2 * half]
+        first, second = (
+            (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
+        )
+        a, b = turned[:, :, first].copy(), turned[:, :, second].copy()
+        angles = self._batch.positions.astype(np.float32)[:, None, None] * op.inv_freq
+        cos = np.cos(angles) * np.float32(op.attention_factor)
+        sin = np.sin(angles) * np.float32(op.attention_factor)
+        turned[:, :, first] = a * cos - b * sin
+        turned[:, :, second] = b * cos + a * sin
+        self.buffers[op.x.name] = heads.reshape(x.shape)
+
+    def attend(self, op: ops.Attend) -> None:
+        batch, table, page = self._batch, self._table, self.page_size
+        n = len(batch.tokens)
+        q = self.buffers[op.q.name].reshape(n, op.kv_heads, -1, op.head_dim)
+        keys, values = self.keys[op.layer], self.values[op.layer]
+        blocks = table.blocks[batch.sequences, batch.positions // page]
+        keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
+        values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
+        out = np.empty_like(q)
+        for sequence in np.unique(batch.sequences):
+            rows = np.flatnonzero(batch.sequences == sequence)
+            at = batch.positions[rows]
+            seen = np.arange(max(0, at.min() - op.window + 1) if op.window else 0, at.max() + 1)
+            blocks = table.blocks[sequence, seen // page]
+            k, v = keys[blocks, seen % page], values[blocks, seen % page]  # [seen, kv_heads, head_dim]
+            # kv heads first, so that they are what the matrix products are stacked by
+            scores = (
+                q[rows].transpose(1, 2, 0, 3) @ k.transpose(1, 2, 0)[:, None]
+            )  # [kv_heads, group, rows, seen]
+            scores *= np.float32(op.scale)
+            if op.softcap:
+                scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
+            hidden = seen > at[:, None]
+            if op.window:
+                hidden |= seen <= at[:, None] - op.window
+            scores[:, :, hidden] = -np.inf
+            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            weights /= weights.sum(axis=-1, keepdims=True)
+            out[rows] = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3)
+        self.buffers[op.out.name] = out.reshape(n, -1)
+
+    def gated_activation(self, op: ops.GatedActivation) -> None:
+        gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
+        self.buffers[op.out.name] = ACTIVATIONS[op.kind](gate) * up
+
+    def add(self, op: ops.Add) -> None:
+        self.buffers[op.out.name] = self.buffers[op.out.name] + self.buffers[op.x.name]
+
+    def select_rows(self, op: ops.SelectRows) -> None:
+        self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]
+
+    def soft_cap(self, op: ops.SoftCap) -> None:
+        cap = np.float32(op.cap)
+        self.buffers[op.x.name] = cap * np.tanh(self.buffers[op.x.name] / cap)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):  # exp(-x) may become infinite, which gives the right 0
+        return x / (np.float32(1.0) + np.exp(-x))
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    erf = np.asarray(_ERF(x / np.float32(math.sqrt(2))), np.float32)
+    return np.float32(0.5) * x * (np.float32(1.0) + erf)
+
+
+_ERF = np.frompyfunc(math.erf, 1, 1)
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
