@@ -1,0 +1,89 @@
+"""The paged KV cache: which page of the pool holds which tokens of which sequence.
+
+The pages' contents belong to the machine; this table only hands page numbers out, so that every
+machine shares it. (Kwon et al. 2023, "Efficient Memory Management for LLM Serving with
+PagedAttention".)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+PAGE_SIZE = 64  # tokens a page
+
+
+class CacheFull(RuntimeError):
+    """No free page is left in the pool."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The rows of one step: any mix of prefill chunks and decode tokens of several sequences.
+
+    Rows of one sequence stand in order of position. `wanted` lists, in ascending order, the rows
+    whose logits are asked for (possibly none).
+    """
+
+    tokens: np.ndarray  # int32 [n]
+    sequences: np.ndarray  # int32 [n], rows of PageTable.blocks
+    positions: np.ndarray  # int32 [n]
+    wanted: np.ndarray  # int32 [m]
+
+
+class PageTable:
+    """Block tables of up to `max_sequences` sequences over a pool of `n_pages` pages.
+
+    `blocks[s, i]` is the page that holds positions i·page_size … of sequence s (-1: none yet),
+    `lengths[s]` how many tokens the sequence has room for. Low page numbers are handed out first, so
+    that a pool whose memory is committed on first touch grows with what is used of it.
+    """
+
+    def __init__(self, n_pages: int, max_sequences: int = 1, page_size: int = PAGE_SIZE) -> None:
+        if n_pages < 1 or max_sequences < 1 or page_size < 1:
+            raise ValueError(
+                "a page table needs at least one page, one sequence and one token a page, "
+                f"not {n_pages}, {max_sequences} and {page_size}"
+            )
+        self.page_size = page_size
+        self.n_pages = n_pages
+        self.blocks = np.full((max_sequences, n_pages), -1, np.int32)
+        self.lengths = np.zeros(max_sequences, np.int32)
+        self._free = list(range(n_pages - 1, -1, -1))  # a stack, the next page last
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens that fit into the pages nobody holds."""
+        return len(self._free) * self.page_size
+
+    def extend(self, sequence: int, n_tokens: int) -> None:
+        """Make room for `n_tokens` more; raises CacheFull, changing nothing, if they do not fit."""
+        if n_tokens < 0:
+            raise ValueError(f"cannot extend a sequence by {n_tokens} tokens")
+        length = int(self.lengths[sequence])
+        held = -(-length // self.page_size)
+        needed = -(-(length + n_tokens) // self.page_size)
+        new = needed - held
+        if new > len(self._free):
+            raise CacheFull(f"{n_tokens} tokens need {new} pages, {len(self._free)} are free")
+        if new:
+            # No call stands between these lines: Python delivers Ctrl-C at calls and jumps, so it
+            # cannot come between them and leave a page with two owners or with none.
+            self.blocks[sequence, held:needed] = self._free[: -new - 1 : -1]
+            del self._free[-new:]
+        self.lengths[sequence] = length + n_tokens
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget everything from position `length` on; does nothing if the sequence is no longer."""
+        if length < 0:
+            raise ValueError(f"cannot truncate a sequence to {length} tokens")
+        before = int(self.lengths[sequence])
+        if length >= before:
+            return
+        held = -(-before // self.page_size)
+        kept = -(-length // self.page_size)
+        pages = self.blocks[sequence, kept:held].tolist()
+        self._free += pages[::-1]  # from here on no call, as in extend
+        self.blocks[sequence, kept:held] = -1
+        self.lengths[sequence] = length

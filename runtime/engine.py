@@ -1,0 +1,204 @@
+"""Ids in, ids out: prefix reuse, chunked prefill, then one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from time import perf_counter
+from typing import Protocol
+
+import numpy as np
+
+from .cache import Batch, PageTable
+from .config import ModelConfig
+from .sampler import BadLogits, Sampler, SamplingParams
+from .stats import FinishReason, GenerationStats
+
+PREFILL_CHUNK = 512  # rows a step
+NONE = np.empty(0, np.int32)  # wanted rows of a step whose logits nobody needs
+FIRST = np.zeros(1, np.int32)  # wanted rows of a decode step
+
+
+class Machine(Protocol):
+    """What runs the steps; see ReferenceMachine and CpuMachine."""
+
+    @property
+    def max_rows(self) -> int: ...  # rows a step at most
+
+    @property
+    def max_wanted(self) -> int: ...  # rows a step whose logits may be wanted at most
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        """float32 [len(batch.wanted), vocab], valid until the next step."""
+        ...
+
+
+class ContextExceeded(ValueError):
+    """The prompt has more tokens than the context holds."""
+
+
+class Engine:
+    """One sequence on one machine.
+
+    `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the
+    sequence may have: what the page table holds unless given. `prefill_chunk` bounds the rows of a
+    prefill step, and with them how long Ctrl-C waits for an answer.
+
+    The tokens of a generation stay in the cache, and the next one computes only what follows the
+    longest common prefix. Between two steps the engine is always consistent, so a generation may be
+    closed or interrupted anywhere. Not for use from several threads at once.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        table: PageTable,
+        config: ModelConfig,
+        end_ids: Collection[int] = (),
+        *,
+        context: int | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+        sequence: int = 0,
+    ) -> None:
+        capacity = table.n_pages * table.page_size
+        if context is not None and not 0 < context <= capacity:
+            raise ValueError(f"a context of {context} tokens does not fit a page table for {capacity}")
+        self.machine = machine
+        self.table = table
+        self.config = config
+        self.end_ids = frozenset(end_ids)
+        self.context = context or capacity
+        self.stats = GenerationStats()
+        self._chunk = max(1, min(prefill_chunk, machine.max_rows))
+        self._sequence = sequence
+        self._cached: list[int] = []  # the ids whose keys and values are in the cache
+        self._running: object = None  # the generation that the cache belongs to
+
+    def generate(self, ids: Sequence[int], params: SamplingParams | None = None) -> Iterator[int]:
+        """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
+
+        Raises at once TypeError or ValueError for ids that are none, ContextExceeded for too many; and
+        while running BadLogits. `stats` is of this generation from its first token on; iterating an
+        earlier generation further raises RuntimeError, since the cache is no longer its own.
+        `params.stop` is not looked at here: the engine does not know text.
+        """
+        prompt = self._check(ids)
+        if not prompt:
+            raise ValueError("the prompt is empty: there is no token to continue from")
+        return self._generate(prompt, params or SamplingParams())
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """float32 [len(ids), vocab]: the logits after each of `ids`, independent of earlier calls.
+
+        The cached sequence is dropped. Raises as `generate` does.
+        """
+        tokens = self._check(ids)
+        self._running = None
+        self._keep(0)
+        out = np.empty((len(tokens), self.config.vocab_size), np.float32)
+        chunk = min(self.machine.max_rows, self.machine.max_wanted)
+        for start in range(0, len(tokens), chunk):
+            part = tokens[start : start + chunk]
+            out[start : start + len(part)] = self._step(part, np.arange(len(part), dtype=np.int32))
+        return out
+
+    def reset(self) -> None:
+        """Forget the cached sequence."""
+        self._running = None
+        self._keep(0)
+
+    def _check(self, ids: Sequence[int]) -> list[int]:
+        array = np.asarray(ids)
+        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+            raise TypeError("token ids must be a flat sequence of whole numbers")
+        if array.size and not 0 <= array.min() <= array.max() < self.config.vocab_size:
+            wrong = int(array[(array < 0) | (array >= self.config.vocab_size)][0])
+            raise ValueError(
+                f"token id {wrong} is not in the vocabulary of {self.config.vocab_size} (ids start at 0)"
+            )
+        if array.size > self.context:
+            raise ContextExceeded(f"the prompt has {array.size} tokens, but the context holds {self.context}")
+        return array.tolist()
+
+    def _generate(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+        running = self._running = object()
+        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
+        sampler = Sampler(params)
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        reason: FinishReason = "interrupted"
+        token = -1
+        start = perf_counter()
+        try:
+            stats.cached_tokens = self._reuse(prompt)
+            logits = self._prefill(prompt[stats.cached_tokens :])
+            stats.prompt_seconds = perf_counter() - start
+            while stats.new_tokens != params.max_tokens:
+                if stats.new_tokens:
+                    if len(self._cached) == self.context:
+                        reason = "context"
+                        return
+                    start = perf_counter()
+                    logits = self._step([token], FIRST)[0]
+                    stats.decode_steps += 1
+                token = self._sample(sampler, logits, stats)
+                if stats.new_tokens:
+                    stats.decode_seconds += perf_counter() - start
+                else:
+                    stats.time_to_first_token = perf_counter() - start
+                if token in ends:
+                    reason = "stop"
+                    return
+                stats.new_tokens += 1
+                yield token
+                if self._running is not running:
+                    raise RuntimeError("another call has taken the cache over; this generation cannot go on")
+            reason = "length"
+        finally:
+            stats.finish_reason = reason
+
+    def _sample(self, sampler: Sampler, logits: np.ndarray, stats: GenerationStats) -> int:
+        try:
+            return sampler.sample(logits, self._cached)
+        except BadLogits as error:
+            step = f"token {stats.new_tokens + 1} of the answer (position {len(self._cached)})"
+            raise BadLogits(f"cannot choose {step}: {error}") from None
+
+    def _reuse(self, prompt: list[int]) -> int:
+        """Keep what the cache has in common with `prompt`, but never its last token: that one's logits
+        are needed. Returns the number of tokens kept."""
+        common = 0
+        for ours, theirs in zip(self._cached, prompt[:-1], strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        self._keep(common)
+        return common
+
+    def _prefill(self, tokens: list[int]) -> np.ndarray:
+        """Feed `tokens` in chunks; the logits after the last."""
+        last = (len(tokens) - 1) // self._chunk * self._chunk
+        for start in range(0, last, self._chunk):
+            self._step(tokens[start : start + self._chunk], NONE)
+        rest = tokens[last:]
+        return self._step(rest, np.array([len(rest) - 1], np.int32))[0]
+
+    def _step(self, tokens: list[int], wanted: np.ndarray) -> np.ndarray:
+        n = len(tokens)
+        first = len(self._cached)
+        batch = Batch(
+            tokens=np.array(tokens, np.int32),
+            sequences=np.full(n, self._sequence, np.int32),
+            positions=np.arange(first, first + n, dtype=np.int32),
+            wanted=wanted,
+        )
+        try:
+            self.table.extend(self._sequence, n)
+            logits = self.machine.step(batch, self.table)
+        except BaseException:  # also Ctrl-C
+            self._keep(first)
+            raise
+        self._cached += tokens
+        return logits
+
+    def _keep(self, length: int) -> None:
+        del self._cached[length:]
+        self.table.truncate(self._sequence, length)

@@ -1,0 +1,43 @@
+"""What one generation did and how long it took."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"]
+
+
+@dataclass
+class GenerationStats:
+    """Filled in while a generation runs. Times are seconds spent in the runtime: what the consumer of
+    the tokens does between two of them is not counted.
+
+    - `prompt_tokens`: ids in the prompt; `cached_tokens` of them were found in the KV cache.
+    - `new_tokens`: tokens handed out, so without an end token.
+    - `time_to_first_token`: from the start of the generation until its first token was sampled.
+    - `prompt_seconds`, `decode_seconds`: steps over the prompt, and all after the first token.
+    - `decode_steps`: tokens fed one at a time.
+    - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
+      "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    new_tokens: int = 0
+    decode_steps: int = 0
+    time_to_first_token: float = 0.0
+    prompt_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    finish_reason: FinishReason | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decode speed; the first token comes out of the prompt and does not count. 0.0 if unknown."""
+        return self.decode_steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
+
+    @property
+    def prompt_tokens_per_second(self) -> float:
+        """Prefill speed over the tokens that were not cached. 0.0 if unknown."""
+        computed = self.prompt_tokens - self.cached_tokens
+        return computed / self.prompt_seconds if self.prompt_seconds > 0 else 0.0
