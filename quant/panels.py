@@ -1,0 +1,101 @@
+"""Row-interleaved weights: the layout that the CPU kernels read.
+
+`lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of 1-, 2- or
+4-byte elements; a panel stores plane after plane, in each of them block after block, element after element,
+and for each element the `lanes` rows side by side::
+
+    panel[plane][block][element][row]
+
+so that one vector load brings the same element of every row. The bits are those of the file: nothing is lost
+and nothing grows, but for the rows of zeros that fill the last panel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .block import QTensor
+
+
+@dataclass(frozen=True)
+class Plane:
+    """`count` elements of `size` bytes at byte `offset` of a block."""
+
+    offset: int
+    size: int
+    count: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.size * self.count
+
+
+PLANES: dict[str, tuple[Plane, ...]] = {
+    "F32": (Plane(0, 4, 1),),
+    "F16": (Plane(0, 2, 1),),
+    "BF16": (Plane(0, 2, 1),),
+    "Q8_0": (Plane(0, 2, 1), Plane(2, 4, 8)),  # d, qs
+    "Q4_0": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
+    "Q4_1": (Plane(0, 2, 2), Plane(4, 4, 4)),  # d m, qs
+    "Q5_0": (Plane(0, 2, 1), Plane(2, 4, 1), Plane(6, 4, 4)),  # d, qh, qs
+    "Q5_1": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 4)),  # d m, qh, qs
+    "Q2_K": (Plane(80, 2, 2), Plane(0, 4, 4), Plane(16, 4, 16)),  # d dmin, scales, qs
+    "Q3_K": (Plane(108, 2, 1), Plane(96, 4, 3), Plane(0, 4, 8), Plane(32, 4, 16)),  # d, scales, hmask, qs
+    "Q4_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 32)),  # d dmin, scales, qs
+    "Q5_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 8), Plane(48, 4, 32)),  # d dmin, scales, qh, qs
+    "Q6_K": (Plane(208, 2, 1), Plane(192, 4, 4), Plane(128, 4, 16), Plane(0, 4, 32)),  # d, scales, qh, ql
+    "IQ4_NL": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
+    "IQ4_XS": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 32)),  # d scales_h, scales_l, qs
+    "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
+}
+
+HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
+
+
+def repack(tensor: QTensor, lanes: int) -> np.ndarray:
+    """The matrix in panels of `lanes` rows: uint8 [panels, bytes per panel], 64-byte aligned."""
+    rows, row_bytes = tensor.data.shape
+    planes = PLANES[tensor.format.name]
+    n_panels = -(-rows // lanes)
+    n_blocks = row_bytes // tensor.format.type_size
+    out = aligned_empty(n_panels * lanes * row_bytes).reshape(n_panels, lanes * row_bytes)
+    # A bounded number of panels at a time, so that the copies below stay small.
+    step = max(1, (4 << 20) // (lanes * row_bytes))
+    for first in range(0, n_panels, step):
+        last = min(n_panels, first + step)
+        chunk = tensor.data[first * lanes : last * lanes]
+        if len(chunk) < (last - first) * lanes:
+            chunk = np.concatenate([chunk, np.zeros(((last - first) * lanes - len(chunk), row_bytes), np.uint8)])
+        blocks = chunk.reshape(last - first, lanes, n_blocks, tensor.format.type_size)
+        at = 0
+        for i, plane in enumerate(planes):
+            kind = np.dtype(f"u{plane.size}")
+            part = np.ascontiguousarray(blocks[..., plane.offset : plane.offset + plane.n_bytes]).view(kind)
+            if HIGH_BITS_PLANE.get(tensor.format.name) == i:
+                part = regroup_high_bits(part)
+            length = lanes * n_blocks * plane.n_bytes
+            target = out[first:last, at : at + length]
+            target[...] = part.transpose(0, 2, 3, 1).reshape(last - first, -1).view(np.uint8)
+            at += length
+    return out
+
+
+def regroup_high_bits(words: np.ndarray) -> np.ndarray:
+    """Move bit 4j + b, the fifth bit of weight 4j + b, to 8b + j: `>> j & 0x01010101` is then a word's worth."""
+    byte = np.arange(256, dtype=np.uint32)
+    table = np.zeros(256, np.uint32)
+    for b in range(4):
+        table |= (byte >> b & 1) << 8 * b | (byte >> (4 + b) & 1) << (8 * b + 1)
+    out = np.zeros_like(words)
+    for i in range(4):
+        out |= table[words >> 8 * i & 0xFF] << np.uint32(2 * i)
+    return out
+
+
+def aligned_empty(n_bytes: int, alignment: int = 64) -> np.ndarray:
+    """uint8 [n_bytes] whose address is a multiple of `alignment`."""
+    raw = np.empty(n_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + n_bytes]

@@ -1,0 +1,189 @@
+"""Kernels that treat every row by itself: norms, rotations, activations, sums. Threads share the rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from ...quant.jit import Kernel, jit, kernel, reassociating_kernel
+from ...quant.simd import (
+    LANES,
+    as_pointer,
+    load_f32,
+    load_i32,
+    loadv_f32,
+    splat_f32,
+    store_f32,
+    storev_f32,
+)
+from .floats import constant, sigmoid, tanh
+from .records import reader, record, share, step_at
+
+# One record for every kernel here; each uses the fields it needs.
+POINTWISE = record(
+    "x",
+    "x_stride",
+    "y",
+    "y_stride",
+    "out",
+    "out_stride",
+    "width",
+    "groups",
+    "weight",
+    "on_wanted",
+    "interleaved",
+    "cos",
+    "sin",
+    "angle_stride",
+    "n_angles",
+    floats=("number",),  # epsilon, attention factor or cap
+)
+arguments_at = reader(POINTWISE)
+
+
+@jit
+def _floats(address: int, n: int) -> Any:
+    """float32 [n] at an address."""
+    return carray(as_pointer(address), n, np.float32)
+
+
+@jit
+def _my_rows(a: Any, s: Any, thread: int) -> Any:
+    return share(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
+
+
+@reassociating_kernel
+def rms_norm(arguments: int, step: int, thread: int) -> None:
+    """out = x / sqrt(mean(x²) + number) · weight, for each of `groups` parts of a row."""
+    a, s = arguments_at(arguments), step_at(step)
+    size = a.width // a.groups
+    weight = _floats(a.weight, size)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for g in range(a.groups):
+            x = _floats(a.x + t * a.x_stride + 4 * g * size, size)
+            out = _floats(a.out + t * a.out_stride + 4 * g * size, size)
+            total = np.float32(0.0)
+            for i in range(size):
+                total += x[i] * x[i]
+            factor = np.float32(1.0 / math.sqrt(total / size + a.number))
+            for i in range(size):
+                out[i] = x[i] * factor * weight[i]
+
+
+@kernel
+def angles(arguments: int, step: int, thread: int) -> None:
+    """cos and sin of position · inverse frequency (`weight`), times the attention factor (`number`)."""
+    a, s = arguments_at(arguments), step_at(step)
+    frequencies = _floats(a.weight, a.n_angles)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        position = np.float32(load_i32(s.positions + 4 * t))
+        cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
+        sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
+        for i in range(a.n_angles):
+            # The float32 product is part of the models' definition; its cosine is not to add an error.
+            angle = np.float64(np.float32(position * frequencies[i]))
+            cos[i] = np.float32(math.cos(angle) * a.number)
+            sin[i] = np.float32(math.sin(angle) * a.number)
+
+
+@kernel
+def rope(arguments: int, step: int, thread: int) -> None:
+    """Rotate the first 2·n_angles dimensions of each of `groups` heads in place."""
+    a, s = arguments_at(arguments), step_at(step)
+    size = a.width // a.groups
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
+        sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
+        for h in range(a.groups):
+            x = _floats(a.x + t * a.x_stride + 4 * h * size, size)
+            if a.interleaved:
+                for i in range(a.n_angles):
+                    even, odd = x[2 * i], x[2 * i + 1]
+                    x[2 * i] = even * cos[i] - odd * sin[i]
+                    x[2 * i + 1] = odd * cos[i] + even * sin[i]
+            else:
+                for i in range(a.n_angles):
+                    low, high = x[i], x[i + a.n_angles]
+                    x[i] = low * cos[i] - high * sin[i]
+                    x[i + a.n_angles] = high * cos[i] + low * sin[i]
+
+
+@kernel
+def silu_gate(arguments: int, step: int, thread: int) -> None:
+    """out = x · sigmoid(x) · y."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for i in range(0, 4 * a.width, 4 * LANES):
+            x = loadv_f32(a.x + t * a.x_stride + i)
+            y = loadv_f32(a.y + t * a.y_stride + i)
+            storev_f32(a.out + t * a.out_stride + i, x * sigmoid(x) * y)
+
+
+@kernel
+def gelu_tanh_gate(arguments: int, step: int, thread: int) -> None:
+    """out = x · sigmoid(2u) · y with u = sqrt(2/π) (x + 0.044715 x³): the tanh form of GELU."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for i in range(0, 4 * a.width, 4 * LANES):
+            x = loadv_f32(a.x + t * a.x_stride + i)
+            y = loadv_f32(a.y + t * a.y_stride + i)
+            u = constant(0.7978845608028654) * (x + constant(0.044715) * x * x * x)
+            storev_f32(a.out + t * a.out_stride + i, x * sigmoid(u + u) * y)
+
+
+@kernel
+def gelu_gate(arguments: int, step: int, thread: int) -> None:
+    """out = x · (1 + erf(x / sqrt 2)) / 2 · y."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for i in range(0, 4 * a.width, 4):
+            x = load_f32(a.x + t * a.x_stride + i)
+            y = load_f32(a.y + t * a.y_stride + i)
+            value = 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476)) * y
+            store_f32(a.out + t * a.out_stride + i, np.float32(value))
+
+
+@kernel
+def add(arguments: int, step: int, thread: int) -> None:
+    """out += x."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for i in range(0, 4 * a.width, 4 * LANES):
+            at = a.out + t * a.out_stride + i
+            storev_f32(at, loadv_f32(at) + loadv_f32(a.x + t * a.x_stride + i))
+
+
+@kernel
+def select_rows(arguments: int, step: int, thread: int) -> None:
+    """out[i] = x[wanted[i]]."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = share(s.n_wanted, thread, s.n_threads)
+    for t in range(first, last):
+        row = a.x + load_i32(s.wanted + 4 * t) * a.x_stride
+        for i in range(0, 4 * a.width, 4 * LANES):
+            storev_f32(a.out + t * a.out_stride + i, loadv_f32(row + i))
+
+
+@kernel
+def soft_cap(arguments: int, step: int, thread: int) -> None:
+    """x = number · tanh(x / number)."""
+    a, s = arguments_at(arguments), step_at(step)
+    cap, inverse = splat_f32(np.float32(a.number)), splat_f32(np.float32(1.0 / a.number))
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for i in range(0, 4 * a.width, 4 * LANES):
+            at = a.x + t * a.x_stride + i
+            storev_f32(at, cap * tanh(loadv_f32(at) * inverse))
+
+
+GATES: dict[str, Kernel] = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, "gelu": gelu_gate}

@@ -1,0 +1,131 @@
+"""A standing team of threads that runs a whole step in compiled code.
+
+A step costs one wake-up a thread; from there on the threads meet at spin barriers (a fifth of a
+microsecond), since a decode step has hundreds of instructions. Between steps the workers sleep.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from ...quant.jit import jit, kernel
+from ...quant.simd import atomic_add, atomic_load, call_kernel, load_i64, pause
+from .records import INSTRUCTION, reader, record, step_at
+
+# Each counter has a cache line of its own.
+TEAM = record("posted", *(f"_{i}" for i in range(7)), "arrived", *(f"_{i}" for i in range(7, 14)), "step", "give_way")
+team_at = reader(TEAM)
+instruction_at = reader(INSTRUCTION)
+POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]
+
+SPINS = 2000  # looks at a counter before giving the core away: others may need it
+
+
+@jit
+def _wait_until(counter: int, value: int, give_way: int) -> None:
+    spins = 0
+    while atomic_load(counter) < value:
+        pause()
+        spins += 1
+        if spins > SPINS and give_way != 0:
+            call_kernel(give_way, 0, 0, 0)
+
+
+@jit
+def _run(team: int, step: int, thread: int, met: int) -> None:
+    """Run the step's instructions; `met` is the barriers' counter when the step was posted."""
+    s, shared = step_at(step), team_at(team)
+    for i in range(s.n_instructions):
+        instruction = instruction_at(s.instructions + 24 * i)
+        call_kernel(instruction.kernel, instruction.arguments, step, thread)
+        if instruction.barrier:
+            met += s.n_threads
+            atomic_add(team + ARRIVED, 1)
+            _wait_until(team + ARRIVED, met, shared.give_way)
+
+
+@kernel
+def lead(team: int, step: int, thread: int) -> None:
+    """Post a step to the workers and run thread 0's share."""
+    met = atomic_load(team + ARRIVED)
+    shared = team_at(team)
+    shared.step = step
+    atomic_add(team + POSTED, 1)
+    if step != 0:
+        _run(team, step, 0, met)
+
+
+@kernel
+def follow(team: int, ticket: int, thread: int) -> None:
+    """Wait for step number `ticket` and run this thread's share."""
+    # Nobody passes the first barrier before this thread arrives there, so the counter cannot have moved
+    # by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
+    shared = team_at(team)
+    _wait_until(team + POSTED, ticket, shared.give_way)
+    step = load_i64(team + 16 * 8)
+    if step != 0:
+        n = step_at(step).n_threads
+        met = atomic_load(team + ARRIVED)
+        _run(team, step, thread, met - met % n)
+
+
+class Team:
+    """`n_threads` threads, the caller's own among them; `run` executes a STEP record on all of them.
+
+    Not for use from two threads at once. `close` ends the workers; they are daemons besides.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        self.n_threads = n_threads
+        self._memory = np.zeros(1, TEAM)
+        self._memory["give_way"] = _give_way_address()
+        self._address = self._memory.ctypes.data
+        self._lead: Any = lead.compiled.ctypes
+        self._follow: Any = follow.compiled.ctypes if n_threads > 1 else None
+        self._closed = False
+        self._wake = [threading.Semaphore(0) for _ in range(n_threads - 1)]
+        for i in range(1, n_threads):
+            threading.Thread(target=self._work, args=(i,), name=f"kukri-{i}", daemon=True).start()
+
+    def run(self, step: np.ndarray) -> None:
+        """Run one step and return when all threads have finished it."""
+        before = int(self._memory["posted"][0])
+        try:
+            for wake in self._wake:
+                wake.release()
+            self._lead(self._address, step.ctypes.data, 0)
+        except BaseException:
+            # Interrupted before the step was posted: let the workers that are up go back to sleep.
+            if int(self._memory["posted"][0]) == before:
+                self._lead(self._address, 0, 0)
+            raise
+
+    def close(self) -> None:
+        """End the workers."""
+        self._closed = True
+        for wake in self._wake:
+            wake.release()
+
+    def _work(self, thread: int) -> None:
+        ticket = 0
+        while True:
+            self._wake[thread - 1].acquire()
+            if self._closed:
+                return
+            ticket += 1
+            self._follow(self._address, ticket, thread)
+
+
+def _give_way_address() -> int:
+    """The C function that lets another thread run, or 0."""
+    try:
+        library = ctypes.CDLL("kernel32" if os.name == "nt" else None)
+        function = library.SwitchToThread if os.name == "nt" else library.sched_yield
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0

@@ -1,0 +1,154 @@
+"""The instruction set: what a model's forward pass is made of.
+
+A step runs a list of these over *rows*, one row a (token, sequence, position). Buffers are
+float32 matrices with one line per row. After `SelectRows` only the rows whose logits are wanted
+go on, and buffers marked `wanted` have one line for each of those.
+
+`reference.py` is the specification of every op: the NumPy method of the same name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..quant.block import QTensor
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A float32 matrix [rows, width] that ops read and write; `name` is unique in a program."""
+
+    name: str
+    width: int
+    wanted: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Embed:
+    """out = table[token] * scale. `table` is (vocab, width)."""
+
+    out: Buffer
+    table: QTensor
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class RMSNorm:
+    """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
+
+    `weight` is float32 [width / groups]. groups > 1 is the per-head q/k norm. `out` may be `x`.
+    """
+
+    x: Buffer
+    out: Buffer
+    weight: np.ndarray
+    eps: float
+    groups: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class MatMul:
+    """out = x @ weightᵀ + bias, or out += … with `accumulate` (the residual add).
+
+    `weight` is (outputs, inputs); `bias` float32 [outputs] or None.
+    """
+
+    x: Buffer
+    out: Buffer
+    weight: QTensor
+    bias: np.ndarray | None = None
+    accumulate: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RoPE:
+    """Rotate, in place, the first 2·len(inv_freq) dimensions of each head by position·inv_freq.
+
+    Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)). cos and sin are multiplied by
+    `attention_factor`. The angle is the float32 product of the position and `inv_freq` (float32).
+    """
+
+    x: Buffer
+    heads: int
+    inv_freq: np.ndarray
+    interleaved: bool
+    attention_factor: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class Attend:
+    """Append k and v of the rows to cache layer `layer`, then causal attention of q over the cache.
+
+    q is [rows, heads·head_dim], k and v [rows, kv_heads·head_dim]; query head h reads kv head
+    h // (heads / kv_heads). scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
+    `window` w: a query at position p sees positions p-w+1 … p; 0 means all.
+    """
+
+    q: Buffer
+    k: Buffer
+    v: Buffer
+    out: Buffer
+    layer: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class GatedActivation:
+    """out = f(gate) · up; f is "silu", "gelu_tanh" or "gelu". `out` may be `gate`."""
+
+    gate: Buffer
+    up: Buffer
+    out: Buffer
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """out += x."""
+
+    x: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class SelectRows:
+    """out = x[wanted]: from here on only the rows whose logits are wanted."""
+
+    x: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class SoftCap:
+    """x = cap · tanh(x / cap), in place."""
+
+    x: Buffer
+    cap: float
+
+
+Op = Embed | RMSNorm | MatMul | RoPE | Attend | GatedActivation | Add | SelectRows | SoftCap
+
+
+@dataclass(frozen=True)
+class CacheLayer:
+    """What one attention layer keeps of each token: `kv_heads` keys and values of `head_dim`."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model as data: the ops of one step in order, and what they run on."""
+
+    ops: tuple[Op, ...]
+    buffers: tuple[Buffer, ...]
+    cache_layers: tuple[CacheLayer, ...]
+    logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
