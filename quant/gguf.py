@@ -23,6 +23,8 @@ from .metadata import UINT32, HeaderReader, require, shown
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
+MAX_TENSORS = 1 << 17
+MAX_KEYS = 1 << 16
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one letter, type, a value of one byte
@@ -104,8 +106,8 @@ class _Shard:
         file = MappedFile(path)
         reader = HeaderReader(file)
         _check_magic(reader)
-        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES)
-        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES)
+        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, MAX_TENSORS)
+        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, MAX_KEYS)
         metadata, types = reader.metadata(n_keys)
         if not tensors:
             return cls(file, metadata, {})

@@ -18,6 +18,8 @@ MAX_HEADER_BYTES = 1 << 28  # everything before the tensor data; the largest voc
 MAX_ELEMENTS = 1 << 24  # of all arrays of a file together
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_DEPTH = 4  # arrays of arrays of …
+STRING_WINDOW = 1 << 19  # bytes that are searched for short strings at once
+ANY_STRINGS = 1 << 12  # strings read singly before short ones are looked for again
 
 UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9  # value types that get special treatment
 _NUMBERS = {  # value type id → struct and NumPy code
@@ -51,7 +53,7 @@ class HeaderReader:
         self._buffer = file.buffer
         self._name = file.path.name
         self._end = min(file.n_bytes, MAX_HEADER_BYTES)
-        self._elements = MAX_ELEMENTS
+        self._elements = MAX_ELEMENTS  # left to read
 
     def damaged(self, message: str) -> DamagedFile:
         return DamagedFile(f"{self._name}: {message}")
@@ -71,11 +73,13 @@ class HeaderReader:
     def u64(self, what: str) -> int:
         return int(_U64.unpack(self.take(8, what))[0])
 
-    def count(self, what: str, least_bytes: int) -> int:
+    def count(self, what: str, least_bytes: int, limit: int) -> int:
         """A number of things that each take at least `least_bytes`, so that the file can hold them all."""
         n = self.u64(f"the number of {what}")
         if n * least_bytes > self._end - self.position:
             raise self.damaged(f"claims {n} {what}, more than the file can hold")
+        if n > limit:
+            raise self.damaged(f"has {n} {what}; at most {limit} are read")
         return n
 
     def name(self, what: str) -> str:
@@ -115,10 +119,8 @@ class HeaderReader:
         kind = self.u32(what)
         if kind not in _LEAST_BYTES:
             raise self.damaged(f"{what} is an array of an unknown value type, {kind}")
-        n = self.count(f"elements in {what}", _LEAST_BYTES[kind])
+        n = self.count(f"elements in {what}", _LEAST_BYTES[kind], self._elements)
         self._elements -= n
-        if self._elements < 0:
-            raise self.damaged(f"{what} brings the array elements to more than {MAX_ELEMENTS}")
         if kind == STRING:
             return self._strings(n, what)
         if kind == ARRAY:
@@ -135,24 +137,60 @@ class HeaderReader:
             raise self.damaged(f"{what} is not UTF-8") from None
 
     def _strings(self, n: int, what: str) -> list[str]:
-        # vocabularies come this way, hundreds of thousands of strings: no call into this class in the loop
+        # a vocabulary is hundreds of thousands of strings: one after another only where it must be
+        strings: list[str] = []
+        while len(strings) < n:
+            window = self._buffer[self.position : min(self._end, self.position + STRING_WINDOW)]
+            short, size = _short_strings(window, n - len(strings))
+            strings += short
+            self.position += size
+            if not short:
+                self._any_strings(strings, min(n, len(strings) + ANY_STRINGS), what)
+        return strings
+
+    def _any_strings(self, strings: list[str], n: int, what: str) -> None:
+        """Append to `strings` until there are n."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
-        strings: list[str] = []
-        add = strings.append
         try:
-            for _ in range(n):
+            while len(strings) < n:
                 start = position + 8
                 position = start + length_at(buffer, position)[0]
                 if position > end:
                     break
-                add(buffer[start:position].decode())
+                strings.append(buffer[start:position].decode())
         except UnicodeDecodeError:
             raise self.damaged(f"element {len(strings)} of {what} is not UTF-8") from None
         except struct.error:  # no room for a length
             position = end + 1
         self.take(position - self.position, f"element {len(strings)} of {what}")
-        return strings
+
+
+def _short_strings(window: bytes, n: int) -> tuple[list[str], int]:
+    """Up to n strings from the start of `window`, and the bytes they take, without a loop over them.
+
+    It stops before the first that is empty, longer than 255 bytes, cut off, not UTF-8 or has a NUL in it. The
+    others are a length byte, seven zero bytes and a text without zeros, so that the zeros give all positions.
+    """
+    raw = np.frombuffer(window, np.uint8)
+    zeros = np.flatnonzero(raw == 0)
+    zeros = zeros[: len(zeros) // 7 * 7].reshape(-1, 7)[:n]
+    starts = zeros[:, 0] - 1
+    ends = zeros[:, 0] + 7 + raw[starts]
+    expected = np.concatenate([np.zeros(1, starts.dtype), ends])[:-1]
+    fine = (starts == expected) & (zeros[:, 6] == zeros[:, 0] + 6) & (ends <= len(raw))
+    n = len(fine) if fine.all() else int(fine.argmin())
+    if n == 0:
+        return [], 0
+    size = int(ends[n - 1])
+    kept = np.ones(size, bool)
+    kept[zeros[:n]] = False
+    separated = raw[:size].copy()
+    separated[starts[:n]] = 0
+    try:
+        return separated[kept].tobytes().decode().split("\0")[1:], size
+    except UnicodeDecodeError:
+        return [], 0
 
 
 def shown(name: str) -> str:

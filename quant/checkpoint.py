@@ -1,0 +1,161 @@
+"""Hugging Face folders: configuration and memory-mapped safetensors.
+
+The safetensors library checks a header (sizes, gaps, overlaps, coverage of the file); the tensors here
+are then views of the mapped file, which the library's NumPy interface cannot give, least of all for BF16.
+
+Source: the safetensors format description; index and file names are those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .block import QTensor
+from .errors import DamagedFile
+from .formats import FORMATS
+from .mapped import MappedFile
+from .metadata import shown
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("F32", "F16", "BF16")  # named alike in safetensors and here
+MAX_JSON_BYTES = 1 << 26
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint folder.
+
+    `config` and `generation_config` (empty if there is none) are the JSON files as they are. `tensors`
+    are read-only views of the safetensors files `paths`, whose size together is `n_bytes`; their names
+    are those of the checkpoint.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: dict[str, QTensor]
+    paths: list[Path]
+    n_bytes: int
+    _files: tuple[MappedFile, ...]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Checkpoint:
+        """Open a folder with config.json and model.safetensors, or its index and shards.
+
+        Raises DamagedFile for anything missing or wrong in it, OSError for files that cannot be opened.
+        """
+        folder = Path(folder)
+        config = _read_json(folder / CONFIG)
+        generation = folder / GENERATION_CONFIG
+        generation_config = _read_json(generation) if generation.exists() else {}
+        placed = _placed_tensors(folder)
+        files: list[MappedFile] = []
+        tensors: dict[str, QTensor] = {}
+        for name, expected in placed.items():
+            files.append(MappedFile(folder / name))
+            held = _read_tensors(files[-1])
+            for tensor in expected:
+                if tensor not in held:
+                    raise DamagedFile(f"{name}: has no tensor {shown(tensor)}, which {INDEX} places there")
+            for tensor in held:
+                if tensor in tensors:
+                    raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
+            tensors |= held
+        return cls(
+            config=config,
+            generation_config=generation_config,
+            tensors=tensors,
+            paths=[file.path for file in files],
+            n_bytes=sum(file.n_bytes for file in files),
+            _files=tuple(files),
+        )
+
+    def release(self, tensor: QTensor) -> None:
+        """Drop the tensor's pages from memory; they come back from the file when read again."""
+        for file in self._files:
+            file.release(tensor.data)
+
+
+def _placed_tensors(folder: Path) -> dict[str, list[str]]:
+    """The safetensors files of a folder, and for each the tensors that the index promises."""
+    if (folder / WEIGHTS).exists():
+        return {WEIGHTS: []}
+    if not (folder / INDEX).exists():
+        pickled = next((path.name for path in folder.glob("pytorch_model*.bin")), None)
+        if pickled:
+            raise DamagedFile(f"{folder.name}: holds pickled weights ({pickled}); only safetensors are read")
+        raise DamagedFile(f"{folder.name}: has neither {WEIGHTS} nor {INDEX}")
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DamagedFile(f"{INDEX}: has no weight_map")
+    placed: dict[str, list[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+            raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
+        placed.setdefault(name, []).append(tensor)
+    for name in placed:
+        if not (folder / name).exists():
+            raise DamagedFile(f"{folder.name}: {shown(name)} is missing, which {INDEX} names")
+    return placed
+
+
+def _read_tensors(file: MappedFile) -> dict[str, QTensor]:
+    from safetensors import SafetensorError, safe_open
+
+    name = file.path.name
+    try:
+        with safe_open(file.path, "np"):
+            pass  # opening checks the header
+    except SafetensorError as error:
+        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
+    data_start = 8 + int.from_bytes(file.buffer[:8], "little")
+    header = _parse_json(file.buffer[8:data_start], name)
+    header.pop("__metadata__", None)
+    return {tensor: _view(file, data_start, tensor, record) for tensor, record in header.items()}
+
+
+def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> QTensor:
+    what = f"{file.path.name}: tensor {shown(name)}"
+    shape = tuple(record["shape"])
+    if record["dtype"] not in DTYPES:
+        raise DamagedFile(f"{what} has dtype {record['dtype']}; supported are {', '.join(DTYPES)}")
+    if 0 in shape:
+        raise DamagedFile(f"{what} has a dimension of zero: {shape}")
+    form = FORMATS[record["dtype"]]
+    start, end = (data_start + offset for offset in record["data_offsets"])
+    row_bytes = form.row_bytes(shape[-1] if shape else 1)
+    rows = math.prod(shape[:-1])
+    return QTensor(name, form, shape, file.bytes[start:end].reshape(rows, row_bytes))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        raise DamagedFile(f"{path.parent.name}: has no {path.name}")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise DamagedFile(f"{path.name}: is larger than {MAX_JSON_BYTES} bytes")
+    return _parse_json(path.read_bytes(), path.name)
+
+
+def _parse_json(raw: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8 and endless digits
+        raise DamagedFile(f"{name}: is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{name}: is not a JSON object")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"{shown(twice)} appears twice")
+    return members
