@@ -76,10 +76,9 @@ class ModelConfig:
                 f"{self.n_heads} attention heads cannot share {self.n_kv_heads} key-value heads"
             )
         for layer in self.layers:
-            if layer.rope.dims % 2 or layer.rope.dims > self.head_dim:
-                raise DamagedFile(
-                    f"RoPE cannot rotate {layer.rope.dims} dimensions of a head of {self.head_dim}"
-                )
+            dims = layer.rope.dims
+            if dims % 2 or not 2 <= dims <= self.head_dim:
+                raise DamagedFile(f"RoPE cannot rotate {dims} dimensions of a head of {self.head_dim}")
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
@@ -119,7 +118,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         ffn=keys.integer("feed_forward_length"),
         vocab_size=keys.integer("vocab_size", embedding.shape[0] if embedding else None),
         context_length=keys.integer("context_length"),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", positive=False),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon", high=1.0),
         activation=arch.activation,
         attention_scale=keys.number("attention.scale", scale),
         layers=_layers(_windows_gguf(keys, arch, n_layers), rope, local),
@@ -129,8 +128,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         post_norms="post_ffw_norm" in arch.layer,
         rope_divisors="rope_freqs.weight" in tensors,
         embed_scale=hidden**0.5 if arch.scale_embedding else 1.0,
-        attention_softcap=keys.number("attn_logit_softcapping", 0.0, positive=False),
-        logit_softcap=keys.number("final_logit_softcapping", 0.0, positive=False),
+        attention_softcap=keys.number("attn_logit_softcapping", 0.0, zero=True),
+        logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True),
     )
 
 
@@ -157,7 +156,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
     head_dim = _head_dim(keys, "head_dim", hidden, heads)
-    rotated = int(head_dim * keys.number("partial_rotary_factor", 1.0))
+    rotated = int(head_dim * keys.number("partial_rotary_factor", 1.0, high=1.0))
     rope, local = rope_from_hf(keys, rotated, arch.rope_base, arch.local_rope_base)
     activation = keys.text("hidden_activation", keys.text("hidden_act", _spelling(arch.activation)))
     if activation not in ACTIVATIONS:
@@ -180,7 +179,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         ffn=keys.integer("intermediate_size"),
         vocab_size=keys.integer("vocab_size"),
         context_length=keys.integer("max_position_embeddings"),
-        norm_eps=keys.number("rms_norm_eps", positive=False),
+        norm_eps=keys.number("rms_norm_eps", high=1.0),
         activation=ACTIVATIONS[activation],
         attention_scale=keys.number("query_pre_attn_scalar", head_dim) ** -0.5,
         layers=_layers(_windows_hf(keys, arch, n_layers), rope, local),
@@ -190,8 +189,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         post_norms="post_ffw_norm" in arch.layer,
         embed_scale=hidden**0.5 if arch.scale_embedding else 1.0,
         norm_offset=arch.norm_offset_in_hf,
-        attention_softcap=keys.number("attn_logit_softcapping", 0.0, positive=False),
-        logit_softcap=keys.number("final_logit_softcapping", 0.0, positive=False),
+        attention_softcap=keys.number("attn_logit_softcapping", 0.0, zero=True),
+        logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True),
     )
 
 

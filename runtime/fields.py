@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections.abc import Mapping
 from typing import Any
@@ -26,8 +25,7 @@ def show(value: object) -> str:
 class Fields:
     """A mapping read by key and type. A null counts as absent; a wrong value raises DamagedFile.
 
-    `prefix` stands before every key that does not contain it already ("llama." in GGUF metadata).
-    Reading a key without a default that is not there raises DamagedFile too.
+    So does an absent key without a default. `prefix` stands before every key ("llama." in GGUF metadata).
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
@@ -66,17 +64,13 @@ class Fields:
             raise self.fail(key, f"an integer from {low} to {high}")
         return value
 
-    def number(self, key: str, default: float | None = None, positive: bool = True) -> float:
-        """A finite number, above zero (or with `positive` False not below it)."""
+    def number(self, key: str, default: float | None = None, zero: bool = False, high: float = 1e30) -> float:
+        """A number above zero, or with `zero` from zero on, up to `high`; never NaN."""
         value = self._get(key, default)
-        expected = "a number above 0" if positive else "a number from 0 on"
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise self.fail(key, expected)
-        # A JSON integer can be too large for a float.
-        number = float(value) if abs(value) < 1e308 else math.inf
-        if not math.isfinite(number) or number < 0 or (positive and number == 0):
-            raise self.fail(key, expected)
-        return number
+        fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= high
+        if not fits or (value == 0 and not zero):
+            raise self.fail(key, f"a number {'from' if zero else 'above'} 0 up to {high:g}")
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)

@@ -142,8 +142,8 @@ def rope_from_gguf(
     dims = metadata.integer("rope.dimension_count", dims, high=dims)
     theta = metadata.number("rope.freq_base", base)
     # Files from before rope.scaling.type only have the factor.
-    old = metadata.number("rope.scale_linear", 1.0, positive=False)
-    factor = metadata.number("rope.scaling.factor", old, positive=False) or 1.0
+    old = metadata.number("rope.scale_linear", 1.0, zero=True)
+    factor = metadata.number("rope.scaling.factor", old, zero=True) or 1.0
     kind = metadata.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if kind not in ("none", "linear"):
         raise unsupported(kind)

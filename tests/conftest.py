@@ -1,0 +1,80 @@
+"""Fixtures that several parts' tests share: conformance models, real models, and a way to feed a machine."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kukri.runtime.cache import Batch, PageTable
+
+DATA = Path(__file__).parent / "data"
+
+# Names in the catalogue, and file names in the folder that KUKRI_TEST_MODELS may point to.
+REAL_MODELS = {
+    "smollm2": "smollm2-135m-instruct.gguf",
+    "gemma3:270m": "gemma3-270m.gguf",
+    "qwen2.5-coder:0.5b": "qwen2.5-coder-0.5b-instruct.gguf",
+}
+
+
+@pytest.fixture(scope="session")
+def conformance(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a conformance fixture (tests/data/conformance/README.md), unpacked for this session."""
+    folder = tmp_path_factory.mktemp("conformance")
+    with tarfile.open(DATA / "conformance" / "fixtures.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder.joinpath
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Callable[[str], Path]:
+    """The GGUF file of a real model by its catalogue name; fetched like any user's, never skipped.
+
+    Where the environment variable KUKRI_TEST_MODELS names a folder, the files of REAL_MODELS are
+    taken from there instead.
+    """
+
+    def find(name: str) -> Path:
+        if folder := os.environ.get("KUKRI_TEST_MODELS"):
+            path = Path(folder) / REAL_MODELS[name]
+            assert path.is_file(), f"KUKRI_TEST_MODELS has no {path.name}"
+            return path
+        from kukri.cli.store import resolve
+
+        return resolve(name)
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def feed() -> Callable[..., np.ndarray]:
+    """feed(machine, table, ids, chunks=(512,), sequence=0) → float32 logits [len(ids), vocab].
+
+    Appends `ids` to a sequence in steps of `chunks` tokens, over and over, and wants every row.
+    """
+
+    def run(
+        machine: Any, table: PageTable, ids: Sequence[int], chunks: Sequence[int] = (512,), sequence: int = 0
+    ) -> np.ndarray:
+        logits, fed = [], 0
+        while fed < len(ids):
+            n = min(chunks[len(logits) % len(chunks)], len(ids) - fed, machine.max_rows, machine.max_wanted)
+            start = int(table.lengths[sequence])
+            table.extend(sequence, n)
+            batch = Batch(
+                tokens=np.asarray(ids[fed : fed + n], np.int32),
+                sequences=np.full(n, sequence, np.int32),
+                positions=np.arange(start, start + n, dtype=np.int32),
+                wanted=np.arange(n, dtype=np.int32),
+            )
+            logits.append(machine.step(batch, table).copy())
+            fed += n
+        return np.concatenate(logits)
+
+    return run

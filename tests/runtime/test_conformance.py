@@ -1,0 +1,100 @@
+"""The reference machine against what transformers computes, for every fixture, file and step size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.gguf import GGUFFile
+from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.ops import RMSNorm
+from kukri.runtime.program import build_program
+from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.weights import Weights
+
+MANIFEST = json.loads((Path(__file__).parents[1] / "data/conformance/manifest.json").read_text())
+FIXTURES = {entry["name"]: entry for entry in MANIFEST["fixtures"]}
+CASES = [
+    (name, file)
+    for name, entry in FIXTURES.items()
+    for file in ("config.json", "config.v5.json", *entry.get("gguf", ()))
+]
+
+
+def load_program(folder: Path, file: str):
+    if file.endswith(".gguf"):
+        model = GGUFFile.open(folder / file)
+        config = config_from_gguf(model.metadata, model.tensors)
+    else:
+        model = Checkpoint.open(folder)
+        config = config_from_hf(json.loads((folder / file).read_text()), model.tensors)
+    return build_program(config, Weights(config, model.tensors))
+
+
+def load_reference(folder: Path, file: str):
+    return np.load(folder / ("reference-q8_0.npz" if file.endswith("-Q8_0.gguf") else "reference.npz"))
+
+
+@pytest.fixture(params=CASES, ids=["/".join(case) for case in CASES])
+def case(request, conformance):
+    """(machine, reference arrays, tolerance) of a fixture read from one of its files."""
+    name, file = request.param
+    machine = ReferenceMachine(load_program(conformance(name), file), n_pages=24, page_size=8)
+    return machine, load_reference(conformance(name), file), FIXTURES[name]["suggested_atol"]
+
+
+@pytest.mark.parametrize(
+    "chunks", [(512,), (1,), (5, 1, 17)], ids=["one step", "token by token", "odd chunks"]
+)
+def test_logits(case, feed, chunks):
+    machine, reference, atol = case
+    logits = feed(machine, PageTable(24, page_size=8), reference["input_ids"], chunks)
+    np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=atol)
+
+
+def test_greedy(case, feed):
+    machine, reference, _ = case
+    table = PageTable(24, page_size=8)
+    ids = [int(feed(machine, table, reference["input_ids"][:16])[-1].argmax())]
+    while len(ids) < len(reference["greedy_ids"]):
+        ids.append(int(feed(machine, table, ids[-1:])[-1].argmax()))
+    assert ids == reference["greedy_ids"].tolist()
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_residual_stream(conformance, name):
+    """Not only the logits: what enters each layer, and what leaves the last."""
+    folder, atol = conformance(name), FIXTURES[name]["suggested_atol"]
+    reference = load_reference(folder, "config.json")
+    machine = ReferenceMachine(load_program(folder, "config.json"), n_pages=1)
+    table = PageTable(1)
+    table.extend(0, 8)
+    positions = np.arange(8, dtype=np.int32)
+    batch = Batch(reference["input_ids"][:8], np.zeros(8, np.int32), positions, positions[-1:])
+    norms, streams = 0, []
+    for op in machine.trace(batch, table):
+        if isinstance(op, RMSNorm) and op.x.name == "x":
+            if norms % 2 == 0:  # the first of a layer's two norms of the stream
+                streams.append(machine.buffers["x"].copy())
+            norms += 1
+    streams.append(machine.buffers["x"])
+    np.testing.assert_allclose(np.stack(streams), reference["hidden"], rtol=0, atol=atol)
+
+
+def test_every_fixture_can_fail(conformance, feed):
+    """The tolerance is tight enough to see a window that is off by one."""
+    folder = conformance("mistral")
+    model = Checkpoint.open(folder)
+    config = config_from_hf({**model.config, "sliding_window": 17}, model.tensors)
+    machine = ReferenceMachine(build_program(config, Weights(config, model.tensors)), n_pages=3)
+    reference = load_reference(folder, "config.json")
+    logits = feed(machine, PageTable(3), reference["input_ids"])
+    error = np.abs(logits[reference["rows"]] - reference["logits"]).max(axis=1)
+    early = reference["rows"] < 16
+    assert error[early].max() < FIXTURES["mistral"]["suggested_atol"]
+    assert error[~early].max() > 1
