@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...quant.jit import jit, kernel
-from ...quant.simd import atomic_add, atomic_load, call_kernel, load_i64, pause
+from ...quant.simd import atomic_add, atomic_load, call_kernel, pause
 from .records import INSTRUCTION, reader, record, step_at
 
 # Each counter has a cache line of its own.
@@ -56,8 +56,7 @@ def lead(team: int, step: int, thread: int) -> None:
     shared = team_at(team)
     shared.step = step
     atomic_add(team + POSTED, 1)
-    if step != 0:
-        _run(team, step, 0, met)
+    _run(team, step, 0, met)
 
 
 @kernel
@@ -67,11 +66,9 @@ def follow(team: int, ticket: int, thread: int) -> None:
     # by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
     shared = team_at(team)
     _wait_until(team + POSTED, ticket, shared.give_way)
-    step = load_i64(team + 16 * 8)
-    if step != 0:
-        n = step_at(step).n_threads
-        met = atomic_load(team + ARRIVED)
-        _run(team, step, thread, met - met % n)
+    step = shared.step
+    met = atomic_load(team + ARRIVED)
+    _run(team, step, thread, met - met % step_at(step).n_threads)
 
 
 class Team:
@@ -88,22 +85,34 @@ class Team:
         self._lead: Any = lead.compiled.ctypes
         self._follow: Any = follow.compiled.ctypes if n_threads > 1 else None
         self._closed = False
+        self._ticket = 0
         self._wake = [threading.Semaphore(0) for _ in range(n_threads - 1)]
         for i in range(1, n_threads):
             threading.Thread(target=self._work, args=(i,), name=f"kukri-{i}", daemon=True).start()
 
     def run(self, step: np.ndarray) -> None:
-        """Run one step and return when all threads have finished it."""
-        before = int(self._memory["posted"][0])
-        try:
-            for wake in self._wake:
-                wake.release()
-            self._lead(self._address, step.ctypes.data, 0)
-        except BaseException:
-            # Interrupted before the step was posted: let the workers that are up go back to sleep.
-            if int(self._memory["posted"][0]) == before:
-                self._lead(self._address, 0, 0)
-            raise
+        """Run one step and return when all threads have finished it.
+
+        An interrupt that arrives in between is raised after the step: workers that are already up
+        would wait for ever for a step that never comes.
+        """
+        interrupt: BaseException | None = None
+        self._ticket += 1
+        asleep = list(self._wake)
+        while self._posted < self._ticket:
+            try:
+                while asleep:
+                    asleep[-1].release()
+                    asleep.pop()  # interrupted just before, it is released twice: `_work` copes
+                self._lead(self._address, step.ctypes.data, 0)
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    @property
+    def _posted(self) -> int:
+        return int(self._memory["posted"][0])
 
     def close(self) -> None:
         """End the workers."""
@@ -112,13 +121,14 @@ class Team:
             wake.release()
 
     def _work(self, thread: int) -> None:
-        ticket = 0
+        done = 0
         while True:
             self._wake[thread - 1].acquire()
             if self._closed:
                 return
-            ticket += 1
-            self._follow(self._address, ticket, thread)
+            if self._ticket > done:
+                done = self._ticket
+                self._follow(self._address, done, thread)
 
 
 def _give_way_address() -> int:

@@ -1,0 +1,125 @@
+"""The CPU machine: a program's instructions run by a standing team of threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from ...quant.block import QTensor
+from .. import ops
+from ..cache import PAGE_SIZE, Batch, PageTable
+from .lowering import Lowering
+from .records import STEP
+from .team import Team
+
+LOGITS_BYTES = 16 << 20  # of logits that a step may give
+
+
+class CpuMachine:
+    """Runs a Program with Numba kernels; same calls and results as ReferenceMachine, up to rounding.
+
+    Weights are repacked when it is made; `release` is called with each tensor once its bytes in the
+    file are not needed any more. `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so
+    that a float model is run as it is. Not for use from two threads at once.
+    """
+
+    def __init__(
+        self,
+        program: ops.Program,
+        n_pages: int,
+        page_size: int = PAGE_SIZE,
+        threads: int | None = None,
+        kv_type: str = "auto",
+        max_rows: int = 512,
+        release: Callable[[QTensor], None] | None = None,
+    ) -> None:
+        embed = program.ops[0]
+        assert isinstance(embed, ops.Embed)
+        self._embed = embed
+        self.page_size = page_size
+        self.max_rows = max_rows
+        self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
+        self.n_threads = threads or default_threads()
+        self._lowered = Lowering(
+            program,
+            n_pages,
+            page_size,
+            self.n_threads,
+            self.max_rows,
+            self.max_wanted,
+            cache_type(program, kv_type),
+            release,
+        ).instructions()
+        self._embedding = self._lowered.buffers[embed.out.name]
+        self._logits = self._lowered.buffers[program.logits.name][:, : program.logits.width]
+        self._team = Team(self.n_threads)
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
+
+        The rows' positions must have room in `table` already; ValueError if they, the tokens or the
+        number of rows are out of range.
+        """
+        n = len(batch.tokens)
+        self._check(batch, table)
+        if n == 0:
+            return self._logits[:0]
+        tokens, sequences, positions, wanted = (
+            np.ascontiguousarray(a, np.int32)
+            for a in (batch.tokens, batch.sequences, batch.positions, batch.wanted)
+        )
+        rows = self._embed.table.rows(tokens)
+        np.multiply(rows, np.float32(self._embed.scale), out=self._embedding[:n, : rows.shape[1]])
+        step = np.zeros(1, STEP)
+        step["instructions"] = self._lowered.table.ctypes.data
+        step["n_instructions"] = len(self._lowered.table)
+        step["n_threads"] = self.n_threads
+        step["n_rows"], step["n_wanted"] = n, len(wanted)
+        step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
+        step["positions"], step["wanted"] = positions.ctypes.data, wanted.ctypes.data
+        step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
+        step["page_size"] = self.page_size
+        self._team.run(step)
+        return self._logits[: len(wanted)]
+
+    def _check(self, batch: Batch, table: PageTable) -> None:
+        """Kernels do not check their indices, so everything they index with is checked here."""
+        n = len(batch.tokens)
+        if not len(batch.sequences) == len(batch.positions) == n <= self.max_rows:
+            raise ValueError(f"a step takes up to {self.max_rows} rows, not {n}")
+        if len(batch.wanted) > self.max_wanted:
+            raise ValueError(f"a step gives logits for up to {self.max_wanted} rows, not {len(batch.wanted)}")
+        if table.page_size != self.page_size:
+            raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
+        if n and not (
+            0 <= batch.tokens.min() <= batch.tokens.max() < self._embed.table.shape[0]
+            and 0 <= batch.sequences.min() <= batch.sequences.max() < len(table.lengths)
+            and batch.positions.min() >= 0
+            and (batch.positions < table.lengths[batch.sequences]).all()
+        ):
+            raise ValueError("a token, sequence or position of the batch is out of range")
+        if len(batch.wanted) and not 0 <= batch.wanted.min() <= batch.wanted.max() < n:
+            raise ValueError("a wanted row is out of range")
+
+    def close(self) -> None:
+        """End the worker threads."""
+        self._team.close()
+
+
+def default_threads() -> int:
+    """The processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cache_type(program: ops.Program, kv_type: str) -> str:
+    """The cache's element type, "F16" or "F32"; ValueError for an unknown `kv_type`."""
+    if kv_type == "auto":
+        weights = [op.weight for op in program.ops if isinstance(op, ops.MatMul)]
+        return "F32" if all(w.format.is_float for w in weights) else "F16"
+    if kv_type not in ("f16", "f32"):
+        raise ValueError(f"the CPU machine keeps its cache as f16 or f32, not {kv_type}")
+    return kv_type.upper()
