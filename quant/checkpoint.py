@@ -51,9 +51,10 @@ class Checkpoint:
         Raises DamagedFile for anything missing or wrong in it, OSError for files that cannot be opened.
         """
         folder = Path(folder)
+        folder.stat()  # an OSError for a folder that is not there; what is not in it is damage
         config = _read_json(folder / CONFIG)
         generation = folder / GENERATION_CONFIG
-        generation_config = _read_json(generation) if generation.exists() else {}
+        generation_config = _read_json(generation) if generation.is_file() else {}
         placed = _placed_tensors(folder)
         files: list[MappedFile] = []
         tensors: dict[str, QTensor] = {}
@@ -84,9 +85,9 @@ class Checkpoint:
 
 def _placed_tensors(folder: Path) -> dict[str, list[str]]:
     """The safetensors files of a folder, and for each the tensors that the index promises."""
-    if (folder / WEIGHTS).exists():
+    if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
-    if not (folder / INDEX).exists():
+    if not (folder / INDEX).is_file():
         pickled = next((path.name for path in folder.glob("pytorch_model*.bin")), None)
         if pickled:
             raise DamagedFile(f"{folder.name}: holds pickled weights ({pickled}); only safetensors are read")
@@ -100,7 +101,7 @@ def _placed_tensors(folder: Path) -> dict[str, list[str]]:
             raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
         placed.setdefault(name, []).append(tensor)
     for name in placed:
-        if not (folder / name).exists():
+        if not (folder / name).is_file():
             raise DamagedFile(f"{folder.name}: {shown(name)} is missing, which {INDEX} names")
     return placed
 
@@ -135,7 +136,7 @@ def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) 
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    if not path.is_file():
         raise DamagedFile(f"{path.parent.name}: has no {path.name}")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise DamagedFile(f"{path.name}: is larger than {MAX_JSON_BYTES} bytes")
@@ -153,9 +154,9 @@ def _parse_json(raw: bytes, name: str) -> dict[str, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"{shown(twice)} appears twice")
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise ValueError(f"{shown(key)} appears twice")
+        members[key] = value
     return members

@@ -180,6 +180,10 @@ def _short_strings(window: bytes, n: int) -> tuple[list[str], int]:
     expected = np.concatenate([np.zeros(1, starts.dtype), ends])[:-1]
     fine = (starts == expected) & (zeros[:, 6] == zeros[:, 0] + 6) & (ends <= len(raw))
     n = len(fine) if fine.all() else int(fine.argmin())
+    if (
+        n and not raw[starts[n - 1] + 8 : ends[n - 1]].all()
+    ):  # before it, a zero would have moved the next start
+        n -= 1
     if n == 0:
         return [], 0
     size = int(ends[n - 1])

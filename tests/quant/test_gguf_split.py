@@ -1,0 +1,125 @@
+"""GGUF models in several files."""
+
+import shutil
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from kukri.quant.errors import DamagedFile
+from kukri.quant.gguf import GGUFFile
+
+TENSORS = {f"t{i}": np.full((2 + i, 32), i, np.float32) for i in range(5)}
+
+
+def write(path: Path, **options: object) -> None:
+    writer = gguf.GGUFWriter(path, "test", **options)
+    writer.add_string("test.text", "shared")
+    for name, tensor in TENSORS.items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> list[Path]:
+    write(tmp_path / "m.gguf", split_max_tensors=2)
+    paths = sorted(tmp_path.glob("m-*.gguf"))
+    assert [path.name for path in paths] == [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    return paths
+
+
+def patch_key(path: Path, key: str, old: bytes, new: bytes) -> None:
+    """Change the value of a scalar key in place."""
+    raw = bytearray(path.read_bytes())
+    at = raw.index(key.encode()) + len(key) + 4
+    assert raw[at : at + len(old)] == old
+    raw[at : at + len(new)] = new
+    path.write_bytes(raw)
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(DamagedFile) as error:
+        GGUFFile.open(path)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("opened", [0, 1, 2])
+def test_any_shard_opens_the_whole_model(shards: list[Path], opened: int) -> None:
+    file = GGUFFile.open(shards[opened])
+    assert file.paths == shards
+    assert file.n_bytes == sum(path.stat().st_size for path in shards)
+    assert file.metadata["test.text"] == "shared"
+    assert list(file.tensors) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        np.testing.assert_array_equal(file.tensors[name].dequantize(), tensor)
+        file.release(file.tensors[name])
+
+
+def test_metadata_comes_from_the_first_shard_alone(shards: list[Path]) -> None:
+    shards[2].unlink()
+    assert GGUFFile.open(shards[1], tensors=False).metadata["test.text"] == "shared"
+
+
+def test_a_first_shard_without_tensors(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", split_max_tensors=2, small_first_shard=True)
+    file = GGUFFile.open(sorted(tmp_path.glob("m-*.gguf"))[-1])
+    assert len(file.paths) == 4
+    assert list(file.tensors) == list(TENSORS)
+
+
+def test_a_single_file_may_be_named_as_the_only_shard(tmp_path: Path) -> None:
+    path = tmp_path / "m-00001-of-00001.gguf"
+    write(path)
+    assert list(GGUFFile.open(path).tensors) == list(TENSORS)
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_shard_is_named(shards: list[Path], missing: int) -> None:
+    shards[missing].unlink()
+    for path in shards:
+        if path.exists():
+            assert f"shard {missing + 1} of 3 is missing: {shards[missing].name}" in refusal(path)
+
+
+def test_a_shard_under_another_name(shards: list[Path], tmp_path: Path) -> None:
+    shutil.copy(shards[0], tmp_path / "all.gguf")
+    assert "is a shard of 3; its name must be …-00001-of-00003.gguf" in refusal(tmp_path / "all.gguf")
+    shutil.copy(shards[2], shards[1])
+    assert f"{shards[1].name}: is shard 3 by its split.no, not 2" in refusal(shards[0])
+
+
+def test_a_whole_model_named_as_a_shard(shards: list[Path]) -> None:
+    write(shards[0])
+    assert "is named a shard but has no split.count" in refusal(shards[0])
+
+
+def test_a_number_beyond_the_count(shards: list[Path], tmp_path: Path) -> None:
+    for no in (0, 4):
+        path = tmp_path / f"m-0000{no}-of-00003.gguf"
+        shutil.copy(shards[0], path)
+        assert f"there is no shard {no} of 3" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["all.gguf", "m-00001-of-00003.gguf"])
+def test_concatenated_shards(shards: list[Path], tmp_path: Path, name: str) -> None:
+    raw = b"".join(path.read_bytes() for path in shards)
+    (tmp_path / name).write_bytes(raw)
+    assert "shards must not be concatenated" in refusal(tmp_path / name)
+
+
+def test_keys_that_disagree(shards: list[Path]) -> None:
+    patch_key(shards[1], "split.count", b"\3\0", b"\4\0")
+    assert "its split.count is 4, not 3" in refusal(shards[0])
+    patch_key(shards[1], "split.count", b"\4\0", b"\3\0")
+    patch_key(shards[0], "split.tensors.count", b"\5\0\0\0", b"\6\0\0\0")
+    assert "split.tensors.count is 6, but the shards hold 5 tensors" in refusal(shards[0])
+
+
+def test_a_tensor_in_two_shards(shards: list[Path]) -> None:
+    raw = shards[1].read_bytes()
+    shards[1].write_bytes(raw.replace(b"\2\0\0\0\0\0\0\0t2", b"\2\0\0\0\0\0\0\0t1"))
+    assert f"{shards[1].name}: tensor 't1' is in an earlier shard too" in refusal(shards[0])
