@@ -1,0 +1,107 @@
+"""`llm doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import __version__
+from . import hub, store, terminal
+
+_PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
+
+
+def doctor() -> None:
+    """Show CPU, SIMD level, memory, GPU, caches and versions."""
+    rows = [
+        ("kukri", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
+        ("CPU", _or_error(_cpu_name)),
+        ("cores", _or_error(_cores)),
+        ("SIMD", _or_error(_simd)),
+        ("memory", _or_error(_memory)),
+        ("GPU", _or_error(_gpu)),
+        ("models", _or_error(lambda: _folder(store.home() / "models"))),
+        ("Hub cache", _or_error(lambda: _folder(hub.cache_folder()))),
+        ("kernels", _or_error(_kernels)),
+    ]
+    terminal.write(terminal.pairs(rows))
+
+
+def _or_error(find: Callable[[], str]) -> str:
+    """What `find` finds; a doctor must go on whatever it meets."""
+    try:
+        return find()
+    except Exception as problem:
+        return f"cannot tell: {type(problem).__name__}: {terminal.one_line(str(problem))}"
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> str:
+    total = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
+    return f"{usable} usable of {total}"
+
+
+def _simd() -> str:
+    from ..quant.simd import LANES, LEVEL, supported_levels
+
+    return f"{LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
+
+
+def _memory() -> str:
+    from .memory import available_memory
+
+    available = available_memory()
+    return "not known" if available is None else f"{terminal.human_bytes(available)} available"
+
+
+def _gpu() -> str:
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        driver = Path("/proc/driver/nvidia/version").exists()
+        return "NVIDIA driver, but no nvidia-smi" if driver else "none found"
+    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
+    names = "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
+    return f"{names} (not used by this version)" if answer.returncode == 0 and names else "none found"
+
+
+def _kernels() -> str:
+    from ..quant.jit import cache_folder
+
+    return _folder(cache_folder())
+
+
+def _folder(path: Path) -> str:
+    """The folder, whether files can be made in it, and how much fits."""
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            state = "writable"
+    except OSError as problem:
+        state = f"NOT writable ({problem.strerror})"
+    return f"{path}, {state}, {terminal.human_bytes(shutil.disk_usage(existing).free)} free"

@@ -1,0 +1,146 @@
+"""The `llm` command (also installed as `kukri`): its subcommands and the one error boundary for all."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from . import bench, chat, doctor, pull, rm, run, show, terminal, tokenize
+from . import list as list_
+from .errors import ModelNotFound
+
+EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
+
+LONGEST_MESSAGE = 600  # characters
+
+# typer may bring its own copy of click, so its classes are reached through what typer exports.
+_UsageError = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Every flag of a command can also be set in the environment, as LLM_<FLAG>: LLM_TOP_K=20.",
+)
+for name, command in {
+    "run": run.run,
+    "chat": chat.chat,
+    "pull": pull.pull,
+    "list": list_.list_models,
+    "show": show.show,
+    "rm": rm.rm,
+    "bench": bench.bench,
+    "tokenize": tokenize.tokenize,
+    "doctor": doctor.doctor,
+}.items():
+    app.command(name)(command)  # type: ignore[type-var]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        terminal.write(f"kukri {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="LLM_DEBUG")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Run quantised language models on this machine."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code; every error becomes one line on stderr."""
+    terminal.setup_streams()
+    words = [_utf8(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    end = words.index("--") if "--" in words else len(words)
+    debug = "--debug" in words[:end] or os.environ.get("LLM_DEBUG", "").lower() in ("1", "true", "yes", "on")
+    words = [word for i, word in enumerate(words) if word != "--debug" or i >= end]
+    code: int | str | None
+    try:
+        code = typer.main.get_command(app).main(
+            words or ["--help"], prog_name=_program(), standalone_mode=False
+        )
+    except SystemExit as request:
+        code = request.code
+    except (KeyboardInterrupt, typer.Abort):
+        code = EXIT_INTERRUPTED
+    except BaseException as problem:
+        if debug:
+            traceback.print_exc()
+        terminal.error(_message(problem))
+        code = exit_code(problem)
+    return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
+
+
+def _program() -> str:
+    name = Path(sys.argv[0]).stem
+    return name if name in ("llm", "kukri") else "llm"
+
+
+def _utf8(word: str) -> str:
+    """An argument's bytes read as UTF-8, whatever encoding the locale made Python assume."""
+    return os.fsencode(word).decode("utf-8", "replace")
+
+
+def exit_code(problem: BaseException) -> int:
+    """The exit code an error ends the command with."""
+    if isinstance(problem, _UsageError):
+        return EXIT_USAGE
+    if isinstance(problem, ModelNotFound):
+        return EXIT_NOT_FOUND
+    if isinstance(problem, (OSError, MemoryError)):
+        return EXIT_FAILURE
+    from ..quant.errors import DamagedFile
+    from ..runtime.engine import ContextExceeded
+    from ..tokenizer import TokenizerError
+
+    if isinstance(problem, ContextExceeded):
+        return EXIT_CONTEXT
+    return EXIT_DAMAGED if isinstance(problem, (DamagedFile, TokenizerError)) else EXIT_FAILURE
+
+
+def _message(problem: BaseException) -> str:
+    """What to print about an error; surprises are named by their type."""
+    if isinstance(problem, _UsageError):
+        context = getattr(problem, "ctx", None)
+        where = context.command_path if context else _program()
+        return f"{problem.format_message()} ({where} --help shows what goes)"  # type: ignore[attr-defined]
+    if isinstance(problem, OSError) and problem.strerror:
+        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
+    if isinstance(problem, MemoryError):
+        return (
+            f"out of memory{': ' if str(problem) else ''}{problem}; a smaller -c or a smaller model may fit"
+        )
+    text = str(problem)
+    if text and (type(problem).__module__ != "builtins" or type(problem) in (ValueError, RuntimeError)):
+        return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + " …"
+    return f"unexpected {type(problem).__name__}: {text[:LONGEST_MESSAGE]} (--debug shows where)"
+
+
+def _close(code: int) -> int:
+    """Flush both streams now, so that nothing is left to fail at interpreter exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            terminal.silence(stream)
+        except (OSError, ValueError) as problem:
+            terminal.silence(stream)
+            if stream is sys.stdout and code == 0:
+                terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
+                code = EXIT_FAILURE
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

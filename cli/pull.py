@@ -1,0 +1,15 @@
+"""`llm pull`: fetch a model, or what is missing of it."""
+
+from __future__ import annotations
+
+from . import store, terminal
+from .options import ModelArgument
+
+
+def pull(model: ModelArgument) -> None:
+    """Download a model.
+
+    The path of its file or folder goes to stdout.
+    """
+    path = store.pull(model)
+    terminal.write(f"{path}\n")

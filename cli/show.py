@@ -1,0 +1,81 @@
+"""`llm show`: what is known about a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from . import store, terminal
+from .catalogue import Entry
+from .errors import ModelNotFound
+from .options import ModelArgument, TextOrJson, flag
+
+
+def show(
+    model: ModelArgument,
+    output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
+) -> None:
+    """Show a model's architecture, size, formats and licence.
+
+    Nothing is downloaded: of a model that is not on this machine it tells what the catalogue knows.
+    """
+    what = store.parse(model)
+    path = store.find(model)
+    entry = what if isinstance(what, Entry) else None
+    if path is not None:
+        from .describe import describe, human_count
+
+        about = describe(path)
+        licence = about.licence or (entry.licence if entry else "")
+        facts = {
+            "name": about.name,
+            "architecture": about.architecture,
+            "parameters": about.n_params,
+            "layers": about.n_layers,
+            "hidden": about.hidden,
+            "context": about.context,
+            "formats": {name: round(share, 4) for name, share in about.formats.items()},
+            "bits_per_weight": round(about.bits_per_weight, 3),
+            "tokenizer": about.tokenizer,
+            "vocabulary": about.vocab_size,
+            "chat_template": about.chat_template,
+            "licence": licence,
+            "size": sum(file.stat().st_size for file in about.paths),
+            "files": [str(file) for file in about.paths],
+        }
+        formats = ", ".join(f"{name} {share:.1%}" for name, share in about.formats.items())
+        rows = [
+            ("name", about.name),
+            ("architecture", about.architecture),
+            ("parameters", human_count(about.n_params)),
+            ("layers", f"{about.n_layers}, hidden size {about.hidden}"),
+            ("context", f"{about.context} tokens"),
+            ("formats", f"{formats} ({about.bits_per_weight:.2f} bits per weight)"),
+            ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
+            ("chat template", "yes" if about.chat_template else "no"),
+            ("licence", licence or "not stated"),
+            ("size", terminal.human_bytes(sum(file.stat().st_size for file in about.paths))),
+            *(("file", str(file)) for file in about.paths),
+        ]
+    elif entry is not None:
+        facts = {
+            "name": entry.name,
+            "repo": entry.repo,
+            "file": entry.file,
+            "size": entry.n_bytes,
+            "licence": entry.licence,
+            "files": [],
+        }
+        rows = [
+            ("name", entry.name),
+            ("Hub", f"{entry.repo}/{entry.file}"),
+            ("size", terminal.human_bytes(entry.n_bytes)),
+            ("licence", entry.licence),
+            ("on disk", f"no; llm pull {entry.name} fetches it"),
+        ]
+    else:
+        raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
+    if output is TextOrJson.json:
+        terminal.write(json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+    else:
+        terminal.write(terminal.pairs(rows))

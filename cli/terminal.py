@@ -1,0 +1,162 @@
+"""The two streams of a command: stdout for results, stderr for everything else.
+
+Both are UTF-8 whatever the locale. Escape codes go only to a stream that is a terminal, and
+colours only where NO_COLOR allows them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn, TextIO
+
+# Everything that moves a cursor or starts an escape sequence, but not tab and newline.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def setup_streams() -> None:
+    """Make all three streams UTF-8, and give closed ones (`>&-`) somewhere to write to."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        else:
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # already closed
+        return False
+
+
+def takes_escapes(stream: TextIO) -> bool:
+    """Whether the cursor of `stream` may be moved: a terminal, and not a dumb one."""
+    return is_terminal(stream) and os.environ.get("TERM", "") != "dumb"
+
+
+def takes_colour(stream: TextIO) -> bool:
+    return takes_escapes(stream) and not os.environ.get("NO_COLOR")
+
+
+def paint(text: str, code: str, stream: TextIO) -> str:
+    """`text` in the SGR colour `code` ("2" is dim, "31" red) where the stream takes colours."""
+    return f"\x1b[{code}m{text}\x1b[0m" if takes_colour(stream) else text
+
+
+def write(text: str) -> None:
+    """Write to stdout at once. When its reader is gone (`| head`) the command ends quietly."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _quiet_exit()
+
+
+def _quiet_exit() -> NoReturn:
+    silence(sys.stdout)
+    raise SystemExit(0)
+
+
+def silence(stream: TextIO) -> None:
+    """Point the stream's file at the null device, so that flushing it at exit cannot fail either."""
+    try:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+    except (OSError, ValueError):
+        pass
+
+
+def note(text: str) -> None:
+    """One line on stderr."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except BrokenPipeError:
+        silence(sys.stderr)
+
+
+def remark(text: str) -> None:
+    """One dim line on stderr: things worth knowing that went as they should."""
+    note(paint(text, "2", sys.stderr))
+
+
+def error(text: str) -> None:
+    """The one line an error is worth."""
+    note(paint("error:", "1;31", sys.stderr) + " " + one_line(text))
+
+
+def one_line(text: str) -> str:
+    return _CONTROL.sub("", " ".join(text.split()))
+
+
+@contextmanager
+def status(text: str) -> Iterator[None]:
+    """Show `text` on stderr while the block runs; only a terminal sees it, and it leaves no trace."""
+    shown = takes_escapes(sys.stderr)
+    if shown:
+        sys.stderr.write(paint(text, "2", sys.stderr))
+        sys.stderr.flush()
+    try:
+        yield
+    finally:
+        if shown:
+            sys.stderr.write("\r\x1b[2K")
+            sys.stderr.flush()
+
+
+class ModelText:
+    """Writes a reply to stdout as it comes, and ends it with exactly one newline.
+
+    A terminal gets no control characters from a model; a file or a pipe gets every character.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._held = ""  # newlines that are written only if more text follows
+
+    def write(self, piece: str) -> None:
+        self.text += piece
+        piece = self._held + piece
+        body = piece.rstrip("\n")
+        self._held = piece[len(body) :]
+        if body:
+            write(_CONTROL.sub("\ufffd", body) if is_terminal(sys.stdout) else body)
+
+    def finish(self) -> None:
+        self._held = ""
+        write("\n")
+
+
+def human_bytes(n: float) -> str:
+    """A size for people, in powers of 1000 as on the Hub: 98.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 999.5:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns two spaces apart, never wrapped or cut; the columns numbered in `right` align right."""
+    lines = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    return "".join(
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        + "\n"
+        for line in lines
+    )
+
+
+def pairs(rows: Sequence[tuple[str, str]]) -> str:
+    """Names and values, one pair a line."""
+    width = max(len(name) for name, _ in rows)
+    return "".join(f"{name.ljust(width)}  {value}\n" for name, value in rows)
