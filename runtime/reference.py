@@ -105,7 +105,7 @@ class ReferenceMachine:
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, -1)
+        parts = x.reshape(len(x), op.groups, len(op.weight))
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
         normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
         self.buffers[op.out.name] = normed.reshape(x.shape)

@@ -1,0 +1,129 @@
+"""RoPE frequencies against the formulas of the models' own code."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from kukri.quant.errors import DamagedFile
+from kukri.runtime.fields import Fields
+from kukri.runtime.rope import Llama3Scaling, Rope, rope_from_gguf, rope_from_hf
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def from_hf(local_base=None, **config):
+    return rope_from_hf(Fields(config, "config.json"), dims=16, base=1e4, local_base=local_base)
+
+
+def from_gguf(local_base=None, **metadata):
+    values = {f"m.rope.{key}": value for key, value in metadata.items()}
+    return rope_from_gguf(Fields(values, "GGUF", "m."), 16, interleaved=True, base=1e4, local_base=local_base)
+
+
+def test_plain_and_linear():
+    expected = [10000.0 ** (-2 * i / 16) for i in range(8)]
+    np.testing.assert_allclose(Rope(1e4, 16, False).inv_freq(), expected, rtol=2e-7)
+    np.testing.assert_allclose(Rope(1e4, 16, False, factor=4.0).inv_freq(), np.array(expected) / 4, rtol=2e-7)
+    assert Rope(1e4, 16, False).inv_freq().dtype == np.float32
+
+
+def test_llama3():
+    """Three bands: kept, divided, and blended in between, by wavelength."""
+    scaled = from_hf(rope_theta=500000.0, rope_scaling=LLAMA3)[0]
+    scaled = Rope(500000.0, 128, False, llama3=scaled.llama3).inv_freq()
+    bands = set()
+    for i, got in enumerate(scaled):
+        plain = 500000.0 ** (-2 * i / 128)
+        wavelength = 2 * math.pi / plain
+        if wavelength < 8192 / 4:
+            band, expected = "kept", plain
+        elif wavelength > 8192 / 1:
+            band, expected = "divided", plain / 8
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            band, expected = "blended", (1 - smooth) * plain / 8 + smooth * plain
+        bands.add(band)
+        assert got == pytest.approx(expected, rel=1e-6)
+    assert bands == {"kept", "divided", "blended"}
+
+
+def test_divisors_of_a_gguf_file():
+    divisors = np.array([1, 1, 2, 2, 4, 4, 8, 8], np.float32)
+    rope = Rope(1e4, 16, True)
+    np.testing.assert_allclose(rope.inv_freq(divisors), rope.inv_freq() / divisors, rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("rope", "divisors"),
+    [
+        (Rope(1e-30, 16, False), np.full(8, 1e-30)),
+        (Rope(1e4, 16, False, factor=1e-45), None),
+        (Rope(1e4, 16, False), np.zeros(8, np.float32)),
+        (Rope(1e4, 16, False), np.full(8, np.nan, np.float32)),
+    ],
+)
+def test_frequencies_must_be_finite(rope, divisors):
+    with pytest.raises(DamagedFile, match="finite"):
+        rope.inv_freq(divisors)
+
+
+def test_llama3_bands_must_be_in_order():
+    with pytest.raises(DamagedFile, match="low_freq_factor"):
+        Llama3Scaling(8.0, 4.0, 1.0, 8192)
+
+
+def test_spellings_of_hugging_face():
+    linear = Rope(5e5, 16, False, factor=2.0)
+    for config in (
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "linear", "type": "linear", "factor": 2.0}},
+    ):
+        assert from_hf(**config) == (linear, linear)
+    plain = Rope(1e4, 16, False)
+    for config in (
+        {},
+        {"rope_scaling": None},
+        {"rope_scaling": {"type": "default"}},
+        {"rope_parameters": {}},
+    ):
+        assert from_hf(**config) == (plain, plain)
+
+
+def test_sliding_layers_have_their_own():
+    full, local = Rope(1e6, 16, False, factor=8.0), Rope(2e4, 16, False)
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    published = {"rope_theta": 1e6, "rope_local_base_freq": 2e4, "rope_scaling": scaling}
+    nested = {
+        "full_attention": {"rope_theta": 1e6, **scaling},
+        "sliding_attention": {"rope_theta": 2e4, "rope_type": "default"},
+    }
+    assert from_hf(local_base=1e4, **published) == (full, local)
+    assert from_hf(local_base=1e4, rope_parameters=nested) == (full, local)
+    assert from_hf(local_base=1e4, rope_theta=1e6) == (Rope(1e6, 16, False), Rope(1e4, 16, False))
+    flat = {"rope_theta": 1e6, **scaling}
+    assert from_hf(local_base=2e4, rope_parameters=flat) == (full, local)
+
+
+def test_gguf_keys():
+    assert from_gguf()[0] == Rope(1e4, 16, True)
+    assert from_gguf(freq_base=5e5, dimension_count=8)[0] == Rope(5e5, 8, True)
+    linear = Rope(1e4, 16, True, factor=4.0)
+    assert from_gguf(**{"scaling.type": "linear", "scaling.factor": 4.0})[0] == linear
+    assert from_gguf(**{"scaling.factor": 4.0})[0] == linear
+    assert from_gguf(scale_linear=4.0)[0] == linear
+    assert from_gguf(**{"scaling.type": "none", "scaling.factor": 4.0})[0] == Rope(1e4, 16, True)
+    assert from_gguf(**{"scaling.factor": 0.0})[0] == Rope(1e4, 16, True)  # 0 is written for "unset"
+    scaled = from_gguf(local_base=2e4, **{"freq_base": 1e6, "scaling.factor": 8.0})
+    assert scaled == (Rope(1e6, 16, True, factor=8.0), Rope(2e4, 16, True))
+    assert from_gguf(local_base=2e4, freq_base_swa=3e4)[1].base == 3e4

@@ -1,0 +1,173 @@
+"""Strict binding of tensors, and that a GGUF file means the same model as the checkpoint it was made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kukri.quant.block import QTensor
+from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.errors import DamagedFile
+from kukri.quant.formats import FORMATS
+from kukri.runtime.archs import ARCHS, hf_name
+from kukri.runtime.cache import PageTable
+from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.program import build_program
+from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.weights import Weights
+
+
+def float_tensor(name: str, values: np.ndarray) -> QTensor:
+    values = np.ascontiguousarray(values, np.float32)
+    data = values.reshape(-1, values.shape[-1]).view(np.uint8)
+    return QTensor(name, FORMATS["F32"], values.shape, data)
+
+
+def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of q or k from halves (x0, x1, … y0, y1, …) to pairs (x0, y0, x1, y1, …), head by head."""
+    return weight.reshape(heads, 2, -1, weight.shape[-1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def as_gguf(checkpoint: Checkpoint, config) -> dict[str, QTensor]:
+    """A checkpoint's tensors as the llama architecture of GGUF has them."""
+    arch = ARCHS[config.arch]
+    names = ["token_embd.weight", "output_norm.weight", *([] if config.tied else ["output.weight"])]
+    names += [f"blk.{i}.{stem}.weight" for i in range(config.n_layers) for stem in arch.layer]
+    tensors = {}
+    for name in names:
+        values = checkpoint.tensors[hf_name(arch, "model.", name)].dequantize()
+        if "attn_q." in name:
+            values = interleaved(values, config.n_heads)
+        if "attn_k." in name:
+            values = interleaved(values, config.n_kv_heads)
+        tensors[name] = float_tensor(name, values)
+    return tensors
+
+
+def metadata(config, **more) -> dict[str, object]:
+    keys = {
+        "context_length": config.context_length,
+        "embedding_length": config.hidden,
+        "block_count": config.n_layers,
+        "feed_forward_length": config.ffn,
+        "attention.head_count": config.n_heads,
+        "attention.head_count_kv": config.n_kv_heads,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "rope.freq_base": config.layers[0].rope.base,
+        **more,
+    }
+    return {"general.architecture": "llama", **{f"llama.{key}": value for key, value in keys.items()}}
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-gqa", "llama3-rope", "llama-linear-rope", "mistral"])
+def test_gguf_of_a_checkpoint(conformance, feed, name):
+    """The llama GGUF layout: paired rows of q and k, Llama 3's frequencies as a tensor, a window by key."""
+    checkpoint = Checkpoint.open(conformance(name))
+    config = config_from_hf(checkpoint.config, checkpoint.tensors)
+    tensors = as_gguf(checkpoint, config)
+    rope, more = config.layers[0].rope, {}
+    if rope.llama3:
+        divisors = replace(rope, llama3=None).inv_freq() / rope.inv_freq()
+        tensors["rope_freqs.weight"] = float_tensor("rope_freqs.weight", divisors)
+    if rope.factor != 1:
+        more = {"rope.scaling.type": "linear", "rope.scaling.factor": rope.factor}
+    if config.layers[0].window:
+        more["attention.sliding_window"] = config.layers[0].window
+    in_gguf = config_from_gguf(metadata(config, **more), tensors)
+    machine = ReferenceMachine(build_program(in_gguf, Weights(in_gguf, tensors)), n_pages=3)
+    reference = np.load(conformance(name) / "reference.npz")
+    logits = feed(machine, PageTable(3), reference["input_ids"])
+    np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=2e-4)
+
+
+@pytest.fixture
+def qwen2(conformance):
+    checkpoint = Checkpoint.open(conformance("qwen2"))
+    return config_from_hf(checkpoint.config, checkpoint.tensors), dict(checkpoint.tensors)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.1.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.k_proj.bias",
+    ],
+)
+def test_missing_tensor(qwen2, name):
+    config, tensors = qwen2
+    del tensors[name]
+    with pytest.raises(DamagedFile, match=f"{name} is missing"):
+        Weights(config, tensors)
+
+
+def test_missing_output_matrix(qwen2):
+    config, tensors = qwen2
+    with pytest.raises(DamagedFile, match=r"lm_head\.weight is missing"):
+        Weights(replace(config, tied=False), tensors)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.layers.2.mlp.up_proj.weight",
+        "model.layers.0.mlp.up_proj.bias",
+        "model.layers.0.self_attn.q_norm.weight",
+        "vision_tower.patch.weight",
+        "lm_head.bias",
+    ],
+)
+def test_unused_tensor(qwen2, name):
+    config, tensors = qwen2
+    with pytest.raises(DamagedFile, match=f"{name} has no place"):
+        Weights(config, {**tensors, name: float_tensor(name, np.ones(64))})
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.rotary_emb.inv_freq", "lm_head.weight"])
+def test_intended_skips(qwen2, name):
+    config, tensors = qwen2
+    Weights(config, {**tensors, name: float_tensor(name, np.ones(64))})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("vocab_size", 255, "embed_tokens"),
+        ("vocab_size", 2**31 - 1, "embed_tokens"),
+        ("hidden", 2**31 - 1, "embed_tokens"),
+        ("n_kv_heads", 4, "k_proj"),
+        ("n_heads", 2**30, "q_proj"),
+        ("head_dim", 2**30, "q_proj"),
+        ("ffn", 2**31 - 1, "gate_proj"),
+    ],
+)
+def test_shapes(qwen2, field, value, name):
+    """A claim about sizes is held against the tensors before anything is made from it."""
+    config, tensors = qwen2
+    with pytest.raises(DamagedFile, match=rf"{name}.* has shape \("):
+        Weights(replace(config, **{field: value}), tensors)
+
+
+def test_claims_of_a_gguf_file(qwen2):
+    config, tensors = qwen2
+    named = {"token_embd.weight": tensors["model.embed_tokens.weight"]}
+    claims = metadata(config, vocab_size=2**31 - 1)
+    claimed = config_from_gguf(claims, {**named, "output_norm.weight": tensors["model.norm.weight"]})
+    with pytest.raises(DamagedFile, match=r"token_embd\.weight has shape \(256, 64\)"):
+        Weights(claimed, named)
+    divisors = {"rope_freqs.weight": float_tensor("rope_freqs.weight", np.ones(7))}
+    config = config_from_gguf(metadata(config), {**named, **divisors})
+    with pytest.raises(DamagedFile, match="rope_freqs"):
+        Weights(config, {**named, **divisors})
+
+
+def test_norms_of_gemma3(conformance):
+    """Hugging Face stores w where GGUF stores 1 + w."""
+    checkpoint = Checkpoint.open(conformance("gemma3"))
+    weights = Weights(config_from_hf(checkpoint.config, checkpoint.tensors), checkpoint.tensors)
+    stored = checkpoint.tensors["model.norm.weight"].dequantize()
+    np.testing.assert_array_equal(weights.norm("output_norm.weight"), stored + np.float32(1))
