@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -73,7 +73,9 @@ class Engine:
         self._cached: list[int] = []  # the ids whose keys and values are in the cache
         self._running: object = None  # the generation that the cache belongs to
 
-    def generate(self, ids: Sequence[int], params: SamplingParams | None = None) -> Iterator[int]:
+    def generate(
+        self, ids: Sequence[int], params: SamplingParams | None = None
+    ) -> Generator[int, None, None]:
         """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
 
         Raises at once TypeError or ValueError for ids that are none, ContextExceeded for too many; and
@@ -119,7 +121,7 @@ class Engine:
             raise ContextExceeded(f"the prompt has {array.size} tokens, but the context holds {self.context}")
         return array.tolist()
 
-    def _generate(self, prompt: list[int], params: SamplingParams) -> Iterator[int]:
+    def _generate(self, prompt: list[int], params: SamplingParams) -> Generator[int, None, None]:
         running = self._running = object()
         stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
         sampler = Sampler(params)

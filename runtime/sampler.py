@@ -141,11 +141,11 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
     floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
     limit = params.top_k if 0 < params.top_k < len(logits) else len(logits)
     if limit == len(logits) and params.top_p == 1.0:  # nothing here depends on the order
-        gaps = logits - np.float32(peak)
+        below = logits - np.float32(peak)
         if floor == -math.inf:
-            return np.arange(len(logits)), gaps
-        ids = np.flatnonzero(gaps >= floor)
-        return ids, gaps[ids]
+            return np.arange(len(logits)), below
+        ids = np.flatnonzero(below >= floor)
+        return ids, below[ids]
     if limit < len(logits):
         ids = largest(logits, limit)
         gaps = logits[ids].astype(np.float64) - peak
