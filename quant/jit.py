@@ -37,14 +37,14 @@ class Kernel:
     @cached_property
     def compiled(self) -> Any:
         # Numba reads the folder when it decorates; the setting is put back, since it is everybody's.
-        before = numba.config.CACHE_DIR
-        numba.config.CACHE_DIR = str(cache_folder())
+        config: Any = numba.config
+        before, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
         try:
             return numba.cfunc(
                 KERNEL_SIGNATURE, cache=True, nogil=True, error_model="numpy", fastmath=self._fastmath
             )(self._function)
         finally:
-            numba.config.CACHE_DIR = before
+            config.CACHE_DIR = before
 
     @property
     def address(self) -> int:
@@ -72,11 +72,10 @@ def cache_folder() -> Path:
     folder = root / "kernels" / _source_hash()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = tempfile.TemporaryFile(dir=folder)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
     except (OSError, RuntimeError):  # RuntimeError: no home folder at all
         return Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
-    probe.close()
-    return folder
 
 
 def _source_hash() -> str:

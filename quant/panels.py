@@ -1,8 +1,8 @@
 """Row-interleaved weights: the layout that the CPU kernels read.
 
-`lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of 1-, 2- or
-4-byte elements; a panel stores plane after plane, in each of them block after block, element after element,
-and for each element the `lanes` rows side by side::
+`lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of
+1-, 2- or 4-byte elements; a panel stores plane after plane, in each of them block after block, element
+after element, and for each element the `lanes` rows side by side::
 
     panel[plane][block][element][row]
 
@@ -67,7 +67,9 @@ def repack(tensor: QTensor, lanes: int) -> np.ndarray:
         last = min(n_panels, first + step)
         chunk = tensor.data[first * lanes : last * lanes]
         if len(chunk) < (last - first) * lanes:
-            chunk = np.concatenate([chunk, np.zeros(((last - first) * lanes - len(chunk), row_bytes), np.uint8)])
+            chunk = np.concatenate(
+                [chunk, np.zeros(((last - first) * lanes - len(chunk), row_bytes), np.uint8)]
+            )
         blocks = chunk.reshape(last - first, lanes, n_blocks, tensor.format.type_size)
         at = 0
         for i, plane in enumerate(planes):
@@ -83,7 +85,7 @@ def repack(tensor: QTensor, lanes: int) -> np.ndarray:
 
 
 def regroup_high_bits(words: np.ndarray) -> np.ndarray:
-    """Move bit 4j + b, the fifth bit of weight 4j + b, to 8b + j: `>> j & 0x01010101` is then a word's worth."""
+    """Move bit 4j + b, the fifth bit of weight 4j + b, to 8b + j: `>> j & 0x01010101` is then word j's."""
     byte = np.arange(256, dtype=np.uint32)
     table = np.zeros(256, np.uint32)
     for b in range(4):

@@ -26,19 +26,21 @@ import inspect
 import operator
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import llvmlite.binding as llvm
-
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.imputils import lower_constant
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model, typeof_impl
+from numba.extending import intrinsic as _typed_intrinsic
+from numba.extending import lower_builtin, models, register_model, typeof_impl
+
+intrinsic: Any = _typed_intrinsic  # its annotations describe the Python side, not the compiled calls
 
 LEVELS = {"avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
 
@@ -317,13 +319,6 @@ def bits_to_f32(builder: Any, a: Any) -> Any:
     return builder.bitcast(a, _F32V)
 
 
-@instruction(F32, I32)
-def half_bits_to_f32(builder: Any, a: Any) -> Any:
-    """The low 16 bits of each lane read as fp16, widened; vcvtph2ps."""
-    half = builder.bitcast(builder.trunc(a, ir.VectorType(_I16, LANES)), ir.VectorType(_HALF, LANES))
-    return builder.fpext(half, _F32V)
-
-
 def _halves(builder: Any, a: Any, combine: Callable[[Any, Any], Any]) -> Any:
     """Fold a vector's lanes to one by halves."""
     width = LANES
@@ -528,8 +523,8 @@ def dot_start(typingctx: Any, total: Any, codes: Any) -> Any:
 
 @intrinsic
 def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
-    """table[index] for every byte; `table` is a tuple of 16 int constants, index bytes lie in 0…15; vpshufb."""
-    if not isinstance(table, types.BaseTuple) or table.count != 16:
+    """table[index] for every byte; `table` is a tuple of 16 ints, index bytes lie in 0…15; vpshufb."""
+    if not isinstance(table, types.BaseTuple) or len(table) != 16:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:

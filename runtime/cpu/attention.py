@@ -1,9 +1,9 @@
 """Attention over the paged KV cache with an online softmax.
 
-A layer's pool holds, for each page and kv head, the keys as [head_dim, page_size] — so that a vector takes in
-the same dimension of consecutive tokens and scores need no sums across lanes — and the values as [page_size, padded
-head_dim]. Softmax runs page by page with a running maximum (Milakov & Gimelshein 2018, "Online normalizer
-calculation for softmax"), so that memory does not grow with the context.
+A layer's pool holds, for each page and kv head, the keys as [head_dim, page_size] — so that a vector takes
+in the same dimension of consecutive tokens and scores need no sums across lanes — and the values as
+[page_size, padded head_dim]. Softmax runs page by page with a running maximum (Milakov & Gimelshein
+2018, "Online normalizer calculation for softmax"), so that memory does not grow with the context.
 """
 
 from __future__ import annotations

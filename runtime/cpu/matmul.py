@@ -15,7 +15,6 @@ from numba.extending import overload
 
 from ...quant.jit import Kernel, jit, kernel
 from ...quant.simd import (
-    F32,
     LANES,
     Codes,
     absolute,
@@ -26,8 +25,6 @@ from ...quant.simd import (
     lane_sum_i32,
     load_f32,
     load_i32,
-    loadv_bf16,
-    loadv_f16,
     loadv_f32,
     maximum,
     round_even,
@@ -113,9 +110,7 @@ def _add_group(acc: Any, weights: Any, codes: Codes, x: int, row: int, width: in
 
 
 @overload(_add_group, jit_options={"forceinline": True})
-def _choose_add_group(
-    acc: Any, weights: Any, codes: Any, x: Any, row: Any, width: Any, group: Any
-) -> Any:
+def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, row: Any, width: Any, group: Any) -> Any:
     def symmetric(acc: Any, weights: Any, codes: Any, x: Any, row: Any, width: Any, group: Any) -> Any:
         words, scale = weights
         sums = _sums_at(row, width, group)
@@ -139,7 +134,9 @@ def _choose_add_group(
         second = dot(dot_start(load_i32(sums + 4), codes), high, x + 16, codes)
         return fma(to_f32(second), scale_high * dx, fma(to_f32(first), scale_low * dx, acc))
 
-    def halves_with_minimum(acc: Any, weights: Any, codes: Any, x: Any, row: Any, width: Any, group: Any) -> Any:
+    def halves_with_minimum(
+        acc: Any, weights: Any, codes: Any, x: Any, row: Any, width: Any, group: Any
+    ) -> Any:
         low, high, scale_low, scale_high, minimum_low, minimum_high = weights
         sums = _sums_at(row, width, group)
         dx = load_f32(_scales_at(row, width, group))
@@ -152,7 +149,7 @@ def _choose_add_group(
 
     if not isinstance(weights, types.BaseTuple):
         return None
-    return {2: symmetric, 3: with_minimum, 4: halves, 6: halves_with_minimum}[weights.count]
+    return {2: symmetric, 3: with_minimum, 4: halves, 6: halves_with_minimum}[len(weights)]
 
 
 @jit

@@ -18,7 +18,9 @@ from ...quant.simd import atomic_add, atomic_load, call_kernel, pause
 from .records import INSTRUCTION, reader, record, step_at
 
 # Each counter has a cache line of its own.
-TEAM = record("posted", *(f"_{i}" for i in range(7)), "arrived", *(f"_{i}" for i in range(7, 14)), "step", "give_way")
+TEAM = record(
+    "posted", *(f"_{i}" for i in range(7)), "arrived", *(f"_{i}" for i in range(7, 14)), "step", "give_way"
+)
 team_at = reader(TEAM)
 instruction_at = reader(INSTRUCTION)
 POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]

@@ -23,12 +23,10 @@ from numba.extending import overload
 from ...quant.jit import jit
 from ...quant.panels import PLANES
 from ...quant.simd import (
-    I32,
     LANES,
     Codes,
     CodesType,
     bits_to_f32,
-    half_bits_to_f32,
     loadv_f16,
     loadv_i32,
     loadv_u8,

@@ -1,0 +1,69 @@
+"""Repacking into row panels: every byte of the file is there once, where the layout says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.quant.block import QTensor
+from kukri.quant.formats import FORMATS
+from kukri.quant.panels import HIGH_BITS_PLANE, PLANES, regroup_high_bits, repack
+
+RNG = np.random.default_rng(3)
+
+
+def random_tensor(name: str, rows: int, blocks: int) -> QTensor:
+    kind = FORMATS[name]
+    data = RNG.integers(0, 256, (rows, blocks * kind.type_size), dtype=np.uint8)
+    return QTensor("w", kind, (rows, blocks * kind.block_size), data)
+
+
+def test_planes_cover_every_byte_of_a_block_once():
+    assert PLANES.keys() == FORMATS.keys()
+    for name, planes in PLANES.items():
+        covered = sorted(i for p in planes for i in range(p.offset, p.offset + p.n_bytes))
+        assert covered == list(range(FORMATS[name].type_size)), name
+
+
+@pytest.mark.parametrize("lanes", [4, 8, 16])
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("rows", "blocks"), [(16, 1), (37, 3), (1, 2)])
+def test_layout(name, lanes, rows, blocks):
+    """panel[plane][block][element][row], looked up one element at a time."""
+    tensor = random_tensor(name, rows, blocks)
+    panels = repack(tensor, lanes)
+    n_panels = -(-rows // lanes)
+    assert panels.shape == (n_panels, lanes * tensor.data.shape[1])  # not a bit more a weight
+    assert panels.ctypes.data % 64 == 0
+    padded = np.zeros((n_panels * lanes, blocks, tensor.format.type_size), np.uint8)
+    padded[:rows] = tensor.data.reshape(rows, blocks, -1)
+    at = 0
+    for i, plane in enumerate(PLANES[name]):
+        element = np.dtype(f"u{plane.size}")
+        stored = panels[:, at : at + lanes * blocks * plane.n_bytes].view(element)
+        stored = stored.reshape(n_panels, blocks, plane.count, lanes)
+        at += lanes * blocks * plane.n_bytes
+        for row in range(n_panels * lanes):
+            for block in range(blocks):
+                piece = padded[row, block, plane.offset : plane.offset + plane.n_bytes].view(element)
+                if HIGH_BITS_PLANE.get(name) == i:
+                    piece = regroup_high_bits(piece)
+                np.testing.assert_array_equal(stored[row // lanes, block, :, row % lanes], piece)
+
+
+def test_regrouped_high_bits():
+    for k in range(32):
+        word = np.array([1 << k], np.uint32)
+        assert regroup_high_bits(word)[0] == 1 << (8 * (k % 4) + k // 4)
+    words = RNG.integers(0, 2**32, 100, dtype=np.uint32)
+    assert len(set(regroup_high_bits(words).tolist())) == len(set(words.tolist()))
+
+
+def test_large_matrices_are_repacked_in_parts():
+    """More than one part of 4 MiB gives the same as all at once would."""
+    tensor = random_tensor("Q4_0", 1000, 1000)
+    panels = repack(tensor, 8)
+    first = repack(QTensor("w", tensor.format, (8, 32000), tensor.data[:8]), 8)
+    last = repack(QTensor("w", tensor.format, (8, 32000), tensor.data[-8:]), 8)
+    np.testing.assert_array_equal(panels[:1], first)
+    np.testing.assert_array_equal(panels[-1:], last)

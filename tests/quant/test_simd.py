@@ -1,0 +1,346 @@
+"""Every vector instruction against NumPy, at the level that this process runs."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kukri.quant import simd
+from kukri.quant.simd import (
+    LANES,
+    Codes,
+    absolute,
+    as_pointer,
+    atomic_add,
+    atomic_load,
+    atomic_swap,
+    bits_to_f32,
+    call_kernel,
+    dot,
+    dot_start,
+    fma,
+    lane_max,
+    lane_sum,
+    lane_sum_i32,
+    load_f32,
+    load_i32,
+    load_i64,
+    loadv_bf16,
+    loadv_f16,
+    loadv_f32,
+    loadv_i32,
+    loadv_u8,
+    loadv_u16,
+    lookup16,
+    maximum,
+    minimum,
+    pause,
+    round_even,
+    splat_f32,
+    splat_i32,
+    store_f16,
+    store_f32,
+    store_i32,
+    storev_f16,
+    storev_f32,
+    storev_i8,
+    to_f32,
+    to_i32,
+)
+
+RNG = np.random.default_rng(7)
+
+
+def address(array: np.ndarray) -> int:
+    return array.ctypes.data
+
+
+def floats(n: int = LANES) -> np.ndarray:
+    return (RNG.normal(size=n) * 100).astype(np.float32)
+
+
+def ints(n: int = LANES) -> np.ndarray:
+    return RNG.integers(-(2**31), 2**31, n, dtype=np.int64).astype(np.int32)
+
+
+def unary(function, x: np.ndarray, dtype=np.float32) -> np.ndarray:
+    """Run a compiled function of (address of x, address of out)."""
+    out = np.zeros(LANES, dtype)
+    numba.njit(function)(address(x), address(out))
+    return out
+
+
+def test_levels():
+    offered = simd.supported_levels()
+    assert simd.LEVEL in offered
+    assert offered[-1] == "plain"
+    assert simd.pick_level(None) == offered[0]
+    assert simd.pick_level("plain") == "plain"
+    with pytest.raises(ValueError, match="none of avx512vnni"):
+        simd.pick_level("sse9")
+    for level in set(simd.LEVELS) - set(offered):
+        with pytest.raises(ValueError, match="this CPU offers"):
+            simd.pick_level(level)
+
+
+def test_float_arithmetic():
+    a, b, c = floats(), floats(), floats()
+
+    @numba.njit
+    def run(a, b, c, out):
+        x, y, z = loadv_f32(a), loadv_f32(b), loadv_f32(c)
+        step = 4 * LANES
+        storev_f32(out, x + y)
+        storev_f32(out + step, x - y)
+        storev_f32(out + 2 * step, x * y)
+        storev_f32(out + 3 * step, x / y)
+        storev_f32(out + 4 * step, fma(x, y, z))
+        storev_f32(out + 5 * step, maximum(x, y))
+        storev_f32(out + 6 * step, minimum(x, y))
+        storev_f32(out + 7 * step, absolute(x))
+        storev_f32(out + 8 * step, round_even(x))
+        storev_f32(out + 9 * step, splat_f32(np.float32(1.5)))
+
+    out = np.zeros((10, LANES), np.float32)
+    run(address(a), address(b), address(c), address(out))
+    expected = [a + b, a - b, a * b, a / b, a * b + c, np.maximum(a, b), np.minimum(a, b), np.abs(a)]
+    np.testing.assert_allclose(out[:8], expected, rtol=1e-5)
+    np.testing.assert_array_equal(out[8], np.rint(a))
+    np.testing.assert_array_equal(out[9], 1.5)
+
+
+def test_rounding_of_halves_is_to_even():
+    halves = np.resize(np.array([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.49, -3.51], np.float32), LANES)
+
+    def run(x, out):
+        storev_f32(out, round_even(loadv_f32(x)))
+
+    np.testing.assert_array_equal(unary(run, halves), np.rint(halves))
+
+
+def test_integer_arithmetic():
+    a, b = ints(), ints()
+
+    @numba.njit
+    def run(a, b, out):
+        x, y = loadv_i32(a), loadv_i32(b)
+        step = 4 * LANES
+        for k, value in enumerate(
+            (
+                x + y,
+                x - y,
+                x * y,
+                x & y,
+                x | y,
+                x ^ y,
+                x << 3,
+                x >> 5,
+                x & 0x0F0F0F0F,
+                splat_i32(np.int32(-7)),
+            )
+        ):
+            storev_f32(out + k * step, bits_to_f32(value))
+
+    out = np.zeros((10, LANES), np.int32)
+    run(address(a), address(b), address(out))
+    unsigned = a.view(np.uint32)
+    expected = [a + b, a - b, a * b, a & b, a | b, a ^ b, a << 3, (unsigned >> 5).view(np.int32)]
+    np.testing.assert_array_equal(out[:8], expected)
+    np.testing.assert_array_equal(out[8], a & 0x0F0F0F0F)
+    np.testing.assert_array_equal(out[9], -7)
+
+
+def test_conversions():
+    whole = RNG.integers(-(2**23), 2**23, LANES).astype(np.int32)
+    x = floats()
+
+    def to_float(a, out):
+        storev_f32(out, to_f32(loadv_i32(a)))
+
+    def to_int(a, out):
+        storev_f32(out, bits_to_f32(to_i32(loadv_f32(a))))
+
+    np.testing.assert_array_equal(unary(to_float, whole), whole.astype(np.float32))
+    np.testing.assert_array_equal(unary(to_int, x, np.int32), np.trunc(x).astype(np.int32))
+
+
+def test_narrow_loads():
+    halves = (RNG.normal(size=LANES) * 10).astype(np.float16)
+    halves[:4] = [np.inf, -0.0, 6e-8, 65504]
+    words = RNG.integers(0, 65536, LANES).astype(np.uint16)
+    octets = RNG.integers(0, 256, LANES).astype(np.uint8)
+    bf16 = (floats().view(np.uint32) >> 16).astype(np.uint16)
+
+    def f16(a, out):
+        storev_f32(out, loadv_f16(a))
+
+    def u16(a, out):
+        storev_f32(out, to_f32(loadv_u16(a)))
+
+    def u8(a, out):
+        storev_f32(out, to_f32(loadv_u8(a)))
+
+    def brain(a, out):
+        storev_f32(out, loadv_bf16(a))
+
+    np.testing.assert_array_equal(unary(f16, halves), halves.astype(np.float32))
+    np.testing.assert_array_equal(unary(u16, words), words.astype(np.float32))
+    np.testing.assert_array_equal(unary(u8, octets), octets.astype(np.float32))
+    np.testing.assert_array_equal(unary(brain, bf16), (bf16.astype(np.uint32) << 16).view(np.float32))
+
+
+def test_narrow_stores():
+    x = floats()
+
+    def f16(a, out):
+        storev_f16(out, loadv_f32(a))
+
+    def one(a, out):
+        store_f16(out, load_f32(a))
+
+    def i8(a, out):
+        storev_i8(out, loadv_i32(a))
+
+    small = RNG.integers(-127, 128, LANES).astype(np.int32)
+    np.testing.assert_array_equal(unary(f16, x, np.float16), x.astype(np.float16))
+    assert unary(one, x, np.float16)[0] == np.float16(x[0])
+    np.testing.assert_array_equal(unary(i8, small, np.int8), small.astype(np.int8))
+
+
+def test_scalars_in_memory():
+    numbers = np.array([2**40 + 1, -5], np.int64)
+
+    @numba.njit
+    def run(a, out):
+        store_i32(out, np.int32(load_i64(a) >> 20))
+        store_i32(out + 4, load_i32(a + 8))
+        store_f32(out + 8, np.float32(0.25))
+
+    out = np.zeros(3, np.int32)
+    run(address(numbers), address(out))
+    assert out[0] == 2**20
+    assert out[1] == -5
+    assert out[2:].view(np.float32)[0] == 0.25
+
+
+def test_reductions():
+    x, whole = floats(), RNG.integers(-1000, 1000, LANES).astype(np.int32)
+
+    @numba.njit
+    def run(x, i):
+        return lane_sum(loadv_f32(x)), lane_max(loadv_f32(x)), lane_sum_i32(loadv_i32(i))
+
+    total, largest, count = run(address(x), address(whole))
+    np.testing.assert_allclose(total, x.sum(dtype=np.float64), rtol=1e-5)
+    assert largest == x.max()
+    assert count == whole.sum()
+
+
+UNSIGNED = {limit: Codes(f"u{limit}", limit=limit) for limit in (1, 3, 15, 31, 63, 127)}
+SIGNED = {limit: Codes(f"s{limit}", limit=limit, signed=True) for limit in (12, 127, 128)}
+
+
+def compiled_dot(codes: Codes, n_words: int):
+    """dot of `n_words` words, as a function of (words, activations, Σ activations, out) addresses."""
+    stride = 4 * LANES
+    if n_words == 8:
+
+        @numba.njit
+        def run(words, x, total, out):
+            w = (
+                *(loadv_i32(words), loadv_i32(words + stride)),
+                *(loadv_i32(words + 2 * stride), loadv_i32(words + 3 * stride)),
+                *(loadv_i32(words + 4 * stride), loadv_i32(words + 5 * stride)),
+                *(loadv_i32(words + 6 * stride), loadv_i32(words + 7 * stride)),
+            )
+            storev_f32(out, bits_to_f32(dot(dot_start(np.int32(total), codes), w, x, codes)))
+
+        return run
+
+    @numba.njit
+    def run(words, x, total, out):
+        w = (
+            loadv_i32(words),
+            loadv_i32(words + stride),
+            loadv_i32(words + 2 * stride),
+            loadv_i32(words + 3 * stride),
+        )
+        storev_f32(out, bits_to_f32(dot(dot_start(np.int32(total), codes), w, x, codes)))
+
+    return run
+
+
+def check_dot(codes: Codes, run, weights: np.ndarray, x: np.ndarray) -> None:
+    """`weights` is [words, LANES, 4] as the codes' bytes, `x` int8 [4 · words]."""
+    out = np.zeros(LANES, np.int32)
+    run(address(weights), address(x), int(x.astype(int).sum()), address(out))
+    expected = np.einsum("wlb,wb->l", weights.astype(int) - codes.zero, x.reshape(-1, 4).astype(int))
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("n_words", [4, 8])
+@pytest.mark.parametrize(
+    "codes", [*UNSIGNED.values(), *SIGNED.values(), Codes("z", 63, zero=32)], ids=lambda c: c.name
+)
+def test_dot_is_exact(codes, n_words):
+    """Random codes, and those at the limits, where 16-bit sums would overflow first."""
+    run = compiled_dot(codes, n_words)
+    low = -codes.limit if codes.signed else 0
+    high = min(codes.limit, 127) if codes.signed else codes.limit
+    kind = np.int8 if codes.signed else np.uint8
+    for corner in (low, high):
+        for sign in (-127, 127):
+            weights = np.full((n_words, LANES, 4), corner, kind)
+            check_dot(codes, run, weights, np.full(4 * n_words, sign, np.int8))
+    for _ in range(20):
+        weights = RNG.integers(low, high + 1, (n_words, LANES, 4)).astype(kind)
+        check_dot(codes, run, weights, RNG.integers(-127, 128, 4 * n_words).astype(np.int8))
+
+
+def test_lookup16():
+    table = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+    index = RNG.integers(0, 16, 4 * LANES).astype(np.uint8)
+
+    @numba.njit
+    def run(a, out):
+        storev_f32(out, bits_to_f32(lookup16(table, loadv_i32(a))))
+
+    out = np.zeros(4 * LANES, np.int8)
+    run(address(index), address(out))
+    np.testing.assert_array_equal(out, np.array(table, np.int8)[index])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(-(2**62), 2**62), st.integers(-1000, 1000))
+def test_atomics(start, change):
+    cell = np.array([start, 0], np.int64)
+    before, after, swapped = _atomics(address(cell), change)
+    assert (before, after, swapped) == (start, start + change, start + change)
+    assert cell[0] == 5
+
+
+@numba.njit
+def _atomics(cell, change):
+    pause()
+    before = atomic_add(cell, change)
+    after = atomic_load(cell)
+    return before, after, atomic_swap(cell, 5)
+
+
+def test_kernel_called_by_address():
+    signature = numba.types.void(numba.int64, numba.int64, numba.int64)
+
+    @numba.cfunc(signature)
+    def kernel(a, b, c):
+        numba.carray(as_pointer(a), 1, np.int64)[0] = 10 * b + c
+
+    @numba.njit
+    def run(kernel, a):
+        call_kernel(kernel, a, 4, 2)
+
+    cell = np.zeros(1, np.int64)
+    run(kernel.address, address(cell))
+    assert cell[0] == 42
