@@ -1,0 +1,86 @@
+"""A model's files, of either kind, as the rest of the program wants to see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..quant.block import QTensor
+from ..quant.checkpoint import Checkpoint
+from ..quant.gguf import MAGIC, GGUFFile
+from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
+from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a model's files say, whichever kind they are."""
+
+    path: Path
+    name: str
+    config: ModelConfig
+    tensors: Mapping[str, QTensor]
+    tokenizer: Tokenizer | None
+    end_ids: frozenset[int]
+    n_bytes: int
+    release: Callable[[QTensor], None]
+
+
+def open_source(path: Path) -> Source:
+    """Open a GGUF file or a folder without loading its weights.
+
+    Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile), TokenizerError.
+    """
+    if path.is_dir():
+        return _open_folder(path)
+    file = GGUFFile.open(path)
+    config = config_from_gguf(file.metadata, file.tensors)
+    has_tokenizer = any(key.startswith("tokenizer.ggml.") for key in file.metadata)
+    tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
+    name = file.metadata.get("general.name")
+    return Source(
+        path=path,
+        name=name if isinstance(name, str) and name else path.stem,
+        config=config,
+        tensors=file.tensors,
+        tokenizer=tokenizer,
+        end_ids=tokenizer.end_ids if tokenizer else frozenset(),
+        n_bytes=file.n_bytes,
+        release=file.release,
+    )
+
+
+def _open_folder(path: Path) -> Source:
+    folder = Checkpoint.open(path)
+    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
+    tokenizer = load_tokenizer(path) if has_tokenizer else None
+    config = config_from_hf(folder.config, folder.tensors)
+    text_config = folder.config.get("text_config")  # where a model also sees or hears
+    ends = _ids(folder.generation_config) | _ids(folder.config) | _ids(text_config)
+    return Source(
+        path=path,
+        name=path.resolve().name,
+        config=config,
+        tensors=folder.tensors,
+        tokenizer=tokenizer,
+        end_ids=ends | (tokenizer.end_ids if tokenizer else frozenset()),
+        n_bytes=folder.n_bytes,
+        release=folder.release,
+    )
+
+
+def _ids(config: Any) -> frozenset[int]:
+    """`eos_token_id` of a Hugging Face configuration: a number, a list of them, or nothing."""
+    value = config.get("eos_token_id") if isinstance(config, Mapping) else None
+    values = value if isinstance(value, list) else [value]
+    return frozenset(id_ for id_ in values if type(id_) is int)
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a file is one, by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
