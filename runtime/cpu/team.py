@@ -88,7 +88,10 @@ class Team:
         self._follow: Any = follow.compiled.ctypes if n_threads > 1 else None
         self._closed = False
         self._ticket = 0
-        self._wake = [threading.Semaphore(0) for _ in range(n_threads - 1)]
+        # A worker sleeps in acquiring its lock, which only `run` and `close` release.
+        self._wake = [threading.Lock() for _ in range(n_threads - 1)]
+        for lock in self._wake:
+            lock.acquire()
         for i in range(1, n_threads):
             threading.Thread(target=self._work, args=(i,), name=f"kukri-{i}", daemon=True).start()
 
@@ -99,13 +102,12 @@ class Team:
         would wait for ever for a step that never comes.
         """
         interrupt: BaseException | None = None
-        self._ticket += 1
-        asleep = list(self._wake)
+        self._ticket = self._posted + 1
         while self._posted < self._ticket:
             try:
-                while asleep:
-                    asleep[-1].release()
-                    asleep.pop()  # interrupted just before, it is released twice: `_work` copes
+                for asleep in self._wake:
+                    if asleep.locked():
+                        asleep.release()
                 self._lead(self._address, step.ctypes.data, 0)
             except BaseException as error:
                 interrupt = error
@@ -119,8 +121,9 @@ class Team:
     def close(self) -> None:
         """End the workers."""
         self._closed = True
-        for wake in self._wake:
-            wake.release()
+        for asleep in self._wake:
+            if asleep.locked():
+                asleep.release()
 
     def _work(self, thread: int) -> None:
         done = 0
@@ -128,7 +131,7 @@ class Team:
             self._wake[thread - 1].acquire()
             if self._closed:
                 return
-            if self._ticket > done:
+            if self._ticket > done:  # else woken a second time for a step that was interrupted
                 done = self._ticket
                 self._follow(self._address, done, thread)
 
