@@ -8,6 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+# Before NumPy is first imported: BLAS threads that wait for each other in a spin make the reference machine
+# ten times slower as soon as anything else runs.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 import pytest
 
