@@ -68,7 +68,7 @@ def test_load_generate_and_logits(conformance):
         logits = model.logits(ids)
         assert logits.dtype == np.float32
         assert logits.shape == (len(ids), 256)
-        np.testing.assert_allclose(logits, reference["logits"], atol=1e-4)
+        np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], atol=1e-4)
         params = kukri.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
         assert list(model.generate(ids[:16], params)) == reference["greedy_ids"].tolist()
         np.testing.assert_array_equal(model.logits(ids), logits)  # independent of what came before
