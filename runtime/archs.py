@@ -18,7 +18,7 @@ class Arch:
     """
 
     name: str
-    gguf: str  # `general.architecture`
+    gguf: str  # `general.architecture`; the first row with it counts
     hf: tuple[str, ...]  # `model_type`; a wrapper's, around a `text_config`, as well
     layer: Mapping[str, str]
     biases: frozenset[str] = frozenset()
@@ -68,8 +68,7 @@ _ROWS = (
     _LLAMA,
     replace(
         _LLAMA,
-        name="mistral",
-        gguf="mistral",
+        name="mistral",  # in GGUF files it is called llama
         hf=("mistral",),
         window="all",
         hf_defaults={

@@ -89,7 +89,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     name = Fields(metadata, "GGUF metadata").text("general.architecture")
     arch = next((row for row in ARCHS.values() if row.gguf == name), None)
     if arch is None:
-        raise _unsupported(name, [row.gguf for row in ARCHS.values()])
+        raise _unsupported(name, list(dict.fromkeys(row.gguf for row in ARCHS.values())))
     keys = Fields(metadata, "GGUF metadata", prefix=f"{name}.")
     if keys.integer("expert_count", 0, low=0):
         raise UnsupportedModel(f"{name} with experts (expert_count) is not supported; dense models are")

@@ -171,3 +171,14 @@ def test_norms_of_gemma3(conformance):
     weights = Weights(config_from_hf(checkpoint.config, checkpoint.tensors), checkpoint.tensors)
     stored = checkpoint.tensors["model.norm.weight"].dequantize()
     np.testing.assert_array_equal(weights.norm("output_norm.weight"), stored + np.float32(1))
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "model.", ""])
+def test_prefixes_of_names(conformance, prefix):
+    """Wrappers of the text model are written with several prefixes; bare ones without any."""
+    checkpoint = Checkpoint.open(conformance("gemma3-multimodal"))
+    tensors = {
+        name.replace("language_model.model.", prefix): tensor for name, tensor in checkpoint.tensors.items()
+    }
+    assert f"{prefix}layers.0.self_attn.q_proj.weight" in tensors
+    Weights(config_from_hf(checkpoint.config, tensors), tensors)
