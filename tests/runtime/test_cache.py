@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from kukri.runtime.cache import PAGE_SIZE, CacheFull, PageTable
 
 

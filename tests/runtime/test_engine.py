@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.engine import ContextExceeded, Engine
 from kukri.runtime.sampler import BadLogits, SamplingParams

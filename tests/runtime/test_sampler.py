@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+
 from kukri.runtime.sampler import BadLogits, Sampler, SamplingParams, _truncate, largest
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
