@@ -1,0 +1,23 @@
+"""Text to token ids and back: byte-level BPE and SentencePiece vocabularies, chat templates.
+
+Reads tokenizer.json, tokenizer.model, Hugging Face folders and the metadata of GGUF files.
+"""
+
+from .chat import encode_chat
+from .core import Tokenizer
+from .errors import TokenizerError
+from .gguf import tokenizer_from_gguf
+from .hf import load_tokenizer
+from .incremental import IncrementalDecoder
+from .template import TemplateError, render_chat
+
+__all__ = [
+    "IncrementalDecoder",
+    "TemplateError",
+    "Tokenizer",
+    "TokenizerError",
+    "encode_chat",
+    "load_tokenizer",
+    "render_chat",
+    "tokenizer_from_gguf",
+]

@@ -1,0 +1,117 @@
+"""Added tokens: entries of the vocabulary that are found in a text before anything else looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import regex
+
+# Unicode White_Space. str.isspace() would also count the separators U+001C to U+001F.
+WHITE_SPACE = (
+    "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """One added token with the flags of a tokenizer.json.
+
+    `special` marks control tokens (of a GGUF: types CONTROL and UNKNOWN). `normalized` tokens are
+    looked for after the text has been normalised, the others before. `lstrip` and `rstrip` swallow
+    the white space next to the token; `single_word` forbids letters and digits next to it.
+    """
+
+    id: int
+    content: str
+    special: bool = False
+    normalized: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+
+
+class AddedTokens:
+    """Splits text at added tokens: leftmost first, and of those that start there the longest.
+
+    Tokens are told apart by their first two characters (one regular expression) and then by dictionary
+    look-ups, one for each length that occurs, so thousands of them cost no more than a few.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken]) -> None:
+        self._by_content: dict[str, AddedToken] = {}
+        for token in tokens:
+            if token.content:
+                self._by_content.setdefault(token.content, token)
+        seconds: dict[str, set[str]] = {}
+        lengths: dict[str, set[int]] = {}
+        for content in self._by_content:
+            seconds.setdefault(content[0], set()).add(content[1:2])
+            lengths.setdefault(content[0], set()).add(len(content))
+        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+        self._candidate = regex.compile(
+            "|".join(_prefix(first, seen) for first, seen in sorted(seconds.items()))
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._by_content)
+
+    def split(self, text: str, special: bool, others: bool = True) -> Iterator[str | int]:
+        """The text in order, as plain pieces (never empty) and the ids of the tokens between them.
+
+        Without `special` a special token is stepped over as a whole and stays in its plain piece; so do
+        the other tokens without `others`.
+        """
+        if not self._by_content:
+            if text:
+                yield text
+            return
+        done = position = 0
+        while found := self._candidate.search(text, position):
+            position = found.start()
+            token = self._longest(text, position)
+            if token is None:
+                position += 1
+                continue
+            start, position = position, position + len(token.content)
+            counts = special if token.special else others
+            if not counts or (token.single_word and _touches_word(text, start, position)):
+                continue
+            if token.lstrip:
+                start = max(done, len(text[:start].rstrip(WHITE_SPACE)))
+            if token.rstrip:
+                position = len(text) - len(text[position:].lstrip(WHITE_SPACE))
+            if done < start:
+                yield text[done:start]
+            yield token.id
+            done = position
+        if done < len(text):
+            yield text[done:]
+
+    def starts(self, text: str) -> Iterator[int]:
+        """Every position where a token is spelled, also inside another one."""
+        if self._by_content:
+            for found in self._candidate.finditer(text, overlapped=True):
+                if self._longest(text, found.start()) is not None:
+                    yield found.start()
+
+    def _longest(self, text: str, position: int) -> AddedToken | None:
+        for length in self._lengths[text[position]]:
+            token = self._by_content.get(text[position : position + length])
+            if token is not None:
+                return token
+        return None
+
+
+def _prefix(first: str, seconds: set[str]) -> str:
+    """A pattern for the first two characters; "" among the seconds is a token of one character."""
+    if "" in seconds:
+        return regex.escape(first)
+    return regex.escape(first) + "[" + "".join(regex.escape(second) for second in sorted(seconds)) + "]"
+
+
+def _touches_word(text: str, start: int, stop: int) -> bool:
+    before = start > 0 and regex.match(r"\w", text[start - 1])
+    after = stop < len(text) and regex.match(r"\w", text[stop])
+    return bool(before or after)

@@ -1,0 +1,159 @@
+"""The components of a tokenizer.json: normalizer, pre_tokenizer and decoder, as `tokenizers` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import regex
+
+from .errors import TokenizerError
+from .normalize import (
+    Normalizer,
+    lowercase,
+    prepend,
+    replace,
+    strip,
+    substitute,
+    unicode_form,
+)
+from .presets import KNOWN_PATTERNS
+from .pretokenize import (
+    GPT2,
+    PUNCTUATION,
+    Step,
+    compile_pattern,
+    metaspace,
+    prefix_space,
+    spell_bytes,
+    split,
+)
+
+Spec = Mapping[str, Any]
+
+PATTERN_SECONDS = 60.0  # one text through one pattern that only this file has
+
+
+def kind(spec: object, part: str) -> tuple[str, Spec]:
+    """The type of a component and the component, checked to be an object that names one."""
+    if not isinstance(spec, dict) or not isinstance(spec.get("type"), str):
+        raise TokenizerError(f"tokenizer.json: the {part} is not an object with a type")
+    return spec["type"], spec
+
+
+def value(spec: Spec, key: str, expected: type, default: Any = None) -> Any:
+    """`spec[key]`, or the default; TokenizerError if that is not of the type expected."""
+    found = spec.get(key, default)
+    if not isinstance(found, expected):
+        raise TokenizerError(
+            f"tokenizer.json: {key} is {type(found).__name__} and should be {expected.__name__}"
+        )
+    return found
+
+
+def _items(spec: Spec, key: str) -> list[Any]:
+    items: list[Any] = value(spec, key, list)
+    return items
+
+
+def _pattern(spec: Spec) -> regex.Pattern[str]:
+    """{"String": …} or {"Regex": …}."""
+    pattern = value(spec, "pattern", dict)
+    if isinstance(pattern.get("Regex"), str):
+        return compile_pattern(pattern["Regex"])
+    return compile_pattern(regex.escape(value(pattern, "String", str)))
+
+
+def normalizers(spec: object) -> list[Normalizer]:
+    """The normaliser as functions to apply in order."""
+    if spec is None:
+        return []
+    name, fields = kind(spec, "normalizer")
+    match name:
+        case "Sequence":
+            return [n for item in _items(fields, "normalizers") for n in normalizers(item)]
+        case "NFC" | "NFD" | "NFKC" | "NFKD":
+            return [unicode_form(name)]
+        case "Prepend":
+            return [prepend(value(fields, "prepend", str))]
+        case "Replace":
+            pattern, content = value(fields, "pattern", dict), value(fields, "content", str)
+            if isinstance(pattern.get("String"), str) and pattern["String"]:
+                return [replace(pattern["String"], content)]
+            return [substitute(_pattern(fields), content)]
+        case "Strip":
+            return [strip(value(fields, "strip_left", bool, True), value(fields, "strip_right", bool, True))]
+        case "Lowercase":
+            return [lowercase]
+    raise TokenizerError(f"unsupported normalizer {name!a}")
+
+
+def steps(spec: object) -> list[Step]:
+    """The pre-tokeniser as steps; `spell_bytes` among them where byte-level symbols begin."""
+    if spec is None:
+        return []
+    name, fields = kind(spec, "pre_tokenizer")
+    match name:
+        case "Sequence":
+            return [s for item in _items(fields, "pretokenizers") for s in steps(item)]
+        case "Split":
+            behavior, invert = value(fields, "behavior", str), value(fields, "invert", bool, False)
+            pattern = _pattern(fields)
+            seconds = None if pattern.pattern in KNOWN_PATTERNS else PATTERN_SECONDS
+            return [split(pattern, behavior, invert, seconds)]
+        case "ByteLevel":
+            prefix = [prefix_space] if value(fields, "add_prefix_space", bool, True) else []
+            words = [split(compile_pattern(GPT2))] if value(fields, "use_regex", bool, True) else []
+            return [*prefix, *words, spell_bytes]
+        case "Digits":
+            behavior = "Isolated" if value(fields, "individual_digits", bool, False) else "Contiguous"
+            return [split(compile_pattern(r"\p{N}"), behavior)]
+        case "Punctuation":
+            return [split(compile_pattern(PUNCTUATION), value(fields, "behavior", str, "Isolated"))]
+        case "Whitespace":
+            return [split(compile_pattern(r"\w+|[^\w\s]+"), "Removed", invert=True)]
+        case "WhitespaceSplit":
+            return [split(compile_pattern(r"\s+"), "Removed")]
+        case "Metaspace":
+            scheme = value(fields, "prepend_scheme", str, "always")
+            if not value(fields, "add_prefix_space", bool, True):
+                scheme = "never"
+            return [metaspace(value(fields, "replacement", str), scheme, value(fields, "split", bool, True))]
+    raise TokenizerError(f"unsupported pre_tokenizer {name!a}")
+
+
+def decoder(spec: object) -> dict[str, Any]:
+    """The decoder as keyword arguments of `Detokenizer`.
+
+    That covers ByteLevel, Metaspace, and the chain of SentencePiece's: Replace, ByteFallback, Fuse, Strip.
+    """
+    arguments: dict[str, Any] = {}
+    for name, fields in _flat(spec):
+        match name:
+            case "ByteLevel":
+                arguments["byte_level"] = True
+            case "ByteFallback":
+                arguments["byte_fallback"] = True
+            case "Fuse":
+                pass
+            case "Replace":
+                old = value(value(fields, "pattern", dict), "String", str)
+                arguments.setdefault("replacements", []).append((old, value(fields, "content", str)))
+            case "Strip" if [fields.get(key) for key in ("content", "start", "stop")] == [" ", 1, 0]:
+                arguments["strip_space"] = True
+            case "Metaspace":
+                arguments.setdefault("replacements", []).append((value(fields, "replacement", str), " "))
+                prefixed = fields.get("add_prefix_space", True) and fields.get("prepend_scheme") != "never"
+                arguments["strip_space"] = bool(prefixed)
+            case _:
+                raise TokenizerError(f"unsupported decoder {name!a}")
+    return arguments
+
+
+def _flat(spec: object) -> list[tuple[str, Spec]]:
+    if spec is None:
+        return []
+    name, fields = kind(spec, "decoder")
+    if name == "Sequence":
+        return [part for item in _items(fields, "decoders") for part in _flat(item)]
+    return [(name, fields)]

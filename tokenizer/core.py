@@ -1,0 +1,164 @@
+"""The tokenizer: text to ids and back, whatever file it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+from .added import AddedToken, AddedTokens
+from .detokenize import Detokenizer
+from .guard import SpecialGuard
+from .normalize import Normalizer
+from .pretokenize import Step
+
+
+class WordModel(Protocol):
+    """What turns words into ids: byte-pair encoding or a unigram model."""
+
+    def encode(self, words: Iterable[str]) -> Iterable[int]: ...
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """What a file says beside the vocabulary."""
+
+    bos_id: int | None = None
+    eos_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    end_ids: frozenset[int] = frozenset()
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
+
+
+class Tokenizer:
+    """Text ↔ token ids. Made by `load_tokenizer` and `tokenizer_from_gguf`.
+
+    bos_id, eos_id   begin and end of a text, None where the file names none
+    add_bos, add_eos whether a model expects them around a prompt; encode() never adds them
+    end_ids          tokens that end an answer (end of text, of turn, of message)
+    chat_templates   Jinja sources by name
+    special_tokens   control tokens by their spelling
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        added: Iterable[AddedToken],
+        model: WordModel,
+        cut: Step,
+        detokenizer: Detokenizer,
+        settings: TokenizerSettings,
+        normalize: Normalizer | None = None,
+    ) -> None:
+        tokens = list(added)
+        self.vocab_size = vocab_size
+        self.special_tokens: dict[str, int] = {t.content: t.id for t in tokens if t.special}
+        self.bos_id = settings.bos_id
+        self.eos_id = settings.eos_id
+        self.add_bos = settings.add_bos
+        self.add_eos = settings.add_eos
+        self.end_ids = settings.end_ids
+        self.chat_templates = settings.chat_templates
+        self._special_ids = frozenset(self.special_tokens.values())
+        self._all_added = AddedTokens(tokens)
+        self._added = AddedTokens(t for t in tokens if not t.normalized)
+        self._added_normalized = AddedTokens(_normalized(t, normalize) for t in tokens if t.normalized)
+        self._model = model
+        self._cut = cut
+        self._detokenizer = detokenizer
+        self._normalize = normalize
+
+    @cached_property
+    def guard(self) -> SpecialGuard:
+        """What keeps control tokens typed by a user apart from those of a chat template."""
+        return SpecialGuard(self.special_tokens)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The default chat template, None for a model that has none."""
+        return self.chat_templates.get("default")
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of `text`, without begin and end tokens.
+
+        With `special`, control tokens written in the text count; without it they are ordinary text.
+        Other added tokens (USER_DEFINED in a GGUF) always count. Lone surrogates become U+FFFD.
+        """
+        ids: list[int] = []
+        self._extend(ids, _without_surrogates(text), special, True)
+        return ids
+
+    def encode_rendered(self, text: str, restore: Callable[[str], str]) -> list[int]:
+        """The ids of a prompt in which control tokens count, except those that `restore` brings out.
+
+        Control tokens are found first; then `restore` changes the text between them back to what it
+        means, and that is encoded as ordinary text. With an identity this equals encode(text, special=True).
+        """
+        ids: list[int] = []
+        at_start = True
+        for part in self._all_added.split(_without_surrogates(text), True, others=False):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                self._extend(ids, restore(part), False, at_start)
+            at_start = False
+        return ids
+
+    def _extend(self, ids: list[int], text: str, special: bool, at_start: bool) -> None:
+        for part in self._added.split(text, special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                self._extend_normalized(ids, part, special, at_start)
+            at_start = False
+
+    def _extend_normalized(self, ids: list[int], text: str, special: bool, at_start: bool) -> None:
+        if self._normalize is not None:
+            text = self._normalize(text)
+        for part in self._added_normalized.split(text, special):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._model.encode(self._cut(part, at_start)))
+            at_start = False
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of `ids`, special tokens included; bytes that are not UTF-8 become U+FFFD.
+
+        TokenizerError for an id that is not in the vocabulary.
+        """
+        bytes_of = self._detokenizer.bytes_of
+        return self._detokenizer.strip(b"".join([bytes_of(id) for id in ids]).decode(errors="replace"))
+
+    def token_bytes(self, id: int) -> bytes:
+        """The UTF-8 bytes, maybe of a part of a character, that a token stands for."""
+        return self._detokenizer.bytes_of(id)
+
+    def strip_start(self, text: str) -> str:
+        """`text`, the start of a decoded text, without the space that the encoder put there."""
+        return self._detokenizer.strip(text)
+
+    def token_text(self, id: int) -> str:
+        """A token on its own: a special token's spelling, else decoded, U+FFFD for a part of a character."""
+        if id in self._special_ids:
+            return self._detokenizer.piece(id)
+        return self._detokenizer.bytes_of(id).decode(errors="replace")
+
+    def is_special(self, id: int) -> bool:
+        return id in self._special_ids
+
+
+def _normalized(token: AddedToken, normalize: Normalizer | None) -> AddedToken:
+    """The token as it is spelled in a normalised text."""
+    return token if normalize is None else replace(token, content=normalize(token.content))
+
+
+def _without_surrogates(text: str) -> str:
+    """Half surrogate pairs joined, lone ones replaced: UTF-8 has neither."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", errors="replace")
+    return text

@@ -1,0 +1,65 @@
+"""Ids back to bytes: what each entry of the vocabulary stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .errors import TokenizerError
+from .pretokenize import BYTE_SYMBOLS
+
+_SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Detokenizer:
+    """The bytes of a token. A text is the bytes of its tokens, joined, and bad UTF-8 replaced.
+
+    `byte_level`: a piece is spelled in GPT-2's byte symbols; one with any other character in it stands for
+    itself (added tokens do). `byte_fallback`: "<0x0A>" is that byte. `replacements` are made in all pieces.
+    `strip_space`: a space is taken off the start of a whole text, because the encoder puts one there.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[str | None],
+        *,
+        byte_level: bool = False,
+        byte_fallback: bool = False,
+        replacements: Sequence[tuple[str, str]] = (),
+        strip_space: bool = False,
+    ) -> None:
+        self._pieces = pieces
+        self._byte_level = byte_level
+        self._byte_fallback = byte_fallback
+        self._replacements = replacements
+        self._strip_space = strip_space
+        self._known: dict[int, bytes] = {}
+
+    def piece(self, id: int) -> str:
+        """The entry as the vocabulary spells it; "" for a number that the vocabulary skips."""
+        if not 0 <= id < len(self._pieces):
+            raise TokenizerError(f"token id {id} is not in the vocabulary of {len(self._pieces)}")
+        return self._pieces[id] or ""
+
+    def bytes_of(self, id: int) -> bytes:
+        found = self._known.get(id)
+        if found is None:
+            found = self._known[id] = self._spell(self.piece(id))
+        return found
+
+    def _spell(self, piece: str) -> bytes:
+        if self._byte_level:
+            try:
+                return bytes([_SYMBOL_BYTES[symbol] for symbol in piece])
+            except KeyError:
+                return piece.encode()
+        if self._byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
+            return bytes([int(match[1], 16)])
+        for old, new in self._replacements:
+            piece = piece.replace(old, new)
+        return piece.encode()
+
+    def strip(self, text: str) -> str:
+        """`text`, the start of a whole text, without the space that the encoder put there."""
+        return text.removeprefix(" ") if self._strip_space else text

@@ -1,0 +1,8 @@
+"""The error that every tokenizer reader raises."""
+
+
+class TokenizerError(ValueError):
+    """A tokenizer is damaged, inconsistent or of a kind that is not supported; or an id is not in it.
+
+    The message is one line.
+    """

@@ -1,0 +1,169 @@
+"""Tokenizers inside GGUF files, from the `tokenizer.…` keys of their metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .added import AddedToken
+from .bpe import BPE, merge_ranks
+from .core import Tokenizer, TokenizerSettings
+from .detokenize import Detokenizer
+from .endings import end_ids
+from .errors import TokenizerError
+from .normalize import chain, prepend, replace, unicode_form
+from .presets import preset
+from .spm import SPACE, TokenType, bpe_from_scores, cut_at_spaces
+
+_PREFIX = "tokenizer.ggml."
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer described by a GGUF's metadata (string arrays as lists, numeric arrays as NumPy arrays).
+
+    `tokenizer.ggml.model` "gpt2" is byte-level BPE with the pre-tokeniser that `tokenizer.ggml.pre` names,
+    "llama" is SentencePiece's BPE. Where the original tokenizer normalises its text (Qwen: NFC) this does
+    too, unlike llama.cpp. TokenizerError if keys are missing, of the wrong type or inconsistent, or for other
+    models.
+    """
+    model = _text(metadata, "model")
+    pieces = _texts(metadata, "tokens")
+    if not pieces:
+        raise TokenizerError(f"{_PREFIX}tokens is empty")
+    types = _types(metadata, len(pieces))
+    if model == "gpt2":
+        return _byte_level(metadata, pieces, types)
+    if model == "llama":
+        return _sentencepiece(metadata, pieces, types)
+    raise TokenizerError(f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2 and llama are supported")
+
+
+def _byte_level(metadata: Mapping[str, Any], pieces: list[str], types: np.ndarray) -> Tokenizer:
+    pre = preset(_text(metadata, "pre", "default"))
+    merges = _texts(metadata, "merges")
+    vocab = dict(zip(pieces, range(len(pieces)), strict=True))
+    ranks = merge_ranks(merges, vocab, " ")
+    for id in np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNUSED))).tolist():
+        vocab.pop(pieces[id], None)  # never what ordinary text becomes
+    return Tokenizer(
+        len(pieces),
+        _added(pieces, types),
+        BPE(vocab, ranks, " ", byte_level=pre.byte_level_words, ignore_merges=pre.ignore_merges),
+        pre.step(),
+        Detokenizer(pieces, byte_level=True),
+        _settings(metadata, pieces, types, add_bos=pre.add_bos),
+        unicode_form("NFC") if pre.nfc else None,
+    )
+
+
+def _sentencepiece(metadata: Mapping[str, Any], pieces: list[str], types: np.ndarray) -> Tokenizer:
+    scores = _array(metadata, "scores", len(pieces))
+    if scores.dtype.kind != "f":
+        raise TokenizerError(f"{_PREFIX}scores are {scores.dtype} and should be float32")
+    spelled = list(pieces)
+    for id in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
+        spelled[id] = pieces[id].replace(" ", SPACE)
+    prefix = _flag(metadata, "add_space_prefix", True)
+    normalizers = [replace(" ", SPACE)]
+    if prefix:
+        normalizers.insert(0, prepend(SPACE))
+    return Tokenizer(
+        len(pieces),
+        _added(pieces, types),
+        bpe_from_scores(spelled, scores, types),
+        cut_at_spaces(spelled),
+        Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=prefix),
+        _settings(metadata, pieces, types, add_bos=True),
+        chain(normalizers),
+    )
+
+
+def _added(pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
+    """Control, unknown (both special) and user-defined entries are matched in a text."""
+    ids = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+    return [AddedToken(i, pieces[i], special=types[i] != TokenType.USER_DEFINED) for i in ids.tolist()]
+
+
+def _settings(
+    metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray, add_bos: bool
+) -> TokenizerSettings:
+    names = ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")
+    bos, eos, eot, eom = (_id(metadata, name, len(pieces)) for name in names)
+    control = {pieces[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
+    return TokenizerSettings(
+        bos,
+        eos,
+        add_bos=bos is not None and _flag(metadata, "add_bos_token", add_bos),
+        add_eos=eos is not None and _flag(metadata, "add_eos_token", False),
+        end_ids=end_ids(control, eos, eot, eom),
+        chat_templates=_chat_templates(metadata),
+    )
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    templates: dict[str, str] = {}
+    for name, template in metadata.items():
+        if name == key or name.startswith(key + "."):
+            if not isinstance(template, str):
+                raise TokenizerError(f"{name} is {type(template).__name__} and should be a string")
+            templates[name[len(key) + 1 :] or "default"] = template
+    return templates
+
+
+def _text(metadata: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    value = metadata.get(_PREFIX + key, default)
+    if not isinstance(value, str):
+        raise TokenizerError(_wrong(key, value, "a string"))
+    return value
+
+
+def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
+    value = metadata.get(_PREFIX + key)
+    if not isinstance(value, list) or not all(type(item) is str for item in value):
+        raise TokenizerError(_wrong(key, value, "an array of strings"))
+    return value
+
+
+def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
+    value = metadata.get(_PREFIX + key, default)
+    if not isinstance(value, bool):
+        raise TokenizerError(_wrong(key, value, "a bool"))
+    return value
+
+
+def _id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
+    value = metadata.get(_PREFIX + key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TokenizerError(_wrong(key, value, "an integer"))
+    if not 0 <= value < count:
+        raise TokenizerError(f"{_PREFIX}{key} is {value}, but there are {count} tokens")
+    return value
+
+
+def _array(metadata: Mapping[str, Any], key: str, count: int) -> np.ndarray:
+    value = metadata.get(_PREFIX + key)
+    if not isinstance(value, np.ndarray) or value.ndim != 1:
+        raise TokenizerError(_wrong(key, value, "an array of numbers"))
+    if len(value) != count:
+        raise TokenizerError(f"{_PREFIX}{key} has {len(value)} entries for {count} tokens")
+    return value
+
+
+def _types(metadata: Mapping[str, Any], count: int) -> np.ndarray:
+    if _PREFIX + "token_type" not in metadata:
+        return np.full(count, TokenType.NORMAL, np.int32)
+    types = _array(metadata, "token_type", count)
+    if types.dtype.kind not in "iu":
+        raise TokenizerError(f"{_PREFIX}token_type is {types.dtype} and should be int32")
+    return types
+
+
+def _wrong(key: str, value: object, expected: str) -> str:
+    if value is None:
+        return f"{_PREFIX}{key} is missing"
+    return f"{_PREFIX}{key} is {type(value).__name__} and should be {expected}"

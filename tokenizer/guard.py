@@ -1,0 +1,85 @@
+"""Keeps special tokens that somebody typed apart from those that a chat template writes.
+
+In a message every special token gets a stand-in for its first character before the template sees it,
+so that no special token is found there in the rendered prompt; afterwards the stand-ins become
+characters again. Lengths stay the same, and so does what a template sees of everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .added import AddedToken, AddedTokens
+
+_FIRST_STAND_IN = 0xF0000  # the private-use planes
+_LAST_STAND_IN = 0x10FFFD
+
+
+class SpecialGuard:
+    """The special tokens of a vocabulary, by every way in which a text can have a part in one."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        known = sorted(filter(None, spellings))
+        self._tokens = AddedTokens(AddedToken(0, spelling, special=True) for spelling in known)
+        self._starts = {spelling[:n] for spelling in known for n in range(1, len(spelling))}
+        self._ends = {spelling[n:] for spelling in known for n in range(1, len(spelling))}
+        self._longest = max(map(len, known), default=0)
+        self._characters = sorted(set("".join(known)))
+
+    def stand_ins(self, used: str) -> StandIns:
+        """Stand-ins that do not occur in `used`, all the text that goes into a prompt."""
+        taken = {ord(c) for c in set(used) if ord(c) >= _FIRST_STAND_IN}
+        free = (code for code in range(_FIRST_STAND_IN, _LAST_STAND_IN + 1) if code not in taken)
+        return StandIns(self, dict(zip(self._characters, map(chr, free), strict=False)))
+
+    def marked(self, text: str, whole_only: bool) -> set[int]:
+        """The positions to disguise: the start of each special token and, without `whole_only`, of a part of
+        one at either end of the text, which the text around it could complete."""
+        positions = set(self._tokens.starts(text))
+        if not whole_only:
+            for n in range(1, min(self._longest, len(text) + 1)):
+                if text[-n:] in self._starts:
+                    positions.add(len(text) - n)
+                if text[:n] in self._ends:
+                    positions.add(0)
+        return positions
+
+
+class StandIns:
+    """Disguises special tokens in messages, and brings them out again."""
+
+    def __init__(self, guard: SpecialGuard, stand_ins: dict[str, str]) -> None:
+        self._guard = guard
+        self._stand_ins = stand_ins
+        self._characters = str.maketrans({stand_in: c for c, stand_in in stand_ins.items()})
+
+    def disguise(self, value: Any, role: bool = False, exempt: Iterable[str] = ()) -> Any:
+        """A message or any part of it, with all its texts disguised.
+
+        A role is often half of a special token by design, so of it only whole tokens are.
+        Tokens in `exempt` stay as they are.
+        """
+        if isinstance(value, str):
+            return self._disguise_text(value, role, exempt)
+        if isinstance(value, dict):
+            return {
+                self.disguise(key, True): self.disguise(item, key == "role", exempt)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.disguise(item, role, exempt) for item in value]
+        return value
+
+    def _disguise_text(self, text: str, whole_only: bool, exempt: Iterable[str]) -> str:
+        positions = self._guard.marked(text, whole_only)
+        if not positions:
+            return text
+        characters = list(text)
+        for i in positions:
+            if not any(text.startswith(spelling, i) for spelling in exempt):
+                characters[i] = self._stand_ins[characters[i]]
+        return "".join(characters)
+
+    def restore(self, text: str) -> str:
+        return text.translate(self._characters)

@@ -1,0 +1,253 @@
+"""Tokenizers in Hugging Face's files: tokenizer.json, tokenizer.model, and the folder around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .added import AddedToken
+from .bpe import BPE, merge_ranks
+from .components import decoder, kind, normalizers, steps, value
+from .core import Tokenizer, TokenizerSettings
+from .detokenize import Detokenizer
+from .endings import end_ids
+from .errors import TokenizerError
+from .normalize import chain
+from .pretokenize import chain_steps, spell_bytes
+from .spm import SPACE, SentencePieceFile, byte_ids, cut_at_spaces
+
+MAX_BYTES = 1 << 29  # of a file; the largest have about 2^25
+MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
+
+
+def load_tokenizer(source: str | Path) -> Tokenizer:
+    """The tokenizer of a tokenizer.json, a tokenizer.model, or a folder with one of them.
+
+    In a folder, tokenizer_config.json names begin and end tokens, and the chat template comes from there
+    or from chat_template.jinja or .json. A tokenizer.model on its own behaves as in SentencePiece:
+    control tokens are never found in a text. TokenizerError if a file is damaged or not supported.
+    """
+    path = Path(source)
+    if path.is_dir():
+        config = _read_object(path / "tokenizer_config.json")
+        if (path / "tokenizer.json").is_file():
+            return _from_json(path / "tokenizer.json", config, _chat_templates(path, config))
+        if (path / "tokenizer.model").is_file():
+            return _from_model(path / "tokenizer.model", config, _chat_templates(path, config))
+        raise TokenizerError(f"{path}: neither tokenizer.json nor tokenizer.model in this folder")
+    if path.suffix == ".model":
+        return _from_model(path, {}, {})
+    return _from_json(path, {}, {})
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is no such file."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TokenizerError(f"{path}: too large for a tokenizer's file")
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except TokenizerError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise TokenizerError(f"{path}: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path}: not a JSON object")
+    return content
+
+
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates by name: of tokenizer_config.json, chat_template.json, chat_template.jinja the last wins."""
+    key = "chat_template"
+    templates: dict[str, str] = {}
+    for found in (config.get(key), _read_object(folder / "chat_template.json").get(key)):
+        if isinstance(found, str):
+            templates["default"] = found
+        elif isinstance(found, list):
+            for item in found:
+                if not isinstance(item, dict):
+                    raise TokenizerError(f"{folder}: {key} is neither a text nor a list of named texts")
+                templates[value(item, "name", str)] = value(item, "template", str)
+    try:
+        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        pass
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{folder / 'chat_template.jinja'}: {error}") from None
+    return templates
+
+
+def _from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+    content = _read_object(path)
+    if not content:
+        raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
+    try:
+        return _build(content, config, templates)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+
+
+def _build(content: Mapping[str, Any], config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+    name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
+    if name != "BPE":
+        raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
+    vocab: dict[str, int] = value(model, "vocab", dict)
+    added = [_added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+    pieces = _pieces(vocab, added)
+    cutting = steps(content.get("pre_tokenizer"))
+    byte_level = bool(cutting) and cutting[-1] is spell_bytes
+    if byte_level:
+        cutting.pop()  # the model spells only the words that it has not seen before
+    elif spell_bytes not in cutting:
+        cutting.append(cut_at_spaces([*vocab]))
+    spelling = decoder(content.get("decoder"))
+    return Tokenizer(
+        len(pieces),
+        added,
+        _bpe(model, vocab, byte_level),
+        chain_steps(cutting),
+        Detokenizer(pieces, **spelling),
+        _settings(config, added, templates, content.get("post_processor")),
+        chain(normalizers(content.get("normalizer"))),
+    )
+
+
+def _pieces(vocab: Mapping[str, int], added: Iterable[AddedToken]) -> list[str | None]:
+    """The vocabulary by id, None for ids that it skips."""
+    by_id: dict[int, str] = {}
+    for piece, id in vocab.items():
+        if type(id) is not int or not 0 <= id < MAX_VOCAB:
+            raise TokenizerError(f"the token {piece[:80]!a} has no valid id")
+        by_id[id] = piece
+    by_id.update((token.id, token.content) for token in added)
+    if not by_id:
+        raise TokenizerError("the vocabulary is empty")
+    return [by_id.get(id) for id in range(max(by_id) + 1)]
+
+
+def _added_token(item: object, vocab: Mapping[str, int]) -> AddedToken:
+    if not isinstance(item, dict):
+        raise TokenizerError("added_tokens has an entry that is not an object")
+    content = value(item, "content", str)
+    id = vocab.get(content, item.get("id"))
+    if type(id) is not int or not 0 <= id < MAX_VOCAB:
+        raise TokenizerError(f"the added token {content[:80]!a} has no valid id")
+    flags = {
+        flag: value(item, flag, bool, False)
+        for flag in ("special", "normalized", "lstrip", "rstrip", "single_word")
+    }
+    return AddedToken(id, content, **flags)
+
+
+def _bpe(model: Mapping[str, Any], vocab: dict[str, int], byte_level: bool) -> BPE:
+    for unsupported in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(unsupported):
+            raise TokenizerError(f"unsupported: {unsupported} {model[unsupported]!a}")
+    merges = value(model, "merges", list)
+    joiner = " "
+    if merges and isinstance(merges[0], list):
+        joiner = "\0"
+    try:
+        pairs = merges if joiner == " " else list(map(joiner.join, merges))
+        ranks = merge_ranks(pairs, vocab, joiner)
+    except (TypeError, AttributeError):
+        raise TokenizerError("merges are neither all pairs of texts nor all texts") from None
+    fallback = byte_ids(vocab) if model.get("byte_fallback") else None
+    return BPE(
+        vocab,
+        ranks,
+        joiner,
+        byte_level=byte_level,
+        ignore_merges=bool(model.get("ignore_merges")),
+        byte_ids=fallback,
+        unknown_id=vocab.get(model["unk_token"]) if isinstance(model.get("unk_token"), str) else None,
+        fuse_unknown=bool(model.get("fuse_unk")),
+    )
+
+
+def _settings(
+    config: Mapping[str, Any],
+    added: Iterable[AddedToken],
+    templates: Mapping[str, str],
+    post_processor: object = None,
+) -> TokenizerSettings:
+    """tokenizer_config.json, and where it is silent the begin and end tokens that the post-processor adds."""
+    tokens = list(added)
+    ids = {token.content: token.id for token in tokens}
+    first, last = _wrapping(post_processor)
+    bos_id = ids.get(_content(config.get("bos_token")) or first or "")
+    eos_id = ids.get(_content(config.get("eos_token")) or last or "")
+    add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    return TokenizerSettings(
+        bos_id,
+        eos_id,
+        add_bos=bos_id is not None and (add_bos if isinstance(add_bos, bool) else first is not None),
+        add_eos=eos_id is not None and (add_eos if isinstance(add_eos, bool) else last is not None),
+        end_ids=end_ids({t.content: t.id for t in tokens if t.special}, eos_id),
+        chat_templates=templates,
+    )
+
+
+def _content(token: object) -> str | None:
+    """The spelling in a token of tokenizer_config.json, which is a text or an object."""
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _wrapping(post_processor: object) -> tuple[str | None, str | None]:
+    """The special tokens that a TemplateProcessing puts in front of a text and after it."""
+    if not isinstance(post_processor, dict):
+        return None, None
+    if post_processor.get("type") == "Sequence":
+        for item in post_processor.get("processors") or []:
+            if any(found := _wrapping(item)):
+                return found
+    single = post_processor.get("single")
+    if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
+        return None, None
+    return _special_token(single[0]), _special_token(single[-1])
+
+
+def _special_token(part: object) -> str | None:
+    """The token of {"SpecialToken": {"id": …}}."""
+    token = part.get("SpecialToken") if isinstance(part, dict) else None
+    return _content({"content": token.get("id")}) if isinstance(token, dict) else None
+
+
+def _from_model(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+    """A tokenizer.model. With a tokenizer_config.json beside it, its control tokens count in a text."""
+    file = SentencePieceFile(path)
+    pieces: list[str | None] = [*file.pieces]
+    added: dict[int, AddedToken] = {}
+    if config:
+        added = {id: AddedToken(id, file.pieces[id], special=True) for id in file.control_ids}
+        for text, item in value(config, "added_tokens_decoder", dict, {}).items():
+            if not text.isdecimal() or not isinstance(item, dict):
+                raise TokenizerError(f"{path}: added_tokens_decoder has a bad entry {text[:80]!a}")
+            token = _added_token({**item, "id": int(text[:9])}, {})
+            added[token.id] = token
+        pieces += [None] * (max(added, default=0) + 1 - len(pieces))
+        for token in added.values():
+            pieces[token.id] = token.content
+    settings = _settings(config, added.values(), templates)
+    if not config:
+        settings = TokenizerSettings(
+            file.bos_id,
+            file.eos_id,
+            add_bos=file.bos_id is not None,
+            end_ids=frozenset() if file.eos_id is None else frozenset({file.eos_id}),
+        )
+    return Tokenizer(
+        len(pieces),
+        added.values(),
+        file,
+        lambda text, at_start: [text],
+        Detokenizer(
+            pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=file.has_dummy_prefix
+        ),
+        settings,
+    )

@@ -1,0 +1,118 @@
+"""Chat templates: messages in, the text of a prompt out, by the Jinja template that a model ships."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+class TemplateError(ValueError):
+    """A template that cannot be used or does not accept the messages.
+
+    `raised` is True where the template itself refused them; the message is its own then.
+    """
+
+    def __init__(self, message: str, raised: bool = False) -> None:
+        super().__init__(message)
+        self.raised = raised
+
+
+def render_chat(
+    template: str,
+    messages: Messages,
+    tools: Tools | None = None,
+    add_generation_prompt: bool = True,
+    now: str | datetime | None = None,
+    **variables: Any,
+) -> str:
+    """The prompt that `template` (Jinja source) makes of `messages`.
+
+    messages  role, content and what else the template reads; `reasoning_content` is also given as `thinking`
+    tools     JSON schemas of functions, or None
+    now       what strftime_now sees: a datetime or its ISO form; the current time if None
+    variables bos_token, eos_token, enable_thinking and others that the template reads
+
+    Messages, tools and variables are of JSON's types. The template runs in a sandbox with bounded time and
+    memory. TemplateError if it is not valid, fails, reaches outside the sandbox or calls raise_exception.
+    """
+    from jinja2 import TemplateError as JinjaError
+
+    from .sandbox import BUDGET, Budget, format_time
+
+    context = {
+        "messages": [_with_thinking(message) for message in messages],
+        "tools": tools,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        **variables,
+    }
+    try:
+        context = {name: _plain(value) for name, value in context.items()}
+        budget = Budget()
+        context[BUDGET] = budget
+        context["raise_exception"] = _refuse
+        context["strftime_now"] = partial(format_time, _moment(now))
+        parts = []
+        for part in _compiled(template).generate(context):
+            budget.spend(len(part))
+            parts.append(part)
+        return "".join(parts)
+    except TemplateError:
+        raise
+    except JinjaError as error:
+        raise TemplateError(f"chat template: {_one_line(error)}") from None
+    except RecursionError:
+        raise TemplateError("chat template: nested too deeply") from None
+    except (Exception, MemoryError) as error:  # a template can fail in any way that Python can
+        raise TemplateError(f"chat template: {type(error).__name__}: {_one_line(error)}") from None
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Template:
+    from .sandbox import ChatEnvironment
+
+    return ChatEnvironment().from_string(template)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise TemplateError(str(message), raised=True)
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).splitlines() or ["failed"])[0][:500]
+
+
+def _moment(now: str | datetime | None) -> datetime:
+    if now is None:
+        return datetime.now()
+    return datetime.fromisoformat(now) if isinstance(now, str) else now
+
+
+def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Some templates read the reasoning of an earlier answer from `thinking`."""
+    reasoning = message.get("reasoning_content")
+    if reasoning is None or "thinking" in message:
+        return message
+    return {**message, "thinking": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of JSON's types only: other objects have methods that no sandbox knows."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    for kind in (str, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TemplateError(f"messages and variables are of JSON's types, not {type(value).__name__}")
