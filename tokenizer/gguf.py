@@ -124,6 +124,10 @@ def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     value = metadata.get(_PREFIX + key)
     if not isinstance(value, list) or not all(type(item) is str for item in value):
         raise TokenizerError(_wrong(key, value, "an array of strings"))
+    try:
+        "".join(value).encode()
+    except UnicodeEncodeError:
+        raise TokenizerError(f"{_PREFIX}{key} has an entry that is not Unicode text") from None
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from .normalize import chain
 from .pretokenize import chain_steps, spell_bytes
 from .spm import SPACE, SentencePieceFile, byte_ids, cut_at_spaces
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_BYTES = 1 << 29  # of a file; the largest have about 2^25
 MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
 
@@ -47,7 +49,10 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise TokenizerError(f"{path}: too large for a tokenizer's file")
-        content = json.loads(path.read_bytes())
+        text = path.read_bytes().decode("utf-8-sig")
+        content = json.loads(text)
+        if _SURROGATE.search(text):  # escaped pairs are characters, but half of one is an error
+            json.dumps(content, ensure_ascii=False).encode()
     except FileNotFoundError:
         return {}
     except TokenizerError:
@@ -203,7 +208,7 @@ def _wrapping(post_processor: object) -> tuple[str | None, str | None]:
     if not isinstance(post_processor, dict):
         return None, None
     if post_processor.get("type") == "Sequence":
-        for item in post_processor.get("processors") or []:
+        for item in value(post_processor, "processors", list, []):
             if any(found := _wrapping(item)):
                 return found
     single = post_processor.get("single")
