@@ -54,13 +54,24 @@ PLANES: dict[str, tuple[Plane, ...]] = {
 HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
 
 
-def repack(tensor: QTensor, lanes: int) -> np.ndarray:
-    """The matrix in panels of `lanes` rows: uint8 [panels, bytes per panel], 64-byte aligned."""
+def repacked_bytes(tensor: QTensor, lanes: int) -> int:
+    """Bytes of the matrix in panels."""
+    rows, row_bytes = tensor.data.shape
+    return -(-rows // lanes) * lanes * row_bytes
+
+
+def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
+    """The matrix in panels of `lanes` rows: uint8 [panels, bytes per panel], 64-byte aligned.
+
+    Written into `out`, uint8 [repacked_bytes], if given.
+    """
     rows, row_bytes = tensor.data.shape
     planes = PLANES[tensor.format.name]
     n_panels = -(-rows // lanes)
     n_blocks = row_bytes // tensor.format.type_size
-    out = aligned_empty(n_panels * lanes * row_bytes).reshape(n_panels, lanes * row_bytes)
+    if out is None:
+        out = aligned_empty(repacked_bytes(tensor, lanes))
+    out = out.reshape(n_panels, lanes * row_bytes)
     # A bounded number of panels at a time, so that the copies below stay small.
     step = max(1, (4 << 20) // (lanes * row_bytes))
     for first in range(0, n_panels, step):

@@ -256,6 +256,14 @@ def storev_i8(builder: Any, address: Any, value: Any) -> None:
     builder.store(builder.trunc(value, kind), builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
+@instruction(types.none, types.int64)
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line at an address, which need not exist; prefetcht0."""
+    pointer = builder.inttoptr(address, cgutils.voidptr_t)
+    read, keep, data = (ir.Constant(_I32, i) for i in (0, 3, 1))
+    _call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
+
+
 # --- arithmetic ------------------------------------------------------------------------------------------
 
 
@@ -434,7 +442,7 @@ def _broadcast4(builder: Any, address: Any, offset: int) -> Any:
 
 
 def _dot_vnni(builder: Any, total: Any, words: list, xs: list, codes: Codes) -> Any:
-    """vpdpbusd: unsigned codes; signed ones are offset by 128, which `dot_start` takes back."""
+    """vpdpbusd: unsigned codes; signed ones are offset by 128, which `code_offset` tells."""
     for w, x in zip(words, xs, strict=True):
         if codes.signed:
             w = builder.xor(w, _constant(_I8V, 0x80))
@@ -511,14 +519,14 @@ def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any
 
 
 @intrinsic
-def dot_start(typingctx: Any, total: Any, codes: Any) -> Any:
-    """Where `dot` must start for Σ (code - zero) · x, given total = Σ x (int32)."""
+def code_offset(typingctx: Any, codes: Any) -> Any:
+    """What `dot` counts every code too high, in every lane: Σ (code - zero) · x = dot - offset · Σ x."""
     offset = codes.codes.zero + (128 if codes.codes.signed and _VNNI else 0)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        return _splat(builder, builder.mul(values[0], ir.Constant(_I32, -offset)), _I32V)
+        return ir.Constant(_F32V, [ir.Constant(_FLOAT, float(offset))] * LANES)
 
-    return signature(I32, types.int32, codes), codegen
+    return signature(F32, codes), codegen
 
 
 @intrinsic

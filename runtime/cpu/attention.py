@@ -52,6 +52,7 @@ ATTENTION = record(
 )
 arguments_at = reader(ATTENTION)
 
+KEYS = 4 * LANES  # scored at once; pages hold a multiple of them
 MINUS_INFINITY = np.float32(-np.inf)
 
 
@@ -101,7 +102,6 @@ def _shape_scores(x: Any, a: Any) -> Any:
 
 def _attend_kernel(kind: Codes) -> Kernel:
     size = SIZES[kind.name]
-    step_keys = 4 * LANES
 
     @kernel
     def attend(arguments: int, step: int, thread: int) -> None:
@@ -124,7 +124,7 @@ def _attend_kernel(kind: Codes) -> Kernel:
                 keys = a.keys + pool_head * a.head_dim * s.page_size * size
                 low = max(0, begin - page_start)
                 high = min(s.page_size, position + 1 - page_start)
-                block_low = low - low % step_keys
+                block_low = low - low % KEYS
                 block_high = block_low
                 while block_high < high:
                     s0, s1, s2, s3 = constant(0.0), constant(0.0), constant(0.0), constant(0.0)
@@ -141,7 +141,7 @@ def _attend_kernel(kind: Codes) -> Kernel:
                     storev_f32(out + 4 * LANES, _shape_scores(s1, a))
                     storev_f32(out + 8 * LANES, _shape_scores(s2, a))
                     storev_f32(out + 12 * LANES, _shape_scores(s3, a))
-                    block_high += step_keys
+                    block_high += KEYS
                 for i in range(block_low, low):
                     store_f32(scores + 4 * i, MINUS_INFINITY)
                 for i in range(high, block_high):

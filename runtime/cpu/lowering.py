@@ -10,7 +10,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.jit import Kernel
-from ...quant.panels import repack
+from ...quant.panels import aligned_empty, repack, repacked_bytes
 from ...quant.simd import LANES
 from .. import ops
 from . import attention, matmul, pointwise
@@ -63,6 +63,7 @@ class Lowering:
     _regions: dict[str, Region] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray] = field(default_factory=dict)
     _panels: dict[int, np.ndarray] = field(default_factory=dict)
+    _arena: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))  # what is left of it
     _kernels: list[tuple[Kernel, np.ndarray]] = field(default_factory=list)
     _barriers: list[bool] = field(default_factory=list)
     _pending: list[_Access] = field(default_factory=list)
@@ -73,6 +74,7 @@ class Lowering:
         """Lower every op in order; repacks the weights."""
         for buffer in self.program.buffers:
             self._buffer(buffer)
+        self._arena = self._weights_arena()
         for op in self.program.ops:
             self._lower(op)
         self._barriers[-1] = True  # whoever leads returns when all are done
@@ -105,10 +107,18 @@ class Lowering:
         self._keep.append(memory)
         return memory.ctypes.data
 
+    def _weights_arena(self) -> np.ndarray:
+        """Memory for all repacked weights in one piece, which the system can back by huge pages."""
+        weights = {id(op.weight): op.weight for op in self.program.ops if isinstance(op, ops.MatMul)}
+        arena = aligned_empty(sum(-(-repacked_bytes(w, LANES) // 64) * 64 for w in weights.values()))
+        self._keep.append(arena)
+        return arena
+
     def _repacked(self, weight: QTensor) -> np.ndarray:
         if id(weight) not in self._panels:
-            self._panels[id(weight)] = repack(weight, LANES)
-            self._keep.append(self._panels[id(weight)])
+            size = repacked_bytes(weight, LANES)
+            mine, self._arena = self._arena[:size], self._arena[-(-size // 64) * 64 :]
+            self._panels[id(weight)] = repack(weight, LANES, mine)
             if self.release is not None:
                 self.release(weight)
         return self._panels[id(weight)]

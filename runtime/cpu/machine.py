@@ -10,6 +10,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
+from .attention import KEYS
 from .lowering import Lowering
 from .records import STEP
 from .team import Team
@@ -35,6 +36,8 @@ class CpuMachine:
         max_rows: int = 512,
         release: Callable[[QTensor], None] | None = None,
     ) -> None:
+        if page_size % KEYS:
+            raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
         embed = program.ops[0]
         assert isinstance(embed, ops.Embed)
         self._embed = embed

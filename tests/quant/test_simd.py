@@ -19,8 +19,8 @@ from kukri.quant.simd import (
     atomic_swap,
     bits_to_f32,
     call_kernel,
+    code_offset,
     dot,
-    dot_start,
     fma,
     lane_max,
     lane_sum,
@@ -244,41 +244,44 @@ SIGNED = {limit: Codes(f"s{limit}", limit=limit, signed=True) for limit in (12, 
 
 
 def compiled_dot(codes: Codes, n_words: int):
-    """dot of `n_words` words, as a function of (words, activations, Σ activations, out) addresses."""
+    """dot of `n_words` words, as a function of (words, activations, start, Σ activations, out)."""
     stride = 4 * LANES
     if n_words == 8:
 
         @numba.njit
-        def run(words, x, total, out):
+        def run(words, x, start, total, out):
             w = (
                 *(loadv_i32(words), loadv_i32(words + stride)),
                 *(loadv_i32(words + 2 * stride), loadv_i32(words + 3 * stride)),
                 *(loadv_i32(words + 4 * stride), loadv_i32(words + 5 * stride)),
                 *(loadv_i32(words + 6 * stride), loadv_i32(words + 7 * stride)),
             )
-            storev_f32(out, bits_to_f32(dot(dot_start(np.int32(total), codes), w, x, codes)))
+            sums = to_f32(dot(splat_i32(np.int32(start)), w, x, codes))
+            storev_f32(out, sums - code_offset(codes) * splat_f32(np.float32(total)))
 
         return run
 
     @numba.njit
-    def run(words, x, total, out):
+    def run(words, x, start, total, out):
         w = (
             loadv_i32(words),
             loadv_i32(words + stride),
             loadv_i32(words + 2 * stride),
             loadv_i32(words + 3 * stride),
         )
-        storev_f32(out, bits_to_f32(dot(dot_start(np.int32(total), codes), w, x, codes)))
+        sums = to_f32(dot(splat_i32(np.int32(start)), w, x, codes))
+        storev_f32(out, sums - code_offset(codes) * splat_f32(np.float32(total)))
 
     return run
 
 
 def check_dot(codes: Codes, run, weights: np.ndarray, x: np.ndarray) -> None:
     """`weights` is [words, LANES, 4] as the codes' bytes, `x` int8 [4 · words]."""
-    out = np.zeros(LANES, np.int32)
-    run(address(weights), address(x), int(x.astype(int).sum()), address(out))
+    out = np.zeros(LANES, np.float32)
+    start = int(RNG.integers(-1000, 1000))
+    run(address(weights), address(x), start, int(x.astype(int).sum()), address(out))
     expected = np.einsum("wlb,wb->l", weights.astype(int) - codes.zero, x.reshape(-1, 4).astype(int))
-    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(out, expected + start)  # whole numbers that float32 holds
 
 
 @pytest.mark.parametrize("n_words", [4, 8])

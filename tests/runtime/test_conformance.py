@@ -12,6 +12,7 @@ from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.gguf import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.ops import RMSNorm
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
@@ -84,6 +85,45 @@ def test_residual_stream(conformance, name):
             norms += 1
     streams.append(machine.buffers["x"])
     np.testing.assert_allclose(np.stack(streams), reference["hidden"], rtol=0, atol=atol)
+
+
+@pytest.fixture(params=CASES, ids=["/".join(case) for case in CASES])
+def cpu_case(request, conformance):
+    """The same for the CPU machine; tolerance None for a quantised file."""
+    name, file = request.param
+    machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)
+    atol = None if file.endswith("-Q8_0.gguf") else 5 * FIXTURES[name]["suggested_atol"]
+    yield machine, load_reference(conformance(name), file), atol
+    machine.close()
+
+
+def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
+    """Mean Kullback-Leibler divergence of rows of logits, in nats."""
+    p, q = (rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True) for rows in (expected, got))
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+@pytest.mark.parametrize(
+    "chunks", [(512,), (1,), (5, 1, 17)], ids=["one step", "token by token", "odd chunks"]
+)
+def test_cpu_logits(cpu_case, feed, chunks):
+    machine, reference, atol = cpu_case
+    logits = feed(machine, PageTable(3), reference["input_ids"], chunks)[reference["rows"]]
+    if atol is None:  # INT8 activations
+        assert mean_kl(reference["logits"].astype(np.float64), logits.astype(np.float64)) < 0.002
+    else:
+        np.testing.assert_allclose(logits, reference["logits"], rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize(("name", "file"), [case for case in CASES if not case[1].endswith("-Q8_0.gguf")])
+def test_cpu_greedy(conformance, feed, name, file):
+    machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)
+    reference, table = load_reference(conformance(name), file), PageTable(3)
+    ids = [int(feed(machine, table, reference["input_ids"][:16])[-1].argmax())]
+    while len(ids) < len(reference["greedy_ids"]):
+        ids.append(int(feed(machine, table, ids[-1:])[-1].argmax()))
+    assert ids == reference["greedy_ids"].tolist()
+    machine.close()
 
 
 def test_every_fixture_can_fail(conformance, feed):

@@ -9,7 +9,16 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.panels import aligned_empty, repack
 from kukri.quant.simd import LANES
-from kukri.runtime.cpu.matmul import MATMUL, MATMULS, QUANTIZE, quantize, quantized_row_bytes
+from kukri.runtime.cpu.matmul import (
+    DIGIT,
+    FACTS,
+    MATMUL,
+    MATMULS,
+    OUTLIER,
+    QUANTIZE,
+    quantize,
+    quantized_row_bytes,
+)
 from kukri.runtime.cpu.records import STEP
 
 RNG = np.random.default_rng(11)
@@ -56,10 +65,20 @@ def quantized(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
 
 
 def parts(rows: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Codes, scales and sums of quantised rows."""
-    ends = width, width + width // 8, width + width // 8 + width // 4
-    codes, scales, sums = (np.ascontiguousarray(part) for part in np.split(rows, ends, axis=1)[:3])
-    return codes.view(np.int8), scales.view(np.float32), sums.view(np.int32)
+    """First digits, second digits, and the facts [rows, groups, 5] of quantised rows."""
+    first, second, facts, _ = np.split(rows, (width, 2 * width, 2 * width + width // 32 * 20), axis=1)
+    facts = np.ascontiguousarray(facts).view(np.float32).reshape(len(rows), -1, FACTS)
+    return first.view(np.int8), second.view(np.int8), facts
+
+
+def represented(rows: np.ndarray, width: int) -> np.ndarray:
+    """The float64 values that quantised rows stand for."""
+    first, second, facts = parts(rows, width)
+    groups = (len(rows), -1, 32)
+    has_second = facts[..., 1:2] != 0  # without one, the digits were never written
+    digits = np.where(has_second, second.reshape(groups), 0)
+    values = first.reshape(groups) * facts[..., :1].astype(np.float64) + digits * facts[..., 1:2]
+    return values.reshape(len(rows), width)
 
 
 def multiply(
@@ -89,9 +108,7 @@ def operand(weights: QTensor, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if weights.format.is_float:
         return x, x.astype(np.float64)
     rows = quantized(x)
-    codes, scales, _ = parts(rows, x.shape[1])
-    values = codes.reshape(len(x), -1, 32).astype(np.float64) * scales[..., None]
-    return rows, values.reshape(x.shape)
+    return rows, represented(rows, x.shape[1])
 
 
 @pytest.mark.parametrize("width", [32, 96, 576])
@@ -99,14 +116,23 @@ def test_quantize(width):
     x = (RNG.normal(size=(5, width)) * RNG.uniform(0.01, 100, (5, 1))).astype(np.float32)
     x[1] = 0
     x[2, :32] = 0
-    x[3, 5] = 1e4
-    codes, scales, sums = parts(quantized(x, n_threads=2), width)
-    blocks = x.reshape(5, -1, 32)
-    np.testing.assert_allclose(scales, np.abs(blocks).max(-1) / 127, rtol=1e-6)
-    error = np.abs(codes.reshape(blocks.shape) * scales[..., None] - blocks)
-    assert (error <= scales[..., None] * 0.5001).all()
-    assert codes.min() >= -127
-    np.testing.assert_array_equal(sums, codes.reshape(5, -1, 16).astype(int).sum(-1))
+    x[3, 5] = 1e4  # an outlier: its group gets a second digit
+    rows = quantized(x, n_threads=2)
+    first, _, facts = parts(rows, width)
+    groups = x.reshape(5, -1, 32)
+    peak, rms = np.abs(groups).max(-1), np.sqrt((groups.astype(np.float64) ** 2).mean(-1))
+    np.testing.assert_allclose(facts[..., 0], peak / 127, rtol=1e-6)
+    two = peak > OUTLIER * rms
+    assert two[3, 0]
+    assert not two[1].any()
+    np.testing.assert_array_equal(facts[..., 1] != 0, two)
+    values = represented(rows, width).reshape(groups.shape)
+    unit = np.where(two, facts[..., 0] / DIGIT, facts[..., 0])[..., None]
+    assert (np.abs(values - groups) <= 0.5001 * unit + 1e-6 * peak[..., None]).all()
+    assert first.min() >= -127
+    np.testing.assert_allclose(facts[..., 2], values.sum(-1), rtol=1e-4, atol=1e-4 * peak.max())
+    halves = values.reshape(5, -1, 2, 16).sum(-1)
+    np.testing.assert_allclose(facts[..., 3:], halves, rtol=1e-4, atol=1e-4 * peak.max())
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -123,6 +149,7 @@ def test_matmul(name):
         width = blocks * (kind.block_size if kind.block_size > 1 else 24 + blocks)
         weights = random_weights(name, rows, width)
         x = RNG.normal(size=(n, width)).astype(np.float32)
+        x[:, :: width // 2 + 1] *= 40  # outliers, so that some groups have second digits and some have not
         read, values = operand(weights, x)
         bias = RNG.normal(size=rows).astype(np.float32) if accumulate else None
         out = np.full((n, -(-rows // 16) * 16), 0.5, np.float32)

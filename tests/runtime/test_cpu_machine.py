@@ -288,6 +288,8 @@ def test_batches_out_of_range_are_refused():
     nothing = Batch(*(np.zeros(0, np.int32),) * 4)
     with pytest.raises(ValueError, match="pages of 32"):
         machine.step(nothing, PageTable(2, page_size=32))
+    with pytest.raises(ValueError, match="multiple of"):
+        CpuMachine(program(7), 2, page_size=2 * simd.LANES)
     with pytest.raises(ValueError, match="q9"):
         CpuMachine(program(7), 2, kv_type="q9")
     machine.close()
