@@ -16,7 +16,8 @@ from ..quant.gguf import GGUFFile
 
 @dataclass(frozen=True)
 class Description:
-    """`formats` maps block formats to the share of the weights stored in them; "" and 0: not stated."""
+    """`quant` is the recipe the file states, or else the format that most weights are in; `formats` maps
+    formats to the share of the weights stored in them. "" and 0: not stated."""
 
     name: str
     architecture: str
@@ -25,6 +26,7 @@ class Description:
     n_layers: int
     hidden: int
     context: int
+    quant: str
     formats: dict[str, float]
     tokenizer: str
     vocab_size: int
@@ -35,11 +37,6 @@ class Description:
     @property
     def bits_per_weight(self) -> float:
         return self.n_bytes * 8 / self.n_params if self.n_params else 0.0
-
-    @property
-    def quant(self) -> str:
-        """The format most of the weights are in."""
-        return max(self.formats, key=lambda name: self.formats[name], default="")
 
 
 def describe(path: Path) -> Description:
@@ -64,7 +61,7 @@ def _describe_gguf(path: Path) -> Description:
         chat_template=bool(_text(data, "tokenizer.chat_template")),
         licence=_text(data, "general.license"),
         paths=tuple(file.paths),
-        **_weights(file.tensors.values()),
+        **_weights(file.tensors.values(), _recipe(data)),
     )
 
 
@@ -84,11 +81,22 @@ def _describe_folder(path: Path) -> Description:
         chat_template=_has_template(path),
         licence="",
         paths=tuple(folder.paths),
-        **_weights(folder.tensors.values()),
+        **_weights(folder.tensors.values(), ""),
     )
 
 
-def _weights(tensors: Iterable[QTensor]) -> dict[str, Any]:
+def _recipe(data: Mapping[str, Any]) -> str:
+    """The name of general.file_type: "Q4_K_M"."""
+    import gguf
+
+    try:
+        name = gguf.LlamaFileType(data["general.file_type"]).name
+    except (KeyError, ValueError):
+        return ""
+    return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def _weights(tensors: Iterable[QTensor], recipe: str) -> dict[str, Any]:
     n_bytes = 0
     by_format: Counter[str] = Counter()
     for tensor in tensors:
@@ -96,7 +104,8 @@ def _weights(tensors: Iterable[QTensor]) -> dict[str, Any]:
         n_bytes += tensor.n_bytes
     n_params = by_format.total()
     shares = {name: n / n_params for name, n in by_format.most_common()} if n_params else {}
-    return {"n_params": n_params, "n_bytes": n_bytes, "formats": shares}
+    quant = recipe or next(iter(shares), "")
+    return {"n_params": n_params, "n_bytes": n_bytes, "formats": shares, "quant": quant}
 
 
 def _has_template(folder: Path) -> bool:

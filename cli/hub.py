@@ -26,6 +26,7 @@ from .progress import Progress
 from .terminal import human_bytes, remark
 
 CONNECT_SECONDS = 4.0  # a Hub that takes longer to pick up counts as out of reach
+_NO_SUCH_RANGE = "HTTP 416"
 ATTEMPTS = 5  # in a row, without a byte received
 SPARE_BYTES = 64_000_000  # left free on the disk
 
@@ -191,20 +192,27 @@ def transfer(
         have = 0
     require_space(target.parent, (n_bytes or 0) - have, label)
     with Progress(label, n_bytes) as progress:
-        failures = 0
-        while not partial.exists() or have != n_bytes:
+        failures = restarts = 0
+        while have != n_bytes or not partial.exists():
             before = have
             problem = _append(url, headers, partial, have, progress.at)
             have = partial.stat().st_size if partial.exists() else 0
-            if problem is None and (n_bytes is None or have <= before):
-                break
-            failures = 0 if have > before else failures + 1
-            if failures == ATTEMPTS:
-                raise StoreError(
-                    f"the download of {label} broke off at {human_bytes(have)} ({problem}); "
-                    "the same command goes on from there"
-                )
-            if problem is not None:
+            if problem == _NO_SUCH_RANGE:  # what is here belongs to another file, or the size is false
+                if restarts:
+                    break
+                restarts += 1
+                partial.unlink()
+                have = 0
+            elif problem is None:
+                if n_bytes is None or not before < have < n_bytes:
+                    break
+            else:
+                failures = 0 if have > before else failures + 1
+                if failures == ATTEMPTS:
+                    raise StoreError(
+                        f"the download of {label} broke off at {human_bytes(have)} ({problem}); "
+                        "the same command goes on from there"
+                    )
                 time.sleep(min(0.1 * 2**failures, 4.0))
     _verify(partial, n_bytes, sha256, label)
     os.replace(partial, target)
@@ -234,8 +242,6 @@ def _append(
         code = error.response.status_code
         if code < 500 and code not in (408, 416, 429):
             raise
-        if code == 416:  # no such range: what is here belongs to another file
-            partial.unlink()
         return f"HTTP {code}"
     except HTTPError as error:
         return str(error) or type(error).__name__

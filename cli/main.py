@@ -14,7 +14,7 @@ import typer
 from .. import __version__
 from . import bench, chat, doctor, pull, rm, run, show, terminal, tokenize
 from . import list as list_
-from .errors import ModelNotFound
+from .errors import ModelNotFound, StoreError
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 
@@ -98,7 +98,7 @@ def exit_code(problem: BaseException) -> int:
         return EXIT_USAGE
     if isinstance(problem, ModelNotFound):
         return EXIT_NOT_FOUND
-    if isinstance(problem, (OSError, MemoryError)):
+    if isinstance(problem, (StoreError, OSError, MemoryError)):
         return EXIT_FAILURE
     from ..quant.errors import DamagedFile
     from ..runtime.engine import ContextExceeded

@@ -125,6 +125,7 @@ class GenerationOptions:
         with status(f"loading {name} …"):
             from .model import load_model
 
+        with status(f"loading {name}{_first_time()} …"):
             return load_model(
                 path,
                 device=self.device.value,
@@ -133,6 +134,12 @@ class GenerationOptions:
                 kv_type=self.kv_type.value,
                 warn=note,
             )
+
+
+def _first_time() -> str:
+    from ..quant.jit import cache_folder
+
+    return "" if any(cache_folder().iterdir()) else " and compiling for this machine, which happens once"
 
 
 def with_generation_options(command: Callable[..., None]) -> Callable[..., None]:

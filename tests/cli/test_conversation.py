@@ -1,0 +1,106 @@
+"""What happens when a conversation outgrows the window, and saved conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kukri.cli.conversation import Conversation, Turn, load, save
+
+
+class Letters:
+    """A model whose tokens are letters and whose template is "role:content;"."""
+
+    context = 60
+    tokenizer = SimpleNamespace(encode=lambda text: [ord(c) for c in text])
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        return [ord(c) for c in text]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        return self.encode("".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:")
+
+
+def fit(conversation: Conversation, max_tokens: int | None = None) -> tuple[str, int]:
+    ids, gone = conversation.fit(Letters(), max_tokens)  # type: ignore[arg-type]
+    return "".join(map(chr, ids)), gone
+
+
+def turns(*texts: str) -> list[Turn]:
+    return [Turn(text, text.upper()) for text in texts[:-1]] + [Turn(texts[-1])]
+
+
+def test_all_turns_stay_while_they_fit() -> None:
+    conversation = Conversation("sys", turns=turns("one", "two", "six"))
+    text, gone = fit(conversation)
+    assert (text, gone) == ("s:sys;u:one;a:ONE;u:two;a:TWO;u:six;a:", 0)
+    assert len(conversation.turns) == 3
+
+
+def test_the_oldest_turns_go_first_and_the_system_prompt_stays() -> None:
+    conversation = Conversation("sys", turns=turns("one", "two", "three", "four"))
+    text, gone = fit(conversation)
+    assert text == "s:sys;u:two;a:TWO;u:three;a:THREE;u:four;a:"
+    assert gone == len("u:one;a:ONE;")
+    assert [turn.user for turn in conversation.turns] == ["two", "three", "four"]
+    assert fit(conversation) == (text, 0)
+
+
+def test_a_short_reply_needs_less_room() -> None:
+    conversation = Conversation(turns=turns("one", "two", "three", "four"))
+    assert fit(conversation, max_tokens=2)[1] == 0
+    assert fit(conversation, max_tokens=1000)[1] > 0
+
+
+def test_a_message_that_cannot_fit_costs_no_other_turn() -> None:
+    conversation = Conversation(turns=turns("one", "x" * 100))
+    text, _ = fit(conversation)
+    assert len(text) > Letters.context
+    assert len(conversation.turns) == 2
+
+
+def test_a_message_that_fits_without_reserve_is_tried() -> None:
+    conversation = Conversation(turns=turns("one", "x" * 50))
+    text, gone = fit(conversation)
+    assert (text, gone) == (f"u:{'x' * 50};a:", len("u:one;a:ONE;"))
+
+
+def test_a_cut_answer_is_gone_on_from() -> None:
+    conversation = Conversation(turns=[Turn("one", "ONE"), Turn("two", "TW", "length")])
+    assert fit(conversation)[0] == "u:one;a:ONE;u:two;a:TW"
+
+
+def test_raw_conversations_are_plain_text() -> None:
+    conversation = Conversation("sys", raw=True, turns=[Turn("one", " and"), Turn("two", " or")])
+    assert fit(conversation)[0] == "sys\none and\ntwo or"
+
+
+def test_saved_conversations_come_back(tmp_path: Path) -> None:
+    conversation = Conversation("sÿs", turns=[Turn("a\nb", "☃", "length"), Turn("c", "d")])
+    save(conversation, "tiny", tmp_path / "c.json")
+    assert load(tmp_path / "c.json") == (conversation.system, conversation.turns)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"turns": [], "system": 3}',
+        '{"system": "", "turns": [{"user": 1, "assistant": ""}]}',
+        '{"system": "", "turns": [["user"]]}',
+        '{"system": "", "turns": [{"user": "x"}]}',
+        "[" * 100000,
+    ],
+    ids=range(8),
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(ValueError, match="not a saved conversation"):
+        load(tmp_path / "c.json")

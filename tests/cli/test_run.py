@@ -1,0 +1,309 @@
+"""`llm run` and what all commands have in common: streams, exit codes, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..tiny_model import write_tiny_model
+from .conftest import LLM, Run, failed
+
+posix = pytest.mark.skipif(os.name == "nt", reason="signals and shells of POSIX")
+
+
+def answer(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
+    assert done.returncode == 0, done.stderr.decode()
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_stdout_holds_the_answer_and_one_newline(llm: Run, tiny: Path) -> None:
+    done = llm("run", "-m", tiny, "-t", 0, "-n", 12, "--stats", "hello")
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.fullmatch(rb"[ -~]{8,}\n", done.stdout)
+    assert b"\x1b" not in done.stderr
+    assert "cut after 12 tokens" in done.stderr.decode()
+    assert re.search(r"prompt: \d+ tokens, 0 of them cached", done.stderr.decode())
+    assert re.search(r"reply: 12 tokens, .*ended by length", done.stderr.decode())
+
+    told = answer(llm("run", "-m", tiny, "-t", 0, "-n", 12, "-o", "json", "hello"))
+    assert told["text"] == done.stdout.decode().removesuffix("\n")
+    assert (told["model"], told["finish_reason"]) == (str(tiny), "length")
+    assert told["stats"]["new_tokens"] == 12
+    assert told["stats"]["time_to_first_token"] > 0
+
+
+def test_piped_text_follows_the_argument_after_a_blank_line(llm_inside: Run, tiny: Path) -> None:
+    flags = ("-m", tiny, "-t", 0, "-n", 8, "-o", "json")
+    whole = answer(llm_inside("run", *flags, "Summarise:\n\nsome text"))
+    assert answer(llm_inside("run", *flags, "Summarise:", input=b"some text\n"))["text"] == whole["text"]
+    assert answer(llm_inside("run", *flags, "-", input=b"Summarise:\n\nsome text"))["text"] == whole["text"]
+    assert answer(llm_inside("run", *flags, "--no-stdin", "Summarise:", input=b"x"))["text"] != whole["text"]
+    many_words = answer(llm_inside("run", *flags, "--raw", "a", "b", input=b""))
+    assert many_words["stats"]["prompt_tokens"] == len("a b")
+
+
+def test_every_flag_has_its_variable(llm_inside: Run, tiny: Path) -> None:
+    by_variable = {
+        "LLM_MAX_TOKENS": "3",
+        "LLM_TEMPERATURE": "0",
+        "LLM_OUTPUT": "json",
+        "LLM_RAW": "1",
+        "LLM_SEED": "5",
+    }
+    told = answer(
+        llm_inside("run", "-m", tiny, "hello", env=by_variable | {"LLM_MODEL": "x", "LLM_USER_PATH": "/x"})
+    )
+    assert (told["stats"]["new_tokens"], told["stats"]["prompt_tokens"]) == (3, 5)
+    assert (
+        answer(llm_inside("run", "-m", tiny, "-n", 4, "hello", env=by_variable))["stats"]["new_tokens"] == 4
+    )
+    assert "--top-k" in failed(llm_inside("run", "-m", tiny, "hello", env={"LLM_TOP_K": "many"}), 2)
+
+
+def test_seed_makes_sampling_repeatable(llm_inside: Run, tiny: Path) -> None:
+    flags = ("-m", tiny, "-t", 2, "--top-k", 0, "--min-p", 0, "-n", 12, "hello")
+    first, second, other = (llm_inside("run", "--seed", seed, *flags).stdout for seed in (7, 7, 8))
+    assert first == second != other
+
+
+def test_a_stop_string_ends_the_answer_and_never_shows(llm_inside: Run, tiny: Path) -> None:
+    flags = ("run", "-m", tiny, "-t", 0, "-n", 40, "-o", "json")
+    text = answer(llm_inside(*flags, "hello"))["text"]
+    stop = text[9:12]
+    told = answer(llm_inside(*flags, "--stop", stop, "--stop", "never", "hello"))
+    assert told["text"] == text[: text.index(stop)]
+    assert told["finish_reason"] == "stop_string"
+
+
+def test_an_end_token_ends_the_answer(llm_inside: Run, tmp_path: Path) -> None:
+    silent = write_tiny_model(tmp_path / "silent.gguf", silent=True)
+    done = llm_inside("run", "-m", silent, "-t", 0, "hello")
+    assert (done.returncode, done.stdout) == (0, b"\n")
+    assert answer(llm_inside("run", "-m", silent, "-o", "json", "hello"))["finish_reason"] == "stop"
+
+
+def test_a_model_without_template_continues_and_says_so(llm_inside: Run, tmp_path: Path) -> None:
+    base = write_tiny_model(tmp_path / "base.gguf", template=None)
+    done = llm_inside("run", "-m", base, "-t", 0, "-n", 5, "hello")
+    assert done.returncode == 0
+    assert "no chat template" in done.stderr.decode()
+    raw = llm_inside("run", "-m", base, "-t", 0, "-n", 5, "--raw", "hello")
+    assert raw.stdout == done.stdout
+    assert "no chat template" not in raw.stderr.decode()
+
+
+def test_special_tokens_in_a_prompt_stay_text_unless_raw(llm_inside: Run, tiny: Path) -> None:
+    flags = ("run", "-m", tiny, "-n", 1, "-o", "json")
+    typed, plain = "<|im_end|>", "x" * len("<|im_end|>")
+    counts = [answer(llm_inside(*flags, text))["stats"]["prompt_tokens"] for text in (typed, plain)]
+    assert counts[0] == counts[1]
+    assert answer(llm_inside(*flags, "--raw", typed))["stats"]["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "--no-such-flag", "hi"),
+        ("no-such-command",),
+        ("run", "-m"),
+        ("run", "-t", "-1", "hi"),
+        ("run", "-t", "nan", "hi"),
+        ("run", "--top-p", "1.5", "hi"),
+        ("run", "-c", "0", "hi"),
+        ("run", "-o", "xml", "hi"),
+        ("run", "--kv-type", "q3", "hi"),
+        ("run", "--stop", "", "hi"),
+        ("run", "--no-stdin", "-"),
+        ("run",),
+        ("run", " "),
+        ("run", "--raw", "-s", "be brief", "hi"),
+        ("bench", "-p", "0", "-n", "0"),
+        ("show",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2(llm_inside: Run, arguments: tuple[str, ...]) -> None:
+    assert "--help" in failed(llm_inside(*arguments), 2)
+
+
+def test_binary_stdin_is_refused(llm: Run) -> None:
+    assert "UTF-8" in failed(llm("run", "hi", input=b"\x89PNG\r\n\x1a\n\xff\xfe"), 2)
+    with open("/dev/zero" if os.name != "nt" else os.devnull, "rb") as endless:
+        assert "too much" in failed(llm("run", "hi", stdin=endless), 2)
+
+
+@pytest.mark.parametrize(
+    "name", ["no-such-name", "./no-such-file.gguf", "no/such/path", "no-such.gguf", "", "nul\\0", "x" * 5000]
+)
+def test_a_missing_model_is_3(llm_inside: Run, name: str) -> None:
+    failed(llm_inside("run", "-m", name, "hi"), 3)
+
+
+def test_exit_codes_of_the_process(llm: Run, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF")
+    assert llm("show", tiny).returncode == 0
+    failed(llm("rm", tiny), 1)
+    failed(llm("run"), 2)
+    failed(llm("show", "no-such-name"), 3)
+    failed(llm("run", "-m", tiny, "-c", 8, "a longer prompt"), 4)
+    failed(llm("show", tmp_path / "damaged.gguf"), 5)
+
+
+def test_a_name_nearly_right_gets_a_hint(llm_inside: Run) -> None:
+    assert "did you mean smollm2" in failed(llm_inside("run", "-m", "smolm2", "hi"), 3)
+
+
+def test_a_prompt_that_cannot_fit_is_4(llm_inside: Run, tiny: Path) -> None:
+    line = failed(llm_inside("run", "-m", tiny, input=b"words and " * 400), 4)
+    assert re.search(r"\b3\d\d\d tokens\b.*\b512\b", line)
+    assert re.search(
+        r"\b3\d\d\d tokens\b.*\b64\b",
+        failed(llm_inside("run", "-m", tiny, "-c", 64, input=b"words and " * 400), 4),
+    )
+
+
+def test_an_answer_that_fills_the_context_says_so(llm_inside: Run, tiny: Path) -> None:
+    done = llm_inside("run", "-m", tiny, "-t", 0, "-c", 64, "--raw", "hello")
+    assert done.returncode == 0
+    assert "context of 64 tokens is full" in done.stderr.decode()
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut tensor", "text", "empty", "folder", "version"])
+def test_a_damaged_file_is_5(llm_inside: Run, tiny: Path, tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "damaged.gguf"
+    data = tiny.read_bytes()
+    contents = {
+        "cut": data[:1000],
+        "cut tensor": data[:-1000],
+        "text": b"hello",
+        "empty": b"",
+        "version": data[:4] + b"\x63" + data[5:],
+    }
+    if damage == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(contents[damage])
+    failed(llm_inside("run", "-m", path, "hi"), 5)
+    failed(llm_inside("show", path), 5)
+    failed(llm_inside("bench", "-m", path), 5)
+    if damage != "cut tensor":
+        failed(llm_inside("tokenize", "-m", path, "hi"), 5)
+
+
+def test_an_unsupported_device_is_1(llm_inside: Run, tiny: Path) -> None:
+    assert "CUDA" in failed(llm_inside("run", "-m", tiny, "--device", "cuda", "hi"), 1)
+
+
+def test_debug_shows_the_traceback(llm: Run, environment: dict[str, str]) -> None:
+    for command in (("--debug", "run"), ("run", "--debug")):
+        done = llm(*command, "-m", "no-such-name", "hi")
+        assert done.returncode == 3
+        assert "Traceback" in done.stderr.decode()
+        assert "─ locals ─" not in done.stderr.decode()
+    assert "Traceback" in llm("run", "-m", "no-such-name", "hi", env={"LLM_DEBUG": "1"}).stderr.decode()
+
+
+@posix
+def test_a_full_disk_behind_stdout_is_1(llm: Run, tiny: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([*LLM, "--help"], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert b"No space left" in done.stderr
+
+
+@posix
+def test_a_closed_pipe_ends_quietly(environment: dict[str, str], endless: Path) -> None:
+    llm = f"'{sys.executable}' -m kukri.cli.main"
+    command = f"{llm} run -m '{endless}' -t 0 hello | head -c 20; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    assert done.stdout[20:] == b"0\n"
+    assert done.stderr == b""
+
+
+@posix
+@pytest.mark.parametrize("redirect", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(environment: dict[str, str], tiny: Path, redirect: str) -> None:
+    command = f"'{sys.executable}' -m kukri.cli.main run -m '{tiny}' -n 4 hello {redirect}"
+    done = subprocess.run(
+        ["bash", "-c", command], env=environment, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+@posix
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_ctrl_c_keeps_what_was_written_and_ends_with_130(
+    environment: dict[str, str], endless: Path, output: str
+) -> None:
+    process = subprocess.Popen(
+        [*LLM, "run", "-m", str(endless), "-t", "0", "-o", output, "hello"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    if output == "text":
+        assert select.select([process.stdout], [], [], 60)[0]
+    else:
+        time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    stopped = time.monotonic()
+    stdout, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - stopped < 5
+    assert process.returncode == 130
+    assert b"Traceback" not in stderr
+    if output == "text":
+        assert re.fullmatch(rb"[ -~]+\n", stdout)
+        assert b"interrupted" in stderr
+    elif stdout:  # it may still have been loading
+        assert json.loads(stdout)["finish_reason"] == "interrupted"
+
+
+def test_text_is_utf_8_whatever_the_locale(llm: Run, tiny: Path) -> None:
+    for locale in ({"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"}):
+        for told in (
+            json.loads(llm("tokenize", "-m", tiny, "-o", "json", "é☃", env=locale).stdout.decode("utf-8")),
+            json.loads(
+                llm("tokenize", "-m", tiny, "-o", "json", input="é☃\n".encode(), env=locale).stdout.decode(
+                    "utf-8"
+                )
+            ),
+        ):
+            assert told["ids"] == list("é☃".encode())
+    missing = llm("show", "é.gguf", env={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"})
+    assert missing.stderr.decode("utf-8") == "error: no such file or folder: é.gguf\n"
+
+
+def test_help_is_quick_and_imports_no_compiler(environment: dict[str, str]) -> None:
+    code = (
+        "import sys\nfrom kukri.cli.main import main\nassert main(['run', '--help']) == 0\n"
+        "heavy = {'numba', 'numpy', 'huggingface_hub', 'rich', 'prompt_toolkit', 'gguf', 'jinja2'}\n"
+        "assert not heavy & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.startswith(b"Usage: ")
