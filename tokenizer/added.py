@@ -57,11 +57,10 @@ class AddedTokens:
     def __bool__(self) -> bool:
         return bool(self._by_content)
 
-    def split(self, text: str, special: bool, others: bool = True) -> Iterator[str | int]:
+    def split(self, text: str, special: bool) -> Iterator[str | int]:
         """The text in order, as plain pieces (never empty) and the ids of the tokens between them.
 
-        Without `special` a special token is stepped over as a whole and stays in its plain piece; so do
-        the other tokens without `others`.
+        Without `special` a special token is stepped over as a whole and stays in its plain piece.
         """
         if not self._by_content:
             if text:
@@ -75,8 +74,8 @@ class AddedTokens:
                 position += 1
                 continue
             start, position = position, position + len(token.content)
-            counts = special if token.special else others
-            if not counts or (token.single_word and _touches_word(text, start, position)):
+            passed_over = token.special and not special
+            if passed_over or (token.single_word and _touches_word(text, start, position)):
                 continue
             if token.lstrip:
                 start = max(done, len(text[:start].rstrip(WHITE_SPACE)))

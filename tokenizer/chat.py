@@ -22,10 +22,10 @@ def encode_chat(
 ) -> list[int]:
     """The ids of the prompt that a chat template makes of `messages`; the arguments are those of render_chat.
 
-    Special tokens count where the template writes them. The same spelling inside a message, a tool or a
-    document stays ordinary text, so nobody can forge a turn by typing one. A begin token is added if
-    the model expects one and the template writes none. `template` None is the tokenizer's own: "tool_use"
-    for tools, if there is one of that name, else "default".
+    Special tokens, and others spelled like <|this|>, count where the template writes them. The same
+    spelling inside a message, a tool or a document stays ordinary text, so nobody can forge a turn by
+    typing one. A begin token is added if the model expects one and the template writes none. `template`
+    None is the tokenizer's own: "tool_use" for tools, if there is one of that name, else "default".
 
     Messages may be in the shape that chat APIs use: tool-call arguments as JSON text, `content` null or
     missing beside tool calls, or a list of text parts. They are brought into a shape that the template
@@ -77,7 +77,7 @@ class _Prompt:
             except TemplateError:
                 naive = stand_ins.restore(text)
             if stand_ins.restore(text) != naive:
-                known = [token for token in self._tokenizer.special_tokens if token in self._template]
+                known = [token for token in self._tokenizer.guard.spellings if token in self._template]
                 other = hidden(known)
                 text = other if stand_ins.restore(other) == naive else text
         return self._tokenizer.encode_rendered(text, stand_ins.restore)

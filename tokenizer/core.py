@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -12,6 +13,9 @@ from .detokenize import Detokenizer
 from .guard import SpecialGuard
 from .normalize import Normalizer
 from .pretokenize import Step
+
+# Some vocabularies do not declare their turn markers special: <｜User｜> of DeepSeek, for one.
+_MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 
 class WordModel(Protocol):
@@ -62,7 +66,7 @@ class Tokenizer:
         self.end_ids = settings.end_ids
         self.chat_templates = settings.chat_templates
         self._special_ids = frozenset(self.special_tokens.values())
-        self._all_added = AddedTokens(tokens)
+        self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]
         self._added = AddedTokens(t for t in tokens if not t.normalized)
         self._added_normalized = AddedTokens(_normalized(t, normalize) for t in tokens if t.normalized)
         self._model = model
@@ -73,7 +77,7 @@ class Tokenizer:
     @cached_property
     def guard(self) -> SpecialGuard:
         """What keeps control tokens typed by a user apart from those of a chat template."""
-        return SpecialGuard(self.special_tokens)
+        return SpecialGuard(self._markers)
 
     @property
     def chat_template(self) -> str | None:
@@ -86,43 +90,37 @@ class Tokenizer:
         With `special`, control tokens written in the text count; without it they are ordinary text.
         Other added tokens (USER_DEFINED in a GGUF) always count. Lone surrogates become U+FFFD.
         """
-        ids: list[int] = []
-        self._extend(ids, _without_surrogates(text), special, True)
-        return ids
+        return self._encode(text, special, None)
 
     def encode_rendered(self, text: str, restore: Callable[[str], str]) -> list[int]:
-        """The ids of a prompt in which control tokens count, except those that `restore` brings out.
+        """The ids of a prompt in which added tokens count, except those that `restore` brings out.
 
-        Control tokens are found first; then `restore` changes the text between them back to what it
-        means, and that is encoded as ordinary text. With an identity this equals encode(text, special=True).
+        Added tokens are found first; then `restore` changes what is left between them back to what it
+        means, and that is encoded as text. With an identity this equals encode(text, special=True).
         """
+        return self._encode(text, True, restore)
+
+    def _encode(self, text: str, special: bool, restore: Callable[[str], str] | None) -> list[int]:
         ids: list[int] = []
         at_start = True
-        for part in self._all_added.split(_without_surrogates(text), True, others=False):
+        for part in self._split(_without_surrogates(text), special):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                self._extend(ids, restore(part), False, at_start)
+                if restore is not None:
+                    part = restore(part)
+                ids.extend(self._model.encode(self._cut(part, at_start)))
             at_start = False
         return ids
 
-    def _extend(self, ids: list[int], text: str, special: bool, at_start: bool) -> None:
+    def _split(self, text: str, special: bool) -> Iterator[str | int]:
+        """Ids of added tokens, and the normalised text between them."""
         for part in self._added.split(text, special):
             if isinstance(part, int):
-                ids.append(part)
+                yield part
             else:
-                self._extend_normalized(ids, part, special, at_start)
-            at_start = False
-
-    def _extend_normalized(self, ids: list[int], text: str, special: bool, at_start: bool) -> None:
-        if self._normalize is not None:
-            text = self._normalize(text)
-        for part in self._added_normalized.split(text, special):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids.extend(self._model.encode(self._cut(part, at_start)))
-            at_start = False
+                normal = part if self._normalize is None else self._normalize(part)
+                yield from self._added_normalized.split(normal, special)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of `ids`, special tokens included; bytes that are not UTF-8 become U+FFFD.

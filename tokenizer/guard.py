@@ -20,7 +20,7 @@ class SpecialGuard:
     """The special tokens of a vocabulary, by every way in which a text can have a part in one."""
 
     def __init__(self, spellings: Iterable[str]) -> None:
-        known = sorted(filter(None, spellings))
+        self.spellings = known = sorted(filter(None, spellings))
         self._tokens = AddedTokens(AddedToken(0, spelling, special=True) for spelling in known)
         self._starts = {spelling[:n] for spelling in known for n in range(1, len(spelling))}
         self._ends = {spelling[n:] for spelling in known for n in range(1, len(spelling))}

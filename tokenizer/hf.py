@@ -93,6 +93,8 @@ def _from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, st
         return _build(content, config, templates)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
+    except RecursionError:
+        raise TokenizerError(f"{path}: nested too deeply") from None
 
 
 def _build(content: Mapping[str, Any], config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
