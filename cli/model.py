@@ -186,6 +186,7 @@ def load_model(
     threads: int | None = None,
     kv_type: str = "auto",
     warn: Callable[[str], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder (config.json and safetensors).
 
@@ -196,6 +197,7 @@ def load_model(
     - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
       unless all weights are floats.
     - `warn`: called with one line for things worth knowing; default: Python's `warnings`.
+    - `progress`: called with (what is being done, how much of it is done, of how much) while loading.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile) for the file,
     TokenizerError for its tokenizer, NotEnoughMemory before anything is loaded that would not fit, and
@@ -221,7 +223,14 @@ def load_model(
 
         machine = ReferenceMachine(program, n_pages, keep_bytes=copied)
     else:
-        machine = CpuMachine(program, n_pages, threads=threads, kv_type=kv_type, release=source.release)
+        machine = CpuMachine(
+            program,
+            n_pages,
+            threads=threads,
+            kv_type=kv_type,
+            release=source.release,
+            progress=progress,
+        )
     chunk = _prefill_chunk(program, threads)
     engine = Engine(
         machine, PageTable(n_pages), source.config, source.end_ids, context=context, prefill_chunk=chunk

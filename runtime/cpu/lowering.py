@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,11 +60,11 @@ class Lowering:
     max_wanted: int
     cache_type: str  # "F16" or "F32"
     release: Callable[[QTensor], None] | None = None
+    progress: Callable[[str, int, int], None] | None = None
     _keep: list[np.ndarray] = field(default_factory=list)
     _regions: dict[str, Region] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    _panels: dict[int, np.ndarray] = field(default_factory=dict)
-    _arena: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))  # what is left of it
+    _panels: dict[int, np.ndarray] = field(default_factory=dict)  # by the tensor's identity
     _kernels: list[tuple[Kernel, np.ndarray]] = field(default_factory=list)
     _barriers: list[bool] = field(default_factory=list)
     _pending: list[_Access] = field(default_factory=list)
@@ -71,19 +72,43 @@ class Lowering:
     _angles: dict[bytes, tuple[Region, Region]] = field(default_factory=dict)
 
     def instructions(self) -> Instructions:
-        """Lower every op in order; repacks the weights."""
+        """Lower every op in order. Weights are repacked on all threads while kernels are compiled."""
         for buffer in self.program.buffers:
             self._buffer(buffer)
-        self._arena = self._weights_arena()
-        for op in self.program.ops:
-            self._lower(op)
-        self._barriers[-1] = True  # whoever leads returns when all are done
+        weights = {id(op.weight): op.weight for op in self.program.ops if isinstance(op, ops.MatMul)}
+        self._lay_out(weights.values())
+        pool = ThreadPoolExecutor(self.n_threads)
+        try:
+            repacking = {pool.submit(self._repack, w): w.n_bytes for w in weights.values()}
+            for op in self.program.ops:
+                self._lower(op)
+            self._barriers[-1] = True  # whoever leads returns when all are done
+            table = self._table()
+            done = 0
+            for future in as_completed(repacking):
+                future.result()
+                done += repacking[future]
+                self._report("repacking weights", done, sum(repacking.values()))
+        finally:
+            pool.shutdown(cancel_futures=True)
+        buffers = {b.name: self._arrays[b.name] for b in self.program.buffers}
+        return Instructions(table, self._keep, buffers, sum(p.nbytes for p in self._panels.values()))
+
+    def _table(self) -> np.ndarray:
+        """INSTRUCTION [n]; compiles the kernels that are not in the cache."""
+        kernels = {id(kernel): kernel for kernel, _ in self._kernels}
+        for i, kernel in enumerate(kernels.values()):
+            self._report("compiling kernels", i, len(kernels))
+            kernel.address  # noqa: B018
         table = np.zeros(len(self._kernels), INSTRUCTION)
         for row, (kernel, arguments), barrier in zip(table, self._kernels, self._barriers, strict=True):
             row["kernel"], row["arguments"] = kernel.address, arguments.ctypes.data
             row["barrier"] = barrier
-        buffers = {b.name: self._arrays[b.name] for b in self.program.buffers}
-        return Instructions(table, self._keep, buffers, sum(p.nbytes for p in self._panels.values()))
+        return table
+
+    def _report(self, stage: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, total)
 
     # --- memory ------------------------------------------------------------------------------------------
 
@@ -107,21 +132,18 @@ class Lowering:
         self._keep.append(memory)
         return memory.ctypes.data
 
-    def _weights_arena(self) -> np.ndarray:
-        """Memory for all repacked weights in one piece, which the system can back by huge pages."""
-        weights = {id(op.weight): op.weight for op in self.program.ops if isinstance(op, ops.MatMul)}
-        arena = aligned_empty(sum(-(-repacked_bytes(w, LANES) // 64) * 64 for w in weights.values()))
+    def _lay_out(self, weights: Iterable[QTensor]) -> None:
+        """Give every weight its panels in one piece of memory, which the system can back by huge pages."""
+        sizes = [(w, repacked_bytes(w, LANES)) for w in weights]
+        arena = aligned_empty(sum(-(-size // 64) * 64 for _, size in sizes))
         self._keep.append(arena)
-        return arena
+        for weight, size in sizes:
+            self._panels[id(weight)], arena = arena[:size], arena[-(-size // 64) * 64 :]
 
-    def _repacked(self, weight: QTensor) -> np.ndarray:
-        if id(weight) not in self._panels:
-            size = repacked_bytes(weight, LANES)
-            mine, self._arena = self._arena[:size], self._arena[-(-size // 64) * 64 :]
-            self._panels[id(weight)] = repack(weight, LANES, mine)
-            if self.release is not None:
-                self.release(weight)
-        return self._panels[id(weight)]
+    def _repack(self, weight: QTensor) -> None:
+        repack(weight, LANES, self._panels[id(weight)])
+        if self.release is not None:
+            self.release(weight)
 
     # --- instructions ------------------------------------------------------------------------------------
 
@@ -210,7 +232,8 @@ class Lowering:
 
     def _matmul(self, op: ops.MatMul) -> None:
         weight = op.weight
-        panels = self._repacked(weight)
+        panel_bytes = LANES * weight.data.shape[1]
+        panels = self._panels[id(weight)].reshape(-1, panel_bytes)
         x = self._regions[op.x.name] if weight.format.is_float else self._quantize(op.x)
         out = self._regions[op.out.name]
         self._emit(
@@ -221,7 +244,7 @@ class Lowering:
             OTHER,
             weights=panels.ctypes.data,
             n_panels=len(panels),
-            panel_bytes=panels.shape[1],
+            panel_bytes=panel_bytes,
             n_blocks=weight.shape[1] // weight.format.block_size,
             width=weight.shape[1],
             x=x.address,

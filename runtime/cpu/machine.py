@@ -22,8 +22,9 @@ class CpuMachine:
     """Runs a Program with Numba kernels; same calls and results as ReferenceMachine, up to rounding.
 
     Weights are repacked when it is made; `release` is called with each tensor once its bytes in the
-    file are not needed any more. `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so
-    that a float model is run as it is. Not for use from two threads at once.
+    file are not needed any more, and `progress` with (what is being done, how much of it, of how much).
+    `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so that a float model is run as it
+    is. Not for use from two threads at once.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class CpuMachine:
         kv_type: str = "auto",
         max_rows: int = 512,
         release: Callable[[QTensor], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
     ) -> None:
         if page_size % KEYS:
             raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
@@ -54,6 +56,7 @@ class CpuMachine:
             self.max_wanted,
             cache_type(program, kv_type),
             release,
+            progress,
         ).instructions()
         self._embedding = self._lowered.buffers[embed.out.name]
         self._logits = self._lowered.buffers[program.logits.name][:, : program.logits.width]
