@@ -63,7 +63,8 @@ def repacked_bytes(tensor: QTensor, lanes: int) -> int:
 def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix in panels of `lanes` rows: uint8 [panels, bytes per panel], 64-byte aligned.
 
-    Written into `out`, uint8 [repacked_bytes], if given.
+    Written into `out`, uint8 [repacked_bytes], if given. Takes about twice the matrix in between: callers
+    with little memory give it a part of the rows at a time.
     """
     rows, row_bytes = tensor.data.shape
     planes = PLANES[tensor.format.name]
@@ -72,26 +73,19 @@ def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.nda
     if out is None:
         out = aligned_empty(repacked_bytes(tensor, lanes))
     out = out.reshape(n_panels, lanes * row_bytes)
-    # A bounded number of panels at a time, so that the copies below stay small.
-    step = max(1, (4 << 20) // (lanes * row_bytes))
-    for first in range(0, n_panels, step):
-        last = min(n_panels, first + step)
-        chunk = tensor.data[first * lanes : last * lanes]
-        if len(chunk) < (last - first) * lanes:
-            chunk = np.concatenate(
-                [chunk, np.zeros(((last - first) * lanes - len(chunk), row_bytes), np.uint8)]
-            )
-        blocks = chunk.reshape(last - first, lanes, n_blocks, tensor.format.type_size)
-        at = 0
-        for i, plane in enumerate(planes):
-            kind = np.dtype(f"u{plane.size}")
-            part = np.ascontiguousarray(blocks[..., plane.offset : plane.offset + plane.n_bytes]).view(kind)
-            if HIGH_BITS_PLANE.get(tensor.format.name) == i:
-                part = regroup_high_bits(part)
-            length = lanes * n_blocks * plane.n_bytes
-            target = out[first:last, at : at + length]
-            target[...] = part.transpose(0, 2, 3, 1).reshape(last - first, -1).view(np.uint8)
-            at += length
+    data = tensor.data
+    if missing := n_panels * lanes - rows:
+        data = np.concatenate([data, np.zeros((missing, row_bytes), np.uint8)])
+    blocks = data.reshape(n_panels, lanes, n_blocks, tensor.format.type_size)
+    at = 0
+    for i, plane in enumerate(planes):
+        part = np.ascontiguousarray(blocks[..., plane.offset : plane.offset + plane.n_bytes])
+        elements = part.view(f"u{plane.size}")
+        if HIGH_BITS_PLANE.get(tensor.format.name) == i:
+            elements = regroup_high_bits(elements)
+        length = lanes * n_blocks * plane.n_bytes
+        out[:, at : at + length] = elements.transpose(0, 2, 3, 1).reshape(n_panels, -1).view(np.uint8)
+        at += length
     return out
 
 

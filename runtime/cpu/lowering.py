@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from ...quant.simd import LANES
 from .. import ops
 from . import attention, matmul, pointwise
 from .records import INSTRUCTION
+
+REPACK_BYTES = 8 << 20  # of a weight at once
 
 # How threads share an instruction's work. Two instructions that give every thread the same rows need no
 # barrier between them, since no thread reads what another wrote.
@@ -141,9 +143,16 @@ class Lowering:
             self._panels[id(weight)], arena = arena[:size], arena[-(-size // 64) * 64 :]
 
     def _repack(self, weight: QTensor) -> None:
-        repack(weight, LANES, self._panels[id(weight)])
-        if self.release is not None:
-            self.release(weight)
+        """Fill the weight's panels part by part, so that file and panels are never both whole in memory."""
+        (n_rows, row_bytes), panels = weight.data.shape, self._panels[id(weight)]
+        rows = max(1, REPACK_BYTES // (LANES * row_bytes)) * LANES
+        for first in range(0, n_rows, rows):
+            data = weight.data[first : first + rows]
+            part = replace(weight, shape=(len(data), weight.shape[1]), data=data)
+            start = first * row_bytes
+            repack(part, LANES, panels[start : start + repacked_bytes(part, LANES)])
+            if self.release is not None:
+                self.release(part)
 
     # --- instructions ------------------------------------------------------------------------------------
 

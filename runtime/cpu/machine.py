@@ -21,10 +21,10 @@ LOGITS_BYTES = 16 << 20  # of logits that a step may give
 class CpuMachine:
     """Runs a Program with Numba kernels; same calls and results as ReferenceMachine, up to rounding.
 
-    Weights are repacked when it is made; `release` is called with each tensor once its bytes in the
-    file are not needed any more, and `progress` with (what is being done, how much of it, of how much).
-    `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so that a float model is run as it
-    is. Not for use from two threads at once.
+    Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
+    in the file are not needed any more, and `progress` with what is being done, how much of it, of how
+    much. `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so that a float model is run
+    as it is. Not for use from two threads at once.
     """
 
     def __init__(

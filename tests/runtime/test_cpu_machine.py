@@ -295,13 +295,20 @@ def test_batches_out_of_range_are_refused():
     machine.close()
 
 
-def test_release_is_told_of_every_weight_once():
+def test_release_is_told_of_every_byte_once(monkeypatch):
+    """Also in small parts; and parts give the same panels as the whole."""
     whole = program(8)
-    released: list[int] = []
-    CpuMachine(whole, 2, release=lambda tensor: released.append(id(tensor))).close()
-    weights = {id(op.weight) for op in whole.ops if isinstance(op, ops.MatMul)}
-    assert len(released) == len(weights)
-    assert set(released) == weights
+    results = []
+    for part_bytes in (1 << 30, 1):
+        monkeypatch.setattr("kukri.runtime.cpu.lowering.REPACK_BYTES", part_bytes)
+        released: list[QTensor] = []
+        machine = CpuMachine(whole, 40, release=released.append)
+        results.append(run(machine, [[(0, 9)]], 1, 64)[0])
+        machine.close()
+        weights = {id(op.weight): op.weight for op in whole.ops if isinstance(op, ops.MatMul)}
+        assert sum(part.n_bytes for part in released) == sum(w.n_bytes for w in weights.values())
+        assert len({part.data.ctypes.data for part in released}) == len(released) >= len(weights)
+    np.testing.assert_array_equal(*results)
 
 
 def test_threads_sleep_between_steps_and_end():
