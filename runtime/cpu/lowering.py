@@ -17,7 +17,7 @@ from .. import ops
 from . import attention, matmul, pointwise
 from .records import INSTRUCTION
 
-REPACK_BYTES = 8 << 20  # of a weight at once
+REPACK_BYTES = 2 << 20  # of a weight at once
 
 # How threads share an instruction's work. Two instructions that give every thread the same rows need no
 # barrier between them, since no thread reads what another wrote.
