@@ -18,9 +18,9 @@ WHITE_SPACE = (
 class AddedToken:
     """One added token with the flags of a tokenizer.json.
 
-    `special` marks control tokens (of a GGUF: types CONTROL and UNKNOWN). `normalized` tokens are
-    looked for after the text has been normalised, the others before. `lstrip` and `rstrip` swallow
-    the white space next to the token; `single_word` forbids letters and digits next to it.
+    `special` marks control tokens (of a GGUF: types CONTROL and UNKNOWN). `normalized` tokens are looked
+    for after the text has been normalised, and spelled as they are then; the others before. `lstrip` and
+    `rstrip` swallow the white space next to the token; `single_word` forbids letters and digits there.
     """
 
     id: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -68,7 +68,7 @@ class Tokenizer:
         self._special_ids = frozenset(self.special_tokens.values())
         self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]
         self._added = AddedTokens(t for t in tokens if not t.normalized)
-        self._added_normalized = AddedTokens(_normalized(t, normalize) for t in tokens if t.normalized)
+        self._added_normalized = AddedTokens(t for t in tokens if t.normalized)
         self._model = model
         self._cut = cut
         self._detokenizer = detokenizer
@@ -146,11 +146,6 @@ class Tokenizer:
 
     def is_special(self, id: int) -> bool:
         return id in self._special_ids
-
-
-def _normalized(token: AddedToken, normalize: Normalizer | None) -> AddedToken:
-    """The token as it is spelled in a normalised text."""
-    return token if normalize is None else replace(token, content=normalize(token.content))
 
 
 def _without_surrogates(text: str) -> str:

@@ -63,15 +63,22 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: list[str], types: np.nda
     if scores.dtype.kind != "f":
         raise TokenizerError(f"{_PREFIX}scores are {scores.dtype} and should be float32")
     spelled = list(pieces)
-    for id in np.flatnonzero(types == TokenType.USER_DEFINED).tolist():
-        spelled[id] = pieces[id].replace(" ", SPACE)
+    added = []
+    for token in _added(pieces, types):
+        if token.special or " " not in token.content:
+            added.append(token)
+            continue
+        # Gemma's runs of spaces. Its tokenizer.json has them in U+2581 and finds such a run in the text
+        # first; runs of spaces are found once they are spelled that way.
+        spelled[token.id] = token.content.replace(" ", SPACE)
+        added += [AddedToken(token.id, spelled[token.id], normalized=later) for later in (False, True)]
     prefix = _flag(metadata, "add_space_prefix", True)
     normalizers = [replace(" ", SPACE)]
     if prefix:
         normalizers.insert(0, prepend(SPACE))
     return Tokenizer(
         len(pieces),
-        _added(pieces, types),
+        added,
         bpe_from_scores(spelled, scores, types),
         cut_at_spaces(spelled),
         Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=prefix),

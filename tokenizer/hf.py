@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +111,18 @@ def _build(content: Mapping[str, Any], config: Mapping[str, Any], templates: Map
         cutting.pop()  # the model spells only the words that it has not seen before
     elif spell_bytes not in cutting:
         cutting.append(cut_at_spaces([*vocab]))
-    spelling = decoder(content.get("decoder"))
+    normalizer = chain(normalizers(content.get("normalizer")))
+    spelled = added
+    if normalizer is not None:
+        spelled = [replace(t, content=normalizer(t.content)) if t.normalized else t for t in added]
     return Tokenizer(
         len(pieces),
-        added,
+        spelled,
         _bpe(model, vocab, byte_level),
         chain_steps(cutting),
-        Detokenizer(pieces, **spelling),
+        Detokenizer(pieces, **decoder(content.get("decoder"))),
         _settings(config, added, templates, content.get("post_processor")),
-        chain(normalizers(content.get("normalizer"))),
+        normalizer,
     )
 
 

@@ -106,6 +106,15 @@ def test_a_space_in_front_is_added_and_taken_off(tokenizer: Callable[[str], Toke
     assert gemma.decode(gemma.encode(" Hello")) == " Hello"
 
 
+def test_runs_of_spaces_are_entries_of_gemma(tokenizer: Callable[[str], Tokenizer]) -> None:
+    gemma = tokenizer("gguf/gemma-3-270m")
+    for text in ("  ", " " * 31, "▁" * 26):
+        (id,) = gemma.encode(text)
+        assert gemma.token_text(id) == text.replace("▁", " ")
+    assert gemma.encode("a  b") == [*gemma.encode("a"), *gemma.encode("  "), *gemma.encode("b")]
+    assert gemma.encode(" " * 33) == [*gemma.encode(" " * 31), *gemma.encode("  ")]
+
+
 def test_text_beside_special_tokens(tokenizer: Callable[[str], Tokenizer]) -> None:
     read = tokenizer("gguf/smollm2-135m-instruct")
     start, end = 1, 2
