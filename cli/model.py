@@ -233,7 +233,13 @@ def load_model(
         )
     chunk = _prefill_chunk(program, threads)
     engine = Engine(
-        machine, PageTable(n_pages), source.config, source.end_ids, context=context, prefill_chunk=chunk
+        machine,
+        PageTable(n_pages),
+        source.config,
+        source.end_ids,
+        context=context,
+        n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
+        prefill_chunk=chunk,
     )
     return Model(source, machine, engine)
 

@@ -39,7 +39,8 @@ class ContextExceeded(ValueError):
 class Engine:
     """One sequence on one machine.
 
-    `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the
+    `config` needs `vocab_size` only. `end_ids` end a generation. Only ids below `n_tokens` are generated:
+    many models pad their logits beyond the tokens that the tokenizer has (default: all). `context` is the most tokens the
     sequence may have: what the page table holds unless given. `prefill_chunk` bounds the rows of a
     prefill step, and with them how long Ctrl-C waits for an answer.
 
@@ -56,6 +57,7 @@ class Engine:
         end_ids: Collection[int] = (),
         *,
         context: int | None = None,
+        n_tokens: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
     ) -> None:
@@ -68,6 +70,7 @@ class Engine:
         self.end_ids = frozenset(end_ids)
         self.context = context or capacity
         self.stats = GenerationStats()
+        self._n_tokens = min(n_tokens or config.vocab_size, config.vocab_size)
         self._chunk = max(1, min(prefill_chunk, machine.max_rows))
         self._sequence = sequence
         self._cached: list[int] = []  # the ids whose keys and values are in the cache
@@ -159,7 +162,7 @@ class Engine:
 
     def _sample(self, sampler: Sampler, logits: np.ndarray, stats: GenerationStats) -> int:
         try:
-            return sampler.sample(logits, self._cached)
+            return sampler.sample(logits[: self._n_tokens], self._cached)
         except BadLogits as error:
             step = f"token {stats.new_tokens + 1} of the answer (position {len(self._cached)})"
             raise BadLogits(f"cannot choose {step}: {error}") from None

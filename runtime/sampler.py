@@ -117,6 +117,7 @@ class Sampler:
         last = self.params.repeat_last_n
         recent = history[-last:] if last > 0 else history
         ids = np.fromiter(set(recent), np.intp)
+        ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
         if self._penalised.shape != logits.shape:
             self._penalised = np.empty_like(logits)
         np.copyto(self._penalised, logits)

@@ -437,3 +437,16 @@ def test_the_consumers_time_does_not_count(monkeypatch):
             next(clock)
     assert engine.stats.decode_seconds == 3
     assert engine.stats.tokens_per_second == 1.0
+
+
+def test_padded_vocabularies_are_not_sampled_from():
+    """Logits beyond the tokenizer's last token exist, may be the largest, and are never chosen."""
+    table = PageTable(4)
+    everything = Engine(HistoryMachine(table), table, Config())
+    free = list(everything.generate([1, 2], SamplingParams(temperature=0, max_tokens=20)))
+    assert max(free) >= 30
+    table = PageTable(4)
+    engine = Engine(HistoryMachine(table), table, Config(), n_tokens=30)
+    params = SamplingParams(temperature=0, max_tokens=20, repeat_penalty=1.2)
+    assert max(engine.generate([1, 45], params)) < 30
+    assert engine.logits([1, 45]).shape == (2, VOCAB)
