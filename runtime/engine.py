@@ -39,10 +39,10 @@ class ContextExceeded(ValueError):
 class Engine:
     """One sequence on one machine.
 
-    `config` needs `vocab_size` only. `end_ids` end a generation. Only ids below `n_tokens` are generated:
-    many models pad their logits beyond the tokens that the tokenizer has (default: all). `context` is the most tokens the
-    sequence may have: what the page table holds unless given. `prefill_chunk` bounds the rows of a
-    prefill step, and with them how long Ctrl-C waits for an answer.
+    `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the sequence
+    may have: what the page table holds unless given. Only ids below `n_tokens` are generated: many
+    models pad their logits beyond the tokens that there are (default: all). `prefill_chunk` bounds the
+    rows of a prefill step, and with them how long Ctrl-C waits for an answer.
 
     The tokens of a generation stay in the cache, and the next one computes only what follows the
     longest common prefix. Between two steps the engine is always consistent, so a generation may be

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
 from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.errors import DamagedFile
-from safetensors.numpy import save_file
 
 Tensors = dict[str, tuple[tuple[int, ...], bytes]]  # name, which starts with the dtype → shape, data
 

@@ -4,6 +4,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import quants
+
 from kukri.quant.block import BlockFormat, QTensor
 from kukri.quant.formats import BY_TYPE, FORMATS, packing
 

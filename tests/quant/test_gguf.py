@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kukri.quant import metadata as metadata_module
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS

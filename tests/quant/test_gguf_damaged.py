@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from kukri.quant import metadata as metadata_module
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS

@@ -6,6 +6,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+
 from kukri.quant.errors import DamagedFile
 from kukri.quant.gguf import GGUFFile
 
