@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Where the time of one step goes, kernel by kernel, on one thread.
+
+    python scripts/profile_step.py MODEL [--rows 1] [--depth 100]
+
+Each instruction is called by itself, several times; the fastest counts. On one thread, since that
+shows the work and not the waiting; a few microseconds of each call are Python's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import time
+from collections import defaultdict
+
+import numpy as np
+
+from kukri.cli.source import open_source
+from kukri.cli.store import resolve
+from kukri.quant.jit import KERNEL_SIGNATURE
+from kukri.quant.simd import LEVEL
+from kukri.runtime.cache import PAGE_SIZE, Batch, PageTable
+from kukri.runtime.cpu import lowering
+from kukri.runtime.cpu.machine import CpuMachine
+from kukri.runtime.program import build_program
+from kukri.runtime.weights import Weights
+
+REPEATS = 7
+CALL = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in KERNEL_SIGNATURE.args))
+
+
+class TimedMachine(CpuMachine):
+    """A machine that times the instructions of a step instead of running it on its team."""
+
+    def profile(self, batch: Batch, table: PageTable) -> np.ndarray:
+        """Seconds of each instruction."""
+        times = np.full((REPEATS, len(self._lowered.table)), np.inf)
+
+        def run(step: np.ndarray) -> None:
+            for repeat in times:
+                for i, instruction in enumerate(self._lowered.table):
+                    kernel = CALL(int(instruction["kernel"]))
+                    start = time.perf_counter()
+                    kernel(int(instruction["arguments"]), step.ctypes.data, 0)
+                    repeat[i] = time.perf_counter() - start
+
+        self._team.run = run  # type: ignore[method-assign]
+        self.step(batch, table)
+        return times.min(axis=0)
+
+
+def named_instructions() -> list[str]:
+    """A list that fills with "kernel → buffer" as a machine is made."""
+    names: list[str] = []
+    emit = lowering.Lowering._emit
+
+    def watch(self, kernel, record, reads, writes, sharing, **values):  # type: ignore[no-untyped-def]
+        names.append(f"{kernel.name} → {writes[0].name.split()[0]}")
+        emit(self, kernel, record, reads, writes, sharing, **values)
+
+    lowering.Lowering._emit = watch  # type: ignore[method-assign]
+    return names
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a name, file or folder as `llm run -m` takes it")
+    parser.add_argument("--rows", type=int, default=1, help="tokens in the step: 1 is decode")
+    parser.add_argument("--depth", type=int, default=100, help="tokens already in the cache")
+    args = parser.parse_args()
+
+    source = open_source(resolve(args.model))
+    names = named_instructions()
+    n_pages = -(-(args.depth + args.rows) // PAGE_SIZE)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    machine = TimedMachine(program, n_pages, threads=1, release=source.release)
+    table = PageTable(n_pages)
+    table.extend(0, args.depth + args.rows)
+    every = np.arange(args.rows, dtype=np.int32)
+    seconds = machine.profile(Batch(0 * every, 0 * every, args.depth + every, every[-1:]), table)
+
+    total: dict[str, float] = defaultdict(float)
+    calls: dict[str, int] = defaultdict(int)
+    for name, second in zip(names, seconds, strict=True):
+        total[name] += second
+        calls[name] += 1
+    print(f"{source.name}, {args.rows} rows at depth {args.depth}, {LEVEL}, one thread")
+    for name in sorted(total, key=lambda n: -total[n]):
+        share = total[name] / seconds.sum()
+        print(f"{name:24} {calls[name]:4} × {total[name] / calls[name] * 1e6:9.1f} µs = {share:6.1%}")
+    barriers = int(machine._lowered.table["barrier"].sum())
+    print(f"{'all':24} {len(seconds):4} instructions, {barriers} barriers: {seconds.sum() * 1e3:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
