@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -67,12 +68,12 @@ class Chat:
         """Write the answer to the newest message, or go on with it, and keep it if there is any."""
         turn = self.conversation.turns[-1]
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
+        if gone:
+            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
         sink = terminal.ModelText()
         reply = self.last = generate(self.model, ids, self.params, sink.write)
         if reply.text:
             sink.finish()
-        if gone:
-            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
         if not reply.text and reply.finish_reason == INTERRUPTED:
             return
         turn.reply = (turn.reply or "") + reply.text
@@ -136,8 +137,8 @@ def converse(session: Chat) -> None:
             terminal.remark("(interrupted)")
 
 
-def _read_message(prompt: Any) -> str:
-    text: str = prompt(">>> ")
+def _read_message(prompt: Callable[[str], str]) -> str:
+    text = prompt(">>> ")
     if not text.startswith(FENCE):
         return text
     lines = [text.removeprefix(FENCE)]
@@ -147,8 +148,14 @@ def _read_message(prompt: Any) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def _line_editor() -> Any:
-    """A function from a prompt to a line, with editing, and a history that outlives the session."""
+def _line_editor() -> Callable[[str], str]:
+    """A function from a prompt to a line, with editing, and a history that outlives the session.
+
+    The prompt is not model text, so it goes to stderr wherever that is a terminal.
+    """
+    stream = sys.stderr if terminal.is_terminal(sys.stderr) else sys.stdout
+    if not terminal.takes_escapes(stream):
+        return _plain_line
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
@@ -163,15 +170,21 @@ def _line_editor() -> Any:
     except OSError as problem:
         terminal.remark(f"(the history is not kept: {path}: {problem.strerror})")
         history = InMemoryHistory()
-    # The prompt is not model text, so it goes to stderr wherever that is a terminal.
-    stream = sys.stderr if terminal.is_terminal(sys.stderr) else sys.stdout
-    # On a dumb terminal prompt-toolkit must choose its output itself, or it edits lines all the same.
-    output = create_output(stdout=stream) if terminal.takes_escapes(stream) else None
     session: PromptSession[str] = PromptSession(
         history=history,
-        output=output,
+        output=create_output(stdout=stream),
         color_depth=None if terminal.takes_colour(stream) else ColorDepth.DEPTH_1_BIT,
         completer=WordCompleter(sorted(COMMANDS), sentence=True),
         complete_while_typing=False,
     )
     return session.prompt
+
+
+def _plain_line(prompt: str) -> str:
+    """Read a line where nothing can be edited: a dumb terminal, or one that shows neither stream."""
+    sys.stderr.write(prompt)
+    sys.stderr.flush()
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.removesuffix("\n")

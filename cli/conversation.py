@@ -47,8 +47,9 @@ class Conversation:
         while len(ids) > room and len(kept) > 1:
             kept = kept[1:]
             ids = self._ids(model, kept)
-        if len(ids) <= model.context:
-            self.turns = kept
+        if len(ids) > model.context:
+            return ids, 0
+        self.turns = kept
         return ids, len(before) - len(ids)
 
     def _ids(self, model: Model, turns: list[Turn]) -> list[int]:

