@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import store, terminal
-from .options import DEFAULT_MODEL, Model_, flag
+from .options import DEFAULT_MODEL, Model_, flag, load_quietly
 
 if TYPE_CHECKING:
     from ..runtime.cache import PageTable
@@ -79,13 +79,10 @@ def bench(
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
     path = store.resolve(model)
     from .describe import describe
-    from .model import load_model
 
     about = describe(path)
     start = perf_counter()
-    context = n_depth + max(n_prompt, n_gen)
-    with terminal.status(f"loading {model} …"):
-        loaded = load_model(path, context=context, threads=threads, warn=terminal.note)
+    loaded = load_quietly(path, model, context=n_depth + max(n_prompt, n_gen), threads=threads)
     load_seconds = perf_counter() - start
     results = []
     with closing(loaded):

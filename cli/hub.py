@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import socket
 import threading
@@ -139,7 +140,7 @@ def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
     url = hf_hub_url(repo, file.path)
     remote = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     etag = remote.etag
-    if not etag or "/" in etag or os.sep in etag:
+    if not etag or not re.fullmatch(r"\w[\w.-]*", etag):
         raise StoreError(f"the Hub gives no usable ETag for {file.path} of {repo}")
     n_bytes = file.n_bytes if remote.size is None else remote.size
     if sha256 is None:

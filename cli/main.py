@@ -89,7 +89,7 @@ def _program() -> str:
 
 def _utf8(word: str) -> str:
     """An argument's bytes read as UTF-8, whatever encoding the locale made Python assume."""
-    return os.fsencode(word).decode("utf-8", "replace")
+    return os.fsencode(word).decode("utf-8", "surrogateescape")
 
 
 def exit_code(problem: BaseException) -> int:
@@ -102,10 +102,12 @@ def exit_code(problem: BaseException) -> int:
         return EXIT_FAILURE
     from ..quant.errors import DamagedFile
     from ..runtime.engine import ContextExceeded
-    from ..tokenizer import TokenizerError
+    from ..tokenizer import TemplateError, TokenizerError
 
     if isinstance(problem, ContextExceeded):
         return EXIT_CONTEXT
+    if isinstance(problem, TemplateError):  # a broken template, or one that refuses what it was given
+        return EXIT_FAILURE if problem.raised else EXIT_DAMAGED
     return EXIT_DAMAGED if isinstance(problem, (DamagedFile, TokenizerError)) else EXIT_FAILURE
 
 

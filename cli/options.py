@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -119,21 +120,29 @@ class GenerationOptions:
     def load(self, name: str) -> Model:
         """Find or fetch the model `name` and load it."""
         from . import store
-        from .terminal import note, status
 
-        path = store.resolve(name)
-        with status(f"loading {name} …"):
-            from .model import load_model
+        return load_quietly(
+            store.resolve(name),
+            name,
+            device=self.device.value,
+            context=self.context,
+            threads=self.threads,
+            kv_type=self.kv_type.value,
+        )
 
-        with status(f"loading {name}{_first_time()} …"):
-            return load_model(
-                path,
-                device=self.device.value,
-                context=self.context,
-                threads=self.threads,
-                kv_type=self.kv_type.value,
-                warn=note,
-            )
+
+def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
+    """`load_model` with a line that says so while it lasts, and its warnings after that."""
+    from .terminal import note, status
+
+    warnings: list[str] = []
+    with status(f"loading {name} …"):
+        from .model import load_model
+    with status(f"loading {name}{_first_time()} …"):
+        model = load_model(path, warn=warnings.append, **arguments)
+    for warning in warnings:
+        note(warning)
+    return model
 
 
 def _first_time() -> str:

@@ -26,6 +26,8 @@ def read_prompt(words: Sequence[str], no_stdin: bool) -> str:
     if explicit and no_stdin:
         raise typer.BadParameter("- asks for stdin and --no-stdin forbids it")
     argument = " ".join(word for word in words if word != "-")
+    if any("\udc80" <= c <= "\udcff" for c in argument):
+        raise typer.BadParameter("the prompt is not UTF-8 text")
     piped = ""
     if explicit or (not no_stdin and sys.stdin is not None and not terminal.is_terminal(sys.stdin)):
         piped = read_stdin(hint=bool(argument) and not explicit)

@@ -58,7 +58,8 @@ def wheel_target(entry: Entry) -> Path:
 def parse(name: str) -> Path | Entry | HubName:
     """What `name` names; raises ModelNotFound if it can be nothing."""
     looks_like_path = name.startswith((".", "~", os.sep)) or name.lower().endswith((".gguf", ".safetensors"))
-    path = Path(name).expanduser() if name.startswith("~") else Path(name)
+    path = Path(os.fsdecode(name.encode("utf-8", "surrogateescape")))  # the bytes as they were typed
+    path = path.expanduser() if name.startswith("~") else path
     if looks_like_path or "\\" in name or name.count("/") > 1:
         if not name or not os.path.exists(path):
             raise ModelNotFound(f"no such file or folder: {name}")

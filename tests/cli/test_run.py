@@ -201,6 +201,15 @@ def test_a_damaged_file_is_5(llm_inside: Run, tiny: Path, tmp_path: Path, damage
         failed(llm_inside("tokenize", "-m", path, "hi"), 5)
 
 
+def test_a_broken_template_is_5_and_a_refusal_is_1(llm_inside: Run, tmp_path: Path) -> None:
+    for i, (template, code) in enumerate(
+        [("{{ ''.__class__.__mro__ }}", 5), ("{% for %}", 5), ("{{ raise_exception('only tools here') }}", 1)]
+    ):
+        path = write_tiny_model(tmp_path / f"{i}.gguf", template=template)
+        line = failed(llm_inside("run", "-m", path, "hi"), code)
+    assert "only tools here" in line
+
+
 def test_an_unsupported_device_is_1(llm_inside: Run, tiny: Path) -> None:
     assert "CUDA" in failed(llm_inside("run", "-m", tiny, "--device", "cuda", "hi"), 1)
 
@@ -281,6 +290,20 @@ def test_ctrl_c_keeps_what_was_written_and_ends_with_130(
         assert b"interrupted" in stderr
     elif stdout:  # it may still have been loading
         assert json.loads(stdout)["finish_reason"] == "interrupted"
+
+
+@posix
+def test_names_of_files_may_be_any_bytes(llm: Run, tiny: Path, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/caf\xe9.gguf"
+    try:
+        os.link(tiny, path)
+    except OSError:
+        pytest.skip("this file system wants UTF-8")
+    assert llm("show", os.fsdecode(path)).returncode == 0
+    failed(llm("run", "-m", tiny, os.fsdecode(b"caf\xe9")), 2)
+    ascii_locale = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    os.link(tiny, tmp_path / "é.gguf")
+    assert llm("show", tmp_path / "é.gguf", env=ascii_locale).returncode == 0
 
 
 def test_text_is_utf_8_whatever_the_locale(llm: Run, tiny: Path) -> None:
