@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from . import store, terminal
 from .conversation import Conversation, Turn
+from .errors import explain
 from .options import DEFAULT_MODEL, GenerationOptions, Model_, TextOrJson, flag, with_generation_options
 from .prompt import read_prompt
 from .reply import INTERRUPTED, Reply, generate, show_stats, why_cut
@@ -105,7 +107,9 @@ def chat(
         raise typer.BadParameter("-o json is for one answer: pipe the prompt, or use llm run")
     with closing(options.load(model)) as loaded:
         session = Chat(loaded, model, options, params)
-        terminal.remark(f"{model}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves.")
+        terminal.remark(
+            f"{Path(model).name}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves."
+        )
         if session.conversation.raw and not options.raw:
             terminal.note("This model has no chat template: it continues text, it does not answer it.")
         converse(session)
@@ -132,7 +136,7 @@ def converse(session: Chat) -> None:
         except EOFError:
             return
         except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
-            terminal.error(str(problem))
+            terminal.error(explain(problem))
         except KeyboardInterrupt:
             terminal.remark("(interrupted)")
 

@@ -1,35 +1,26 @@
 """Models on the Hugging Face Hub, kept in huggingface-hub's own cache.
 
-huggingface-hub does authentication, endpoints, the cache's layout and its links. The transfer
-itself is done here, because a download that was killed must go on where it stopped, and because
-size and SHA-256 are checked before a file gets its name.
+huggingface-hub does authentication, endpoints, the cache's layout and its links; `download.transfer`
+fetches the files.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
-import shutil
 import socket
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from . import files
+from .download import exclusive, transfer
 from .errors import ModelNotFound, StoreError, Unreachable
-from .progress import Progress
-from .terminal import human_bytes, remark
 
 CONNECT_SECONDS = 4.0  # a Hub that takes longer to pick up counts as out of reach
-_NO_SUCH_RANGE = "HTTP 416"
-ATTEMPTS = 5  # in a row, without a byte received
-SPARE_BYTES = 64_000_000  # left free on the disk
 
 
 @dataclass(frozen=True)
@@ -159,121 +150,8 @@ def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
     return Path(hf_hub_download(repo, file.path))
 
 
-@contextmanager
-def exclusive(lock: Path, label: str) -> Iterator[None]:
-    """Keep other processes from the same download, saying so if it takes waiting for one."""
-    from huggingface_hub.utils import WeakFileLock
-
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(WeakFileLock(lock, timeout=0.2))
-        except TimeoutError:
-            remark(f"waiting for another download of {label}")
-            stack.enter_context(WeakFileLock(lock))
-        yield
-
-
 def _is_sha256(etag: str) -> bool:
     return len(etag) == 64 and all(c in "0123456789abcdef" for c in etag)
-
-
-def transfer(
-    url: str, headers: dict[str, str], target: Path, n_bytes: int | None, sha256: str | None, label: str
-) -> None:
-    """GET `url` into `target`, going on from `target`.incomplete, and checking size and SHA-256.
-
-    Only a whole, checked file gets the name `target`. What a broken connection left stays for the
-    next attempt; what turns out to be false is deleted.
-    """
-    partial = target.with_name(target.name + ".incomplete")
-    have = partial.stat().st_size if partial.exists() else 0
-    if n_bytes is None or have > n_bytes:
-        partial.unlink(missing_ok=True)
-        have = 0
-    require_space(target.parent, (n_bytes or 0) - have, label)
-    with Progress(label, n_bytes) as progress:
-        failures = restarts = 0
-        while have != n_bytes or not partial.exists():
-            before = have
-            problem = _append(url, headers, partial, have, progress.at)
-            have = partial.stat().st_size if partial.exists() else 0
-            if problem == _NO_SUCH_RANGE:  # what is here belongs to another file, or the size is false
-                if restarts:
-                    break
-                restarts += 1
-                partial.unlink()
-                have = 0
-            elif problem is None:
-                if n_bytes is None or not before < have < n_bytes:
-                    break
-            else:
-                failures = 0 if have > before else failures + 1
-                if failures == ATTEMPTS:
-                    raise StoreError(
-                        f"the download of {label} broke off at {human_bytes(have)} ({problem}); "
-                        "the same command goes on from there"
-                    )
-                time.sleep(min(0.1 * 2**failures, 4.0))
-    _verify(partial, n_bytes, sha256, label)
-    os.replace(partial, target)
-
-
-def _append(
-    url: str, headers: dict[str, str], partial: Path, have: int, report: Callable[[int], None]
-) -> str | None:
-    """Stream the rest of `url`, from byte `have` on, to the end of `partial`; says what cut it short."""
-    from huggingface_hub import constants
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
-    from huggingface_hub.utils import get_session, hf_raise_for_status
-
-    if have:
-        headers = {**headers, "Range": f"bytes={have}-"}
-    timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
-    try:
-        with get_session().stream(
-            "GET", url, headers=headers, timeout=timeout, follow_redirects=True
-        ) as reply:
-            hf_raise_for_status(reply)
-            with partial.open("ab" if reply.status_code == 206 else "wb") as sink:
-                for chunk in reply.iter_raw():
-                    sink.write(chunk)
-                    report(sink.tell())
-    except HfHubHTTPError as error:
-        code = error.response.status_code
-        if code < 500 and code not in (408, 416, 429):
-            raise
-        return f"HTTP {code}"
-    except HTTPError as error:
-        return str(error) or type(error).__name__
-    return None
-
-
-def _verify(partial: Path, n_bytes: int | None, sha256: str | None, label: str) -> None:
-    have = partial.stat().st_size
-    if n_bytes is not None and have != n_bytes:
-        partial.unlink()
-        raise StoreError(f"{label} came with {have} bytes instead of {n_bytes}; it was deleted, try again")
-    if sha256 is not None and (got := file_sha256(partial)) != sha256:
-        partial.unlink()
-        raise StoreError(
-            f"{label} has SHA-256 {got[:12]}… instead of {sha256[:12]}…; it was deleted, try again"
-        )
-
-
-def file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def require_space(folder: Path, n_bytes: int, label: str) -> None:
-    """StoreError unless `n_bytes` fit on the disk of `folder` with something to spare."""
-    free = shutil.disk_usage(folder).free
-    if n_bytes + SPARE_BYTES > free:
-        raise StoreError(
-            f"{label} needs {human_bytes(n_bytes)} and {folder} has {human_bytes(free)} free: "
-            "make room, or put the cache on another disk with HF_HOME and KUKRI_HOME"
-        )
 
 
 @contextmanager

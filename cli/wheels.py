@@ -19,8 +19,8 @@ import zipfile
 from pathlib import Path
 
 from .catalogue import WheelFile
+from .download import exclusive, require_space
 from .errors import StoreError, Unreachable
-from .hub import exclusive, require_space
 from .progress import Progress
 
 _BLOCK = 1 << 20
