@@ -161,6 +161,22 @@ def test_a_model_out_of_wheels_where_the_hub_is_out_of_reach(
         store.remove("tiny:x")
 
 
+def test_what_the_hub_once_gave_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = catalogue.BY_NAME["smollm2"]
+    folder = tmp_path / "hf" / f"models--{entry.repo.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("abc")
+    (folder / "snapshots" / "abc").mkdir(parents=True)
+    path = folder / "snapshots" / "abc" / entry.file
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(wheels, "fetch", lambda *_: pytest.fail("it is here already"))
+    assert store.find("smollm2") == store.pull("smollm2") == path
+    (model,) = store.installed()
+    assert (model.name, model.path, model.quant) == ("smollm2", path, "Q4_1")
+    assert store.remove("smollm2") == 4 + len("abc")
+    assert not folder.exists()
+
+
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     source = make_wheels(tmp_path / "index", DATA, 3)
