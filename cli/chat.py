@@ -186,8 +186,7 @@ def _line_editor() -> Callable[[str], str]:
 
 def _plain_line(prompt: str) -> str:
     """Read a line where nothing can be edited: a dumb terminal, or one that shows neither stream."""
-    sys.stderr.write(prompt)
-    sys.stderr.flush()
+    terminal.tell(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = EXIT_INTERRUPTED
     except BaseException as problem:
         if debug:
-            traceback.print_exc()
+            terminal.tell(traceback.format_exc())
         terminal.error(_message(problem))
         code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)

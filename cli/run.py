@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,7 +46,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
     sink = terminal.ModelText()
     reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
     if not plain:
-        terminal.write(json.dumps(as_json(name, reply), ensure_ascii=False) + "\n")
+        terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:
         sink.finish()
     if cut := why_cut(reply, loaded):

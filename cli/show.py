@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 from . import store, terminal
@@ -78,6 +77,6 @@ def show(
     else:
         raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
     if output is TextOrJson.json:
-        terminal.write(json.dumps(facts, ensure_ascii=False, indent=1) + "\n")
+        terminal.write(terminal.as_json(facts, indent=1) + "\n")
     else:
         terminal.write(terminal.pairs(rows))

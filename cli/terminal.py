@@ -7,12 +7,13 @@ colours only where NO_COLOR allows them.
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 # Everything that moves a cursor or starts an escape sequence, but not tab and newline.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -75,27 +76,38 @@ def silence(stream: TextIO) -> None:
         pass
 
 
-def note(text: str) -> None:
-    """One line on stderr."""
+def tell(text: str) -> None:
+    """Write to stderr as it is. Where nobody reads it, or no room is left, a command goes on without."""
     try:
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(text)
         sys.stderr.flush()
-    except BrokenPipeError:
+    except (OSError, ValueError):
         silence(sys.stderr)
+
+
+def note(text: str) -> None:
+    """A line on stderr, or several, without control characters."""
+    tell(_CONTROL.sub("", text) + "\n")
 
 
 def remark(text: str) -> None:
     """One dim line on stderr: things worth knowing that went as they should."""
-    note(paint(text, "2", sys.stderr))
+    tell(paint(_CONTROL.sub("", text), "2", sys.stderr) + "\n")
 
 
 def error(text: str) -> None:
     """The one line an error is worth."""
-    note(paint("error:", "1;31", sys.stderr) + " " + one_line(text))
+    tell(paint("error:", "1;31", sys.stderr) + " " + one_line(text) + "\n")
 
 
 def one_line(text: str) -> str:
     return _CONTROL.sub("", " ".join(text.split()))
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """JSON that a terminal can be shown: readable, but every control character is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 @contextmanager
@@ -103,14 +115,12 @@ def status(text: str) -> Iterator[None]:
     """Show `text` on stderr while the block runs; only a terminal sees it, and it leaves no trace."""
     shown = takes_escapes(sys.stderr)
     if shown:
-        sys.stderr.write(paint(text, "2", sys.stderr))
-        sys.stderr.flush()
+        tell(paint(one_line(text), "2", sys.stderr))
     try:
         yield
     finally:
         if shown:
-            sys.stderr.write("\r\x1b[2K")
-            sys.stderr.flush()
+            tell("\r\x1b[2K")
 
 
 class ModelText:
@@ -146,8 +156,11 @@ def human_bytes(n: float) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns two spaces apart, never wrapped or cut; the columns numbered in `right` align right."""
-    lines = [list(header), *[list(row) for row in rows]]
+    """Columns two spaces apart, never wrapped or cut; the columns numbered in `right` align right.
+
+    Cells may come out of a file: each is made one line without control characters.
+    """
+    lines = [[one_line(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     return "".join(
         "  ".join(
@@ -160,6 +173,6 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, one pair a line."""
+    """Names and values, one pair a line; values may come out of a file, as in `table`."""
     width = max(len(name) for name, _ in rows)
-    return "".join(f"{name.ljust(width)}  {value}\n" for name, value in rows)
+    return "".join(f"{name.ljust(width)}  {one_line(value)}\n" for name, value in rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import StrEnum
 from typing import Annotated
@@ -46,7 +45,7 @@ def tokenize(
     ids = tokenizer.encode(content)
     tokens = [tokenizer.token_text(token) for token in ids]
     if output is Format.json:
-        terminal.write(json.dumps({"ids": ids, "tokens": tokens}, ensure_ascii=False) + "\n")
+        terminal.write(terminal.as_json({"ids": ids, "tokens": tokens}) + "\n")
     else:
         terminal.write(_lines(ids, tokens))
         terminal.note(f"{len(ids)} tokens, {len(content)} characters, {len(content.encode())} bytes")
@@ -57,6 +56,6 @@ def _lines(ids: list[int], tokens: list[str]) -> str:
     width = len(str(max(ids, default=0)))
     lines = []
     for i, (token, text) in enumerate(zip(ids, tokens, strict=True)):
-        shown = json.dumps(text, ensure_ascii=False)
+        shown = terminal.as_json(text)
         lines.append(f"{token:>{width}}  {terminal.paint(shown, _BANDS[i % 2], sys.stdout)}\n")
     return "".join(lines)

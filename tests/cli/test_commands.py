@@ -14,7 +14,7 @@ import typer
 from kukri.cli import catalogue, options
 from kukri.cli.bench import Test as Case
 from kukri.cli.main import app
-from kukri.cli.terminal import human_bytes, pairs, table
+from kukri.cli.terminal import human_bytes, note, pairs, table
 from kukri.runtime.sampler import SamplingParams
 
 from ..tiny_model import write_tiny_model
@@ -116,6 +116,25 @@ def test_show(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
     assert re.search(r"(?m)^chat template +yes$", shown)
     base = write_tiny_model(tmp_path / "base.gguf", template=None)
     assert json.loads(llm_inside("show", base, "-o", "json").stdout)["chat_template"] is False
+
+
+def test_nothing_in_a_file_reaches_the_terminal_as_an_escape(
+    llm_inside: Run, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    name = "a\x1b]0;title\x07b\x9b2Jc\nlicence  none\x7f"
+    path = write_tiny_model(tmp_path / "x.gguf", name=name)
+    shown = llm_inside("show", path).stdout.decode()
+    assert re.search(r"(?m)^name +a\]0;titleb2Jc licence none$", shown)
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+    told = llm_inside("show", path, "-o", "json").stdout.decode()
+    assert json.loads(told)["name"] == name
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", told)
+    for flags in ((), ("-o", "json")):
+        done = llm_inside("tokenize", "-m", path, *flags, "x\x9b2J\x7f")
+        assert not re.search(r"[\x7f-\x9f]", done.stdout.decode())
+    note("two\x1b[2J\nlines\x9b")
+    assert capfdbinary.readouterr().err == b"two[2J\nlines\n"
+    assert table(("A",), [("x\x1b\ty\x85",)]) == "A\nx y\n"
 
 
 def test_show_of_a_model_that_is_not_here_downloads_nothing(llm: Run) -> None:

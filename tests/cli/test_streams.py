@@ -31,6 +31,29 @@ def test_a_full_disk_behind_stdout_is_1(llm: Run, tiny: Path) -> None:
 
 
 @posix
+def test_a_full_disk_behind_stderr_changes_no_exit_code(environment: dict[str, str], tiny: Path) -> None:
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    for arguments, code in (
+        (["show", "no-such-model"], 3),
+        (["--debug", "show", "no-such-model"], 3),
+        (["run", "--no-such-flag"], 2),
+        (["run", "-m", str(tiny), "-n", "2", "--stats", "hello"], 0),
+    ):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [*LLM, *arguments],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=full,
+                timeout=120,
+                check=False,
+            )
+        assert done.returncode == code, arguments
+
+
+@posix
 def test_a_closed_pipe_ends_quietly(environment: dict[str, str], endless: Path) -> None:
     llm = f"'{sys.executable}' -m kukri.cli.main"
     command = f"{llm} run -m '{endless}' -t 0 hello | head -c 20; echo ${{PIPESTATUS[0]}}"
