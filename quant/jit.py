@@ -7,8 +7,10 @@ helpers it calls in other files, and would hand out stale machine code.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache, cached_property
@@ -67,15 +69,17 @@ def cache_folder() -> Path:
 
     `KUKRI_HOME` or the user's cache folder; where neither can be written, a private temporary one.
     """
-    base = os.environ.get("KUKRI_HOME")
-    root = Path(base) if base else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kukri"
-    folder = root / "kernels" / _source_hash()
+    base, cache = os.environ.get("KUKRI_HOME"), os.environ.get("XDG_CACHE_HOME")
     try:
+        root = Path(base).expanduser() if base else Path(cache or Path.home() / ".cache") / "kukri"
+        folder = root / "kernels" / _source_hash()
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except (OSError, RuntimeError):  # RuntimeError: no home folder at all
-        return Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
+        private = Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
+        return private
 
 
 def _source_hash() -> str:

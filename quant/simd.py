@@ -162,12 +162,6 @@ def instruction(result: Any, *args: Any) -> Callable[[Callable[..., Any]], Any]:
 # --- memory ----------------------------------------------------------------------------------------------
 
 
-@instruction(types.int64, types.int64)
-def load_i64(builder: Any, address: Any) -> Any:
-    """The int64 at an address."""
-    return _load(builder, address, _I64, 8)
-
-
 @instruction(types.int32, types.int64)
 def load_i32(builder: Any, address: Any) -> Any:
     """The int32 at an address."""
@@ -184,12 +178,6 @@ def load_f32(builder: Any, address: Any) -> Any:
 def store_f32(builder: Any, address: Any, value: Any) -> None:
     """Write a float32."""
     builder.store(value, builder.inttoptr(address, _FLOAT.as_pointer()), align=4)
-
-
-@instruction(types.none, types.int64, types.int32)
-def store_i32(builder: Any, address: Any, value: Any) -> None:
-    """Write an int32."""
-    builder.store(value, builder.inttoptr(address, _I32.as_pointer()), align=4)
 
 
 @instruction(types.none, types.int64, types.float32)
@@ -233,13 +221,6 @@ def loadv_u8(builder: Any, address: Any) -> Any:
 def loadv_f16(builder: Any, address: Any) -> Any:
     """`LANES` consecutive fp16, widened; vcvtph2ps."""
     return builder.fpext(_load(builder, address, ir.VectorType(_HALF, LANES), 2), _F32V)
-
-
-@instruction(types.none, types.int64, F32)
-def storev_f16(builder: Any, address: Any, value: Any) -> None:
-    """Write `LANES` float32 rounded to fp16; vcvtps2ph."""
-    kind = ir.VectorType(_HALF, LANES)
-    builder.store(builder.fptrunc(value, kind), builder.inttoptr(address, kind.as_pointer()), align=2)
 
 
 @instruction(F32, types.int64)
@@ -564,12 +545,6 @@ def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
 def atomic_add(builder: Any, address: Any, value: Any) -> Any:
     """Add to the int64 at an address and return what was there; lock xadd."""
     return builder.atomic_rmw("add", builder.inttoptr(address, _I64.as_pointer()), value, "seq_cst")
-
-
-@instruction(types.int64, types.int64, types.int64)
-def atomic_swap(builder: Any, address: Any, value: Any) -> Any:
-    """Replace the int64 at an address and return what was there; xchg."""
-    return builder.atomic_rmw("xchg", builder.inttoptr(address, _I64.as_pointer()), value, "seq_cst")
 
 
 @instruction(types.int64, types.int64)

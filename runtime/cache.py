@@ -31,13 +31,37 @@ class Batch:
     positions: np.ndarray  # int32 [n]
     wanted: np.ndarray  # int32 [m]
 
+    def check(self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_wanted: int) -> None:
+        """ValueError unless a machine of `n_pages` pages and `vocab` token ids can run this step.
+
+        Compiled kernels do not check their indices: everything that they index with is checked here.
+        """
+        n = len(self.tokens)
+        if not len(self.sequences) == len(self.positions) == n <= max_rows:
+            raise ValueError(f"a step takes up to {max_rows} rows, not {n}")
+        if len(self.wanted) > max_wanted:
+            raise ValueError(f"a step gives logits for up to {max_wanted} rows, not {len(self.wanted)}")
+        if table.n_pages > n_pages:
+            raise ValueError(f"the table hands out {table.n_pages} pages, the machine has {n_pages}")
+        if not n:
+            return
+        if not 0 <= self.tokens.min() <= self.tokens.max() < vocab:
+            raise ValueError(f"a token is out of the range of the vocabulary of {vocab}")
+        if not 0 <= self.sequences.min() <= self.sequences.max() < len(table.lengths):
+            raise ValueError(f"a sequence is out of the range of the table's {len(table.lengths)}")
+        if self.positions.min() < 0 or (self.positions >= table.lengths[self.sequences]).any():
+            raise ValueError("a position is out of the range of its sequence")
+        if len(self.wanted) and not 0 <= self.wanted.min() <= self.wanted.max() < n:
+            raise ValueError("a wanted row is out of range")
+
 
 class PageTable:
     """Block tables of up to `max_sequences` sequences over a pool of `n_pages` pages.
 
-    `blocks[s, i]` is the page that holds positions i·page_size … of sequence s (-1: none yet),
-    `lengths[s]` how many tokens the sequence has room for. Low page numbers are handed out first, so
-    that a pool whose memory is committed on first touch grows with what is used of it.
+    `blocks`, int32 [max_sequences, n_pages]: `blocks[s, i]` is the page that holds positions
+    i·page_size … of sequence s (-1: none yet). `lengths`, int32 [max_sequences]: how many tokens each
+    sequence has room for. Low page numbers are handed out first, so that a pool whose memory is
+    committed on first touch grows with what is used of it.
     """
 
     def __init__(self, n_pages: int, max_sequences: int = 1, page_size: int = PAGE_SIZE) -> None:

@@ -123,7 +123,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         attention_scale=keys.number("attention.scale", scale),
         layers=_layers(_windows_gguf(keys, arch, n_layers), rope, local),
         tied="output.weight" not in tensors,
-        biases=arch.biases | {stem for stem in arch.layer if f"blk.0.{stem}.bias" in tensors},
+        biases=arch.biases | {stem for stem in _matrices(arch) if f"blk.0.{stem}.bias" in tensors},
         qk_norm="attn_q_norm" in arch.layer,
         post_norms="post_ffw_norm" in arch.layer,
         rope_divisors="rope_freqs.weight" in tensors,
@@ -131,6 +131,11 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         attention_softcap=keys.number("attn_logit_softcapping", 0.0, zero=True),
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True),
     )
+
+
+def _matrices(arch: Arch) -> list[str]:
+    """The stems of a layer's matrices. Only these may have biases: an RMS norm has none."""
+    return [stem for stem in arch.layer if not stem.endswith("norm")]
 
 
 def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
@@ -164,7 +169,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
             f"activation {show(activation)} is not supported; supported are {_list(ACTIVATIONS)}"
         )
     prefix = hf_prefix(tensors)
-    biases = {s for s in arch.layer if hf_name(arch, prefix, f"blk.0.{s}.bias") in tensors} | arch.biases
+    biases = {s for s in _matrices(arch) if hf_name(arch, prefix, f"blk.0.{s}.bias") in tensors} | arch.biases
     if keys.flag("attention_bias", False):
         biases |= {"attn_q", "attn_k", "attn_v", "attn_output"}
     if keys.flag("mlp_bias", False):

@@ -32,6 +32,7 @@ class ReferenceMachine:
     ) -> None:
         self.program = program
         self.page_size = page_size
+        self._n_pages = n_pages
         self.max_rows = 512
         self.max_wanted = max(1, min(self.max_rows, _WANTED_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
@@ -53,7 +54,10 @@ class ReferenceMachine:
 
     def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
         """Like `step`, but yields every op once it has run, for a look at `buffers`."""
-        self._check(batch, table)
+        if table.page_size != self.page_size:
+            raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
+        vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
+        batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted)
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
@@ -62,22 +66,6 @@ class ReferenceMachine:
     def close(self) -> None:
         self.buffers.clear()
         self._kept.clear()
-
-    def _check(self, batch: Batch, table: PageTable) -> None:
-        n = len(batch.tokens)
-        if not len(batch.sequences) == len(batch.positions) == n <= self.max_rows:
-            raise ValueError(f"a step takes up to {self.max_rows} rows, not {n}")
-        if len(batch.wanted) > self.max_wanted:
-            raise ValueError(f"a step gives logits for up to {self.max_wanted} rows, not {len(batch.wanted)}")
-        if table.page_size != self.page_size:
-            raise ValueError(
-                f"the table has pages of {table.page_size} tokens, the machine of {self.page_size}"
-            )
-        if (batch.positions < 0).any() or (batch.positions >= table.lengths[batch.sequences]).any():
-            raise ValueError("a position lies outside its sequence")
-        vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
-        if (batch.tokens < 0).any() or (batch.tokens >= vocab).any():
-            raise ValueError(f"a token is not in the vocabulary of {vocab}")
 
     def _run(self, op: ops.Op) -> None:
         match op:

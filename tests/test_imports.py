@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,7 @@ def test_nothing_mentions_the_machine_it_was_built_on():
     listed = subprocess.run([git, "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("git does not read this checkout")
-    needles = [b"/wo" + b"rk/", b"/ro" + b"ot/", b"../sha" + b"red", b"/opt/wh" + b"eels", b"/opt/py" + b"pi"]
+    needles = {str(path).encode() for path in (ROOT, Path.home(), sys.base_prefix) if len(str(path)) > 4}
     guilty = []
     for name in listed.stdout.decode("utf-8").split("\0"):
         path = ROOT / name

@@ -73,7 +73,7 @@ def exp(x: Any) -> Any:
 
     x = n·ln 2 + r with |r| ≤ ln 2 / 2; e^r by its series to degree 6; 2^n by setting the exponent bits.
     """
-    x = maximum(minimum(x, constant(88.0)), constant(-87.0))
+    x = maximum(constant(-87.0), minimum(constant(88.0), x))  # in this order NaN stays NaN
     n = round_even(x * constant(1.4426950408889634))
     r = fma(n, constant(-0.693359375), x)
     r = fma(n, constant(2.12194440e-4), r)

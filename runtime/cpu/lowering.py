@@ -40,7 +40,6 @@ class Instructions:
     table: np.ndarray
     keep: list[np.ndarray]
     buffers: dict[str, np.ndarray]  # by the names of the program's buffers, float32 [rows, padded width]
-    n_bytes: int  # of repacked weights
 
 
 @dataclass
@@ -67,6 +66,7 @@ class Lowering:
     _regions: dict[str, Region] = field(default_factory=dict)
     _arrays: dict[str, np.ndarray] = field(default_factory=dict)
     _panels: dict[int, np.ndarray] = field(default_factory=dict)  # by the tensor's identity
+    _stopped: bool = False
     _kernels: list[tuple[Kernel, np.ndarray]] = field(default_factory=list)
     _barriers: list[bool] = field(default_factory=list)
     _pending: list[_Access] = field(default_factory=list)
@@ -92,9 +92,10 @@ class Lowering:
                 done += repacking[future]
                 self._report("repacking weights", done, sum(repacking.values()))
         finally:
+            self._stopped = True
             pool.shutdown(cancel_futures=True)
         buffers = {b.name: self._arrays[b.name] for b in self.program.buffers}
-        return Instructions(table, self._keep, buffers, sum(p.nbytes for p in self._panels.values()))
+        return Instructions(table, self._keep, buffers)
 
     def _table(self) -> np.ndarray:
         """INSTRUCTION [n]; compiles the kernels that are not in the cache."""
@@ -153,6 +154,8 @@ class Lowering:
             repack(part, LANES, panels[start : start + repacked_bytes(part, LANES)])
             if self.release is not None:
                 self.release(part)
+            if self._stopped:  # interrupted: nobody waits for the rest
+                return
 
     # --- instructions ------------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import numpy as np
@@ -12,6 +11,7 @@ from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from .attention import KEYS
 from .lowering import Lowering
+from .processors import default_threads
 from .records import STEP
 from .team import Team
 
@@ -44,6 +44,7 @@ class CpuMachine:
         assert isinstance(embed, ops.Embed)
         self._embed = embed
         self.page_size = page_size
+        self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
@@ -69,7 +70,11 @@ class CpuMachine:
         number of rows are out of range.
         """
         n = len(batch.tokens)
-        self._check(batch, table)
+        if table.page_size != self.page_size:
+            raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
+        batch.check(table, self._n_pages, self._embed.table.shape[0], self.max_rows, self.max_wanted)
+        if self._team.closed:
+            raise RuntimeError("the machine is closed")
         if n == 0:
             return self._logits[:0]
         tokens, sequences, positions, wanted = (
@@ -90,35 +95,11 @@ class CpuMachine:
         self._team.run(step)
         return self._logits[: len(wanted)]
 
-    def _check(self, batch: Batch, table: PageTable) -> None:
-        """Kernels do not check their indices, so everything they index with is checked here."""
-        n = len(batch.tokens)
-        if not len(batch.sequences) == len(batch.positions) == n <= self.max_rows:
-            raise ValueError(f"a step takes up to {self.max_rows} rows, not {n}")
-        if len(batch.wanted) > self.max_wanted:
-            raise ValueError(f"a step gives logits for up to {self.max_wanted} rows, not {len(batch.wanted)}")
-        if table.page_size != self.page_size:
-            raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        if n and not (
-            0 <= batch.tokens.min() <= batch.tokens.max() < self._embed.table.shape[0]
-            and 0 <= batch.sequences.min() <= batch.sequences.max() < len(table.lengths)
-            and batch.positions.min() >= 0
-            and (batch.positions < table.lengths[batch.sequences]).all()
-        ):
-            raise ValueError("a token, sequence or position of the batch is out of range")
-        if len(batch.wanted) and not 0 <= batch.wanted.min() <= batch.wanted.max() < n:
-            raise ValueError("a wanted row is out of range")
-
     def close(self) -> None:
-        """End the worker threads."""
-        self._team.close()
-
-
-def default_threads() -> int:
-    """The processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        """End the worker threads and let the memory go; a later step raises RuntimeError."""
+        if not self._team.closed:
+            self._team.close()
+            del self._lowered, self._embedding, self._logits
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:

@@ -100,10 +100,12 @@ def quantize(arguments: int, step: int, thread: int) -> None:
             for i in range(LANES, GROUP, LANES):
                 values = loadv_f32(x + 4 * i)
                 peak, squares = maximum(peak, absolute(values)), fma(values, values, squares)
-            largest = lane_max(peak)
+            largest, energy = lane_max(peak), lane_sum(squares)
             unit = largest / np.float32(127.0)
+            if energy != energy:  # NaN, which the maximum may have passed over: no number may come of it
+                unit = energy
             inverse = splat_f32(np.float32(127.0) / largest if largest > 0 else np.float32(0.0))
-            two = largest * largest > limit * lane_sum(squares)
+            two = largest * largest > limit * energy
             second_unit = unit / np.float32(DIGIT) if two else np.float32(0.0)
             store_f32(facts + _UNIT, unit)
             store_f32(facts + _SECOND_UNIT, second_unit)

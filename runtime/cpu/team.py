@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -73,67 +74,82 @@ def follow(team: int, ticket: int, thread: int) -> None:
     _run(team, step, thread, met - met % step_at(step).n_threads)
 
 
+class _Workers:
+    """What the worker threads share with their team; they hold this and not the team itself, so that a
+    forgotten team can end them."""
+
+    def __init__(self, n_threads: int) -> None:
+        self.memory = np.zeros(1, TEAM)
+        self.memory["give_way"] = _give_way_address()
+        self.closed = False
+        self.ticket = 0  # number of the step to run
+        # A worker sleeps in acquiring its lock, which only `wake` releases.
+        self.locks = [threading.Lock() for _ in range(n_threads - 1)]
+        for lock in self.locks:
+            lock.acquire()
+
+    @property
+    def posted(self) -> int:
+        return int(self.memory["posted"][0])
+
+    def wake(self) -> None:
+        for asleep in self.locks:
+            if asleep.locked():
+                asleep.release()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake()
+
+    def work(self, thread: int, follow: Any) -> None:
+        done = 0
+        while True:
+            self.locks[thread - 1].acquire()
+            if self.closed:
+                return
+            if self.ticket > done:  # else woken a second time for a step that was interrupted
+                done = self.ticket
+                follow(self.memory.ctypes.data, done, thread)
+
+
 class Team:
     """`n_threads` threads, the caller's own among them; `run` executes a STEP record on all of them.
 
-    Not for use from two threads at once. `close` ends the workers; they are daemons besides.
+    Not for use from two threads at once. `close` ends the workers, as does forgetting the team.
     """
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
-        self._memory = np.zeros(1, TEAM)
-        self._memory["give_way"] = _give_way_address()
-        self._address = self._memory.ctypes.data
+        self._workers = _Workers(n_threads)
         self._lead: Any = lead.compiled.ctypes
-        self._follow: Any = follow.compiled.ctypes if n_threads > 1 else None
-        self._closed = False
-        self._ticket = 0
-        # A worker sleeps in acquiring its lock, which only `run` and `close` release.
-        self._wake = [threading.Lock() for _ in range(n_threads - 1)]
-        for lock in self._wake:
-            lock.acquire()
         for i in range(1, n_threads):
-            threading.Thread(target=self._work, args=(i,), name=f"kukri-{i}", daemon=True).start()
+            work = (i, follow.compiled.ctypes)
+            threading.Thread(target=self._workers.work, args=work, name=f"kukri-{i}", daemon=True).start()
+        self.close = weakref.finalize(self, self._workers.close)
+
+    @property
+    def closed(self) -> bool:
+        return self._workers.closed
 
     def run(self, step: np.ndarray) -> None:
-        """Run one step and return when all threads have finished it.
+        """Run one step and return when all threads have finished it. RuntimeError if closed.
 
         An interrupt that arrives in between is raised after the step: workers that are already up
         would wait for ever for a step that never comes.
         """
+        workers = self._workers
+        if workers.closed:
+            raise RuntimeError("the team of threads is closed")
         interrupt: BaseException | None = None
-        self._ticket = self._posted + 1
-        while self._posted < self._ticket:
+        workers.ticket = workers.posted + 1
+        while workers.posted < workers.ticket:
             try:
-                for asleep in self._wake:
-                    if asleep.locked():
-                        asleep.release()
-                self._lead(self._address, step.ctypes.data, 0)
+                workers.wake()
+                self._lead(workers.memory.ctypes.data, step.ctypes.data, 0)
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:
             raise interrupt
-
-    @property
-    def _posted(self) -> int:
-        return int(self._memory["posted"][0])
-
-    def close(self) -> None:
-        """End the workers."""
-        self._closed = True
-        for asleep in self._wake:
-            if asleep.locked():
-                asleep.release()
-
-    def _work(self, thread: int) -> None:
-        done = 0
-        while True:
-            self._wake[thread - 1].acquire()
-            if self._closed:
-                return
-            if self._ticket > done:  # else woken a second time for a step that was interrupted
-                done = self._ticket
-                self._follow(self._address, done, thread)
 
 
 def _give_way_address() -> int:

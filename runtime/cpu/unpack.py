@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from ...quant.formats.iq4 import IQ4_VALUES
+from ...quant.formats.mxfp4 import E2M1_DOUBLED
 from ...quant.jit import jit
 from ...quant.panels import PLANES
 from ...quant.simd import (
@@ -38,8 +40,6 @@ from ...quant.simd import (
 
 VECTOR = 4 * LANES  # bytes of an I32 in memory
 LOW4 = 0x0F0F0F0F
-IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice e2m1
 
 _UNPACKERS: dict[str, Callable] = {}
 CODES: dict[str, Codes] = {}
@@ -241,10 +241,11 @@ _MXFP4 = _before("MXFP4")
 @_unpacks(Codes("MXFP4", limit=12, signed=True))
 def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
     words = _nibbles(panel + n_blocks * _MXFP4[1] + group * (4 * VECTOR))
-    # Half of 2^(e - 127), made of its bits; e = 0 would be subnormal, so build twice that and halve it.
+    # 2^(e - 128) as a product of two powers, since neither end of its range is a normal number.
     exponent = loadv_u8(panel + group * LANES)
-    scale = bits_to_f32(exponent << 23) * splat_f32(np.float32(0.5))
-    return _lookup8(MXFP4_VALUES, words), scale
+    half = exponent >> 1
+    scale = bits_to_f32((half + 63) << 23) * bits_to_f32((exponent - half + 63) << 23)
+    return _lookup8(E2M1_DOUBLED, words), scale
 
 
 # --- blocks of 256 ---------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from kukri.quant.simd import (
     as_pointer,
     atomic_add,
     atomic_load,
-    atomic_swap,
     bits_to_f32,
     call_kernel,
     code_offset,
@@ -27,7 +26,6 @@ from kukri.quant.simd import (
     lane_sum_i32,
     load_f32,
     load_i32,
-    load_i64,
     loadv_bf16,
     loadv_f16,
     loadv_f32,
@@ -43,8 +41,6 @@ from kukri.quant.simd import (
     splat_i32,
     store_f16,
     store_f32,
-    store_i32,
-    storev_f16,
     storev_f32,
     storev_i8,
     to_f32,
@@ -195,9 +191,6 @@ def test_narrow_loads():
 def test_narrow_stores():
     x = floats()
 
-    def f16(a, out):
-        storev_f16(out, loadv_f32(a))
-
     def one(a, out):
         store_f16(out, load_f32(a))
 
@@ -205,25 +198,21 @@ def test_narrow_stores():
         storev_i8(out, loadv_i32(a))
 
     small = RNG.integers(-127, 128, LANES).astype(np.int32)
-    np.testing.assert_array_equal(unary(f16, x, np.float16), x.astype(np.float16))
     assert unary(one, x, np.float16)[0] == np.float16(x[0])
     np.testing.assert_array_equal(unary(i8, small, np.int8), small.astype(np.int8))
 
 
 def test_scalars_in_memory():
-    numbers = np.array([2**40 + 1, -5], np.int64)
+    numbers = np.array([-5, 7], np.int32)
 
     @numba.njit
     def run(a, out):
-        store_i32(out, np.int32(load_i64(a) >> 20))
-        store_i32(out + 4, load_i32(a + 8))
-        store_f32(out + 8, np.float32(0.25))
+        store_f32(out, np.float32(load_i32(a)))
+        store_f32(out + 4, load_f32(out) * np.float32(load_i32(a + 4)))
 
-    out = np.zeros(3, np.int32)
+    out = np.zeros(2, np.float32)
     run(address(numbers), address(out))
-    assert out[0] == 2**20
-    assert out[1] == -5
-    assert out[2:].view(np.float32)[0] == 0.25
+    assert out.tolist() == [-5, -35]
 
 
 def test_reductions():
@@ -320,17 +309,14 @@ def test_lookup16():
 @given(st.integers(-(2**62), 2**62), st.integers(-1000, 1000))
 def test_atomics(start, change):
     cell = np.array([start, 0], np.int64)
-    before, after, swapped = _atomics(address(cell), change)
-    assert (before, after, swapped) == (start, start + change, start + change)
-    assert cell[0] == 5
+    assert _atomics(address(cell), change) == (start, start + change)
+    assert cell[0] == start + change
 
 
 @numba.njit
 def _atomics(cell, change):
     pause()
-    before = atomic_add(cell, change)
-    after = atomic_load(cell)
-    return before, after, atomic_swap(cell, 5)
+    return atomic_add(cell, change), atomic_load(cell)
 
 
 def test_kernel_called_by_address():

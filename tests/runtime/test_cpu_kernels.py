@@ -31,7 +31,7 @@ SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes 
 }
 
 
-def random_weights(name: str, rows: int, width: int) -> QTensor:
+def random_weights(name: str, rows: int, width: int, exponents=(118, 132)) -> QTensor:
     kind = FORMATS[name]
     if kind.is_float:
         values = RNG.normal(size=(rows, width)).astype(np.float32)
@@ -46,7 +46,7 @@ def random_weights(name: str, rows: int, width: int) -> QTensor:
         scales = (RNG.normal(size=(*blocks.shape[:2], 1)) * 0.1).astype(np.float16)
         blocks[..., at : at + 2] = scales.view(np.uint8)
     if name == "MXFP4":
-        blocks[..., 0] = RNG.integers(118, 132, blocks.shape[:2])
+        blocks[..., 0] = RNG.integers(*exponents, blocks.shape[:2])
     return QTensor("w", kind, (rows, width), blocks.reshape(rows, -1))
 
 
@@ -161,6 +161,19 @@ def test_matmul(name):
         np.testing.assert_allclose(out[:, :rows], expected, rtol=0, atol=2e-6 * scale)
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 2, 127, 253, 254, 255])
+def test_mxfp4_scales_at_the_ends_of_their_range(exponent):
+    weights = random_weights("MXFP4", LANES, 32, (exponent, exponent + 1))
+    weights.data[:, 1:] &= 0x11  # codes 0 and 1 only, so that nothing overflows
+    x = (RNG.normal(size=(1, 32)) * 1e-3).astype(np.float32)
+    read, values = operand(weights, x)
+    out = np.zeros((1, 16), np.float32)
+    multiply(weights, read, None, out)
+    expected = values @ weights.dequantize().astype(np.float64).T
+    tiny = 2e-38  # an underflow to zero is right as well
+    np.testing.assert_allclose(out[:, :LANES], expected, rtol=1e-4, atol=np.abs(expected).max() * 1e-5 + tiny)
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "Q2_K", "F16"])
 def test_results_do_not_depend_on_threads_or_tiles(name):
     weights = random_weights(name, 70, 512)
@@ -172,6 +185,11 @@ def test_results_do_not_depend_on_threads_or_tiles(name):
         multiply(weights, read, None, outs[-1], n_threads=threads)
     np.testing.assert_array_equal(outs[0], outs[1])
     np.testing.assert_array_equal(outs[0], outs[2])
+    if not weights.format.is_float:  # a single token of those is added up in another order
+        for row in range(9):
+            alone = np.zeros((1, 80), np.float32)
+            multiply(weights, read[row : row + 1], None, alone)
+            np.testing.assert_array_equal(alone[0], outs[0][row])
 
 
 def test_saturation_cannot_happen():

@@ -250,8 +250,8 @@ def test_impossible_batches(gemma3):
     table.extend(0, 4)
     machine = ReferenceMachine(gemma3, 1)
     for rows, message in (
-        (batch([4]), "outside its sequence"),
-        (batch([-1]), "outside its sequence"),
+        (batch([4]), "out of the range of its sequence"),
+        (batch([-1]), "out of the range of its sequence"),
         (batch([0], tokens=[256]), "vocabulary of 256"),
         (batch([0], tokens=[-1]), "vocabulary of 256"),
         (batch([0] * 513), "512 rows"),

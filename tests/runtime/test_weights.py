@@ -182,3 +182,38 @@ def test_prefixes_of_names(conformance, prefix):
     }
     assert f"{prefix}layers.0.self_attn.q_proj.weight" in tensors
     Weights(config_from_hf(checkpoint.config, tensors), tensors)
+
+
+def test_a_bias_on_a_norm_is_refused():
+    """RMS norms have none: a file that brings one means something else than would be computed."""
+    gamma = np.ones(64, np.float32)
+    for file, name in (("gguf", "blk.0.attn_norm.bias"), ("hf", "model.layers.0.input_layernorm.bias")):
+        tensors = {name: float_tensor(name, gamma)}
+        if file == "gguf":
+            keys = {f"llama.{key}": value for key, value in RAW.items()} | {"general.architecture": "llama"}
+            config = config_from_gguf(keys, tensors)
+        else:
+            config = config_from_hf(RAW_HF, tensors)
+        assert config.biases == frozenset()
+
+
+RAW = {
+    "context_length": 128,
+    "embedding_length": 64,
+    "block_count": 1,
+    "feed_forward_length": 128,
+    "attention.head_count": 4,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "vocab_size": 100,
+}
+RAW_HF = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 1,
+    "vocab_size": 100,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+}
