@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import store, terminal
-from .options import DEFAULT_MODEL, Model_, flag, load_quietly
+from .options import DEFAULT_MODEL, THREADS_HELP, Model_, flag, load_quietly
 
 if TYPE_CHECKING:
     from ..runtime.cache import PageTable
@@ -64,7 +64,7 @@ def bench(
         int, flag("-d", "--n-depth", metavar="N", min=0, help="Tokens in the cache beforehand.")
     ] = 0,
     threads: Annotated[
-        int | None, flag("-t", "--threads", metavar="N", min=1, help="CPU threads; default: one a core.")
+        int | None, flag("-t", "--threads", metavar="N", min=1, help=THREADS_HELP)
     ] = None,
     output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md,
 ) -> None:

@@ -16,7 +16,7 @@ from .errors import explain
 from .options import DEFAULT_MODEL, GenerationOptions, Model_, TextOrJson, flag, with_generation_options
 from .prompt import read_prompt
 from .reply import INTERRUPTED, Reply, generate, show_stats, why_cut
-from .run import answer
+from .run import answer, refuse_system_of_raw
 from .slash import COMMANDS, handle
 
 if TYPE_CHECKING:
@@ -99,6 +99,12 @@ def chat(
     """
     params = options.sampling()
     if not terminal.is_terminal(sys.stdin):
+        if no_stdin:
+            raise typer.BadParameter(
+                "stdin is no terminal, and --no-stdin forbids to read it, so there is nothing to answer; "
+                "llm run takes a prompt as an argument"
+            )
+        refuse_system_of_raw(options)
         text = read_prompt([], no_stdin)
         with closing(options.load(model)) as loaded:
             answer(loaded, model, text, options, params)

@@ -31,6 +31,7 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub.")
 ]
 DEFAULT_MODEL = DEFAULT
+THREADS_HELP = "CPU threads; default: one a logical processor that the process may use."
 
 
 def flag(*names: str, help: str, **more: Any) -> Any:
@@ -46,7 +47,9 @@ class Device(StrEnum):
 
 
 class KvType(StrEnum):
+    auto = "auto"
     f16 = "f16"
+    f32 = "f32"
     q8_0 = "q8_0"
     q4_0 = "q4_0"
 
@@ -96,9 +99,11 @@ class GenerationOptions:
         flag("--stop", metavar="TEXT", help="Stop where this would appear; may be given several times."),
     ] = None
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
-    kv_type: Annotated[KvType, flag("--kv-type", help="Number format of the KV cache.")] = KvType.f16
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto: f32 for a model of floats.")
+    ] = KvType.auto
     threads: Annotated[
-        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a core.")
+        int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)
     ] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
@@ -118,9 +123,18 @@ class GenerationOptions:
             raise typer.BadParameter(str(problem)) from None
 
     def load(self, name: str) -> Model:
-        """Find or fetch the model `name` and load it."""
+        """Find or fetch the model `name` and load it.
+
+        ValueError, before anything is fetched, for what this version cannot run with.
+        """
         from . import store
 
+        if self.device is Device.cuda:
+            raise ValueError("this version has no CUDA machine yet; --device cpu and auto run on the CPU")
+        if self.kv_type in (KvType.q8_0, KvType.q4_0):
+            raise ValueError(
+                f"this version has no {self.kv_type.value} KV cache yet; it keeps it as f16 or f32 (or auto)"
+            )
         return load_quietly(
             store.resolve(name),
             name,

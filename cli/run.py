@@ -32,11 +32,16 @@ def run(
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
     text = read_prompt(prompt or [], no_stdin)
-    if options.raw and options.system:
-        raise typer.BadParameter("--raw has no place for a system prompt (-s)")
+    refuse_system_of_raw(options)
     params = options.sampling()
     with closing(options.load(model)) as loaded:
         answer(loaded, model, text, options, params)
+
+
+def refuse_system_of_raw(options: GenerationOptions) -> None:
+    """A usage error for a system prompt that would be lost."""
+    if options.raw and options.system:
+        raise typer.BadParameter("--raw has no place for a system prompt (-s)")
 
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from kukri.cli import store
+
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed
 
@@ -131,6 +133,13 @@ def test_wrong_usage_is_2(llm_inside: Run, arguments: tuple[str, ...]) -> None:
     assert "--help" in failed(llm_inside(*arguments), 2)
 
 
+def test_piped_chat_refuses_what_it_would_drop(llm_inside: Run, tiny: Path) -> None:
+    line = failed(llm_inside("chat", "-m", tiny, "-n", 1, "--raw", "-s", "be brief", input=b"hi"), 2)
+    assert "system prompt" in line
+    line = failed(llm_inside("chat", "-m", tiny, "-n", 1, "--no-stdin", input=b"hi"), 2)
+    assert "llm run" in line
+
+
 def test_binary_stdin_is_refused(llm: Run) -> None:
     assert "UTF-8" in failed(llm("run", "hi", input=b"\x89PNG\r\n\x1a\n\xff\xfe"), 2)
     with open("/dev/zero" if os.name != "nt" else os.devnull, "rb") as endless:
@@ -206,6 +215,35 @@ def test_a_broken_template_is_5_and_a_refusal_is_1(llm_inside: Run, tmp_path: Pa
 
 def test_an_unsupported_device_is_1(llm_inside: Run, tiny: Path) -> None:
     assert "CUDA" in failed(llm_inside("run", "-m", tiny, "--device", "cuda", "hi"), 1)
+
+
+@pytest.mark.parametrize("flags", [("--device", "cuda"), ("--kv-type", "q8_0"), ("--kv-type", "q4_0")])
+@pytest.mark.parametrize("command", [("run", "hi"), ("chat",)])
+def test_what_this_version_lacks_is_refused_before_a_download(
+    llm_inside: Run, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str], command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(store, "resolve", lambda name: pytest.fail("a download"))
+    line = failed(llm_inside(*command, "-m", "smollm2", *flags, input=b"hi"), 1)
+    assert ("CUDA" if "cuda" in flags else "f16 or f32") in line
+
+
+def test_the_cache_is_as_exact_as_the_model_unless_told_otherwise(
+    llm_inside: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kukri.runtime.cpu import machine
+
+    kinds = []
+    real = machine.Lowering
+
+    def spy(*arguments: Any) -> Any:
+        kinds.extend(a for a in arguments if a in ("F16", "F32"))
+        return real(*arguments)
+
+    monkeypatch.setattr(machine, "Lowering", spy)
+    for flags in ((), ("--kv-type", "f16"), ("--kv-type", "f32"), ("--kv-type", "auto")):
+        assert llm_inside("run", "-m", tiny, "-n", 1, *flags, "hi").returncode == 0
+    assert llm_inside("chat", "-m", tiny, "-n", 1, input=b"hi").returncode == 0
+    assert kinds == ["F32", "F16", "F32", "F32", "F32"]
 
 
 def test_debug_shows_the_traceback(llm: Run, environment: dict[str, str]) -> None:
