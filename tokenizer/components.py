@@ -80,7 +80,7 @@ def normalizers(spec: object) -> list[Normalizer]:
             pattern, content = value(fields, "pattern", dict), value(fields, "content", str)
             if isinstance(pattern.get("String"), str) and pattern["String"]:
                 return [replace(pattern["String"], content)]
-            return [substitute(_pattern(fields), content)]
+            return [substitute(_pattern(fields), content, PATTERN_SECONDS)]
         case "Strip":
             return [strip(value(fields, "strip_left", bool, True), value(fields, "strip_right", bool, True))]
         case "Lowercase":

@@ -16,12 +16,12 @@ from .core import Tokenizer, TokenizerSettings
 from .detokenize import Detokenizer
 from .endings import end_ids
 from .errors import TokenizerError
+from .files import read_file
 from .normalize import chain
 from .pretokenize import chain_steps, spell_bytes
 from .spm import SPACE, SentencePieceFile, byte_ids, cut_at_spaces
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-MAX_BYTES = 1 << 29  # of a file; the largest have about 2^25
 MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
 
 
@@ -48,9 +48,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 def _read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty if there is no such file."""
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TokenizerError(f"{path}: too large for a tokenizer's file")
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
         content = json.loads(text)
         if _SURROGATE.search(text):  # escaped pairs are characters, but half of one is an error
             json.dumps(content, ensure_ascii=False).encode()
@@ -78,7 +76,7 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
                     raise TokenizerError(f"{folder}: {key} is neither a text nor a list of named texts")
                 templates[value(item, "name", str)] = value(item, "template", str)
     try:
-        templates["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        templates["default"] = read_file(folder / "chat_template.jinja").decode("utf-8")
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:

@@ -9,6 +9,7 @@ from typing import Literal
 import regex
 
 from .added import WHITE_SPACE
+from .errors import TokenizerError
 
 Normalizer = Callable[[str], str]
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
@@ -46,9 +47,19 @@ def replace(old: str, new: str) -> Normalizer:
     return lambda text: text.replace(old, new)
 
 
-def substitute(pattern: regex.Pattern[str], new: str) -> Normalizer:
-    """Every match becomes `new`, which is taken literally."""
-    return lambda text: pattern.sub(lambda _: new, text)
+def substitute(pattern: regex.Pattern[str], new: str, seconds: float | None = None) -> Normalizer:
+    """Every match becomes `new`, which is taken literally.
+
+    A pattern that backtracks for longer than `seconds` is a TokenizerError.
+    """
+
+    def run(text: str) -> str:
+        try:
+            return pattern.sub(lambda _: new, text, timeout=seconds)
+        except TimeoutError:
+            raise TokenizerError(f"a normalizer pattern takes over {seconds:.0f} s") from None
+
+    return run
 
 
 def prepend(prefix: str) -> Normalizer:

@@ -17,6 +17,7 @@ import regex
 
 from .bpe import BPE
 from .errors import TokenizerError
+from .files import read_file
 from .pretokenize import Step, split
 
 SPACE = "\u2581"
@@ -83,7 +84,7 @@ class SentencePieceFile:
         sentencepiece.set_min_log_level(3)  # its errors are raised as well as logged
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(path.read_bytes())
+            self._processor.LoadFromSerializedProto(read_file(path))
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
@@ -98,7 +99,8 @@ class SentencePieceFile:
             )
             if control or unknown
         ]
-        self.has_dummy_prefix = self._processor.encode_as_pieces("a")[0].startswith(SPACE)
+        probes = self._processor.encode_as_pieces(["a", "0", "\u4e00"])  # a normaliser may drop any of them
+        self.has_dummy_prefix = next((p[0].startswith(SPACE) for p in probes if p), False)
         self.bos_id: int | None = self._id(self._processor.bos_id())
         self.eos_id: int | None = self._id(self._processor.eos_id())
 

@@ -204,6 +204,13 @@ def test_a_damaged_file_is_5(llm_inside: Run, tiny: Path, tmp_path: Path, damage
         failed(llm_inside("tokenize", "-m", path, "hi"), 5)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="devices and pipes of POSIX")
+def test_what_is_no_ordinary_file_is_5(llm: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path in ("/dev/zero", tmp_path / "pipe.gguf"):
+        assert "ordinary file" in failed(llm("tokenize", "-m", path, "hi"), 5)
+
+
 def test_a_broken_template_is_5_and_a_refusal_is_1(llm_inside: Run, tmp_path: Path) -> None:
     for i, (template, code) in enumerate(
         [("{{ ''.__class__.__mro__ }}", 5), ("{% for %}", 5), ("{{ raise_exception('only tools here') }}", 1)]

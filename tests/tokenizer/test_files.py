@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from kukri.tokenizer import Tokenizer, TokenizerError, load_tokenizer, tokenizer_from_gguf
 
@@ -101,6 +103,42 @@ def test_sentencepiece_folder_counts_control_tokens(tmp_path: Path, unpacked: Ca
     assert read.encode("[INST] Hi") == alone.encode("[INST] Hi")
     assert (read.bos_id, read.eos_id, read.vocab_size) == (1, 2, 32769)
     assert read.decode([32768]) == "<new>"
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_whose_normaliser_drops_a_letter(tmp_path: Path, prefix: bool) -> None:
+    (tmp_path / "rules.tsv").write_text("61\t\n")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["bcd bcd 0 efg"] * 20),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=15,
+        model_type="bpe",
+        normalization_rule_tsv=str(tmp_path / "rules.tsv"),
+        add_dummy_prefix=prefix,
+        minloglevel=3,
+    )
+    read = load_tokenizer(tmp_path / "tokenizer.model")
+    assert read.encode("a") == []
+    assert read.decode(read.encode("bcd 0")) == "bcd 0"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="devices and pipes of POSIX")
+@pytest.mark.parametrize("suffix", [".json", ".model"])
+def test_only_regular_files_are_read(tmp_path: Path, small: dict[str, Any], suffix: str) -> None:
+    endless = tmp_path / f"endless{suffix}"
+    endless.symlink_to("/dev/zero")
+    silent = tmp_path / f"silent{suffix}"
+    os.mkfifo(silent)
+    for path in (endless, silent):
+        with pytest.raises(TokenizerError, match="not an ordinary file"):
+            load_tokenizer(path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(small))
+    for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json"):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(TokenizerError, match="not an ordinary file"):
+            load_tokenizer(tmp_path)
+        (tmp_path / name).unlink()
+    assert load_tokenizer(tmp_path).encode("hell")
 
 
 def test_missing_and_damaged_files(tmp_path: Path, unpacked: Callable[[str], Path]) -> None:

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 import regex
 
-from kukri.tokenizer import TokenizerError
+from kukri.tokenizer import TokenizerError, components
 from kukri.tokenizer.added import AddedToken, AddedTokens
 from kukri.tokenizer.components import decoder, normalizers, steps
 from kukri.tokenizer.normalize import unicode_form
@@ -152,6 +152,15 @@ def test_normalizers_in_order() -> None:
     for step in normalizers(spec):
         text = step(text)
     assert text == r"_ab\1ασ "
+
+
+def test_a_normalizer_that_backtracks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(components, "PATTERN_SECONDS", 0.2)
+    (slow,) = normalizers({"type": "Replace", "pattern": {"Regex": "(?:a|a)+$"}, "content": ""})
+    start = time.monotonic()
+    with pytest.raises(TokenizerError, match="normalizer pattern takes over"):
+        slow("a" * 28 + "b")
+    assert time.monotonic() - start < 5
 
 
 def test_pre_tokenizers_in_order() -> None:
