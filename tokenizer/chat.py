@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cached_property
 from typing import Any
 
 from .core import Tokenizer
-from .template import Messages, TemplateError, Tools, render_chat
+from .template import Messages, TemplateError, Tools, render_until
 
 _PROBE = "kukri probe"
 
@@ -41,22 +41,27 @@ def encode_chat(
         "eos_token": "" if tokenizer.eos_id is None else tokenizer.token_text(tokenizer.eos_id),
         **variables,
     }
-    prompt = _Prompt(tokenizer, template, variables)
-    ids = prompt.encode([_plain_message(template, message) for message in messages], tools)
+    ids = _Prompt(tokenizer, template, variables).encode(messages, tools)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         ids.insert(0, tokenizer.bos_id)
     return ids
 
 
 class _Prompt:
-    """One rendering: a template and its variables."""
+    """A template and its variables; all that is rendered with them for one prompt shares one deadline."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: Mapping[str, Any]) -> None:
+        from .sandbox import deadline
+
         self._tokenizer = tokenizer
         self._template = template
-        self._variables = variables
+        self._variables = dict(variables)
+        self._add_generation_prompt = self._variables.pop("add_generation_prompt", True)
+        self._now = self._variables.pop("now", None)
+        self._deadline = deadline()
 
-    def encode(self, messages: list[dict[str, Any]], tools: Tools | None) -> list[int]:
+    def encode(self, conversation: Messages, tools: Tools | None) -> list[int]:
+        messages = [self._plain_message(message) for message in conversation]
         documents = self._variables.get("documents")
         used = json.dumps([messages, tools, documents, self._template], ensure_ascii=False, default=str)
         stand_ins = self._tokenizer.guard.stand_ins(used)
@@ -95,28 +100,41 @@ class _Prompt:
             if (given, changed) in attempts[:i]:
                 continue
             try:
-                return render_chat(self._template, changed, given, **variables)
+                return self._render_once(changed, given, variables)
             except TemplateError as error:
                 if error.raised:
                     raise
                 first_error = first_error or error
         raise first_error or TemplateError("no chat template")
 
+    def _render_once(self, messages: Messages, tools: Any, variables: Mapping[str, Any]) -> str:
+        add, now = self._add_generation_prompt, self._now
+        return render_until(self._deadline, self._template, messages, tools, add, now, variables)
+
+    def _plain_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Null content as "", arguments as objects, and text parts joined if the template wants one text."""
+        plain = dict(message)
+        if plain.get("content", "") is None:
+            plain["content"] = ""
+        if isinstance(plain.get("content"), list | tuple) and not self._takes_parts:
+            plain["content"] = "".join(map(_part_text, plain["content"]))
+        if isinstance(plain.get("tool_calls"), list | tuple):
+            plain["tool_calls"] = [_change_arguments(call, _parsed) for call in plain["tool_calls"]]
+        return plain
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template writes the text of a content that is a list of parts."""
+        probe = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
+        try:
+            text = self._render_once(probe, None, {"bos_token": "", "eos_token": ""})
+        except TemplateError:
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
 
 def _from_model(message: Mapping[str, Any]) -> bool:
     return message.get("role") in ("assistant", "model")
-
-
-def _plain_message(template: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """Null content as "", arguments as objects, and text parts joined if the template wants one text."""
-    plain = dict(message)
-    if plain.get("content", "") is None:
-        plain["content"] = ""
-    if isinstance(plain.get("content"), list | tuple) and not _takes_parts(template):
-        plain["content"] = "".join(map(_part_text, plain["content"]))
-    if isinstance(plain.get("tool_calls"), list | tuple):
-        plain["tool_calls"] = [_change_arguments(call, _parsed) for call in plain["tool_calls"]]
-    return plain
 
 
 def _part_text(part: object) -> str:
@@ -125,17 +143,6 @@ def _part_text(part: object) -> str:
     if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     raise TemplateError("this model's chat template takes text only")
-
-
-@lru_cache(maxsize=16)
-def _takes_parts(template: str) -> bool:
-    """Whether the template writes the text of a content that is a list of parts."""
-    parts = [{"type": "text", "text": _PROBE}]
-    try:
-        text = render_chat(template, [{"role": "user", "content": parts}], bos_token="", eos_token="")
-    except TemplateError:
-        return False
-    return _PROBE in text and "'type'" not in text and '"type"' not in text
 
 
 def _change_arguments(call: Any, change: Any) -> Any:

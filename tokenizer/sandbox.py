@@ -22,7 +22,7 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 MAX_CHARACTERS = 1 << 27  # made by one rendering, intermediate texts included; a list item counts as 8
-MAX_SECONDS = 10.0
+MAX_SECONDS = 10.0  # for one prompt, however often its template is rendered
 MAX_NUMBER = 1_000_000  # widths, counts and precisions given to filters and methods
 MAX_BITS = 4096  # of a product or power
 BUDGET = "the budget"  # its name in a context, which no template can spell
@@ -30,12 +30,17 @@ BUDGET = "the budget"  # its name in a context, which no template can spell
 _WIDE_FORMAT = re.compile(r"\d{6}|\*|\{[^{}]*:[^{}]*\{")
 
 
-class Budget:
-    """What one rendering may still spend."""
+def deadline() -> float:
+    """When a prompt that is begun now must be done, on the clock time.monotonic()."""
+    return time.monotonic() + MAX_SECONDS
 
-    def __init__(self) -> None:
+
+class Budget:
+    """What one rendering may still spend, until a deadline that it may share with others."""
+
+    def __init__(self, deadline: float) -> None:
         self._left = MAX_CHARACTERS
-        self._deadline = time.monotonic() + MAX_SECONDS
+        self._deadline = deadline
 
     def spend_on(self, value: Any) -> None:
         """Count a text or list that has been made."""

@@ -43,6 +43,21 @@ def render_chat(
     Messages, tools and variables are of JSON's types. The template runs in a sandbox with bounded time and
     memory. TemplateError if it is not valid, fails, reaches outside the sandbox or calls raise_exception.
     """
+    from .sandbox import deadline
+
+    return render_until(deadline(), template, messages, tools, add_generation_prompt, now, variables)
+
+
+def render_until(
+    deadline: float,
+    template: str,
+    messages: Messages,
+    tools: Tools | None,
+    add_generation_prompt: bool,
+    now: str | datetime | None,
+    variables: Mapping[str, Any],
+) -> str:
+    """render_chat with a deadline (of `sandbox.deadline`) that several renderings may share."""
     from jinja2 import TemplateError as JinjaError
 
     from .sandbox import BUDGET, Budget, format_time
@@ -56,7 +71,8 @@ def render_chat(
     }
     try:
         context = {name: _plain(value) for name, value in context.items()}
-        budget = Budget()
+        budget = Budget(deadline)
+        budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
         context["raise_exception"] = _refuse
         context["strftime_now"] = partial(format_time, _moment(now))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import lzma
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kukri.tokenizer import TemplateError, Tokenizer, encode_chat, render_chat
+from kukri.tokenizer import TemplateError, Tokenizer, encode_chat, render_chat, sandbox
 
 DATA = Path(__file__).parent.parent / "data" / "chat_templates"
 CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))
@@ -231,6 +232,23 @@ def test_shapes_of_chat_apis(model: str, tokenizer: Callable[[str], Tokenizer]) 
     for message in null:
         message.setdefault("content", None)
     assert "None" not in prompt("tool_result_last", null)
+
+
+def test_one_prompt_has_one_budget_of_time(
+    load_small: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(sandbox, "MAX_CHARACTERS", 1 << 40)
+    slow = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
+    call = {"function": {"name": "f", "arguments": {"a": 1}}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "<|end|>"}]},
+        {"role": "assistant", "tool_calls": [call]},
+    ]
+    start = time.monotonic()
+    with pytest.raises(TemplateError, match="takes over"):
+        encode_chat(load_small(), slow, messages)
+    assert time.monotonic() - start < 0.6
 
 
 def test_images_for_a_template_of_text(tokenizer: Callable[[str], Tokenizer]) -> None:
