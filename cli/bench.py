@@ -63,9 +63,7 @@ def bench(
     n_depth: Annotated[
         int, flag("-d", "--n-depth", metavar="N", min=0, help="Tokens in the cache beforehand.")
     ] = 0,
-    threads: Annotated[
-        int | None, flag("-t", "--threads", metavar="N", min=1, help=THREADS_HELP)
-    ] = None,
+    threads: Annotated[int | None, flag("-t", "--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
     output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md,
 ) -> None:
     """Measure prefill (pp) and decode (tg) speed in tokens a second.

@@ -102,9 +102,7 @@ class GenerationOptions:
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto: f32 for a model of floats.")
     ] = KvType.auto
-    threads: Annotated[
-        int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)
-    ] = None
+    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
