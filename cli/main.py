@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Every flag of a command can also be set in the environment, as LLM_<FLAG>: LLM_TOP_K=20.",
 )
-for name, command in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "chat": chat.chat,
     "pull": pull.pull,
@@ -36,8 +37,9 @@ for name, command in {
     "bench": bench.bench,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,
-}.items():
-    app.command(name)(command)  # type: ignore[type-var]
+}
+for name, command in _COMMANDS.items():
+    app.command(name)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -65,9 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = [word for i, word in enumerate(words) if word != "--debug" or i >= end]
     code: int | str | None
     try:
-        code = typer.main.get_command(app).main(
-            words or ["--help"], prog_name=_program(), standalone_mode=False
-        )
+        group = typer.main.get_command(app)
+        _ignore_formats_of_others(group)
+        code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
     except SystemExit as request:
         code = request.code
     except (KeyboardInterrupt, typer.Abort):
@@ -78,6 +80,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         terminal.error(_message(problem))
         code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
+
+
+def _ignore_formats_of_others(group: Any) -> None:
+    """Hide LLM_OUTPUT from the commands that cannot write the format, if some other command can.
+
+    One variable serves all commands, and `md` for `bench` must not make `run` fail. A format that no
+    command has is a usage error all the same.
+    """
+    value = os.environ.get("LLM_OUTPUT")
+    defaults = {
+        name: inspect.signature(command).parameters.get("output") for name, command in _COMMANDS.items()
+    }
+    formats = {name: {str(f) for f in type(found.default)} for name, found in defaults.items() if found}
+    if not any(value in known for known in formats.values()):
+        return
+    for name, known in formats.items():
+        for parameter in group.commands[name].params:
+            if parameter.name == "output" and value not in known:
+                parameter.envvar = None
 
 
 def _program() -> str:

@@ -18,7 +18,7 @@ from kukri.cli.terminal import human_bytes, note, pairs, table
 from kukri.runtime.sampler import SamplingParams
 
 from ..tiny_model import write_tiny_model
-from .conftest import Run
+from .conftest import Run, failed
 
 BENCH_KEYS = {
     "model_type",
@@ -217,6 +217,19 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
         "--stats", "--output",
     }  # fmt: skip
     assert set(flags) == {"run", "chat", "pull", "list", "show", "rm", "bench", "tokenize", "doctor"}
+
+
+def test_a_format_of_other_commands_in_the_environment_is_ignored(llm_inside: Run, tiny: Path) -> None:
+    for value in ("md", "rich", "csv", ""):
+        done = llm_inside("run", "-m", tiny, "-t", 0, "-n", 2, "hi", env={"LLM_OUTPUT": value})
+        assert (done.returncode, done.stdout[:1] == b"{") == (0, False), done.stderr
+    bench = ("bench", "-m", tiny, "-p", 4, "-n", 0, "-r", 1)
+    for value, start in (("text", b"|"), ("md", b"|"), ("json", b"[")):
+        assert llm_inside(*bench, env={"LLM_OUTPUT": value}).stdout.startswith(start), value
+    assert llm_inside("tokenize", "-m", tiny, "hi", env={"LLM_OUTPUT": "text"}).returncode == 0
+    for command in (("run", "-m", tiny, "hi"), bench, ("tokenize", "-m", tiny, "hi")):
+        assert "xml" in failed(llm_inside(*command, env={"LLM_OUTPUT": "xml"}), 2)
+        assert "text" in failed(llm_inside("bench", "-o", "text"), 2)
 
 
 def test_sizes_and_tables() -> None:
