@@ -61,9 +61,10 @@ def _cpu_name() -> str:
 
 
 def _cores() -> str:
+    from ..runtime.cpu.machine import default_threads
+
     total = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    return f"{usable} usable of {total}"
+    return f"{default_threads()} usable of {total}"
 
 
 def _simd() -> str:

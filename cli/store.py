@@ -10,9 +10,11 @@ import difflib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from . import catalogue, files, hub, wheels
@@ -47,7 +49,25 @@ def home() -> Path:
     """kukri's own folder: KUKRI_HOME, or `kukri` in the user's cache folder."""
     if given := os.environ.get("KUKRI_HOME"):
         return Path(given).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kukri"
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "kukri"
+    try:
+        return Path.home() / ".cache" / "kukri"
+    except RuntimeError:  # a user id without a name, and no HOME
+        return _homeless()
+
+
+@cache
+def _homeless() -> Path:
+    """A folder for a user who has no home, kept between commands if nobody else can write to it."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"kukri-{user}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if hasattr(os, "getuid") and (status.st_uid != user or status.st_mode & 0o22):
+        raise StoreError(f"there is no home folder, and {folder} is open to others; set KUKRI_HOME")
+    remark(f"there is no home folder; kukri's files go to {folder}, or to where KUKRI_HOME says")
+    return folder
 
 
 def wheel_target(entry: Entry) -> Path:

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -48,6 +49,29 @@ def test_a_name_is_a_path_a_short_name_or_a_repository(tmp_path: Path) -> None:
 def test_other_names_are_not_found(name: str) -> None:
     with pytest.raises(ModelNotFound):
         store.parse(name)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="user ids")
+def test_a_user_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("KUKRI_HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    store._homeless.cache_clear()
+    folder = store.home()
+    assert folder == store.home() == tmp_path / f"kukri-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert capsys.readouterr().err.count("KUKRI_HOME") == 1
+    store._homeless.cache_clear()
+    folder.chmod(0o777)
+    with pytest.raises(StoreError, match="open to others"):
+        store.home()
+    store._homeless.cache_clear()
 
 
 def test_the_catalogue_is_sound() -> None:
