@@ -41,15 +41,23 @@ def load(
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short. The memory of the KV cache is only
       committed as it fills.
-    - `threads`: of the CPU machine; default: the cores this process may use.
-    - `kv_type`: how keys and values are stored: "f16", "f32", or "auto", which is f16 unless all
-      weights are floats.
+    - `threads`: of the CPU machine; default: the logical processors this process may use.
+    - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
+      unless all weights are floats.
 
-    Use the result as a context manager, or call its `close`. Raises `kukri.cli.errors.ModelNotFound`,
-    `kukri.quant.errors.DamagedFile` (also for what is not supported),
-    `kukri.tokenizer.TokenizerError`, `kukri.cli.memory.NotEnoughMemory`, and ValueError for arguments
-    out of range; each with a message of one line. A context above what the model was trained for is a
-    warning.
+    `threads` and `kv_type` mean nothing to "reference", which computes on its own and keeps float32.
+
+    Use the result as a context manager, or call its `close`. Raises, each with a message of one line:
+
+    - `kukri.cli.errors.ModelNotFound`: no such file, name or repository, or out of reach and not on disk;
+    - `kukri.cli.errors.StoreError`: a download that broke off or came false, no room on the disk;
+    - `kukri.quant.errors.DamagedFile`, also for what is not supported, and
+      `kukri.tokenizer.TokenizerError`;
+    - `kukri.cli.memory.NotEnoughMemory`;
+    - OSError: the operating system does not let a file be read or written;
+    - ValueError: arguments out of range.
+
+    A context above what the model was trained for is a warning.
     """
     from .cli.model import load_model
     from .cli.store import resolve
