@@ -61,7 +61,7 @@ def _cpu_name() -> str:
 
 
 def _cores() -> str:
-    from ..runtime.cpu.machine import default_threads
+    from ..runtime.cpu.processors import default_threads
 
     total = os.cpu_count() or 1
     return f"{default_threads()} usable of {total}"
