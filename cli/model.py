@@ -38,6 +38,7 @@ DEVICES = ("auto", "cpu", "reference")
 DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
 LEAST_DEFAULT_CONTEXT = 1024  # where memory is short, the default shrinks down to this
 CHUNK_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
+MAX_THREADS = 1024
 REFERENCE_KEEPS = 3 << 30  # bytes of float32 matrices
 
 
@@ -193,7 +194,8 @@ def load_model(
     - `device`: "cpu", "reference" (NumPy in float32: slow, for comparison), or "auto", which is "cpu".
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short.
-    - `threads`: of the CPU machine; default: the cores this process may use.
+    - `threads`: of the CPU machine; default: the logical processors this process
+      may use, within a container's quota.
     - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
       unless all weights are floats.
     - `warn`: called with one line for things worth knowing; default: Python's `warnings`.
@@ -265,8 +267,8 @@ def _check_arguments(device: str, context: int | None, threads: int | None) -> N
         raise ValueError(f"unknown device {device!r}; there are {', '.join(DEVICES)}")
     if context is not None and context < 1:
         raise ValueError(f"the context must be at least one token, not {context}")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads must be at least 1, not {threads}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 
 
 def _float32_bytes(source: Source) -> int:
