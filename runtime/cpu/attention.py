@@ -1,181 +1,272 @@
-"""Attention over the paged KV cache with an online softmax.
+"""Attention over the paged KV cache: many rows at once, or a single one split along the context.
 
-A layer's pool holds, for each page and kv head, the keys as [head_dim, page_size] — so that a vector takes
-in the same dimension of consecutive tokens and scores need no sums across lanes — and the values as
-[page_size, padded head_dim]. Softmax runs page by page with a running maximum (Milakov & Gimelshein
-2018, "Online normalizer calculation for softmax"), so that memory does not grow with the context.
+`STORES`, `ATTENDS` and `ATTEND_ONES` hold a kernel for each of `CACHE_TYPES`. A step of many rows runs the
+store, then the attention kernel; a step of one row runs `ATTEND_ONES` alone, and `combine` merges its parts.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+from numba import carray
 
 from ...quant.jit import Kernel, jit, kernel
 from ...quant.simd import (
     LANES,
     Codes,
+    as_pointer,
     fma,
-    lane_max,
     lane_sum,
     load_f32,
     load_i32,
     loadv_f32,
-    maximum,
     splat_f32,
     store_f32,
     storev_f32,
 )
-from .floats import FLOATS, SIZES, constant, exp, load_floats, store_float, tanh
-from .records import reader, record, share, step_at
-
-ATTENTION = record(
-    "q",
-    "q_stride",
-    "k",
-    "k_stride",
-    "v",
-    "v_stride",
-    "out",
-    "out_stride",
-    "keys",  # the layer's pool of keys
-    "values",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "padded_dim",  # of a value row in the pool
-    "window",
-    "scratch",  # float32 [page_size + padded_dim] a thread
-    "scratch_stride",
-    floats=("scale", "softcap"),
+from .attention_tile import LOWEST, attend_tile, begin_sums, exp2_of, prepare_query, scratch_at, tile_bytes
+from .floats import constant
+from .kv import (
+    ATTENTION,
+    CACHE_TYPES,
+    KEYS,
+    KINDS,
+    STORES,
+    arguments_at,
+    copy_padded,
+    padded,
+    padded_dim,
+    pool_bytes,
+    store_token,
 )
-arguments_at = reader(ATTENTION)
+from .records import step_at
 
-KEYS = 4 * LANES  # scored at once; pages hold a multiple of them
-MINUS_INFINITY = np.float32(-np.inf)
+__all__ = [
+    "ATTENDS",
+    "ATTEND_ONES",
+    "ATTENTION",
+    "CACHE_TYPES",
+    "KEYS",
+    "STORES",
+    "arguments_at",
+    "combine",
+    "padded",
+    "partials_bytes",
+    "pool_bytes",
+    "scratch_bytes",
+]
 
-
-def padded(head_dim: int) -> int:
-    """head_dim rounded up to whole vectors of the widest kind."""
-    return -(-head_dim // 16) * 16
-
-
-@jit
-def _page_of(s: Any, row: int, position: int) -> int:
-    """The pool's page that holds `position` of the row's sequence."""
-    sequence = load_i32(s.sequences + 4 * row)
-    return load_i32(s.blocks + sequence * s.blocks_stride + 4 * (position // s.page_size))
-
-
-def _store_kernel(kind: Codes) -> Kernel:
-    size = SIZES[kind.name]
-
-    @kernel
-    def store_kv(arguments: int, step: int, thread: int) -> None:
-        """Write the rows' keys and values into their pages."""
-        a, s = arguments_at(arguments), step_at(step)
-        first, last = share(s.n_rows, thread, s.n_threads)
-        for t in range(first, last):
-            position = load_i32(s.positions + 4 * t)
-            page, slot = _page_of(s, t, position), position % s.page_size
-            for h in range(a.kv_heads):
-                pool_head = page * a.kv_heads + h
-                key = a.keys + (pool_head * a.head_dim * s.page_size + slot) * size
-                value = a.values + (pool_head * s.page_size + slot) * a.padded_dim * size
-                k = a.k + t * a.k_stride + 4 * h * a.head_dim
-                v = a.v + t * a.v_stride + 4 * h * a.head_dim
-                for d in range(a.head_dim):
-                    store_float(kind, key + d * s.page_size * size, load_f32(k + 4 * d))
-                    store_float(kind, value + d * size, load_f32(v + 4 * d))
-
-    return store_kv
+QUERIES = 64  # in a tile at most
+SPANS = 16  # that a single row's context is cut into, one more if they start in the middle
+SPAN = 64  # the shortest
 
 
-@jit
-def _shape_scores(x: Any, a: Any) -> Any:
-    x = x * splat_f32(np.float32(a.scale))
-    if a.softcap > 0:
-        x = splat_f32(np.float32(a.softcap)) * tanh(x * splat_f32(np.float32(1.0 / a.softcap)))
-    return x
+def scratch_bytes(head_dim: int) -> int:
+    """Bytes of scratch a thread, for all kernels here."""
+    return -(-tile_bytes(QUERIES, head_dim) // 64) * 64
+
+
+def partials_bytes(heads: int, head_dim: int, max_tokens: int) -> int:
+    """Bytes of `partials` for sequences of up to `max_tokens`.
+
+    They are, for each span and head, float32 [padded dim], peak and norm, filled up to 16.
+    """
+    return (min(SPANS, -(-max_tokens // SPAN)) + 1) * heads * 4 * (padded(head_dim) + 16)
+
+
+# --- many rows -------------------------------------------------------------------------------------------
 
 
 def _attend_kernel(kind: Codes) -> Kernel:
-    size = SIZES[kind.name]
-
     @kernel
     def attend(arguments: int, step: int, thread: int) -> None:
-        """Attention of each (head, row); threads share these pairs."""
+        """Attention of all rows. Tiles of consecutive rows and heads of a group are dealt out in turn."""
         a, s = arguments_at(arguments), step_at(step)
-        scores = a.scratch + thread * a.scratch_stride
-        sums = scores + 4 * s.page_size
-        first, last = share(a.heads * s.n_rows, thread, s.n_threads)
-        for task in range(first, last):
-            h, t = task // s.n_rows, task % s.n_rows
-            kv_head = h // (a.heads // a.kv_heads)
-            q = a.q + t * a.q_stride + 4 * h * a.head_dim
-            position = load_i32(s.positions + 4 * t)
-            begin = max(0, position - a.window + 1) if a.window > 0 else 0
-            for d in range(0, 4 * a.padded_dim, 4 * LANES):
-                storev_f32(sums + d, constant(0.0))
-            peak, norm = MINUS_INFINITY, np.float32(0.0)
-            for page_start in range(begin - begin % s.page_size, position + 1, s.page_size):
-                pool_head = _page_of(s, t, page_start) * a.kv_heads + kv_head
-                keys = a.keys + pool_head * a.head_dim * s.page_size * size
-                low = max(0, begin - page_start)
-                high = min(s.page_size, position + 1 - page_start)
-                block_low = low - low % KEYS
-                block_high = block_low
-                while block_high < high:
-                    s0, s1, s2, s3 = constant(0.0), constant(0.0), constant(0.0), constant(0.0)
-                    at = keys + block_high * size
-                    for d in range(a.head_dim):
-                        x = splat_f32(load_f32(q + 4 * d))
-                        s0 = fma(load_floats(kind, at), x, s0)
-                        s1 = fma(load_floats(kind, at + LANES * size), x, s1)
-                        s2 = fma(load_floats(kind, at + 2 * LANES * size), x, s2)
-                        s3 = fma(load_floats(kind, at + 3 * LANES * size), x, s3)
-                        at += s.page_size * size
-                    out = scores + 4 * block_high
-                    storev_f32(out, _shape_scores(s0, a))
-                    storev_f32(out + 4 * LANES, _shape_scores(s1, a))
-                    storev_f32(out + 8 * LANES, _shape_scores(s2, a))
-                    storev_f32(out + 12 * LANES, _shape_scores(s3, a))
-                    block_high += KEYS
-                for i in range(block_low, low):
-                    store_f32(scores + 4 * i, MINUS_INFINITY)
-                for i in range(high, block_high):
-                    store_f32(scores + 4 * i, MINUS_INFINITY)
-
-                highest = constant(-np.inf)
-                for i in range(block_low, block_high, LANES):
-                    highest = maximum(loadv_f32(scores + 4 * i), highest)
-                new_peak = max(peak, lane_max(highest))
-                shift = splat_f32(new_peak)
-                total = constant(0.0)
-                for i in range(block_low, block_high, LANES):
-                    p = exp(loadv_f32(scores + 4 * i) - shift)
-                    storev_f32(scores + 4 * i, p)
-                    total = total + p
-                correction = exp(splat_f32(peak) - shift)
-                norm = norm * lane_max(correction) + lane_sum(total)
-                peak = new_peak
-
-                values = a.values + pool_head * s.page_size * a.padded_dim * size
-                for d in range(0, a.padded_dim, LANES):
-                    acc = loadv_f32(sums + 4 * d) * correction
-                    at = values + d * size + low * a.padded_dim * size
-                    for i in range(low, high):
-                        acc = fma(load_floats(kind, at), splat_f32(load_f32(scores + 4 * i)), acc)
-                        at += a.padded_dim * size
-                    storev_f32(sums + 4 * d, acc)
-            out = a.out + t * a.out_stride + 4 * h * a.head_dim
-            for d in range(a.head_dim):
-                store_f32(out + 4 * d, load_f32(sums + 4 * d) / norm)
+        group = a.heads // a.kv_heads
+        together = min(group, QUERIES)
+        m = scratch_at(a.scratch + thread * a.scratch_stride, QUERIES, padded_dim(a))
+        task, row = 0, 0
+        while row < s.n_rows:
+            sequence = load_i32(s.sequences + 4 * row)
+            n = 1
+            while (
+                n < QUERIES // together
+                and row + n < s.n_rows
+                and load_i32(s.sequences + 4 * (row + n)) == sequence
+            ):
+                n += 1
+            for kv_head in range(a.kv_heads):
+                for head in range(kv_head * group, kv_head * group + group, together):
+                    if task % s.n_threads == thread:
+                        heads = min(together, kv_head * group + group - head)
+                        _attend_rows(kind, a, s, m, row, n, sequence, kv_head, head, heads)
+                    task += 1
+            row += n
 
     return attend
 
 
-CACHE_TYPES = ("F16", "F32")
-STORES = {name: _store_kernel(FLOATS[name]) for name in CACHE_TYPES}
-ATTENDS = {name: _attend_kernel(FLOATS[name]) for name in CACHE_TYPES}
+@jit
+def _attend_rows(
+    kind: Codes, a: Any, s: Any, m: Any, row: int, n: int, sequence: int, kv_head: int, head: int, heads: int
+) -> None:
+    dim = padded_dim(a)
+    lowest, highest = np.int64(load_i32(s.positions + 4 * row)), np.int64(0)
+    i = 0
+    for t in range(row, row + n):
+        position = np.int64(load_i32(s.positions + 4 * t))
+        lowest, highest = min(lowest, position), max(highest, position)
+        for h in range(head, head + heads):
+            copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.stage, a.head_dim, dim)
+            prepare_query(kind, a, m, i, m.stage, position)
+            begin_sums(a, m, i)
+            i += 1
+    begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
+    attend_tile(kind, a, s, m, n * heads, sequence, kv_head, begin, highest + 1)
+    i = 0
+    for t in range(row, row + n):
+        for h in range(head, head + heads):
+            out = a.out + t * a.out_stride + 4 * h * a.head_dim
+            factor = np.float32(1.0) / load_f32(m.norms + 4 * i)
+            for d in range(0, 4 * a.head_dim, 4):
+                store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
+            i += 1
+
+
+# --- one row ---------------------------------------------------------------------------------------------
+
+
+@jit
+def _spans(a: Any, position: int) -> Any:
+    """How the visible context of a single row is cut: (begin, length of a span, first span, last span).
+
+    The cut depends on the position alone, so results do not depend on the number of threads.
+    """
+    begin = max(0, position - a.window + 1) if a.window > 0 else 0
+    length = SPAN
+    while length * SPANS < position + 1 - begin:
+        length *= 2
+    return begin, length, begin // length, position // length
+
+
+def _attend_one_kernel(kind: Codes) -> Kernel:
+    @kernel
+    def attend_one(arguments: int, step: int, thread: int) -> None:
+        """Attention of the step's only row in spans of the context, with norms and rotation before it."""
+        a, s = arguments_at(arguments), step_at(step)
+        group, dim = a.heads // a.kv_heads, padded_dim(a)
+        together = min(group, QUERIES)
+        m = scratch_at(a.scratch + thread * a.scratch_stride, QUERIES, dim)
+        q = a.q + thread * a.q_private
+        sequence, position = load_i32(s.sequences), np.int64(load_i32(s.positions))
+        begin, length, first, last = _spans(a, position)
+        # Spans go to threads by where their middle lies in all that is to be read.
+        context = position + 1 - begin
+        whole = 2 * context * a.kv_heads
+        for kv_head in range(a.kv_heads):
+            prepared = -1
+            for span in range(first, last + 1):
+                low, high = max(begin, span * length), min(position + 1, (span + 1) * length)
+                middle = 2 * context * kv_head + (low - begin) + (high - begin)
+                if middle * s.n_threads // whole != thread:
+                    continue
+                if span == last:
+                    _store_one(kind, a, s, m, sequence, position, kv_head, thread)
+                for head in range(kv_head * group, kv_head * group + group, together):
+                    heads = min(together, kv_head * group + group - head)
+                    for i in range(heads):
+                        if prepared != head:
+                            copy_padded(q + 4 * (head + i) * a.head_dim, m.stage, a.head_dim, dim)
+                            _norm_and_rotate(a, m.stage, a.q_norm)
+                            prepare_query(kind, a, m, i, m.stage, position)
+                        begin_sums(a, m, i)
+                    prepared = head
+                    attend_tile(kind, a, s, m, heads, sequence, kv_head, low, high)
+                    for i in range(heads):
+                        out = _partial(a, span - first, head + i)
+                        for d in range(0, 4 * dim, 4 * LANES):
+                            storev_f32(out + d, loadv_f32(m.sums + 4 * i * dim + d))
+                        store_f32(out + 4 * dim, load_f32(m.peaks + 4 * i))
+                        store_f32(out + 4 * dim + 4, load_f32(m.norms + 4 * i))
+
+    return attend_one
+
+
+@jit
+def _store_one(
+    kind: Codes, a: Any, s: Any, m: Any, sequence: int, position: int, h: int, thread: int
+) -> None:
+    dim = padded_dim(a)
+    k, v = m.stage, m.stage + 4 * dim
+    copy_padded(a.k + thread * a.k_private + 4 * h * a.head_dim, k, a.head_dim, dim)
+    copy_padded(a.v + thread * a.v_private + 4 * h * a.head_dim, v, a.head_dim, dim)
+    _norm_and_rotate(a, k, a.k_norm)
+    store_token(kind, a, s, sequence, position, h, k, v, v + 4 * dim)
+
+
+@jit
+def _partial(a: Any, span: int, head: int) -> int:
+    """Address of a span's result for a head."""
+    return a.partials + (span * a.heads + head) * 4 * (padded_dim(a) + 16)
+
+
+@jit
+def _norm_and_rotate(a: Any, x: int, weight: int) -> None:
+    """RMS norm, if there is a weight, then RoPE, if there are angles, of float32 [padded head_dim]."""
+    if weight != 0:
+        total = constant(0.0)
+        for d in range(0, 4 * padded_dim(a), 4 * LANES):
+            values = loadv_f32(x + d)
+            total = fma(values, values, total)
+        factor = splat_f32(np.float32(1.0 / math.sqrt(lane_sum(total) / a.head_dim + a.norm_eps)))
+        for d in range(0, 4 * a.head_dim, 4 * LANES):
+            storev_f32(x + d, loadv_f32(x + d) * factor * loadv_f32(weight + d))
+    if a.cos != 0:
+        values = carray(as_pointer(x), a.head_dim, np.float32)
+        cos = carray(as_pointer(a.cos), a.n_angles, np.float32)
+        sin = carray(as_pointer(a.sin), a.n_angles, np.float32)
+        if a.interleaved:
+            for i in range(a.n_angles):
+                even, odd = values[2 * i], values[2 * i + 1]
+                values[2 * i] = even * cos[i] - odd * sin[i]
+                values[2 * i + 1] = odd * cos[i] + even * sin[i]
+        else:
+            for i in range(a.n_angles):
+                low, high = values[i], values[i + a.n_angles]
+                values[i] = low * cos[i] - high * sin[i]
+                values[i + a.n_angles] = high * cos[i] + low * sin[i]
+
+
+@jit
+def combine(a: Any, s: Any, out: int) -> None:
+    """Merge the spans of the step's only row into float32 [heads · head_dim] at `out`."""
+    _, _, first, last = _spans(a, np.int64(load_i32(s.positions)))
+    dim = padded_dim(a)
+    count, stride = last - first + 1, a.heads * 4 * (dim + 16)
+    for head in range(a.heads):
+        start = _partial(a, 0, head)
+        peak, norm = LOWEST, np.float32(0.0)
+        for i in range(count):
+            peak = max(peak, load_f32(start + i * stride + 4 * dim))
+        for i in range(count):
+            tail = start + i * stride + 4 * dim
+            norm += load_f32(tail + 4) * exp2_of(load_f32(tail) - peak)
+        at = out + 4 * head * a.head_dim
+        for i in range(count):
+            row = start + i * stride
+            factor = exp2_of(load_f32(row + 4 * dim) - peak) / norm
+            d = 0
+            while d + LANES <= a.head_dim:
+                total = loadv_f32(at + 4 * d) if i else constant(0.0)
+                storev_f32(at + 4 * d, fma(loadv_f32(row + 4 * d), splat_f32(factor), total))
+                d += LANES
+            while d < a.head_dim:
+                rest = load_f32(at + 4 * d) if i else np.float32(0.0)
+                store_f32(at + 4 * d, load_f32(row + 4 * d) * factor + rest)
+                d += 1
+
+
+ATTENDS = {name: _attend_kernel(KINDS[name]) for name in CACHE_TYPES}
+ATTEND_ONES = {name: _attend_one_kernel(KINDS[name]) for name in CACHE_TYPES}

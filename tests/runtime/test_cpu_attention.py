@@ -1,0 +1,310 @@
+"""Attention over the paged cache against NumPy: cache types, shapes, masks, mixed sequences, threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from kukri.quant.jit import kernel
+from kukri.quant.panels import aligned_empty
+from kukri.runtime.cache import PageTable
+from kukri.runtime.cpu import attention
+from kukri.runtime.cpu.attention import ATTEND_ONES, ATTENDS, ATTENTION, CACHE_TYPES, STORES
+from kukri.runtime.cpu.attention import combine as combine_spans
+from kukri.runtime.cpu.kv import arguments_at
+from kukri.runtime.cpu.records import STEP, step_at
+
+# Relative RMS error of the output on normally distributed queries, keys and values.
+ERRORS = {"F32": 2e-6, "F16": 1e-3, "Q8_0": 1.2e-2, "Q4_0": 0.25}
+
+
+@kernel
+def combine(arguments: int, step: int, out: int) -> None:
+    combine_spans(arguments_at(arguments), step_at(step), out)
+
+
+def zeros(n_bytes: int) -> np.ndarray:
+    memory = aligned_empty(n_bytes)
+    memory[:] = 0
+    return memory
+
+
+@dataclass
+class Cache:
+    """A layer's pools with what the kernels need, and float32 copies of everything stored."""
+
+    kind: str
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 64
+    page_size: int = 64
+    window: int = 0
+    softcap: float = 0.0
+    n_pages: int = 40
+    n_threads: int = 1
+    norms: tuple[np.ndarray, np.ndarray] | None = None
+    angles: tuple[np.ndarray, np.ndarray] | None = None
+    interleaved: bool = False
+    keep: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.table = PageTable(self.n_pages, max_sequences=4, page_size=self.page_size)
+        max_tokens = self.n_pages * self.page_size
+        sizes = attention.pool_bytes(self.kind, self.head_dim, self.page_size)
+        assert all(n % 64 == 0 for n in sizes)
+        self.pools = [zeros(self.n_pages * self.kv_heads * n) for n in sizes]
+        self.scratch_bytes = attention.scratch_bytes(self.head_dim)
+        self.scratch = aligned_empty(self.n_threads * self.scratch_bytes)
+        self.scratch.view(np.float32)[:] = np.nan
+        self.partials = aligned_empty(attention.partials_bytes(self.heads, self.head_dim, max_tokens))
+        self.partials.view(np.float32)[:] = np.nan
+        a = self.arguments = np.zeros(1, ATTENTION)
+        a["keys"], a["values"] = (p.ctypes.data for p in self.pools)
+        a["heads"], a["kv_heads"], a["head_dim"] = self.heads, self.kv_heads, self.head_dim
+        a["window"], a["softcap"], a["scale"] = self.window, self.softcap, self.head_dim**-0.5
+        a["scratch"], a["scratch_stride"] = self.scratch.ctypes.data, self.scratch_bytes
+        a["partials"] = self.partials.ctypes.data
+        if self.norms:
+            padded = [np.pad(w, (0, -len(w) % 16)) for w in self.norms]
+            a["q_norm"], a["k_norm"] = (w.ctypes.data for w in padded)
+            a["norm_eps"] = 1e-6
+            self.keep += padded
+        if self.angles:
+            a["cos"], a["sin"] = (x.ctypes.data for x in self.angles)
+            a["n_angles"], a["interleaved"] = len(self.angles[0]), self.interleaved
+
+    def _call(self, kernels, rows, q, k, v) -> np.ndarray:
+        """Run kernels on rows [(sequence, position)]; the output rows."""
+        self.sequences = np.array([s for s, _ in rows], np.int32)
+        self.positions = np.array([p for _, p in rows], np.int32)
+        a, step = self.arguments, np.zeros(1, STEP)
+        out = np.full_like(q, 7.0)
+        for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+            a[name], a[f"{name}_stride"] = x.ctypes.data, x.strides[0]
+        step["n_threads"], step["n_rows"], step["page_size"] = self.n_threads, len(rows), self.page_size
+        step["sequences"], step["positions"] = self.sequences.ctypes.data, self.positions.ctypes.data
+        step["blocks"], step["blocks_stride"] = self.table.blocks.ctypes.data, self.table.blocks.strides[0]
+        for table in kernels:
+            for thread in range(self.n_threads):
+                table[self.kind].compiled.ctypes(a.ctypes.data, step.ctypes.data, thread)
+        self.step = step
+        return out
+
+    def many(self, rows, q, k, v) -> np.ndarray:
+        return self._call((STORES, ATTENDS), rows, q, k, v)
+
+    def one(self, row, q, k, v) -> np.ndarray:
+        self._call((ATTEND_ONES,), [row], q, k, v)
+        out = np.full(q.shape[1] + 16, 7.0, np.float32)
+        combine.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, out.ctypes.data)
+        assert (out[q.shape[1] :] == 7.0).all()
+        return out[None, : q.shape[1]]
+
+    def rows(self, rng: np.random.Generator, n: int) -> list[np.ndarray]:
+        """Random float32 q, k, v of n rows."""
+        widths = (self.heads, self.kv_heads, self.kv_heads)
+        return [rng.normal(size=(n, h * self.head_dim)).astype(np.float32) for h in widths]
+
+
+def expected(cache: Cache, position: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """float64 attention of one query row over a sequence's k and v [tokens, kv_heads · head_dim]."""
+    n = position + 1
+    first = max(0, n - cache.window) if cache.window else 0
+    shape = (-1, cache.kv_heads, cache.head_dim)
+    keys, values = (x[first:n].reshape(shape).astype(np.float64) for x in (k, v))
+    out = []
+    for h, query in enumerate(q.reshape(cache.heads, cache.head_dim).astype(np.float64)):
+        kv_head = h // (cache.heads // cache.kv_heads)
+        scores = keys[:, kv_head] @ query * cache.head_dim**-0.5
+        if cache.softcap:
+            scores = cache.softcap * np.tanh(scores / cache.softcap)
+        p = np.exp(scores - scores.max())
+        out.append(p @ values[:, kv_head] / p.sum())
+    return np.concatenate(out)
+
+
+def check(kind: str, got: np.ndarray, want: np.ndarray, slack: float = 1.0) -> None:
+    error = np.sqrt(np.mean((got - want) ** 2) / np.mean(want**2))
+    assert error < slack * ERRORS[kind], error
+
+
+def fill(cache: Cache, rng: np.random.Generator, n: int, sequence: int = 0) -> tuple[np.ndarray, ...]:
+    """Prefill n tokens in steps of up to 70; q, k, v and outputs of all of them."""
+    q, k, v = cache.rows(rng, n)
+    out = np.zeros_like(q)
+    cache.table.extend(sequence, n)
+    for start in range(0, n, 70):
+        part = slice(start, min(n, start + 70))
+        rows = [(sequence, p) for p in range(part.start, part.stop)]
+        out[part] = cache.many(rows, q[part], k[part], v[part])
+    return q, k, v, out
+
+
+SHAPES = [  # heads, kv_heads, head_dim, page_size, window, softcap, tokens
+    (4, 2, 64, 64, 0, 0.0, 150),
+    (9, 3, 64, 64, 0, 0.0, 129),
+    (4, 1, 256, 64, 33, 0.0, 200),
+    (3, 3, 40, 96, 0, 3.0, 100),
+    (14, 2, 80, 32, 5, 0.0, 70),
+    (16, 1, 32, 512, 100, 20.0, 300),
+    (10, 2, 96, 128, 64, 0.0, 140),
+    (2, 1, 34, 64, 1, 0.0, 66),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_prefill(kind, shape):
+    heads, kv_heads, head_dim, page_size, window, softcap, n = shape
+    cache = Cache(kind, heads, kv_heads, head_dim, page_size, window, softcap, n_threads=2)
+    q, k, v, out = fill(cache, np.random.default_rng(1), n)
+    want = np.stack([expected(cache, p, q[p], k, v) for p in range(n)])
+    check(kind, out, want)
+    check(kind, out[0], want[0])  # one key: its value
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_one_row(kind, shape):
+    """Single rows at the edges of pages, blocks and spans."""
+    heads, kv_heads, head_dim, page_size, window, softcap, n = shape
+    cache = Cache(kind, heads, kv_heads, head_dim, page_size, window, softcap, n_threads=3)
+    rng = np.random.default_rng(2)
+    q, k, v = cache.rows(rng, n)
+    cache.table.extend(0, n)
+    singles = {0, 1, 31, 32, 63, 64, 65, n - 2, n - 1}
+    for p in range(n):
+        row = slice(p, p + 1)
+        if p in singles:
+            check(kind, cache.one((0, p), q[row], k[row], v[row]), expected(cache, p, q[p], k, v)[None], 1.5)
+        else:
+            cache._call((STORES,), [(0, p)], q[row], k[row], v[row])
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_one_row_far_into_the_context(kind):
+    cache = Cache(kind, n_pages=60, n_threads=2)
+    rng = np.random.default_rng(3)
+    _, k, v, _ = fill(cache, rng, 2100)
+    cache.table.extend(0, 1)
+    q1, k1, v1 = cache.rows(rng, 1)
+    out = cache.one((0, 2100), q1, k1, v1)
+    check(kind, out, expected(cache, 2100, q1[0], np.r_[k, k1], np.r_[v, v1])[None])
+    cache.arguments["window"] = cache.window = 1500
+    out = cache.one((0, 2100), q1, k1, v1)
+    check(kind, out, expected(cache, 2100, q1[0], np.r_[k, k1], np.r_[v, v1])[None])
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_mixed_sequences(kind):
+    """Rows of several sequences in one step, and pages that another sequence has used before."""
+    cache = Cache(kind, window=50, n_threads=2)
+    rng = np.random.default_rng(4)
+    fill(cache, rng, 200, sequence=3)
+    cache.table.truncate(3, 0)
+    kept = {s: fill(cache, rng, n, s)[1:3] for s, n in ((0, 63), (1, 1), (2, 100))}
+    new = [(0, 63), (0, 64), (1, 1), (2, 100), (2, 101), (2, 102), (3, 0), (0, 65)]
+    q, k, v = cache.rows(rng, len(new))
+    for s, n in ((0, 3), (1, 1), (2, 3), (3, 1)):
+        cache.table.extend(s, n)
+    out = cache.many(new, q, k, v)
+    for i, (s, p) in enumerate(new):
+        mine = [j for j, (other, _) in enumerate(new) if other == s]
+        empty = np.zeros((0, k.shape[1]), np.float32)
+        old_k, old_v = kept.get(s, (empty, empty))
+        check(kind, out[i], expected(cache, p, q[i], np.r_[old_k, k[mine]], np.r_[old_v, v[mine]]), 1.5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_norms_and_rotation_of_one_row(kind, interleaved):
+    rng = np.random.default_rng(5)
+    norms = tuple(rng.uniform(0.5, 1.5, 40).astype(np.float32) for _ in range(2))
+    turn = rng.uniform(-3, 3, 12)
+    angles = (np.cos(turn).astype(np.float32), np.sin(turn).astype(np.float32))
+    cache = Cache(kind, head_dim=40, n_threads=2, norms=norms, angles=angles, interleaved=interleaved)
+
+    def prepared(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        x = x.reshape(-1, 40).astype(np.float64)
+        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
+        first, second = (slice(0, 24, 2), slice(1, 24, 2)) if interleaved else (slice(12), slice(12, 24))
+        a, b = x[:, first].copy(), x[:, second].copy()
+        x[:, first], x[:, second] = a * angles[0] - b * angles[1], b * angles[0] + a * angles[1]
+        return x.reshape(1, -1)
+
+    n = 70
+    _, k, v, _ = fill(cache, rng, n)
+    q1, k1, v1 = cache.rows(rng, 1)
+    cache.table.extend(0, 1)
+    out = cache.one((0, n), 5 * q1, 9 * k1, v1)
+    want = expected(cache, n, prepared(q1, norms[0])[0], np.r_[k, prepared(k1, norms[1])], np.r_[v, v1])
+    check(kind, out, want[None])
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_results_do_not_depend_on_threads_or_on_other_rows(kind):
+    outs = []
+    for n_threads in (1, 2, 3):
+        cache = Cache(kind, heads=6, kv_heads=2, n_threads=n_threads)
+        rng = np.random.default_rng(6)
+        *_, many = fill(cache, rng, 130)
+        q, k, v = cache.rows(rng, 1)
+        cache.table.extend(0, 1)
+        outs.append((many, cache.one((0, 130), q, k, v), cache.pools[0].copy(), cache.pools[1].copy()))
+    for other in outs[1:]:
+        for x, y in zip(outs[0], other, strict=True):
+            np.testing.assert_array_equal(x, y)
+    alone = cache.many([(0, 130)], q, k, v)
+    check("F32", alone, outs[0][1].astype(np.float64), slack=1 if kind == "F32" else 50)
+
+
+@pytest.mark.parametrize("what", ["q", "k", "v"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_nan_is_seen_by_whom_it_concerns(kind, what, value):
+    """A NaN or infinity in row 5 makes NaN of the rows that see it and of no other."""
+    cache = Cache(kind)
+    x = dict(zip("qkv", cache.rows(np.random.default_rng(7), 20), strict=True))
+    x[what][5, :64] = value
+    cache.table.extend(0, 21)
+    out = cache.many([(0, p) for p in range(20)], x["q"], x["k"], x["v"])
+    concerned = slice(5, 6) if what == "q" else slice(5, None)
+    hit = np.zeros((20, 4), bool)
+    hit[concerned, 0 if what == "q" else slice(0, 2)] = True
+    if what == "k" and value == np.inf and kind in ("F32", "F16"):
+        return  # infinite scores: 1 or NaN, depending on the sign
+    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).all(-1), hit)
+    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).any(-1), hit)
+    one = cache.one((0, 20), *(x[n][:1] for n in "qkv"))
+    assert np.isnan(one.reshape(4, 64)[:2]).all() == (what != "q")
+    assert not np.isnan(one.reshape(4, 64)[2:]).any()
+
+
+@pytest.mark.parametrize("kind", CACHE_TYPES)
+def test_scores_far_apart(kind):
+    """A sink far above all others, long rows of hidden or vanishing keys: finite, and right."""
+    cache = Cache(kind, window=64)
+    rng = np.random.default_rng(8)
+    q, k, v = cache.rows(rng, 140)
+    k[3] *= 40
+    k[70:] *= 0.01
+    v[70:] *= 1e-3
+    q *= 8
+    cache.table.extend(0, 140)
+    out = cache.many([(0, p) for p in range(140)], q, k, v)
+    assert np.isfinite(out).all()
+    late = np.stack([expected(cache, p, q[p], k, v) for p in range(134, 140)])
+    check(kind, out[134:], late)
+
+
+def test_accuracy_of_quantised_caches():
+    """What the documentation says about the error that a quantised cache adds."""
+    for kind, bound in (("Q8_0", 0.008), ("Q4_0", 0.15)):
+        cache = Cache(kind, n_pages=20)
+        q, k, v, out = fill(cache, np.random.default_rng(9), 1000)
+        want = np.stack([expected(cache, p, q[p], k, v) for p in range(0, 1000, 10)])
+        error = np.sqrt(np.mean((out[::10] - want) ** 2) / np.mean(want**2))
+        print(kind, error)
+        assert error < bound
