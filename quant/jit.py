@@ -1,92 +1,150 @@
-"""Compiling and caching of Numba code: `jit` for helpers, `kernel` for entry points of the machine.
+"""What the compiled code is written with: `jit` for helpers, `kernel` for entry points of the machine.
 
-Compiled kernels are kept on disk in a folder named after a hash of the package's sources and the
-SIMD level. Numba itself notices only edits of the file that holds the entry point, not of the
-helpers it calls in other files, and would hand out stale machine code.
+Numba is imported when something must be compiled, not before: a kernel that is in the cache (`kernel_cache`)
+starts as fast as its file is read. Numba's own cache is not used. It notices only edits of the file that
+holds the entry point, not of the helpers it calls in others, and needs all of Numba to read anything.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import os
-import shutil
-import tempfile
-from collections.abc import Callable
-from functools import cache, cached_property
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from functools import cached_property
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any
 
-import numba
-from numba import types
+import numpy as np
 
-KERNEL_SIGNATURE = types.void(types.int64, types.int64, types.int64)  # (arguments, step, thread)
+from .kernel_cache import KernelCache, MachineCode, kernel_cache
+from .kernel_cache import cache_folder as cache_folder
+
+KernelFunction = Callable[[int, int, int], None]  # (arguments, step, thread), addresses and a number
+
+
+class Helper:
+    """A function that kernels call, compiled into each of them and never kept by itself."""
+
+    def __init__(self, function: Callable) -> None:
+        self.py_func = function
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        import numba
+
+        return numba.njit(self.py_func, nogil=True, error_model="numpy", forceinline=True)
+
+    @property
+    def _numba_type_(self) -> Any:
+        """How Numba sees a global of this name, in code that it compiles."""
+        from numba import typeof
+
+        return typeof(self.dispatcher)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.dispatcher(*arguments)
 
 
 def jit(function: Callable) -> Any:
-    """A helper that kernels call: compiled into its callers, never cached by itself."""
-    return numba.njit(function, nogil=True, error_model="numpy", forceinline=True)
+    """A helper that kernels call."""
+    return Helper(function)
 
 
 class Kernel:
-    """An entry point `f(arguments, step, thread)`, compiled when its address is first asked for."""
+    """An entry point `f(arguments, step, thread)`: machine code at an address that the cache or, if it is not
+    there, Numba gives when it is first asked for. It raises nothing: an exception ends it and is lost."""
 
-    def __init__(self, function: Callable[[int, int, int], None], fastmath: Any = False) -> None:
+    def __init__(self, function: KernelFunction, fastmath: Any = False) -> None:
         self.name = function.__name__
+        self.module = function.__module__
         self._function = function
         self._fastmath = fastmath
 
     @cached_property
-    def compiled(self) -> Any:
-        # Numba reads the folder when it decorates; the setting is put back, since it is everybody's.
-        config: Any = numba.config
-        before, config.CACHE_DIR = config.CACHE_DIR, str(cache_folder())
-        try:
-            return numba.cfunc(
-                KERNEL_SIGNATURE, cache=True, nogil=True, error_model="numpy", fastmath=self._fastmath
-            )(self._function)
-        finally:
-            config.CACHE_DIR = before
+    def key(self) -> str:
+        """A file name that no other kernel of the same sources has: factories make many of one function."""
+        digest = hashlib.sha256()
+        for part in _parts((self._function, sorted(self._fastmath or ())), set()):
+            digest.update(part.encode())
+            digest.update(b"\0")
+        return f"{self.name}-{digest.hexdigest()[:24]}"
+
+    @cached_property
+    def compiled(self) -> MachineCode:
+        return self.load(kernel_cache()) or self.compile(kernel_cache())
 
     @property
     def address(self) -> int:
         return self.compiled.address
 
+    def load(self, cache: KernelCache) -> MachineCode | None:
+        """The kernel from the cache, None if it is missing or damaged there."""
+        code = self.__dict__.get("compiled") or cache.load(self.key)
+        if code is not None:
+            self.__dict__["compiled"] = code
+        return code
 
-def kernel(function: Callable[[int, int, int], None]) -> Kernel:
+    def compile(self, cache: KernelCache) -> MachineCode:
+        """Compile the kernel and keep it in the cache."""
+        from .compiler import machine_code
+
+        code = cache.store(self.key, *machine_code(self._function, self._fastmath))
+        self.__dict__["compiled"] = code
+        return code
+
+
+def kernel(function: KernelFunction) -> Kernel:
     """An entry point in strict floating point."""
     return Kernel(function)
 
 
-def reassociating_kernel(function: Callable[[int, int, int], None]) -> Kernel:
+def reassociating_kernel(function: KernelFunction) -> Kernel:
     """An entry point whose sums LLVM may reorder, so that it can vectorise them."""
     return Kernel(function, fastmath={"reassoc", "contract", "nsz"})
 
 
-@cache
-def cache_folder() -> Path:
-    """The folder for compiled kernels: made if need be, and writable.
+def _parts(value: Any, seen: set[int]) -> Iterator[str]:
+    """What tells a compiled function from others that the same sources make: code and all it closes over.
 
-    `KUKRI_HOME` or the user's cache folder; where neither can be written, a private temporary one.
+    TypeError for values that look alike although they are different.
     """
-    base, cache = os.environ.get("KUKRI_HOME"), os.environ.get("XDG_CACHE_HOME")
-    try:
-        root = Path(base).expanduser() if base else Path(cache or Path.home() / ".cache") / "kukri"
-        folder = root / "kernels" / _source_hash()
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # RuntimeError: no home folder at all
-        private = Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
-        atexit.register(shutil.rmtree, private, ignore_errors=True)
-        return private
-
-
-def _source_hash() -> str:
-    from .simd import LEVEL
-
-    digest = hashlib.sha256(f"{LEVEL} {numba.__version__}".encode())
-    package = Path(__file__).parent.parent
-    for path in sorted([*package.glob("quant/**/*.py"), *package.glob("runtime/cpu/*.py")]):
-        digest.update(path.read_bytes())
-    return f"{LEVEL}-{digest.hexdigest()[:16]}"
+    if isinstance(value, (Helper, Kernel)) or hasattr(value, "py_func"):
+        value = value._function if isinstance(value, Kernel) else value.py_func
+    if isinstance(value, FunctionType):
+        yield f"{value.__module__}.{value.__qualname__}"
+        if id(value) in seen:  # calls itself
+            return
+        seen.add(id(value))
+        yield from _parts(value.__code__, seen)
+        yield from _parts(value.__defaults__, seen)
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield name
+            try:
+                yield from _parts(cell.cell_contents, seen)
+            except ValueError:  # an empty cell
+                yield "empty"
+    elif isinstance(value, CodeType):
+        yield value.co_code.hex()
+        yield repr(value.co_names)
+        yield from _parts(value.co_consts, seen)
+    elif isinstance(value, (tuple, list)):
+        yield f"{type(value).__name__} {len(value)}"
+        for item in value:
+            yield from _parts(item, seen)
+    elif isinstance(value, dict):
+        yield from _parts(list(value.items()), seen)
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield type(value).__qualname__
+        yield from _parts([getattr(value, field.name) for field in fields(value)], seen)
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape} {value.tobytes().hex()}"
+    elif isinstance(value, (type, BuiltinFunctionType)):
+        yield f"{value.__module__}.{value.__qualname__}"
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.generic, np.dtype)):
+        yield f"{type(value).__name__} {value!r}"
+    elif type(value).__module__.partition(".")[0] == "numba" and " at 0x" not in repr(value):
+        yield repr(value)  # types, intrinsics
+    else:
+        raise TypeError(f"a kernel cannot close over a {type(value).__name__}")
