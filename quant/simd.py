@@ -180,6 +180,12 @@ def store_f32(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(address, _FLOAT.as_pointer()), align=4)
 
 
+@instruction(types.none, types.int64, types.int32)
+def store_i32(builder: Any, address: Any, value: Any) -> None:
+    """Write an int32."""
+    builder.store(value, builder.inttoptr(address, _I32.as_pointer()), align=4)
+
+
 @instruction(types.none, types.int64, types.float32)
 def store_f16(builder: Any, address: Any, value: Any) -> None:
     """Write a float32 rounded to fp16."""
@@ -228,6 +234,12 @@ def loadv_bf16(builder: Any, address: Any) -> Any:
     """`LANES` consecutive bfloat16, widened; vpmovzxwd + vpslld."""
     wide = builder.zext(_load(builder, address, ir.VectorType(_I16, LANES), 2), _I32V)
     return builder.bitcast(builder.shl(wide, _constant(_I32V, 16)), _F32V)
+
+
+@instruction(types.none, types.int64, I32)
+def storev_i32(builder: Any, address: Any, value: Any) -> None:
+    """Write `LANES` int32; vmovdqu."""
+    builder.store(value, builder.inttoptr(address, _I32V.as_pointer()), align=4)
 
 
 @instruction(types.none, types.int64, I32)

@@ -32,7 +32,8 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     a = Buffer("a", c.n_heads * c.head_dim)
     gate = Buffer("gate", c.ffn)
     up = Buffer("up", c.ffn)
-    last = Buffer("last", c.hidden, wanted=True)
+    # The last layer goes on with the rows whose logits are wanted as soon as the others have left their mark.
+    last = {b: Buffer(f"last {b.name}", b.width, wanted=True) for b in (x, h, a, gate, up)}
     logits = Buffer("logits", c.vocab_size, wanted=True)
 
     divisors = w.vector("rope_freqs.weight") if c.rope_divisors else None
@@ -45,7 +46,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         bias = w.vector(f"blk.{i}.{stem}.bias") if stem in c.biases else None
         return MatMul(x, out, w.matrix(f"blk.{i}.{stem}.weight"), bias, accumulate)
 
-    def residual(i: int, stem: str, source: Buffer, post_norm: str) -> list[Op]:
+    def residual(i: int, stem: str, source: Buffer, h: Buffer, x: Buffer, post_norm: str) -> list[Op]:
         """x += source @ weightᵀ, with a norm in between if the model has one."""
         if not c.post_norms:
             return [linear(i, stem, source, x, accumulate=True)]
@@ -78,20 +79,25 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
                 window=layer.window,
                 softcap=c.attention_softcap,
             ),
-            *residual(i, "attn_output", a, "post_attention_norm"),  # x [rows, hidden]
+        ]
+        if i + 1 == c.n_layers:
+            ops += [SelectRows(a, last[a]), SelectRows(x, last[x])]  # [wanted, …] from here on
+            x, h, a, gate, up = last[x], last[h], last[a], last[gate], last[up]
+        ops += [
+            *residual(i, "attn_output", a, h, x, "post_attention_norm"),  # x [rows, hidden]
             norm(f"blk.{i}.ffn_norm", x, h),  # h [rows, hidden]
             linear(i, "ffn_gate", h, gate),  # gate [rows, ffn]
             linear(i, "ffn_up", h, up),  # up [rows, ffn]
             GatedActivation(gate, up, gate, c.activation),  # gate [rows, ffn]
-            *residual(i, "ffn_down", gate, "post_ffw_norm"),  # x [rows, hidden]
+            *residual(i, "ffn_down", gate, h, x, "post_ffw_norm"),  # x [rows, hidden]
         ]
     ops += [
-        SelectRows(x, last),  # last [wanted, hidden]
-        norm("output_norm", last, last),
-        MatMul(last, logits, w.matrix("token_embd.weight" if c.tied else "output.weight")),  # [wanted, vocab]
+        norm("output_norm", x, x),  # x [wanted, hidden]
+        MatMul(x, logits, w.matrix("token_embd.weight" if c.tied else "output.weight")),  # [wanted, vocab]
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
 
     cache = (CacheLayer(c.n_kv_heads, c.head_dim),) * c.n_layers
-    return Program(tuple(ops), (x, h, q, k, v, a, gate, up, last, logits), cache, logits)
+    buffers = tuple({b.name: b for b in [*last, *last.values(), q, k, v, logits]}.values())
+    return Program(tuple(ops), buffers, cache, logits)

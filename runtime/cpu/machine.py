@@ -9,7 +9,8 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
-from .attention import KEYS
+from .attention import CACHE_TYPES, KEYS
+from .layout import Layout
 from .lowering import Lowering
 from .processors import default_threads
 from .records import STEP
@@ -23,8 +24,8 @@ class CpuMachine:
 
     Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
     in the file are not needed any more, and `progress` with what is being done, how much of it, of how
-    much. `kv_type` is "f16", "f32" or "auto": f32 if all weights are floats, so that a float model is run
-    as it is. Not for use from two threads at once.
+    much. `kv_type` is "f16", "f32", "q8_0", "q4_0" or "auto": f32 if all weights are floats, so that a
+    float model is run as it is, else q8_0. Not for use from two threads at once.
     """
 
     def __init__(
@@ -48,20 +49,15 @@ class CpuMachine:
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
-        self._lowered = Lowering(
-            program,
-            n_pages,
-            page_size,
-            self.n_threads,
-            self.max_rows,
-            self.max_wanted,
-            cache_type(program, kv_type),
-            release,
-            progress,
-        ).instructions()
-        self._embedding = self._lowered.buffers[embed.out.name]
-        self._logits = self._lowered.buffers[program.logits.name][:, : program.logits.width]
+        layout = Layout(
+            n_pages, page_size, self.n_threads, self.max_rows, self.max_wanted, cache_type(program, kv_type)
+        )
+        self._lowered = Lowering(program, layout, release, progress).lower()
+        self._embedding = self._lowered.memory.floats(embed.out.name)
+        self._logits = self._lowered.memory.floats(program.logits.name)[:, : program.logits.width]
         self._team = Team(self.n_threads)
+        self._step = np.zeros(1, STEP)
+        self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
@@ -81,17 +77,17 @@ class CpuMachine:
             np.ascontiguousarray(a, np.int32)
             for a in (batch.tokens, batch.sequences, batch.positions, batch.wanted)
         )
-        rows = self._embed.table.rows(tokens)
-        np.multiply(rows, np.float32(self._embed.scale), out=self._embedding[:n, : rows.shape[1]])
-        step = np.zeros(1, STEP)
-        step["instructions"] = self._lowered.table.ctypes.data
-        step["n_instructions"] = len(self._lowered.table)
-        step["n_threads"] = self.n_threads
+        if not self._lowered.embeds:
+            # Looked up in the file: a handful of rows, not worth a second layout.
+            rows = self._embed.table.rows(tokens)
+            np.multiply(rows, np.float32(self._embed.scale), out=self._embedding[:n, : rows.shape[1]])
+        instructions = self._lowered.one if n == 1 else self._lowered.many
+        step = self._step
+        step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
         step["n_rows"], step["n_wanted"] = n, len(wanted)
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
         step["positions"], step["wanted"] = positions.ctypes.data, wanted.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
-        step["page_size"] = self.page_size
         self._team.run(step)
         return self._logits[: len(wanted)]
 
@@ -103,10 +99,11 @@ class CpuMachine:
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
-    """The cache's element type, "F16" or "F32"; ValueError for an unknown `kv_type`."""
+    """The cache's element type, one of `CACHE_TYPES`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
         weights = [op.weight for op in program.ops if isinstance(op, ops.MatMul)]
-        return "F32" if all(w.format.is_float for w in weights) else "F16"
-    if kv_type not in ("f16", "f32"):
-        raise ValueError(f"the CPU machine keeps its cache as f16 or f32, not {kv_type}")
+        return "F32" if all(w.format.is_float for w in weights) else "Q8_0"
+    if kv_type.upper() not in CACHE_TYPES:
+        names = ", ".join(name.lower() for name in CACHE_TYPES)
+        raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()

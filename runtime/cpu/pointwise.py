@@ -1,4 +1,8 @@
-"""Kernels that treat every row by itself: norms, rotations, activations, sums. Threads share the rows."""
+"""Kernels that treat every row by itself: norms, rotations, activations, sums.
+
+Threads share the rows; or, in a step of one row (`every`), each thread computes the row for itself, into
+memory of its own. A `…_private` field tells the bytes between the threads' copies; it is 0 for what they share.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ...quant.jit import Kernel, jit, kernel, reassociating_kernel
+from ...quant.jit import jit, kernel, reassociating_kernel
 from ...quant.simd import (
     LANES,
     as_pointer,
@@ -19,21 +23,27 @@ from ...quant.simd import (
     store_f32,
     storev_f32,
 )
-from .floats import constant, sigmoid, tanh
-from .records import reader, record, share, step_at
+from .floats import tanh
+from .matmul import gated
+from .records import reader, record, share, share_rows, step_at
 
 # One record for every kernel here; each uses the fields it needs.
 POINTWISE = record(
     "x",
     "x_stride",
+    "x_private",
     "y",
     "y_stride",
+    "y_private",
     "out",
     "out_stride",
+    "out_private",
     "width",
     "groups",
     "weight",
     "on_wanted",
+    "every",
+    "gate",
     "interleaved",
     "cos",
     "sin",
@@ -52,7 +62,24 @@ def _floats(address: int, n: int) -> Any:
 
 @jit
 def _my_rows(a: Any, s: Any, thread: int) -> Any:
-    return share(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
+    if a.every:
+        return 0, 1
+    return share_rows(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
+
+
+@jit
+def _x(a: Any, thread: int, row: int) -> int:
+    return a.x + thread * a.x_private + row * a.x_stride
+
+
+@jit
+def _y(a: Any, thread: int, row: int) -> int:
+    return a.y + thread * a.y_private + row * a.y_stride
+
+
+@jit
+def _out(a: Any, thread: int, row: int) -> int:
+    return a.out + thread * a.out_private + row * a.out_stride
 
 
 @reassociating_kernel
@@ -64,8 +91,8 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
-            x = _floats(a.x + t * a.x_stride + 4 * g * size, size)
-            out = _floats(a.out + t * a.out_stride + 4 * g * size, size)
+            x = _floats(_x(a, thread, t) + 4 * g * size, size)
+            out = _floats(_out(a, thread, t) + 4 * g * size, size)
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i] * x[i]
@@ -93,7 +120,7 @@ def angles(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def rope(arguments: int, step: int, thread: int) -> None:
-    """Rotate the first 2·n_angles dimensions of each of `groups` heads in place."""
+    """Rotate the first 2·n_angles dimensions of each of `groups` heads; out may be x."""
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
     first, last = _my_rows(a, s, thread)
@@ -101,42 +128,31 @@ def rope(arguments: int, step: int, thread: int) -> None:
         cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
         sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
         for h in range(a.groups):
-            x = _floats(a.x + t * a.x_stride + 4 * h * size, size)
+            x = _floats(_x(a, thread, t) + 4 * h * size, size)
+            out = _floats(_out(a, thread, t) + 4 * h * size, size)
             if a.interleaved:
                 for i in range(a.n_angles):
                     even, odd = x[2 * i], x[2 * i + 1]
-                    x[2 * i] = even * cos[i] - odd * sin[i]
-                    x[2 * i + 1] = odd * cos[i] + even * sin[i]
+                    out[2 * i] = even * cos[i] - odd * sin[i]
+                    out[2 * i + 1] = odd * cos[i] + even * sin[i]
             else:
                 for i in range(a.n_angles):
                     low, high = x[i], x[i + a.n_angles]
-                    x[i] = low * cos[i] - high * sin[i]
-                    x[i + a.n_angles] = high * cos[i] + low * sin[i]
+                    out[i] = low * cos[i] - high * sin[i]
+                    out[i + a.n_angles] = high * cos[i] + low * sin[i]
+            for i in range(2 * a.n_angles, size):
+                out[i] = x[i]
 
 
 @kernel
-def silu_gate(arguments: int, step: int, thread: int) -> None:
-    """out = x · sigmoid(x) · y."""
+def gate(arguments: int, step: int, thread: int) -> None:
+    """out = f(x) · y; f is number `gate` of `matmul.gated`."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
-            x = loadv_f32(a.x + t * a.x_stride + i)
-            y = loadv_f32(a.y + t * a.y_stride + i)
-            storev_f32(a.out + t * a.out_stride + i, x * sigmoid(x) * y)
-
-
-@kernel
-def gelu_tanh_gate(arguments: int, step: int, thread: int) -> None:
-    """out = x · sigmoid(2u) · y with u = sqrt(2/π) (x + 0.044715 x³): the tanh form of GELU."""
-    a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
-    for t in range(first, last):
-        for i in range(0, 4 * a.width, 4 * LANES):
-            x = loadv_f32(a.x + t * a.x_stride + i)
-            y = loadv_f32(a.y + t * a.y_stride + i)
-            u = constant(0.7978845608028654) * (x + constant(0.044715) * x * x * x)
-            storev_f32(a.out + t * a.out_stride + i, x * sigmoid(u + u) * y)
+            x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
+            storev_f32(_out(a, thread, t) + i, gated(a.gate, x, y))
 
 
 @kernel
@@ -146,21 +162,21 @@ def gelu_gate(arguments: int, step: int, thread: int) -> None:
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4):
-            x = load_f32(a.x + t * a.x_stride + i)
-            y = load_f32(a.y + t * a.y_stride + i)
+            x = load_f32(_x(a, thread, t) + i)
+            y = load_f32(_y(a, thread, t) + i)
             value = 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476)) * y
-            store_f32(a.out + t * a.out_stride + i, np.float32(value))
+            store_f32(_out(a, thread, t) + i, np.float32(value))
 
 
 @kernel
 def add(arguments: int, step: int, thread: int) -> None:
-    """out += x."""
+    """out = x + y."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
-            at = a.out + t * a.out_stride + i
-            storev_f32(at, loadv_f32(at) + loadv_f32(a.x + t * a.x_stride + i))
+            total = loadv_f32(_x(a, thread, t) + i) + loadv_f32(_y(a, thread, t) + i)
+            storev_f32(_out(a, thread, t) + i, total)
 
 
 @kernel
@@ -171,19 +187,16 @@ def select_rows(arguments: int, step: int, thread: int) -> None:
     for t in range(first, last):
         row = a.x + load_i32(s.wanted + 4 * t) * a.x_stride
         for i in range(0, 4 * a.width, 4 * LANES):
-            storev_f32(a.out + t * a.out_stride + i, loadv_f32(row + i))
+            storev_f32(_out(a, thread, t) + i, loadv_f32(row + i))
 
 
 @kernel
 def soft_cap(arguments: int, step: int, thread: int) -> None:
-    """x = number · tanh(x / number)."""
+    """x = number · tanh(x / number). Threads share the columns: a single row of logits is long."""
     a, s = arguments_at(arguments), step_at(step)
     cap, inverse = splat_f32(np.float32(a.number)), splat_f32(np.float32(1.0 / a.number))
-    first, last = _my_rows(a, s, thread)
-    for t in range(first, last):
-        for i in range(0, 4 * a.width, 4 * LANES):
+    first, last = share((a.width + LANES - 1) // LANES, thread, s.n_threads)
+    for t in range(s.n_wanted if a.on_wanted else s.n_rows):
+        for i in range(4 * LANES * first, 4 * LANES * last, 4 * LANES):
             at = a.x + t * a.x_stride + i
             storev_f32(at, cap * tanh(loadv_f32(at) * inverse))
-
-
-GATES: dict[str, Kernel] = {"silu": silu_gate, "gelu_tanh": gelu_tanh_gate, "gelu": gelu_gate}

@@ -13,6 +13,7 @@ from numba import carray
 
 from ...quant.jit import jit
 from ...quant.simd import as_pointer
+from ...quant.tiles import TOKENS
 
 
 def record(*fields: str, floats: tuple[str, ...] = ()) -> np.dtype:
@@ -54,3 +55,10 @@ step_at = reader(STEP)
 def share(n: int, thread: int, n_threads: int) -> Any:
     """The part [first, last) of n items that is this thread's."""
     return n * thread // n_threads, n * (thread + 1) // n_threads
+
+
+@jit
+def share_rows(n: int, thread: int, n_threads: int) -> Any:
+    """The part [first, last) of n rows that is this thread's, whole tiles of them."""
+    tiles = (n + TOKENS - 1) // TOKENS
+    return min(n, TOKENS * (tiles * thread // n_threads)), min(n, TOKENS * (tiles * (thread + 1) // n_threads))

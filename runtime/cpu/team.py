@@ -1,7 +1,8 @@
 """A standing team of threads that runs a whole step in compiled code.
 
 A step costs one wake-up a thread; from there on the threads meet at spin barriers (a fifth of a
-microsecond), since a decode step has hundreds of instructions. Between steps the workers sleep.
+microsecond), since a decode step has hundreds of instructions. After a step the workers look out for the next one for
+as long as a sampler needs, then they sleep.
 """
 
 from __future__ import annotations
@@ -20,13 +21,19 @@ from .records import INSTRUCTION, reader, record, step_at
 
 # Each counter has a cache line of its own.
 TEAM = record(
-    "posted", *(f"_{i}" for i in range(7)), "arrived", *(f"_{i}" for i in range(7, 14)), "step", "give_way"
+    *("posted", *(f"_{i}" for i in range(7))),
+    *("arrived", *(f"_{i}" for i in range(7, 14))),
+    "led",  # steps that thread 0 has run
+    "n_threads",
+    "step",
+    "give_way",
 )
 team_at = reader(TEAM)
 instruction_at = reader(INSTRUCTION)
 POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]
 
 SPINS = 2000  # looks at a counter before giving the core away: others may need it
+IDLE_SPINS = 4000  # looks at a counter before going to sleep: some 100 microseconds
 
 
 @jit
@@ -53,25 +60,38 @@ def _run(team: int, step: int, thread: int, met: int) -> None:
 
 
 @kernel
-def lead(team: int, step: int, thread: int) -> None:
-    """Post a step to the workers and run thread 0's share."""
-    met = atomic_load(team + ARRIVED)
+def post(team: int, step: int, thread: int) -> None:
+    """Let the workers have a step."""
     shared = team_at(team)
     shared.step = step
     atomic_add(team + POSTED, 1)
-    _run(team, step, 0, met)
 
 
 @kernel
-def follow(team: int, ticket: int, thread: int) -> None:
-    """Wait for step number `ticket` and run this thread's share."""
-    # Nobody passes the first barrier before this thread arrives there, so the counter cannot have moved
-    # by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
-    shared = team_at(team)
-    _wait_until(team + POSTED, ticket, shared.give_way)
-    step = shared.step
+def lead(team: int, step: int, thread: int) -> None:
+    """Run thread 0's share of the step that was posted last."""
     met = atomic_load(team + ARRIVED)
-    _run(team, step, thread, met - met % step_at(step).n_threads)
+    shared = team_at(team)
+    _run(team, step, 0, met - met % shared.n_threads)
+    shared.led += 1
+
+
+@kernel
+def follow(team: int, done: int, thread: int) -> None:
+    """Run this thread's share of all steps after number `done`, which is kept up to date at that address."""
+    shared = team_at(team)
+    spins = 0
+    while spins < IDLE_SPINS:
+        if atomic_load(team + POSTED) > atomic_load(done):
+            # Nobody passes the first barrier before this thread arrives there, so the counter cannot have moved
+            # by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
+            step = shared.step
+            met = atomic_load(team + ARRIVED)
+            _run(team, step, thread, met - met % shared.n_threads)
+            atomic_add(done, 1)
+            spins = 0
+        pause()
+        spins += 1
 
 
 class _Workers:
@@ -81,8 +101,9 @@ class _Workers:
     def __init__(self, n_threads: int) -> None:
         self.memory = np.zeros(1, TEAM)
         self.memory["give_way"] = _give_way_address()
+        self.memory["n_threads"] = n_threads
         self.closed = False
-        self.ticket = 0  # number of the step to run
+        self.done = np.zeros((n_threads, 8), np.int64)  # steps that each thread has run, a cache line each
         # A worker sleeps in acquiring its lock, which only `wake` releases.
         self.locks = [threading.Lock() for _ in range(n_threads - 1)]
         for lock in self.locks:
@@ -91,6 +112,10 @@ class _Workers:
     @property
     def posted(self) -> int:
         return int(self.memory["posted"][0])
+
+    @property
+    def led(self) -> int:
+        return int(self.memory["led"][0])
 
     def wake(self) -> None:
         for asleep in self.locks:
@@ -102,14 +127,12 @@ class _Workers:
         self.wake()
 
     def work(self, thread: int, follow: Any) -> None:
-        done = 0
+        done = self.done[thread].ctypes.data
         while True:
             self.locks[thread - 1].acquire()
             if self.closed:
                 return
-            if self.ticket > done:  # else woken a second time for a step that was interrupted
-                done = self.ticket
-                follow(self.memory.ctypes.data, done, thread)
+            follow(self.memory.ctypes.data, done, thread)
 
 
 class Team:
@@ -121,6 +144,7 @@ class Team:
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
         self._workers = _Workers(n_threads)
+        self._post: Any = post.compiled.ctypes
         self._lead: Any = lead.compiled.ctypes
         for i in range(1, n_threads):
             work = (i, follow.compiled.ctypes)
@@ -134,18 +158,20 @@ class Team:
     def run(self, step: np.ndarray) -> None:
         """Run one step and return when all threads have finished it. RuntimeError if closed.
 
-        An interrupt that arrives in between is raised after the step: workers that are already up
-        would wait for ever for a step that never comes.
+        An interrupt that arrives in between is raised after the step: workers that are already at it
+        would wait for ever for thread 0.
         """
         workers = self._workers
         if workers.closed:
             raise RuntimeError("the team of threads is closed")
         interrupt: BaseException | None = None
-        workers.ticket = workers.posted + 1
-        while workers.posted < workers.ticket:
+        ticket, memory = workers.led + 1, workers.memory.ctypes.data
+        while workers.led < ticket:
             try:
-                workers.wake()
-                self._lead(workers.memory.ctypes.data, step.ctypes.data, 0)
+                if workers.posted < ticket:
+                    self._post(memory, step.ctypes.data, 0)
+                workers.wake()  # after posting: who looks out for a step until then must not miss it
+                self._lead(memory, step.ctypes.data, 0)
             except BaseException as error:
                 interrupt = error
         if interrupt is not None:

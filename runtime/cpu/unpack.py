@@ -41,6 +41,9 @@ from ...quant.simd import (
 VECTOR = 4 * LANES  # bytes of an I32 in memory
 LOW4 = 0x0F0F0F0F
 
+HALVES = {"Q6_K", "Q3_K", "Q2_K"}  # formats with a scale for each 16 weights
+MINIMA = {"Q4_1", "Q5_1", "Q4_K", "Q5_K", "Q2_K"}  # formats with minima
+
 _UNPACKERS: dict[str, Callable] = {}
 CODES: dict[str, Codes] = {}
 

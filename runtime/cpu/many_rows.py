@@ -1,0 +1,231 @@
+"""The instructions of a step of many rows: prefill, or several sequences at once.
+
+Threads share the rows of pointwise work, whole tiles of them, and the panels of matrix products. Buffers are
+matrices that all threads see; barriers stand where one thread needs what another wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .. import ops
+from . import activations, attention, embed, matmul, pointwise, tiled
+from .instructions import OTHER, ROWS, WANTED_ROWS, Instructions
+from .layout import GATES, GatedMatMul, Layout, Matrix, angles, attention_fields, cache, fused
+from .memory import Memory, Region
+
+
+class ManyRows:
+    """Lowers a program; `matrices` by the identity of their tensors."""
+
+    def __init__(
+        self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
+    ) -> None:
+        self._program = program
+        self._layout = layout
+        self._memory = memory
+        self._matrices = matrices
+        self._list = Instructions(memory)
+        self._quantized: set[str] = set()  # buffers whose tiles hold their present contents
+        self._angles: set[str] = set()
+
+    def instructions(self) -> Instructions:
+        for op in fused(self._program):
+            self._lower(op)
+        return self._list
+
+    def _region(self, buffer: ops.Buffer) -> Region:
+        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
+
+    def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        match op:
+            case ops.Embed():
+                self._embed(op)
+            case ops.RMSNorm():
+                weight = self._memory.vector(op.weight)
+                self._pointwise(
+                    pointwise.rms_norm, op.out, op.x, weight=weight, groups=op.groups, number=op.eps
+                )
+            case ops.MatMul():
+                values = self._matrices[id(op.weight)].fields()
+                if op.bias is not None:
+                    values["bias"] = self._memory.vector(op.bias)
+                self._matmul(op.x, op.out, op.weight.format.name, values | {"accumulate": op.accumulate})
+            case GatedMatMul():
+                gate, up = self._matrices[id(op.gate)], self._matrices[id(op.up)]
+                self._matmul(op.x, op.out, op.gate.format.name, gate.paired(up, op.kind))
+            case ops.RoPE():
+                self._rope(op)
+            case ops.Attend():
+                self._attend(op)
+            case ops.GatedActivation():
+                if op.kind in GATES:
+                    self._pointwise(pointwise.gate, op.out, op.gate, op.up, gate=GATES[op.kind])
+                else:
+                    self._pointwise(pointwise.gelu_gate, op.out, op.gate, op.up)
+            case ops.Add():
+                self._pointwise(pointwise.add, op.out, op.x, op.out)
+            case ops.SelectRows():
+                # Reads rows that other threads wrote.
+                self._pointwise(pointwise.select_rows, op.out, op.x, sharing=OTHER)
+            case ops.SoftCap():
+                self._pointwise(pointwise.soft_cap, op.x, op.x, sharing=OTHER, number=op.cap)
+
+    def _wrote(self, buffer: ops.Buffer) -> None:
+        self._quantized.discard(buffer.name)
+
+    def _embed(self, op: ops.Embed) -> None:
+        matrix = self._matrices.get(id(op.table))
+        if matrix is None:  # looked up in the file by the machine
+            return
+        fields = matrix.fields()
+        out = self._region(op.out)
+        scratch = self._memory.private("embed", embed.scratch_bytes())
+        self._list.emit(
+            embed.EMBEDS[op.table.format.name],
+            embed.EMBED,
+            [],
+            [out],
+            ROWS,
+            panels=matrix.address,
+            panel_bytes=fields["panel_bytes"],
+            n_blocks=fields["n_blocks"],
+            width=fields["width"],
+            out=out.address,
+            out_stride=out.stride,
+            scratch=scratch.address,
+            scratch_stride=scratch.private,
+            scale=op.scale,
+        )
+        self._wrote(op.out)
+
+    def _pointwise(
+        self,
+        kernel: Any,
+        out: ops.Buffer,
+        x: ops.Buffer,
+        y: ops.Buffer | None = None,
+        sharing: str | None = None,
+        **values: Any,
+    ) -> None:
+        source, target = self._region(x), self._region(out)
+        other = self._region(y) if y else source
+        self._list.emit(
+            kernel,
+            pointwise.POINTWISE,
+            [source, other],
+            [target],
+            sharing or (WANTED_ROWS if out.wanted else ROWS),
+            x=source.address,
+            x_stride=source.stride,
+            y=other.address,
+            y_stride=other.stride,
+            out=target.address,
+            out_stride=target.stride,
+            width=x.width,
+            on_wanted=out.wanted,
+            **{"groups": 1} | values,
+        )
+        self._wrote(out)
+
+    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
+        target = self._region(out)
+        reads = [target] if values.get("accumulate") else []
+        if kind in matmul.FLOAT_MATMULS:
+            kernel, source = matmul.FLOAT_MATMULS[kind], self._region(x)
+            values |= {"x": source.address, "x_stride": source.stride}
+        else:
+            kernel, source = tiled.TILED_MATMULS[kind], self._quantize(x)
+            scratch = self._memory.private("tiled", tiled.scratch_bytes(self._layout.rows(x)))
+            values |= {"scratch": scratch.address, "scratch_stride": scratch.private}
+            records, seconds, _ = activations.tile_bytes(x.width, self._layout.rows(x))
+            values |= {
+                "x": source.address,
+                "seconds": source.address + records,
+                "lists": source.address + records + seconds,
+            }
+        self._list.emit(
+            kernel,
+            matmul.MATMUL,
+            [source, *reads],
+            [target],
+            OTHER,
+            out=target.address,
+            out_stride=target.stride,
+            on_wanted=out.wanted,
+            **values,
+        )
+        self._wrote(out)
+
+    def _quantize(self, x: ops.Buffer) -> Region:
+        """The 8-bit form of a buffer's present contents, made once for all that read it."""
+        records, seconds, lists = activations.tile_bytes(x.width, self._layout.rows(x))
+        region = self._memory.rows(f"{x.name} in tiles", 1, records + seconds + lists)
+        if x.name not in self._quantized:
+            source = self._region(x)
+            self._list.emit(
+                activations.quantize_tiles,
+                activations.QUANTIZE,
+                [source],
+                [region],
+                WANTED_ROWS if x.wanted else ROWS,
+                x=source.address,
+                x_stride=source.stride,
+                out=region.address,
+                seconds=region.address + records,
+                lists=region.address + records + seconds,
+                width=x.width,
+                on_wanted=x.wanted,
+            )
+            self._quantized.add(x.name)
+        return region
+
+    def _rope(self, op: ops.RoPE) -> None:
+        cos, sin, frequencies = angles(self._memory, op, self._layout.max_rows)
+        x, n_angles = self._region(op.x), len(op.inv_freq)
+        shared: dict[str, Any] = {"cos": cos.address, "sin": sin.address, "angle_stride": cos.stride}
+        if cos.name not in self._angles:
+            self._angles.add(cos.name)
+            self._list.emit(
+                pointwise.angles,
+                pointwise.POINTWISE,
+                [],
+                [cos, sin],
+                ROWS,
+                weight=frequencies,
+                n_angles=n_angles,
+                number=op.attention_factor,
+                **shared,
+            )
+        self._list.emit(
+            pointwise.rope,
+            pointwise.POINTWISE,
+            [x, cos, sin],
+            [x],
+            ROWS,
+            x=x.address,
+            x_stride=x.stride,
+            out=x.address,
+            out_stride=x.stride,
+            width=op.x.width,
+            groups=op.heads,
+            interleaved=op.interleaved,
+            n_angles=n_angles,
+            **shared,
+        )
+        self._wrote(op.x)
+
+    def _attend(self, op: ops.Attend) -> None:
+        layout = self._layout
+        keys, values = cache(self._memory, op, layout)
+        scratch_bytes = attention.scratch_bytes(op.head_dim)
+        scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
+        q, k, v, out = (self._region(b) for b in (op.q, op.k, op.v, op.out))
+        fields = attention_fields(op, keys, values, q=q, k=k, v=v, out=out)
+        fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
+        record = attention.ATTENTION
+        self._list.emit(attention.STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
+        attend = attention.ATTENDS[layout.cache_type]
+        self._list.emit(attend, record, [q, keys, values], [out], OTHER, **fields)
+        self._wrote(op.out)

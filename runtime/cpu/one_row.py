@@ -1,0 +1,338 @@
+"""The instructions of a step of one row: the next token of one sequence.
+
+Its pointwise work is so little that waiting for another thread costs more than doing it again: each thread keeps its own
+copy of the residual stream and of everything pointwise, and threads meet only after matrix products and
+attention, whose results they share. What prepares queries and keys is done by the attention itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...quant.jit import kernel
+from .. import ops
+from . import activations, attention, embed, matvec, pointwise
+from .instructions import OTHER, ROWS, Instructions
+from .layout import GATES, GatedMatMul, Layout, Matrix, angles, attention_fields, cache, fused
+from .matmul import MATMUL
+from .memory import Memory, Region
+from .records import step_at
+
+
+@kernel
+def merge_spans(arguments: int, step: int, thread: int) -> None:
+    """The attention's output from its parts, for each thread."""
+    a = attention.arguments_at(arguments)
+    attention.combine(a, step_at(step), a.out + thread * a.out_stride)
+
+
+class OneRow:
+    """Lowers a program; `matrices` by the identity of their tensors."""
+
+    def __init__(
+        self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
+    ) -> None:
+        self._program = program
+        self._layout = layout
+        self._memory = memory
+        self._matrices = matrices
+        self._list = Instructions(memory)
+        self._where: dict[str, Region] = {}  # a buffer's present contents
+        self._quantized: set[str] = set()  # buffers whose 8-bit form holds their present contents
+        self._angles: set[str] = set()
+        self._waiting: dict[str, list[ops.RMSNorm | ops.RoPE]] = {}  # for the attention to do
+
+    def instructions(self) -> Instructions:
+        for op in fused(self._program):
+            self._lower(op)
+        return self._list
+
+    def _shared(self, buffer: ops.Buffer) -> Region:
+        """The first row of the buffer that all threads see."""
+        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
+
+    def _own(self, buffer: ops.Buffer) -> Region:
+        return self._memory.private(buffer.name, 4 * buffer.width)
+
+    def _source(self, buffer: ops.Buffer) -> Region:
+        """Where an op finds the buffer, with all that was put off done."""
+        for op in self._waiting.pop(buffer.name, []):
+            self._apply(op)
+        return self._where[buffer.name]
+
+    def _wrote(self, buffer: ops.Buffer, region: Region) -> None:
+        self._where[buffer.name] = region
+        self._quantized.discard(buffer.name)
+
+    def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        match op:
+            case ops.Embed():
+                self._embed(op)
+            case ops.RMSNorm() | ops.RoPE():
+                # In place on queries or keys: the attention may do it.
+                if isinstance(op, ops.RoPE) or op.x is op.out:
+                    self._waiting.setdefault(op.x.name, []).append(op)
+                else:
+                    self._apply(op)
+            case ops.MatMul():
+                self._matmul(op)
+            case GatedMatMul():
+                gate, up = self._matrices[id(op.gate)], self._matrices[id(op.up)]
+                self._multiply(
+                    op.x, op.gate.format.name, self._shared(op.out), gate.paired(up, op.kind), False
+                )
+                self._wrote(op.out, self._shared(op.out))
+            case ops.Attend():
+                self._attend(op)
+            case ops.GatedActivation():
+                if op.kind in GATES:
+                    self._pointwise(pointwise.gate, op.out, op.gate, op.up, gate=GATES[op.kind])
+                else:
+                    self._pointwise(pointwise.gelu_gate, op.out, op.gate, op.up)
+            case ops.Add():
+                self._pointwise(pointwise.add, op.out, op.x, op.out)
+            case ops.SelectRows():
+                self._where[op.out.name] = self._source(op.x)
+            case ops.SoftCap():
+                region = self._source(op.x)
+                self._list.emit(
+                    pointwise.soft_cap,
+                    pointwise.POINTWISE,
+                    [region],
+                    [region],
+                    OTHER,
+                    x=region.address,
+                    x_stride=region.stride,
+                    width=op.x.width,
+                    on_wanted=op.x.wanted,
+                    number=op.cap,
+                )
+
+    def _apply(self, op: ops.RMSNorm | ops.RoPE) -> None:
+        if isinstance(op, ops.RMSNorm):
+            weight = self._memory.vector(op.weight)
+            self._pointwise(pointwise.rms_norm, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
+            return
+        cos, sin = self._rotation(op)
+        self._pointwise(
+            pointwise.rope,
+            op.x,
+            op.x,
+            reads=[cos, sin],
+            groups=op.heads,
+            interleaved=op.interleaved,
+            n_angles=len(op.inv_freq),
+            cos=cos.address,
+            sin=sin.address,
+            angle_stride=cos.stride,
+        )
+
+    def _embed(self, op: ops.Embed) -> None:
+        matrix = self._matrices.get(id(op.table))
+        if matrix is None:  # looked up in the file by the machine
+            self._wrote(op.out, self._shared(op.out))
+            return
+        fields, out = matrix.fields(), self._own(op.out)
+        scratch = self._memory.private("embed", embed.scratch_bytes())
+        self._list.emit(
+            embed.EMBEDS[op.table.format.name],
+            embed.EMBED,
+            [],
+            [out],
+            panels=matrix.address,
+            panel_bytes=fields["panel_bytes"],
+            n_blocks=fields["n_blocks"],
+            width=fields["width"],
+            out=out.address,
+            out_private=out.private,
+            scratch=scratch.address,
+            scratch_stride=scratch.private,
+            every=True,
+            scale=op.scale,
+        )
+        self._wrote(op.out, out)
+
+    def _pointwise(
+        self,
+        kernel: Any,
+        out: ops.Buffer,
+        x: ops.Buffer,
+        y: ops.Buffer | None = None,
+        reads: list[Region] | None = None,
+        **values: Any,
+    ) -> None:
+        """out = kernel(x, y), by each thread for itself."""
+        source = self._source(x)
+        other = self._source(y) if y else source
+        target = self._own(out)
+        self._list.emit(
+            kernel,
+            pointwise.POINTWISE,
+            [source, other, *(reads or [])],
+            [target],
+            x=source.address,
+            x_private=source.private,
+            y=other.address,
+            y_private=other.private,
+            out=target.address,
+            out_private=target.private,
+            width=x.width,
+            every=True,
+            **{"groups": 1} | values,
+        )
+        self._wrote(out, target)
+
+    def _matmul(self, op: ops.MatMul) -> None:
+        values: dict[str, Any] = dict(self._matrices[id(op.weight)].fields())
+        if op.bias is not None:
+            values["bias"] = self._memory.vector(op.bias)
+        kind = op.weight.format.name
+        if not op.accumulate:
+            self._multiply(op.x, kind, self._shared(op.out), values, op.out.wanted)
+            self._wrote(op.out, self._shared(op.out))
+            return
+        # Nobody may add to what others still read: the product by itself, and each thread adds it up.
+        product = ops.Buffer(f"{op.out.name}, added", op.out.width)
+        region = self._memory.rows(product.name, 1, 4 * product.width)
+        self._multiply(op.x, kind, region, values, False)
+        self._wrote(product, region)
+        self._pointwise(pointwise.add, op.out, op.out, product)
+
+    def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
+        source = self._source(x) if kind in matvec.FLOATS else self._quantize(x)
+        self._list.emit(
+            matvec.MATVECS[kind],
+            MATMUL,
+            [source],
+            [out],
+            x=source.address,
+            x_private=source.private,
+            out=out.address,
+            out_stride=out.stride,
+            on_wanted=wanted,
+            **values,
+        )
+
+    def _quantize(self, x: ops.Buffer) -> Region:
+        """The row in 8 bits, made once for all that read it."""
+        source = self._source(x)
+        region = self._memory.private(f"{x.name} in 8 bits", activations.row_bytes(x.width))
+        if x.name not in self._quantized:
+            self._list.emit(
+                activations.quantize_row,
+                activations.QUANTIZE,
+                [source],
+                [region],
+                x=source.address,
+                x_private=source.private,
+                out=region.address,
+                out_private=region.private,
+                width=x.width,
+            )
+            self._quantized.add(x.name)
+        return region
+
+    def _rotation(self, op: ops.RoPE) -> tuple[Region, Region]:
+        """cos and sin of the step's position, computed by one thread when first needed."""
+        cos, sin, frequencies = angles(self._memory, op, self._layout.max_rows)
+        if cos.name not in self._angles:
+            self._angles.add(cos.name)
+            self._list.emit(
+                pointwise.angles,
+                pointwise.POINTWISE,
+                [],
+                [cos, sin],
+                ROWS,
+                weight=frequencies,
+                n_angles=len(op.inv_freq),
+                number=op.attention_factor,
+                cos=cos.address,
+                sin=sin.address,
+                angle_stride=cos.stride,
+            )
+        return cos, sin
+
+    def _attend(self, op: ops.Attend) -> None:
+        layout, kind = self._layout, self._layout.cache_type
+        prepared, reads = self._preparation(op)
+        q, k, v = (self._source(b) for b in (op.q, op.k, op.v))
+        keys, values = cache(self._memory, op, layout)
+        max_tokens = layout.n_pages * layout.page_size
+        scratch = self._memory.private(
+            f"attention {op.head_dim}", attention.scratch_bytes(op.head_dim)
+        )
+        partials = self._memory.rows(
+            f"spans {op.heads} {op.head_dim}", 1, attention.partials_bytes(op.heads, op.head_dim, max_tokens)
+        )
+        out = self._own(op.out)
+        fields = attention_fields(op, keys, values, q=q, k=k, v=v) | prepared
+        fields |= {
+            "scratch": scratch.address,
+            "scratch_stride": scratch.private,
+            "partials": partials.address,
+            "out": out.address,
+            "out_stride": out.private,
+            "q_private": q.private,
+            "k_private": k.private,
+            "v_private": v.private,
+        }
+        record = attention.ATTENTION
+        self._list.emit(
+            attention.ATTEND_ONES[kind], record, [q, k, v, *reads], [partials, keys, values], OTHER, **fields
+        )
+        self._list.emit(merge_spans, record, [partials], [out], OTHER, **fields)
+        self._wrote(op.out, out)
+
+    def _preparation(self, op: ops.Attend) -> tuple[dict[str, Any], list[Region]]:
+        """The norm and the rotation of queries and keys as fields of the attention, if it can do them."""
+        fields: dict[str, Any] = {}
+        reads: list[Region] = []
+        waiting = [self._waiting.get(b.name, []) for b in (op.q, op.k)]
+        rotations = [[w for w in ws if isinstance(w, ops.RoPE)] for ws in waiting]
+        norms = [[w for w in ws if isinstance(w, ops.RMSNorm)] for ws in waiting]
+        if not (
+            _norm_then_rotation(waiting)
+            and _same_rotation(rotations[0], rotations[1])
+            and _per_head(norms, op)
+        ):
+            return fields, reads  # `_source` will emit them
+        for prefix, found in zip("qk", norms, strict=True):
+            for norm in found:
+                fields |= {f"{prefix}_norm": self._memory.vector(norm.weight), "norm_eps": norm.eps}
+        if rotations[0]:
+            rotation = rotations[0][0]
+            cos, sin = self._rotation(rotation)
+            reads = [cos, sin]
+            fields |= {
+                "cos": cos.address,
+                "sin": sin.address,
+                "n_angles": len(rotation.inv_freq),
+                "interleaved": rotation.interleaved,
+            }
+        for b in (op.q, op.k):
+            self._waiting.pop(b.name, None)
+        return fields, reads
+
+
+def _norm_then_rotation(waiting: list[list[ops.RMSNorm | ops.RoPE]]) -> bool:
+    kinds = [[type(w) for w in ws] for ws in waiting]
+    return all(k in ([], [ops.RMSNorm], [ops.RoPE], [ops.RMSNorm, ops.RoPE]) for k in kinds)
+
+
+def _same_rotation(q: list[ops.RoPE], k: list[ops.RoPE]) -> bool:
+    if not q and not k:
+        return True
+    if len(q) != len(k):
+        return False
+    a, b = q[0], k[0]
+    same = (a.interleaved, a.attention_factor) == (b.interleaved, b.attention_factor)
+    return same and a.inv_freq.tobytes() == b.inv_freq.tobytes()
+
+
+def _per_head(norms: list[list[ops.RMSNorm]], op: ops.Attend) -> bool:
+    """Whether the norms are over each head, with the same epsilon."""
+    (q, k) = norms
+    eps = {n.eps for n in (*q, *k)}
+    heads = all(n.groups == op.heads for n in q) and all(n.groups == op.kv_heads for n in k)
+    return heads and len(eps) <= 1
