@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import statistics
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from enum import StrEnum
-from time import perf_counter
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .. import __version__
 from . import store, terminal
-from .options import DEFAULT_MODEL, THREADS_HELP, Model_, flag, load_quietly
+from .bench_plan import MOST_THREADS, Plan, Test, numbers, pair
+from .bench_report import WRITERS, Result
+from .options import DEFAULT_MODEL, THREADS_HELP, KvType, flag
 
 if TYPE_CHECKING:
-    from ..runtime.cache import PageTable
-    from ..runtime.engine import Machine
+    from ..runtime.cpu.bandwidth import ReadBandwidth
+    from .bench_measure import LoadTimes
     from .describe import Description
+    from .model import Model
+
+COLD_STARTS = 3  # at most: each loads the model anew
 
 
 class Format(StrEnum):
@@ -31,208 +34,217 @@ class Format(StrEnum):
     csv = "csv"
 
 
-@dataclass(frozen=True)
-class Test:
-    """Prefill of `n_prompt` tokens or decode of `n_gen`, behind `n_depth` tokens already in the cache."""
-
-    n_prompt: int
-    n_gen: int
-    n_depth: int
-
-    @property
-    def name(self) -> str:
-        name = f"pp{self.n_prompt}" if self.n_prompt else f"tg{self.n_gen}"
-        return f"{name} @ d{self.n_depth}" if self.n_depth else name
-
-    @property
-    def n_tokens(self) -> int:
-        return self.n_prompt + self.n_gen
-
-
 def bench(
-    model: Model_ = DEFAULT_MODEL,
+    models: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-m",
+            "--model",
+            metavar="MODEL",
+            help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
+        ),
+    ] = None,
     n_prompt: Annotated[
-        int, flag("-p", "--n-prompt", metavar="N", min=0, help="Tokens to prefill; 0: no such test.")
-    ] = 512,
+        list[str] | None,
+        flag("-p", "--n-prompt", metavar="N,…", help="Tokens to prefill; 0: no such test; default: 512."),
+    ] = None,
     n_gen: Annotated[
-        int, flag("-n", "--n-gen", metavar="N", min=0, help="Tokens to decode; 0: no such test.")
-    ] = 128,
-    repetitions: Annotated[
-        int, flag("-r", "--repetitions", metavar="N", min=1, help="Runs of each test.")
-    ] = 5,
+        list[str] | None,
+        flag("-n", "--n-gen", metavar="N,…", help="Tokens to decode; 0: no such test; default: 128."),
+    ] = None,
+    pg: Annotated[
+        list[str] | None,
+        flag("-pg", "--pg", metavar="P,N", help="Prefill of P tokens and decode of N timed together."),
+    ] = None,
     n_depth: Annotated[
-        int, flag("-d", "--n-depth", metavar="N", min=0, help="Tokens in the cache beforehand.")
-    ] = 0,
-    threads: Annotated[int | None, flag("-t", "--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
+        list[str] | None,
+        flag("-d", "--n-depth", metavar="N,…", help="Tokens in the cache beforehand; default: 0."),
+    ] = None,
+    threads: Annotated[list[str] | None, flag("-t", "--threads", metavar="N,…", help=THREADS_HELP)] = None,
+    repetitions: Annotated[
+        int, flag("-r", "--repetitions", metavar="N", min=1, max=10_000, help="Runs of each test.")
+    ] = 5,
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
+    ] = KvType.auto,
+    no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False,
+    no_cold: Annotated[
+        bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
+    ] = False,
     output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md,
 ) -> None:
     """Measure prefill (pp) and decode (tg) speed in tokens a second.
 
-    Same tests and columns as llama-bench; tokenising and sampling are not timed there either. The
-    time to the first token is that of the prefill. Loading, with the compiling of kernels that are not
-    in the cache yet, is timed apart.
+    Same tests and columns as llama-bench; tokenising and sampling are not timed there either. N,… is a
+    list as there: numbers, ranges 1-4, 0-1024+256 or 1-16*2, commas between them.
+
+    Medians, the time to the first token warm and cold, and what part of the memory's read bandwidth
+    decoding uses come in a second table. Loading and compiling are timed apart.
     """
-    tests = [Test(p, n, n_depth) for p, n in ((n_prompt, 0), (0, n_gen)) if p or n]
-    if not tests:
+    depths = numbers(n_depth or ["0"], "-d")
+    prompts, gens = numbers(n_prompt or ["512"], "-p"), numbers(n_gen or ["128"], "-n")
+    pairs = [pair(text) for text in pg or []]
+    kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
+    if not kinds:
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
-    path = store.resolve(model)
+    plan = Plan(
+        tests=[Test(p, n, d) for d in depths for p, n in kinds],
+        threads=numbers(threads, "-t", 1, MOST_THREADS) if threads else [None],
+        repetitions=repetitions,
+        kv_type=kv_type.value,
+        warm_up=not no_warmup,
+        cold=not no_cold,
+    )
     from .describe import describe
 
-    about = describe(path)
-    start = perf_counter()
-    loaded = load_quietly(path, model, context=n_depth + max(n_prompt, n_gen), threads=threads)
-    load_seconds = perf_counter() - start
+    names = models or [DEFAULT_MODEL]
+    paths = [store.resolve(name) for name in names]
+    abouts = [describe(path) for path in paths]  # all of them before the first is measured
+    results: list[Result] = []
+    for name, path, about in zip(names, paths, abouts, strict=True):
+        for n_threads in plan.threads:
+            results += _measure(plan, name, path, about, n_threads)
+    terminal.write(WRITERS[output.value](results))
+
+
+def _measure(
+    plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
+) -> Iterator[Result]:
+    """The results of one model with one number of threads."""
+    from .bench_measure import bytes_per_token, measure
+
+    context = max(test.n_depth + test.n_tokens for test in plan.tests)
     results = []
-    with closing(loaded):
-        machine = loaded.engine.machine
-        for test in tests:
-            with terminal.status(f"{test.name} …"):
-                seconds = measure(machine, loaded.engine.table, loaded.config.vocab_size, test, repetitions)
-            results.append(_result(test, seconds, about, _threads(machine), load_seconds))
-    terminal.write(_WRITERS[output](results))
+    with ExitStack() as stack:
+        times, loaded = _load(name, path, context, n_threads, plan.kv_type)
+        stack.enter_context(loaded)
+        machine, table = loaded.engine.machine, loaded.engine.table
+        used = int(getattr(machine, "n_threads", 1))
+        program, kv_type = _program(path, plan.kv_type)
+        memory: ReadBandwidth | None = None
+        for test in plan.tests:
+            result = _about_model(about, used, kv_type, test, times)
+            decode = test.n_gen > 0 and not test.n_prompt
+            with terminal.status(f"{name}: {test.name} …"):
+                if decode and memory is None:
+                    memory = stack.enter_context(_read_bandwidth(used))
+                before = memory.measure() if decode and memory else 0.0
+                run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
+                after = memory.measure() if decode and memory else 0.0
+            result |= _speeds(test, run)
+            if test.n_prompt and not test.n_gen:
+                result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
+            if decode:
+                read = bytes_per_token(program, kv_type, test)
+                result |= {
+                    "bytes_per_token": round(read),
+                    "read_bandwidth": max(before, after),
+                    "read_bandwidth_before": before,
+                    "read_bandwidth_after": after,
+                    "bandwidth_share": read * result["median_ts"] / max(before, after),
+                }
+            results.append(result)
+    for result in results:  # the model is closed by now: a second one need not fit beside it
+        if plan.cold and "ttft_seconds" in result and not result["n_depth"]:
+            with terminal.status(f"{name}: starting anew for {result['test']} …"):
+                result |= _cold(path, result["n_prompt"], used, plan)
+    yield from results
 
 
-def measure(machine: Machine, table: PageTable, vocab_size: int, test: Test, repetitions: int) -> list[float]:
-    """Seconds that each of `repetitions` runs of `test` took, after one that does not count.
+def _load(
+    name: str, path: Path, context: int, n_threads: int | None, kv_type: str
+) -> tuple[LoadTimes, Model]:
+    """Load a model and time that. Imports are not counted: they are the same for every model."""
+    from ..quant.jit import cache_folder
+    from .bench_measure import LoadTimes
 
-    The ids are pseudo-random. Prefill wants the logits of its last token, decode those of each.
-    """
-    import numpy as np
+    warnings: list[str] = []
+    with terminal.status(f"loading {name} …"):
+        from .model import load_model
 
-    rng = np.random.default_rng(0)
-    ids = rng.integers(0, vocab_size, test.n_depth + test.n_tokens).astype(np.int32)
-    run = _prefill if test.n_prompt else _decode
-    table.truncate(0, 0)
-    _prefill(machine, table, ids[: test.n_depth])
-    seconds = []
-    for _ in range(repetitions + 1):
-        table.truncate(0, test.n_depth)
-        start = perf_counter()
-        run(machine, table, ids[test.n_depth :])
-        seconds.append(perf_counter() - start)
-    table.truncate(0, 0)
-    return seconds[1:]
-
-
-def _prefill(machine: Machine, table: PageTable, ids: Any) -> None:
-    for start in range(0, len(ids), machine.max_rows):
-        chunk = ids[start : start + machine.max_rows]
-        last = start + len(chunk) == len(ids)
-        _step(machine, table, chunk, [len(chunk) - 1] if last else [])
+        with LoadTimes(cache_folder()) as times:
+            model = load_model(
+                path,
+                context=context,
+                threads=n_threads,
+                kv_type=kv_type,
+                warn=warnings.append,
+                progress=times.stage,
+            )
+    for warning in warnings:
+        terminal.note(warning)
+    return times, model
 
 
-def _decode(machine: Machine, table: PageTable, ids: Any) -> None:
-    for i in range(len(ids)):
-        _step(machine, table, ids[i : i + 1], [0])
+def _program(path: Path, kv_type: str) -> tuple[Any, str]:
+    """The model's program and the cache's number format, for counting bytes."""
+    from ..runtime.cpu.machine import cache_type
+    from ..runtime.program import build_program
+    from ..runtime.weights import Weights
+    from .source import open_source
+
+    source = open_source(path)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    return program, cache_type(program, kv_type).lower()
 
 
-def _step(machine: Machine, table: PageTable, ids: Any, wanted: list[int]) -> None:
-    import numpy as np
+def _read_bandwidth(n_threads: int) -> ReadBandwidth:
+    from ..runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
+    from .memory import available_memory
 
-    from ..runtime.cache import Batch
-
-    n = len(ids)
-    first = int(table.lengths[0])
-    table.extend(0, n)
-    machine.step(
-        Batch(
-            tokens=ids,
-            sequences=np.zeros(n, np.int32),
-            positions=np.arange(first, first + n, dtype=np.int32),
-            wanted=np.array(wanted, np.int32),
-        ),
-        table,
-    )
+    available = available_memory()
+    return ReadBandwidth(n_threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))
 
 
-def _threads(machine: Machine) -> int:
-    return int(getattr(machine, "n_threads", 1))
-
-
-def _result(
-    test: Test, seconds: list[float], about: Description, n_threads: int, load_seconds: float
-) -> dict[str, Any]:
+def _about_model(about: Description, n_threads: int, kv_type: str, test: Test, times: LoadTimes) -> Result:
+    from ..quant.simd import LEVEL
     from .describe import human_count
+    from .doctor import cpu_name
 
-    speeds = [test.n_tokens / s for s in seconds]
-    result: dict[str, Any] = {
+    return {
+        "build_commit": __version__,
+        "cpu_info": cpu_name(),
+        "simd": LEVEL,
+        "backend": "CPU",
+        "backends": "CPU",
         "model_filename": str(about.paths[0]),
         "model_type": f"{about.architecture} {human_count(about.n_params).replace(' ', '')} {about.quant}",
         "model_size": about.n_bytes,
         "model_n_params": about.n_params,
-        "backend": "CPU",
         "n_threads": n_threads,
+        "type_k": kv_type,
+        "type_v": kv_type,
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
+        "test": test.name,
+        "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "load_seconds": times.load_seconds,
+        "compile_seconds": times.compile_seconds,
+    }
+
+
+def _speeds(test: Test, seconds: list[float]) -> Result:
+    speeds = [test.n_tokens / s for s in seconds]
+    return {
+        "avg_ns": round(statistics.fmean(seconds) * 1e9),
+        "stddev_ns": round(_deviation(seconds) * 1e9),
         "avg_ts": statistics.fmean(speeds),
         "stddev_ts": _deviation(speeds),
+        "median_ts": statistics.median(speeds),
+        "samples_ns": [round(s * 1e9) for s in seconds],
         "samples_ts": speeds,
-        "load_seconds": load_seconds,
     }
-    if test.n_prompt:
-        result |= {"ttft_seconds": statistics.fmean(seconds), "ttft_stddev": _deviation(seconds)}
-    return result
+
+
+def _cold(path: Path, n_prompt: int, n_threads: int, plan: Plan) -> Result:
+    from .bench_cold import cold_start
+
+    starts = min(COLD_STARTS, plan.repetitions)
+    seconds = [cold_start(path, n_prompt, n_threads, plan.kv_type) for _ in range(starts)]
+    known = [s for s in seconds if s is not None]
+    return {"ttft_cold_seconds": statistics.median(known) if known else None, "samples_cold_seconds": known}
 
 
 def _deviation(values: list[float]) -> float:
     return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
-def _markdown(results: list[dict[str, Any]]) -> str:
-    header = ("model", "size", "params", "backend", "threads", "test", "t/s")
-    rows = []
-    for r in results:
-        rows.append(
-            (
-                r["model_type"],
-                f"{r['model_size'] / 2**20:.2f} MiB",
-                f"{r['model_n_params'] / 1e6:.2f} M",
-                r["backend"],
-                str(r["n_threads"]),
-                Test(r["n_prompt"], r["n_gen"], r["n_depth"]).name,
-                f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
-            )
-        )
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    left = (0, 3)
-    rule = ["-" * w if i in left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
-    lines = [
-        "| "
-        + " | ".join(
-            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
-        )
-        + " |"
-        for row in (header, rule, *rows)
-    ]
-    notes = [f"loaded in {results[0]['load_seconds']:.2f} s (with the kernels that had to be compiled)"]
-    for r in results:
-        if "ttft_seconds" in r:
-            notes.insert(0, f"time to first token after {r['n_prompt']} tokens: "
-                         f"{r['ttft_seconds']:.3f} ± {r['ttft_stddev']:.3f} s")  # fmt: skip
-    return "\n".join([*lines, "", *notes]) + "\n"
-
-
-def _json(results: list[dict[str, Any]]) -> str:
-    return json.dumps(results, indent=1, ensure_ascii=False) + "\n"
-
-
-def _jsonl(results: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(result, ensure_ascii=False) + "\n" for result in results)
-
-
-def _csv(results: list[dict[str, Any]]) -> str:
-    names = [name for name in results[0] | results[-1] if name != "samples_ts"]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(results)
-    return text.getvalue()
-
-
-_WRITERS: dict[Format, Callable[[list[dict[str, Any]]], str]] = {
-    Format.md: _markdown,
-    Format.json: _json,
-    Format.jsonl: _jsonl,
-    Format.csv: _csv,
-}

@@ -21,7 +21,7 @@ def doctor() -> None:
     rows = [
         ("kukri", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
         ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
-        ("CPU", _or_error(_cpu_name)),
+        ("CPU", _or_error(cpu_name)),
         ("cores", _or_error(_cores)),
         ("SIMD", _or_error(_simd)),
         ("memory", _or_error(_memory)),
@@ -50,7 +50,7 @@ def _version(package: str) -> str:
         return "missing"
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             if line.startswith("model name"):

@@ -1,0 +1,56 @@
+"""The time to a first token with nothing in memory: a process of its own loads the model and answers.
+
+    python -m kukri.cli.bench_cold MODEL PROMPT_TOKENS THREADS KV_TYPE
+
+loads, generates one token after a prompt of pseudo-random ids, and writes a line as soon as it has it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+
+
+def cold_start(path: Path, n_prompt: int, threads: int, kv_type: str) -> float | None:
+    """Seconds from the start of a new process to its first token after `n_prompt` tokens.
+
+    None if there is no Python to start or the process fails, for example because memory is short.
+    """
+    if not sys.executable:
+        return None
+    command = [sys.executable, "-m", __name__, str(path.resolve()), str(n_prompt), str(threads), kv_type]
+    start = perf_counter()
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                seconds = perf_counter() - start
+            except BaseException:  # also Ctrl-C: nobody waits for the answer any more
+                process.kill()
+                raise
+    except OSError:
+        return None
+    return seconds if line and process.returncode == 0 else None
+
+
+def main(arguments: list[str]) -> None:
+    """What the new process does."""
+    path, (n_prompt, threads), kv_type = arguments[0], map(int, arguments[1:3]), arguments[3]
+    from ..runtime.sampler import SamplingParams
+    from .bench_measure import random_ids
+    from .model import load_model
+
+    greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    context = n_prompt + 1
+    with load_model(path, context=context, threads=threads, kv_type=kv_type, warn=lambda _: None) as model:
+        for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
+            print("first token", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,81 @@
+"""What `llm bench` is asked to do: its tests, and the lists of numbers that its flags take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import typer
+
+MOST_VALUES = 64  # of one flag
+MOST_TOKENS = 1 << 24
+MOST_THREADS = 1024
+
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Test:
+    """Prefill of `n_prompt` tokens, then decode of `n_gen`, behind `n_depth` tokens already in the cache."""
+
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+
+    @property
+    def name(self) -> str:
+        parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
+        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+
+    @property
+    def n_tokens(self) -> int:
+        return self.n_prompt + self.n_gen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure of every model, with each of the numbers of threads."""
+
+    tests: Sequence[Test]
+    threads: Sequence[int | None]
+    repetitions: int
+    kv_type: str
+    warm_up: bool
+    cold: bool
+
+
+def numbers(texts: Sequence[str], name: str, least: int = 0, most: int = MOST_TOKENS) -> list[int]:
+    """The numbers that lists as llama-bench takes them stand for; a usage error of flag `name` otherwise."""
+    found: list[int] = []
+    for part in (part.strip() for text in texts for part in text.split(",")):
+        for number in _range(part, name):
+            if not least <= number <= most:
+                raise typer.BadParameter(f"{number} is not in the range {least}…{most}", param_hint=name)
+            if len(found) == MOST_VALUES:
+                raise typer.BadParameter(f"more than {MOST_VALUES} values", param_hint=name)
+            found.append(number)
+    return found
+
+
+def _range(part: str, name: str) -> Iterator[int]:
+    """`first`, `first-last`, `first-last+step` or `first-last*factor`."""
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        raise typer.BadParameter(
+            f"{part!r} is no number, and no range such as 1-4, 0-1024+256 or 1-16*2", param_hint=name
+        )
+    first, last, sign, by = int(match[1]), int(match[2] or match[1]), match[3] or "+", int(match[4] or 1)
+    if last < first or by < 1 or (sign == "*" and (by < 2 or first < 1)):
+        raise typer.BadParameter(f"{part!r} does not lead from its first number to its last", param_hint=name)
+    while first <= last:
+        yield first
+        first = first + by if sign == "+" else first * by
+
+
+def pair(text: str) -> tuple[int, int]:
+    try:
+        prompt, gen = numbers([text], "-pg", 1)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not two numbers, as in 512,128", param_hint="-pg") from None
+    return prompt, gen
