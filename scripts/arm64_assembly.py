@@ -1,0 +1,166 @@
+#!/usr/bin/env python3
+"""What the kernels become on an arm64 CPU with sdot, compiled on any machine and never run.
+
+    python scripts/arm64_assembly.py [--json] [--leave-out NAME …] [NAME …]
+
+Prints a line for each kernel whose name contains one of the given words (all without words): instructions,
+how many of some kinds, and the functions it calls. The whole name of a kernel prints its assembly. `--json`
+writes {name: assembly}, which tests/quant/test_neon.py reads.
+
+The process pretends to be arm64 Linux before the package is imported: Numba is told another triple, CPU and
+features, and LLVM's own AArch64 backend writes assembly where there would be machine code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import platform
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite.binding import targets
+from numba.core import codegen
+
+TRIPLE = "aarch64-unknown-linux-gnu"
+# No more than cores with sdot have in common, so that nothing rests on what some of them add.
+FEATURES = {"neon": True, "fp-armv8": True, "fullfp16": True, "dotprod": True}
+SHOWN = ("sdot", "smmla", "tbl", "fcvtl", "fmla", "smlal", "scvtf", "ld1r", "dup", "prfm")
+
+
+def pretend_arm64() -> None:
+    """Make this process compile for arm64, and the package choose the level `neon`."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    host: Any = platform
+    host.machine, host.system = lambda: "aarch64", lambda: "Linux"
+    modules: list[Any] = [llvm, targets]
+    for module in modules:
+        module.get_process_triple = module.get_default_triple = lambda: TRIPLE
+        module.get_host_cpu_features = lambda: targets.FeatureMap(FEATURES)
+        module.get_host_cpu_name = lambda: "generic"
+
+    def finalize(library: Any, name: str) -> int:
+        library._ensure_finalized()
+        return 0
+
+    # Numba optimises and links as ever, but nothing is made executable.
+    library: Any = codegen.JITCodeLibrary
+    generator: Any = codegen.JITCPUCodegen
+    machine: Any = targets.TargetMachine
+    library.get_pointer_to_function = finalize
+    library._finalize_specific = lambda self: None
+    generator._add_module = lambda self, module: None
+    generator.set_env = lambda self, name, env: None
+    machine.emit_object = machine.emit_assembly
+    os.environ["KUKRI_SIMD"] = "neon"
+
+
+def kernels() -> dict[str, Any]:
+    """Every `jit.Kernel` of runtime/cpu by name; those of a table by its key: matvec.MATVECS[Q4_0]."""
+    import kukri.runtime.cpu as package
+    from kukri.quant.jit import Kernel
+
+    names: dict[int, str] = {}
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for table, entries in list(vars(module).items()):
+            for key, value in entries.items() if isinstance(entries, dict) else ():
+                if isinstance(value, Kernel):
+                    names.setdefault(id(value), f"{info.name}.{table}[{key}]")
+    found: dict[str, Any] = {}
+    for kernel in [thing for thing in gc.get_objects() if isinstance(thing, Kernel)]:
+        name = names.get(id(kernel), kernel.name)
+        if name in found:
+            raise SystemExit(f"two kernels are called {name}: a table would give them names")
+        found[name] = kernel
+    return found
+
+
+def instructions() -> dict[str, Callable[[int, int, int], None]]:
+    """The instructions of quant.simd, each in a kernel of its own."""
+    from kukri.quant import simd
+    from kukri.quant.simd import loadv_f32, loadv_i32, storev_f32, storev_i32
+
+    table = tuple(range(16))
+    signed = simd.Codes("signed", limit=127, signed=True)
+
+    def dot(a: int, b: int, c: int) -> None:
+        words = (loadv_i32(a), loadv_i32(a + 16), loadv_i32(a + 32), loadv_i32(a + 48))
+        storev_i32(c, simd.dot(loadv_i32(c), words, b, signed))
+
+    return {
+        "simd.dot": dot,
+        "simd.lookup16": lambda a, b, c: storev_i32(a, simd.lookup16(table, loadv_i32(a))),
+        "simd.fma": lambda a, b, c: storev_f32(a, simd.fma(loadv_f32(a), loadv_f32(b), loadv_f32(c))),
+        "simd.round_even": lambda a, b, c: storev_f32(a, simd.round_even(loadv_f32(a))),
+        "simd.absolute": lambda a, b, c: storev_f32(a, simd.absolute(loadv_f32(a))),
+        "simd.to_f32": lambda a, b, c: storev_f32(a, simd.to_f32(loadv_i32(a))),
+        "simd.to_i32": lambda a, b, c: storev_i32(a, simd.to_i32(loadv_f32(a))),
+        "simd.loadv_f16": lambda a, b, c: storev_f32(a, simd.loadv_f16(b)),
+        "simd.loadv_bf16": lambda a, b, c: storev_f32(a, simd.loadv_bf16(b)),
+        "simd.loadv_u16": lambda a, b, c: storev_i32(a, simd.loadv_u16(b)),
+        "simd.loadv_u8": lambda a, b, c: storev_i32(a, simd.loadv_u8(b)),
+        "simd.store_f16": lambda a, b, c: simd.store_f16(a, simd.load_f32(b)),
+        "simd.splat_f32": lambda a, b, c: storev_f32(a, simd.splat_f32(simd.load_f32(b))),
+        "simd.prefetch": lambda a, b, c: simd.prefetch(a),
+        "simd.pause": lambda a, b, c: simd.pause(),
+        "simd.atomic_load": lambda a, b, c: simd.store_i32(b, simd.atomic_load(a)),
+    }
+
+
+def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
+    """The assembly of what has one of `words` in its name, by name; this process pretends already."""
+    from kukri.quant.compiler import machine_code
+
+    sources = {name: (kernel._function, kernel._fastmath) for name, kernel in kernels().items()}
+    sources |= {name: (function, False) for name, function in instructions().items()}
+    chosen = {n: s for n, s in sources.items() if not words or any(word in n for word in words)}
+    if unknown := set(left_out) - set(sources):
+        raise SystemExit(f"there is no {', '.join(sorted(unknown))} to leave out")
+    # Text stands where `machine_code` expects object code.
+    return {n: str(machine_code(*s)[0]) for n, s in chosen.items() if n not in left_out}
+
+
+def mnemonics(text: str) -> Counter[str]:
+    """How often each instruction stands in an assembly text."""
+    return Counter(re.findall(r"^\t([a-z]\w*)", text, re.MULTILINE))
+
+
+def calls(text: str) -> list[str]:
+    """The functions that an assembly text calls, and that are not in it."""
+    own = set(re.findall(r"^([\w.$]+):", text, re.MULTILINE))
+    return sorted(set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--leave-out", action="append", default=[], metavar="NAME")
+    options = parser.parse_args()
+    pretend_arm64()
+    texts = assembly(options.names, options.leave_out)
+    if options.json:
+        print(json.dumps(texts))
+        return
+    for name, text in texts.items():
+        if options.names == [name]:
+            print(text)
+            return
+        found = mnemonics(text)
+        kinds = "".join(f", {found[kind]} {kind}" for kind in SHOWN if found[kind])
+        print(f"{name}: {found.total()} instructions{kinds}; calls {', '.join(calls(text)) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main()
