@@ -18,9 +18,12 @@ from .kernel_cache import KernelCache, kernel_cache
 LEAST_MISSING = 4  # kernels to compile for each process: a new one needs the time of one to get going
 MOST_PROCESSES = 5  # each takes some 200 MB
 
-_START = (
-    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {} import help_out; help_out(sys.argv[2:])"
-)
+_START = f"""
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from {__name__} import help_out
+help_out(sys.argv[2:])
+"""
 
 
 def compile_kernels(
@@ -30,9 +33,9 @@ def compile_kernels(
 ) -> int:
     """Give all kernels an address, out of the cache where they are there; returns how many were not.
 
-    `progress` is called with how many of those are compiled, of how many, and not at all where nothing must be.
-    `processes` compile at most, this one among them; default: one a processor. The others only fill the cache,
-    each beginning elsewhere in the list; where they cannot start, or die, this one does their share.
+    `progress` is called with how many of those are compiled, of how many; not at all where none must be.
+    `processes` compile at most, this one among them; default: one a processor. The others only fill the
+    cache, each beginning elsewhere in the list; where they cannot start, or die, this one does their share.
     """
     cache = kernel_cache()
     missing = [kernel for kernel in dict.fromkeys(kernels) if kernel.load(cache) is None]
@@ -73,7 +76,7 @@ class _Helpers:
         command = [
             str(program),
             "-c",
-            _START.format(__name__),
+            _START,
             json.dumps(sys.path),
             str(cache.folder),
             *work,

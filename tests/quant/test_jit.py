@@ -221,9 +221,7 @@ def test_a_file_in_place_of_the_home(home):
 
 
 def test_folders_of_other_versions_go_after_a_month(tmp_path):
-    own, recent, old, unfinished = (
-        tmp_path / name for name in ("avx2-own", "avx2-1", "avx2-2", "avx2-own/x")
-    )
+    own, recent, old = (tmp_path / name for name in ("avx2-own", "avx2-1", "avx2-2"))
     for folder in (own, recent, old):
         folder.mkdir()
         (folder / "k.kernel").write_text("")
