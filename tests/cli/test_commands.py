@@ -1,8 +1,7 @@
-"""`llm bench`, `show`, `list`, `tokenize`, `doctor`, and the flags that commands share."""
+"""`llm show`, `list`, `tokenize`, `doctor`, and the flags that commands share."""
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from dataclasses import fields
@@ -12,96 +11,12 @@ import pytest
 import typer
 
 from kukri.cli import catalogue, options
-from kukri.cli.bench import Test as Case
 from kukri.cli.main import app
 from kukri.cli.terminal import human_bytes, note, pairs, table
 from kukri.runtime.sampler import SamplingParams
 
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed
-
-BENCH_KEYS = {
-    "model_type",
-    "model_size",
-    "model_n_params",
-    "n_threads",
-    "n_prompt",
-    "n_gen",
-    "n_depth",
-    "avg_ts",
-    "stddev_ts",
-    "samples_ts",
-}
-
-
-def test_bench_json_has_the_keys_of_llama_bench(llm_inside: Run, tiny: Path) -> None:
-    done = llm_inside("bench", "-m", tiny, "-p", 20, "-n", 3, "-r", 2, "-d", 7, "-t", 1, "-o", "json")
-    prefill, decode = json.loads(done.stdout)
-    assert set(prefill) >= BENCH_KEYS
-    assert set(decode) >= BENCH_KEYS
-    assert (prefill["n_prompt"], prefill["n_gen"], prefill["n_depth"], prefill["n_threads"]) == (20, 0, 7, 1)
-    assert (decode["n_prompt"], decode["n_gen"]) == (0, 3)
-    assert len(decode["samples_ts"]) == 2
-    assert decode["avg_ts"] == pytest.approx(sum(decode["samples_ts"]) / 2)
-    assert prefill["ttft_seconds"] > 0
-    assert (prefill["model_type"], prefill["model_n_params"]) == ("llama 108.0k F32", 107968)
-    lines = llm_inside("bench", "-m", tiny, "-p", 4, "-n", 2, "-r", 1, "-o", "jsonl").stdout.splitlines()
-    assert [json.loads(line)["stddev_ts"] for line in lines] == [0.0, 0.0]
-
-
-def test_bench_tables(llm_inside: Run, tiny: Path) -> None:
-    shown = llm_inside("bench", "-m", tiny, "-p", 20, "-n", 3, "-r", 2, "-d", 7).stdout.decode()
-    header, rule, prefill, decode, _, first, loaded = shown.splitlines()
-    assert [cell.strip() for cell in header.strip("|").split("|")] == [
-        "model", "size", "params", "backend", "threads", "test", "t/s"]  # fmt: skip
-    assert len({len(header), len(rule), len(prefill), len(decode)}) == 1
-    assert re.search(r"\| +pp20 @ d7 \| +[\d.]+ ± [\d.]+ \|", prefill)
-    assert re.search(r"\| +tg3 @ d7 \| +[\d.]+ ± [\d.]+ \|", decode)
-    assert first.startswith("time to first token after 20 tokens: ")
-    assert loaded.startswith("loaded in ")
-    rows = list(
-        csv.DictReader(
-            llm_inside("bench", "-m", tiny, "-p", 4, "-n", 0, "-r", 1, "-o", "csv")
-            .stdout.decode()
-            .splitlines()
-        )
-    )
-    assert [(row["n_prompt"], row["n_gen"]) for row in rows] == [("4", "0")]
-
-
-def test_bench_names_tests_as_llama_bench_does() -> None:
-    assert [Case(512, 0, 0).name, Case(0, 128, 0).name, Case(0, 128, 64).name] == [
-        "pp512",
-        "tg128",
-        "tg128 @ d64",
-    ]
-
-
-def test_bench_measures_what_it_says(tiny: Path) -> None:
-    """On a machine that only counts: chunks of prefill, single tokens of decode, after the depth."""
-    import numpy as np
-
-    from kukri.cli.bench import measure
-    from kukri.runtime.cache import Batch, PageTable
-
-    steps: list[tuple[int, int, int]] = []
-
-    class Counting:
-        max_rows = 8
-        max_wanted = 8
-
-        def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-            steps.append((int(batch.positions[0]), len(batch.tokens), len(batch.wanted)))
-            assert table.lengths[0] == batch.positions[-1] + 1
-            return np.zeros((len(batch.wanted), 16), np.float32)
-
-    table = PageTable(4)
-    seconds = measure(Counting(), table, 16, Case(10, 0, 5), repetitions=2)
-    assert len(seconds) == 2
-    assert steps == [(0, 5, 1), *[(5, 8, 0), (13, 2, 1)] * 3]
-    steps.clear()
-    measure(Counting(), table, 16, Case(0, 2, 0), repetitions=1)
-    assert steps == [(0, 1, 1), (1, 1, 1)] * 2
 
 
 def test_show(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
@@ -223,7 +138,7 @@ def test_a_format_of_other_commands_in_the_environment_is_ignored(llm_inside: Ru
     for value in ("md", "rich", "csv", ""):
         done = llm_inside("run", "-m", tiny, "-t", 0, "-n", 2, "hi", env={"LLM_OUTPUT": value})
         assert (done.returncode, done.stdout[:1] == b"{") == (0, False), done.stderr
-    bench = ("bench", "-m", tiny, "-p", 4, "-n", 0, "-r", 1)
+    bench = ("bench", "-m", tiny, "-p", 4, "-n", 0, "-r", 1, "--no-cold")
     for value, start in (("text", b"|"), ("md", b"|"), ("json", b"[")):
         assert llm_inside(*bench, env={"LLM_OUTPUT": value}).stdout.startswith(start), value
     assert llm_inside("tokenize", "-m", tiny, "hi", env={"LLM_OUTPUT": "text"}).returncode == 0
