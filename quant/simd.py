@@ -186,6 +186,12 @@ def store_i32(builder: Any, address: Any, value: Any) -> None:
     builder.store(value, builder.inttoptr(address, _I32.as_pointer()), align=4)
 
 
+@instruction(types.none, types.int64, types.int64)
+def store_i64(builder: Any, address: Any, value: Any) -> None:
+    """Write an int64."""
+    builder.store(value, builder.inttoptr(address, _I64.as_pointer()), align=8)
+
+
 @instruction(types.none, types.int64, types.float32)
 def store_f16(builder: Any, address: Any, value: Any) -> None:
     """Write a float32 rounded to fp16."""

@@ -1,11 +1,12 @@
 """The register tile of a matrix product: `PANELS` panels of 8-bit weights meet `TOKENS` rows of activations.
 
-Both sides come prepared, so that one loop step reads two records at constant offsets, whatever the block format was:
+Both sides come prepared, so that a step of the loop reads two records at constant offsets, whatever the block
+format was:
 
 * weights, one record a group of 32 columns: for each panel 8 I32 of codes, then for each panel its factors
   (`TileCodes.factors` of them, F32 with a lane a row): scale(s), then negative minimum(s), if there are any;
-* activations, one record a group: for each token 32 int8 codes; then, `TOKENS` float32 each, the units, the sums of
-  the 32 values, of the first 16 and of the last 16.
+* activations, one record a group: for each token 32 int8 codes; then, `TOKENS` float32 each, the units, the
+  sums of the 32 values, of the first 16 and of the last 16.
 
 Sixteen vector registers hold 2 panels x 3 tokens: six sums in flight, six totals, the two weights and what
 the activations are broadcast to. With 32 registers it is 6 tokens.
@@ -32,6 +33,7 @@ GROUP = 32
 REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
 VECTOR = 4 * LANES  # bytes
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
+SECOND = GROUP + 4  # bytes of a token's second digits of a group: int8 codes and their float32 unit
 UNITS, TOTALS, LOW_TOTALS, HIGH_TOTALS = (TOKENS * (GROUP + 4 * i) for i in range(4))
 
 
@@ -92,9 +94,13 @@ def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) ->
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         before, w, at, _ = values
         totals = cgutils.unpack_tuple(builder, before, PANELS * TOKENS)
-        group = _Group(builder, w, at, codes.codes)
+        xs = [_plus(builder, at, GROUP * t) for t in range(TOKENS)]
+        units = [_plus(builder, at, UNITS + 4 * t) for t in range(TOKENS)]
+        group = _Group(builder, w, xs, units, codes.codes)
         for half in range(1 + codes.codes.halves):
-            totals = group.add(totals, half)
+            first = (LOW_TOTALS, HIGH_TOTALS)[half] if codes.codes.halves else TOTALS
+            minima = [_plus(builder, at, first + 4 * t) for t in range(TOKENS)]
+            totals = group.add(totals, half, minima if codes.codes.minimum else None)
         return context.make_tuple(builder, sig.return_type, totals)
 
     return signature(sums, sums, types.int64, types.int64, codes), codegen
@@ -121,7 +127,8 @@ def raise_codes(typingctx: Any, word: Any, codes: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         if not raised:
             return values[0]
-        # Adding 128 is flipping the top bit, which carries nothing into the next byte; nor does the difference borrow.
+        # Adding 128 is flipping the top bit, which carries nothing into the next byte; the difference borrows
+        # nothing.
         word = builder.xor(builder.bitcast(values[0], simd._I8V), simd._constant(simd._I8V, 128))
         return builder.bitcast(builder.sub(word, simd._constant(simd._I8V, 128 - raised)), simd._I32V)
 
@@ -166,8 +173,36 @@ def store_sums(typingctx: Any, address: Any, sums: Any) -> Any:
     return signature(types.none, types.int64, SUMS), codegen
 
 
+@intrinsic
+def add_seconds(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> Any:
+    """Add one group's products with second digits, of `TOKENS` tokens from anywhere.
+
+    int64 `addresses`: where each token's second digits are, then where each token's sums are in a tile that
+    `store_sums` wrote. No two tokens have the same.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        table, w, _ = values
+        rows = [simd._load(builder, _plus(builder, table, 8 * i), simd._I64, 8) for i in range(2 * TOKENS)]
+        xs, slots = rows[:TOKENS], rows[TOKENS:]
+        at = [_plus(builder, slots[t], p * TOKENS * VECTOR) for p in range(PANELS) for t in range(TOKENS)]
+        totals = [simd._load(builder, a, simd._F32V, 4) for a in at]
+        group = _Group(builder, w, xs, [_plus(builder, x, GROUP) for x in xs], codes.codes)
+        for half in range(1 + codes.codes.halves):
+            totals = group.add(totals, half, None)
+        for a, total in zip(at, totals, strict=True):
+            builder.store(total, builder.inttoptr(a, simd._F32V.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return signature(types.none, types.int64, types.int64, codes), codegen
+
+
+def _plus(builder: Any, address: Any, offset: int) -> Any:
+    return builder.add(address, ir.Constant(simd._I64, offset))
+
+
 def keep_order(builder: Any, values: list) -> list:
-    """The same values, opaque to the optimiser, which would load everything first and then run out of registers.
+    """The same values, opaque to the optimiser, which would load everything first and run out of registers.
 
     An empty piece of assembly that claims to change them: no instruction comes of it.
     """
@@ -182,50 +217,45 @@ def keep_order(builder: Any, values: list) -> list:
 
 
 class _Group:
-    def __init__(self, builder: Any, w: Any, x: Any, codes: TileCodes) -> None:
-        self.builder, self.w, self.x, self.codes = builder, w, x, codes
+    """The products of a group: weights' record at `w`, each token's codes at `xs`, its unit at `units`."""
+
+    def __init__(self, builder: Any, w: Any, xs: list, units: list, codes: TileCodes) -> None:
+        self.builder, self.w, self.xs, self.units, self.codes = builder, w, xs, units, codes
 
     def _vector(self, index: int, kind: Any) -> Any:
-        b = self.builder
-        return simd._load(b, b.add(self.w, ir.Constant(simd._I64, index * VECTOR)), kind, 4)
+        return simd._load(self.builder, _plus(self.builder, self.w, index * VECTOR), kind, 4)
 
-    def _fact(self, offset: int, token: int) -> Any:
+    def _fact(self, address: Any) -> Any:
         b = self.builder
-        at = b.add(self.x, ir.Constant(simd._I64, offset + 4 * token))
-        return simd._splat(b, simd._load(b, at, simd._FLOAT, 4), simd._F32V)
+        return simd._splat(b, simd._load(b, address, simd._FLOAT, 4), simd._F32V)
 
-    def add(self, totals: list, half: int) -> list:
-        """The products of the whole group, or of one half of it."""
+    def add(self, totals: list, half: int, minima_of: list | None) -> list:
+        """totals + the products of the whole group or of one half of it; with the minima times what is at the
+        addresses `minima_of`, if given."""
         b, codes = self.builder, self.codes
         count = 4 if codes.halves else 8
         cells = [(p, t) for p in range(PANELS) for t in range(TOKENS)]
         sums = _SUMS[LEVEL](b, cells, codes)
         for i in range(half * count, half * count + count):
-            words = [self._vector(8 * p + i, simd._I8V) for p in range(PANELS)]
-            words = sums.prepare(words)
+            words = sums.prepare([self._vector(8 * p + i, simd._I8V) for p in range(PANELS)])
             for t in range(TOKENS):
-                x = simd._broadcast4(b, self.x, GROUP * t + 4 * i)
+                x = simd._broadcast4(b, self.xs[t], 4 * i)
                 for p in range(PANELS):
                     sums.add((p, t), words[p], x)
             sums.keep_order()
-        first = 8 * PANELS
-        scales, minima = [], []
-        for p in range(PANELS):
-            at = first + p * codes.factors + half
-            scales.append(self._vector(at, simd._F32V))
-            if codes.minimum:
-                minima.append(self._vector(at + 1 + codes.halves, simd._F32V))
-        fma = f"llvm.fmuladd.v{LANES}f32"
-        total_at = (LOW_TOTALS, HIGH_TOTALS)[half] if codes.halves else TOTALS
-        out = list(totals)
+        fma, out = f"llvm.fmuladd.v{LANES}f32", list(totals)
+        first = [8 * PANELS + p * codes.factors + half for p in range(PANELS)]
+        scales = [self._vector(at, simd._F32V) for at in first]
+        if minima_of is not None:
+            minima = [self._vector(at + 1 + codes.halves, simd._F32V) for at in first]
         for t in range(TOKENS):
-            unit = self._fact(UNITS, t)
-            total = self._fact(total_at, t) if codes.minimum else None
+            unit = self._fact(self.units[t])
+            total = self._fact(minima_of[t]) if minima_of is not None else None
             for p in range(PANELS):
                 k = p * TOKENS + t
                 value = b.sitofp(sums.total((p, t)), simd._F32V)
                 out[k] = simd._call(b, fma, simd._F32V, value, b.fmul(scales[p], unit), out[k])
-                if codes.minimum:
+                if total is not None:
                     out[k] = simd._call(b, fma, simd._F32V, minima[p], total, out[k])
         return out
 

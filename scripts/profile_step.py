@@ -21,7 +21,6 @@ from kukri.cli.store import resolve
 from kukri.quant.jit import KERNEL_SIGNATURE
 from kukri.quant.simd import LEVEL
 from kukri.runtime.cache import PAGE_SIZE, Batch, PageTable
-from kukri.runtime.cpu import lowering
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.program import build_program
 from kukri.runtime.weights import Weights
@@ -33,13 +32,19 @@ CALL = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in KERNEL_SIGNATURE.args))
 class TimedMachine(CpuMachine):
     """A machine that times the instructions of a step instead of running it on its team."""
 
+    def instructions(self, n_rows: int) -> tuple[np.ndarray, list[str]]:
+        """The list for steps of so many rows, and what its instructions are called."""
+        many, one = self._lowered.names
+        return (self._lowered.one, one) if n_rows == 1 else (self._lowered.many, many)
+
     def profile(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Seconds of each instruction."""
-        times = np.full((REPEATS, len(self._lowered.table)), np.inf)
+        instructions, _ = self.instructions(len(batch.tokens))
+        times = np.full((REPEATS, len(instructions)), np.inf)
 
         def run(step: np.ndarray) -> None:
             for repeat in times:
-                for i, instruction in enumerate(self._lowered.table):
+                for i, instruction in enumerate(instructions):
                     kernel = CALL(int(instruction["kernel"]))
                     start = time.perf_counter()
                     kernel(int(instruction["arguments"]), step.ctypes.data, 0)
@@ -48,19 +53,6 @@ class TimedMachine(CpuMachine):
         self._team.run = run  # type: ignore[method-assign]
         self.step(batch, table)
         return times.min(axis=0)
-
-
-def named_instructions() -> list[str]:
-    """A list that fills with "kernel → buffer" as a machine is made."""
-    names: list[str] = []
-    emit = lowering.Lowering._emit
-
-    def watch(self, kernel, record, reads, writes, sharing, **values):  # type: ignore[no-untyped-def]
-        names.append(f"{kernel.name} → {writes[0].name.split()[0]}")
-        emit(self, kernel, record, reads, writes, sharing, **values)
-
-    lowering.Lowering._emit = watch  # type: ignore[method-assign]
-    return names
 
 
 def main() -> None:
@@ -73,7 +65,6 @@ def main() -> None:
     args = parser.parse_args()
 
     source = open_source(resolve(args.model))
-    names = named_instructions()
     n_pages = -(-(args.depth + args.rows) // PAGE_SIZE)
     program = build_program(source.config, Weights(source.config, source.tensors))
     machine = TimedMachine(program, n_pages, threads=1, release=source.release)
@@ -82,6 +73,7 @@ def main() -> None:
     every = np.arange(args.rows, dtype=np.int32)
     seconds = machine.profile(Batch(0 * every, 0 * every, args.depth + every, every[-1:]), table)
 
+    instructions, names = machine.instructions(args.rows)
     total: dict[str, float] = defaultdict(float)
     calls: dict[str, int] = defaultdict(int)
     for name, second in zip(names, seconds, strict=True):
@@ -91,7 +83,7 @@ def main() -> None:
     for name in sorted(total, key=lambda n: -total[n]):
         share = total[name] / seconds.sum()
         print(f"{name:24} {calls[name]:4} × {total[name] / calls[name] * 1e6:9.1f} µs = {share:6.1%}")
-    barriers = int(machine._lowered.table["barrier"].sum())
+    barriers = int(instructions["barrier"].sum())
     print(f"{'all':24} {len(seconds):4} instructions, {barriers} barriers: {seconds.sum() * 1e3:.2f} ms")
 
 

@@ -1,20 +1,23 @@
-"""Activations in 8 bits: a scale ("unit") for each group of 32, and a second digit where one stands out.
+"""Activations in 8 bits: a scale ("unit") for each group of 32, and a second digit where that is too coarse.
 
-A group whose largest activation exceeds `OUTLIER` times its root mean square would leave few bits to the other 31. It
-gets a second digit: 8 more bits for what the first 8 left over, and a second dot product with the same weights.
+What rounding costs grows with the square of a group's unit, so a few groups that stand out make up most of it.
+Groups whose largest value exceeds `OUTLIER` times the root mean square of the row get a second digit: 8 more bits for
+what the first 8 left over, and a second dot product with the same weights.
 
-Two layouts. A step of one row keeps the row as int8 first digits [width], int8 second digits [width], then `FACTS`
-float32 for each group: the unit of the first digits, that of the second (0 if there are none), the sum of the 32 values
-as they are now represented, and the sums of its halves. A step of many rows keeps them in tiles of `TOKENS` rows:
+Two layouts. A step of one row keeps the row as int8 first digits [width], int8 second digits [width], then
+`FACTS` float32 for each group: the unit of the first digits, that of the second (0 if there are none), the sum
+of the 32 values as they are now represented, and the sums of its halves. A step of many rows keeps them in
+tiles of `TOKENS` rows:
 
 * records [tiles, groups, RECORD], see `quant.tiles`,
-* second digits [tiles, groups, SECOND]: for each token 32 int8, then `TOKENS` float32 units,
-* lists [tiles, blocks of BLOCK groups, LIST]: int32 count, then group · TOKENS + token of each second digit that counts,
-  the groups numbered within their block.
+* second digits [tiles + 1, groups, TOKENS, SECOND]: 32 int8, then their float32 unit, 0 if there are none; the
+  last tile is zeros, for whoever needs to fill up,
+* lists [groups, 1 + rows], int32: how many rows have a second digit, then which, in ascending order.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,7 @@ from ...quant.simd import (
     lane_max,
     lane_sum,
     lane_sum_i32,
+    load_i32,
     loadv_f32,
     maximum,
     round_even,
@@ -37,9 +41,9 @@ from ...quant.simd import (
     storev_i8,
     to_i32,
 )
-from ...quant.tiles import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, TOKENS, TOTALS, UNITS
+from ...quant.tiles import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
 from .floats import constant
-from .records import reader, record, share_rows, step_at
+from .records import reader, record, share, share_rows, step_at
 
 OUTLIER = 5.0
 DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 of them span half a unit
@@ -47,22 +51,22 @@ DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 
 FACTS = 5
 UNIT, SECOND_UNIT, TOTAL, LOW_TOTAL, HIGH_TOTAL = (4 * i for i in range(FACTS))
 
-BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights stay in the first-level cache
-SECOND = TOKENS * (GROUP + 4)
-SECOND_UNITS = TOKENS * GROUP
-LIST = 4 * (1 + BLOCK * TOKENS)
-
 
 def row_bytes(width: int) -> int:
     """Bytes of a quantised row, whole cache lines."""
     return -(-(2 * width + width // GROUP * FACTS * 4) // 64) * 64
 
 
-def tile_bytes(width: int, max_rows: int) -> tuple[int, int, int]:
-    """Bytes of the records, of the second digits and of the lists, whole cache lines."""
+def tile_bytes(width: int, max_rows: int) -> tuple[int, int]:
+    """Bytes of the records and of the second digits, whole cache lines."""
     tiles, groups = -(-max_rows // TOKENS), width // GROUP
-    sizes = tiles * groups * RECORD, tiles * groups * SECOND, tiles * -(-groups // BLOCK) * LIST
+    sizes = tiles * groups * RECORD, (tiles + 1) * groups * TOKENS * SECOND
     return tuple(-(-size // 64) * 64 for size in sizes)  # type: ignore[return-value]
+
+
+def list_bytes(width: int, max_rows: int) -> tuple[int, int]:
+    """Bytes of the lists, and of one of them."""
+    return width // GROUP * 4 * (1 + max_rows), 4 * (1 + max_rows)
 
 
 QUANTIZE = record(
@@ -74,24 +78,29 @@ QUANTIZE = record(
     "out_private",
     "seconds",
     "lists",
+    "list_stride",
     "on_wanted",
 )
 quantize_at = reader(QUANTIZE)
 
 
 @jit
-def _measure(x: int) -> Any:
-    """The largest magnitude of a group and whether it stands out; NaN if the group has a NaN."""
-    values = loadv_f32(x)
-    peak, squares = absolute(values), values * values
+def _threshold(x: int, width: int) -> Any:
+    """What a group's largest value must exceed to get a second digit. NaN if the row has one."""
+    squares = constant(0.0)
+    for i in range(0, 4 * width, 4 * LANES):
+        values = loadv_f32(x + i)
+        squares = fma(values, values, squares)
+    return np.float32(OUTLIER) * np.float32(math.sqrt(lane_sum(squares) / np.float32(width)))
+
+
+@jit
+def _largest(x: int) -> Any:
+    """The largest magnitude of a group."""
+    peak = absolute(loadv_f32(x))
     for i in range(LANES, GROUP, LANES):
-        values = loadv_f32(x + 4 * i)
-        peak, squares = maximum(peak, absolute(values)), fma(values, values, squares)
-    largest, energy = lane_max(peak), lane_sum(squares)
-    two = largest * largest > np.float32(OUTLIER * OUTLIER / GROUP) * energy
-    if energy != energy:  # the maximum may have passed over it: no number may come of it
-        largest = energy
-    return largest, two
+        peak = maximum(peak, absolute(loadv_f32(x + 4 * i)))
+    return lane_max(peak)
 
 
 @jit
@@ -118,15 +127,17 @@ def _seconds(x: int, inverse: Any, out: int) -> Any:
 
 
 @jit
-def _quantize_group(x: int, codes: int, second: int) -> Any:
-    """Both digits of a group of 32: (unit, second unit, sums of the halves). `second` is written if need be."""
-    largest, two = _measure(x)
+def _quantize_group(x: int, threshold: Any, codes: int, second: int) -> Any:
+    """Both digits of a group of 32: (unit, second unit, sums of the halves); `second` is written if need be."""
+    largest = _largest(x)
+    if threshold != threshold:  # there is a NaN in the row: no number may come of it
+        largest = threshold
     unit = largest / np.float32(127.0)
     inverse = splat_f32(np.float32(127.0) / largest if largest > 0 else np.float32(0.0))
     low = np.float32(_codes(x, inverse, codes)) * unit
     high = np.float32(_codes(x + 64, inverse, codes + 16)) * unit
     second_unit = np.float32(0.0)
-    if two:
+    if largest > threshold:
         second_unit = unit / np.float32(DIGIT)
         low += np.float32(_seconds(x, inverse, second)) * second_unit
         high += np.float32(_seconds(x + 64, inverse, second + 16)) * second_unit
@@ -138,9 +149,9 @@ def quantize_row(arguments: int, step: int, thread: int) -> None:
     """The one row, by each thread into memory of its own: cheaper than waiting for another's."""
     a = quantize_at(arguments)
     x, codes = a.x + thread * a.x_private, a.out + thread * a.out_private
-    facts = codes + 2 * a.width
+    facts, threshold = codes + 2 * a.width, _threshold(x, a.width)
     for _ in range(a.width // GROUP):
-        unit, second_unit, low, high = _quantize_group(x, codes, codes + a.width)
+        unit, second_unit, low, high = _quantize_group(x, threshold, codes, codes + a.width)
         store_f32(facts + UNIT, unit)
         store_f32(facts + SECOND_UNIT, second_unit)
         store_f32(facts + TOTAL, low + high)
@@ -158,26 +169,42 @@ def quantize_tiles(arguments: int, step: int, thread: int) -> None:
     n = s.n_wanted if a.on_wanted else s.n_rows
     first, last = share_rows(n, thread, s.n_threads)
     groups = a.width // GROUP
-    n_lists = (groups + BLOCK - 1) // BLOCK
     for start in range(first, last, TOKENS):
         tile = start // TOKENS
-        records, seconds = a.out + tile * groups * RECORD, a.seconds + tile * groups * SECOND
-        lists = a.lists + tile * n_lists * LIST
-        for block in range(n_lists):
-            count, entry = 0, lists + block * LIST
-            for g in range(block * BLOCK, min(groups, (block + 1) * BLOCK)):
-                facts, digits = records + g * RECORD, seconds + g * SECOND
-                for t in range(TOKENS):
-                    unit = second_unit = low = high = np.float32(0.0)
-                    if start + t < n:
-                        x = a.x + (start + t) * a.x_stride + 4 * g * GROUP
-                        unit, second_unit, low, high = _quantize_group(x, facts + GROUP * t, digits + GROUP * t)
-                    store_f32(facts + UNITS + 4 * t, unit)
-                    store_f32(facts + TOTALS + 4 * t, low + high)
-                    store_f32(facts + LOW_TOTALS + 4 * t, low)
-                    store_f32(facts + HIGH_TOTALS + 4 * t, high)
-                    if second_unit != 0:
-                        store_f32(digits + SECOND_UNITS + 4 * t, second_unit)
-                        count += 1
-                        store_i32(entry + 4 * count, (g - block * BLOCK) * TOKENS + t)
-            store_i32(entry, count)
+        for t in range(TOKENS):
+            row = start + t
+            x = a.x + row * a.x_stride
+            facts = a.out + tile * groups * RECORD
+            digits = a.seconds + (tile * groups * TOKENS + t) * SECOND
+            threshold = _threshold(x, a.width) if row < n else np.float32(0.0)
+            for _ in range(groups):
+                unit = second_unit = low = high = np.float32(0.0)
+                if row < n:
+                    codes = facts + GROUP * t
+                    unit, second_unit, low, high = _quantize_group(x, threshold, codes, digits)
+                store_f32(facts + UNITS + 4 * t, unit)
+                store_f32(facts + TOTALS + 4 * t, low + high)
+                store_f32(facts + LOW_TOTALS + 4 * t, low)
+                store_f32(facts + HIGH_TOTALS + 4 * t, high)
+                store_f32(digits + GROUP, second_unit)
+                x += 4 * GROUP
+                facts += RECORD
+                digits += TOKENS * SECOND
+
+
+@kernel
+def list_seconds(arguments: int, step: int, thread: int) -> None:
+    """The lists of rows with second digits; threads share the groups."""
+    a, s = quantize_at(arguments), step_at(step)
+    n = s.n_wanted if a.on_wanted else s.n_rows
+    groups, tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
+    first, last = share(groups, thread, s.n_threads)
+    for g in range(first, last):
+        entries, count = a.lists + g * a.list_stride, 0
+        for tile in range(tiles):
+            digits = a.seconds + (tile * groups + g) * TOKENS * SECOND
+            for t in range(TOKENS):
+                if load_i32(digits + t * SECOND + GROUP) != 0:
+                    count += 1
+                    store_i32(entries + 4 * count, tile * TOKENS + t)
+        store_i32(entries, count)

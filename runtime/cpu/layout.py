@@ -87,7 +87,9 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
                 ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
                 ops.GatedActivation(gate=g, up=u, out=result, kind=kind),
                 *tail,
-            ] if (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape:
+            ] if (
+                (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape
+            ):
                 if not a.format.is_float:
                     out.append(GatedMatMul(x, result, a, b, kind))
                     rest = tail

@@ -27,6 +27,7 @@ class Lowered:
 
     many: np.ndarray  # INSTRUCTION [n], for steps of any number of rows
     one: np.ndarray  # INSTRUCTION [n], for steps of one row
+    names: tuple[list[str], list[str]]  # of the instructions in either list, for people
     memory: Memory
     embeds: bool  # whether the lists begin with the embedding lookup
 
@@ -68,7 +69,9 @@ class Lowering:
             pool.shutdown(cancel_futures=True)
         embed = self.program.ops[0]
         assert isinstance(embed, ops.Embed)
-        return Lowered(many.table(), one.table(), memory, id(embed.table) in matrices)
+        return Lowered(
+            many.table(), one.table(), (many.names, one.names), memory, id(embed.table) in matrices
+        )
 
     def _report(self, stage: str, done: int, total: int) -> None:
         if self.progress is not None:

@@ -25,7 +25,7 @@ class CpuMachine:
     Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
     in the file are not needed any more, and `progress` with what is being done, how much of it, of how
     much. `kv_type` is "f16", "f32", "q8_0", "q4_0" or "auto": f32 if all weights are floats, so that a
-    float model is run as it is, else q8_0. Not for use from two threads at once.
+    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. Not for use from two threads at once.
     """
 
     def __init__(
@@ -102,8 +102,21 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
     """The cache's element type, one of `CACHE_TYPES`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
         weights = [op.weight for op in program.ops if isinstance(op, ops.MatMul)]
-        return "F32" if all(w.format.is_float for w in weights) else "Q8_0"
+        if all(w.format.is_float for w in weights):
+            return "F32"
+        return "F16" if _uneven_keys(program) else "Q8_0"
     if kv_type.upper() not in CACHE_TYPES:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
+
+
+def _uneven_keys(program: ops.Program) -> bool:
+    """Whether keys have a bias or a norm with weights: some of their dimensions are then far larger than others,
+    and 8 bits shared with those are too few for the rest (docs/performance.md)."""
+    keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
+    return any(
+        (isinstance(op, ops.MatMul) and op.bias is not None or isinstance(op, ops.RMSNorm))
+        and op.out.name in keys
+        for op in program.ops
+    )

@@ -136,15 +136,12 @@ class ManyRows:
             kernel, source = matmul.FLOAT_MATMULS[kind], self._region(x)
             values |= {"x": source.address, "x_stride": source.stride}
         else:
-            kernel, source = tiled.TILED_MATMULS[kind], self._quantize(x)
+            kernel = tiled.TILED_MATMULS[kind]
+            source, lists = self._quantize(x)
+            reads.append(lists)
             scratch = self._memory.private("tiled", tiled.scratch_bytes(self._layout.rows(x)))
             values |= {"scratch": scratch.address, "scratch_stride": scratch.private}
-            records, seconds, _ = activations.tile_bytes(x.width, self._layout.rows(x))
-            values |= {
-                "x": source.address,
-                "seconds": source.address + records,
-                "lists": source.address + records + seconds,
-            }
+            values |= self._tiles(x, source, lists)
         self._list.emit(
             kernel,
             matmul.MATMUL,
@@ -158,28 +155,32 @@ class ManyRows:
         )
         self._wrote(out)
 
-    def _quantize(self, x: ops.Buffer) -> Region:
-        """The 8-bit form of a buffer's present contents, made once for all that read it."""
-        records, seconds, lists = activations.tile_bytes(x.width, self._layout.rows(x))
-        region = self._memory.rows(f"{x.name} in tiles", 1, records + seconds + lists)
+    def _tiles(self, x: ops.Buffer, tiles: Region, lists: Region) -> dict[str, int]:
+        """What `MATMUL` says of quantised rows."""
+        records, _ = activations.tile_bytes(x.width, self._layout.rows(x))
+        return {
+            "x": tiles.address,
+            "seconds": tiles.address + records,
+            "lists": lists.address,
+            "list_stride": activations.list_bytes(x.width, self._layout.rows(x))[1],
+        }
+
+    def _quantize(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """The 8-bit form of a buffer's present contents, made once for all that read it: tiles and lists."""
+        rows = self._layout.rows(x)
+        region = self._memory.rows(f"{x.name} in tiles", 1, sum(activations.tile_bytes(x.width, rows)))
+        lists = self._memory.rows(f"{x.name} listed", 1, activations.list_bytes(x.width, rows)[0])
         if x.name not in self._quantized:
             source = self._region(x)
-            self._list.emit(
-                activations.quantize_tiles,
-                activations.QUANTIZE,
-                [source],
-                [region],
-                WANTED_ROWS if x.wanted else ROWS,
-                x=source.address,
-                x_stride=source.stride,
-                out=region.address,
-                seconds=region.address + records,
-                lists=region.address + records + seconds,
-                width=x.width,
-                on_wanted=x.wanted,
-            )
+            fields = self._tiles(x, region, lists)
+            fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
+            fields |= {"width": x.width, "on_wanted": x.wanted}
+            sharing = WANTED_ROWS if x.wanted else ROWS
+            record = activations.QUANTIZE
+            self._list.emit(activations.quantize_tiles, record, [source], [region], sharing, **fields)
+            self._list.emit(activations.list_seconds, record, [region], [lists], OTHER, **fields)
             self._quantized.add(x.name)
-        return region
+        return region, lists
 
     def _rope(self, op: ops.RoPE) -> None:
         cos, sin, frequencies = angles(self._memory, op, self._layout.max_rows)

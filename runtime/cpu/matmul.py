@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...quant.jit import Kernel, jit, kernel
 from ...quant.simd import LANES, Codes, fma, load_f32, loadv_f32, splat_f32, storev_f32
 from .floats import FLOATS, SIZES, constant, load_floats, sigmoid
@@ -32,6 +30,7 @@ MATMUL = record(
     "x_private",  # between the threads' copies of a single row, 0 if they share it
     "seconds",  # of tiles
     "lists",
+    "list_stride",
     "out",
     "out_stride",
     "bias",  # float32 [n_panels · LANES], or 0

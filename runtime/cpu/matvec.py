@@ -84,7 +84,9 @@ def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, second: Any, f
 
 
 @jit
-def _step(acc: Any, codes: Codes, panel: int, n_blocks: int, group: int, x: int, second: int, facts: int) -> Any:
+def _step(
+    acc: Any, codes: Codes, panel: int, n_blocks: int, group: int, x: int, second: int, facts: int
+) -> Any:
     """acc + the products of group number `group`."""
     w = unpack(codes, panel, n_blocks, group)
     return _add_group(acc, w, codes, x + group * GROUP, second, facts + group * FACTS_BYTES)

@@ -259,9 +259,7 @@ class OneRow:
         q, k, v = (self._source(b) for b in (op.q, op.k, op.v))
         keys, values = cache(self._memory, op, layout)
         max_tokens = layout.n_pages * layout.page_size
-        scratch = self._memory.private(
-            f"attention {op.head_dim}", attention.scratch_bytes(op.head_dim)
-        )
+        scratch = self._memory.private(f"attention {op.head_dim}", attention.scratch_bytes(op.head_dim))
         partials = self._memory.rows(
             f"spans {op.heads} {op.head_dim}", 1, attention.partials_bytes(op.heads, op.head_dim, max_tokens)
         )

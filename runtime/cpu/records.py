@@ -61,4 +61,6 @@ def share(n: int, thread: int, n_threads: int) -> Any:
 def share_rows(n: int, thread: int, n_threads: int) -> Any:
     """The part [first, last) of n rows that is this thread's, whole tiles of them."""
     tiles = (n + TOKENS - 1) // TOKENS
-    return min(n, TOKENS * (tiles * thread // n_threads)), min(n, TOKENS * (tiles * (thread + 1) // n_threads))
+    return min(n, TOKENS * (tiles * thread // n_threads)), min(
+        n, TOKENS * (tiles * (thread + 1) // n_threads)
+    )

@@ -1,106 +1,110 @@
-"""Matrix products of many rows: out[t] = W · x[t] + bias, or out[t] += …, or out[t] = f(W · x[t]) · (V · x[t]).
+"""Matrix products of many rows: out[t] = W · x[t] + bias, or out[t] += …, or f(W · x[t]) · (V · x[t]).
 
-A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its first-level cache,
-and takes all tiles of activations past them. Unpacking so costs once what it would cost for every tile, and the
-loop that matters is the same for all block formats (`quant.tiles`).
+A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its first-level
+cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost for every tile,
+and the loop that matters is the same for all block formats (`quant.tiles`). Then come the second digits, group by
+group, those rows that have one together in a tile.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from ...quant.jit import Kernel, jit, kernel
-from ...quant.simd import (
-    Codes,
-    dot,
-    fma,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    loadv_i32,
-    splat_f32,
-    splat_i32,
-    storev_f32,
-    to_f32,
-)
+from ...quant.simd import LANES, Codes, load_i32, loadv_f32, store_i64, storev_f32
 from ...quant.tiles import (
     GROUP,
     PANELS,
     RECORD,
+    SECOND,
     TOKENS,
     VECTOR,
     TileCodes,
     add_products,
-    layout,
+    add_seconds,
     load_sums,
     no_sums,
     store_sums,
 )
-from .activations import BLOCK, LIST, SECOND, SECOND_UNITS
-from .matmul import MATMUL, finish, gated, matmul_at
+from .matmul import finish, gated, matmul_at
 from .prepare import TILE_CODES, store_group
 from .records import share, step_at
 from .unpack import CODES, unpack
 
+BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights stay in the first-level cache
 SLOT = PANELS * TOKENS * VECTOR  # bytes of a tile of sums
 MIN_TILES = 32  # that an unpacked pair of panels should meet
 
 
 def scratch_bytes(max_rows: int) -> int:
-    """What a thread needs: the unpacked block and the sums of all tiles."""
+    """What a thread needs: the unpacked block, a table of addresses and the sums of all tiles and one more."""
     record = max(tile.record for tile in TILE_CODES.values())
-    return BLOCK * record + -(-max_rows // TOKENS) * SLOT
+    return BLOCK * record + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
 
 
 @jit
-def _words(at: int) -> Any:
-    return loadv_i32(at), loadv_i32(at + VECTOR), loadv_i32(at + 2 * VECTOR), loadv_i32(at + 3 * VECTOR)
+def _first_at(entries: int, count: int, row: int) -> int:
+    """How many of the list's rows stand before `row`."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if load_i32(entries + 4 * (middle + 1)) < row:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @jit
-def _second(slot: int, weights: int, scales: int, x: int, unit: Any, codes: Codes, halves: bool) -> None:
-    """Add one group's products with second digits to the sums of one token and panel."""
-    none = splat_i32(np.int32(0))
-    low, high = _words(weights), _words(weights + 4 * VECTOR)
-    if halves:
-        total = to_f32(dot(none, low, x, codes)) * loadv_f32(scales)
-        total = fma(to_f32(dot(none, high, x + 16, codes)), loadv_f32(scales + VECTOR), total)
-    else:
-        total = to_f32(dot(none, low + high, x, codes)) * loadv_f32(scales)
-    storev_f32(slot, fma(total, unit, loadv_f32(slot)))
+def _add_listed(
+    a: Any,
+    g: int,
+    groups: int,
+    first_tile: int,
+    last_tile: int,
+    none: int,
+    sums: int,
+    at: int,
+    tile: TileCodes,
+) -> None:
+    """Add the second digits of group `g` for rows of the tiles from first to last.
 
-
-@jit
-def _add_seconds(slot: int, weights: int, entries: int, digits: int, tile: TileCodes, codes: Codes) -> None:
-    """Add the second digits that the list at `entries` names; `digits` are those of the block's first group."""
-    record, factors, halves = layout(tile)
-    for e in range(load_i32(entries)):
-        entry = load_i32(entries + 4 * (e + 1))
-        g, t = entry // TOKENS, entry % TOKENS
-        x = digits + g * SECOND
-        unit = splat_f32(load_f32(x + SECOND_UNITS + 4 * t))
-        for p in range(PANELS):
-            at, scales = weights + g * record + p * 8 * VECTOR, weights + g * record + PANELS * 8 * VECTOR
-            to = slot + (p * TOKENS + t) * VECTOR
-            _second(to, at, scales + p * factors * VECTOR, x + GROUP * t, unit, codes, halves)
+    `none` is the tile of zeros, `sums` where the first tile's sums are, with room for one more behind the last
+    one's, and `at` the group's weights.
+    """
+    entries = a.lists + g * a.list_stride
+    count = load_i32(entries)
+    i, end = _first_at(entries, count, first_tile * TOKENS), _first_at(entries, count, last_tile * TOKENS)
+    addresses = sums - 16 * TOKENS
+    while i < end:
+        for j in range(TOKENS):
+            row, to = none * TOKENS + j, (last_tile - first_tile) * SLOT + j * VECTOR
+            if i + j < end:
+                row = load_i32(entries + 4 * (i + j + 1))
+                to = (row // TOKENS - first_tile) * SLOT + row % TOKENS * VECTOR
+            digits = (row // TOKENS * groups + g) * TOKENS + row % TOKENS
+            store_i64(addresses + 8 * j, a.seconds + digits * SECOND)
+            store_i64(addresses + 8 * (TOKENS + j), sums + to)
+        add_seconds(addresses, at, tile)
+        i += TOKENS
 
 
 def _tiled_matmul(codes: Codes) -> Kernel:
     """The kernel for one block format. All of them are this code with another `unpack`."""
     tile = TILE_CODES[codes.name]
     record = tile.record
-    second_codes = Codes("second", tile.limit, signed=tile.signed)
 
     @kernel
     def tiled_matmul(arguments: int, step: int, thread: int) -> None:
         a, s = matmul_at(arguments), step_at(step)
         n = s.n_wanted if a.on_wanted else s.n_rows
         groups, n_tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
+        zeros = (
+            a.list_stride // 4 - 1 + TOKENS - 1
+        ) // TOKENS  # a list has room for the most rows there can be
         blocks = (groups + BLOCK - 1) // BLOCK
         weights = a.scratch + thread * a.scratch_stride
-        sums_at = weights + BLOCK * record
+        sums_at = weights + BLOCK * record + 16 * TOKENS
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
         # Few panels for many threads: they share the tiles as well.
         splits = 1
@@ -129,20 +133,21 @@ def _tiled_matmul(codes: Codes) -> Kernel:
                         at += record
                         x += RECORD
                     store_sums(slot, sums)
-                    entries = a.lists + (i * blocks + block) * LIST
-                    digits = a.seconds + (i * groups + start) * SECOND
-                    _add_seconds(slot, weights, entries, digits, tile, second_codes)
-                    if block + 1 == blocks:
-                        for t in range(min(TOKENS, n - i * TOKENS)):
-                            value = loadv_f32(slot + t * VECTOR)
-                            other = loadv_f32(slot + (TOKENS + t) * VECTOR)
-                            row = a.out + (i * TOKENS + t) * a.out_stride
-                            if a.gate:
-                                storev_f32(row + pair * VECTOR, gated(a.gate, value, other))
-                            else:
-                                finish(a, row, 2 * pair * VECTOR, value)
-                                if not alone:
-                                    finish(a, row, (2 * pair + 1) * VECTOR, other)
+                for g in range(n_groups):
+                    at = weights + g * record
+                    _add_listed(a, start + g, groups, first_tile, last_tile, zeros, sums_at, at, tile)
+            for i in range(first_tile, last_tile):
+                slot = sums_at + (i - first_tile) * SLOT
+                for t in range(min(TOKENS, n - i * TOKENS)):
+                    value = loadv_f32(slot + t * VECTOR)
+                    other = loadv_f32(slot + (TOKENS + t) * VECTOR)
+                    row = a.out + (i * TOKENS + t) * a.out_stride
+                    if a.gate:
+                        storev_f32(row + pair * VECTOR, gated(a.gate, value, other))
+                    else:
+                        finish(a, row, 2 * pair * VECTOR, value)
+                        if not alone:
+                            finish(a, row, (2 * pair + 1) * VECTOR, other)
 
     return tiled_matmul
 
