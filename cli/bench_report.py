@@ -66,9 +66,8 @@ def _notes(results: Sequence[Result]) -> list[str]:
     for r in results:
         compiled = f", compiled kernels for {r['compile_seconds']:.2f} s" if r["compile_seconds"] else ""
         threads = "1 thread" if r["n_threads"] == 1 else f"{r['n_threads']} threads"
-        notes.append(
-            f"{r['model_type']}, {threads}, {r['type_k']} cache: loaded in {r['load_seconds']:.2f} s{compiled}"
-        )
+        loaded = f"loaded in {r['load_seconds']:.2f} s{compiled}"
+        notes.append(f"{r['model_type']}, {threads}, {r['type_k']} cache: {loaded}")
     return list(dict.fromkeys(notes))
 
 
