@@ -300,3 +300,57 @@ def store_tile(typingctx: Any, tile: Any, rows: Any, gap: Any) -> Any:
         return context.get_dummy_value()
 
     return signature(types.none, tile, rows, types.int64), codegen
+
+
+@intrinsic
+def store_scores(typingctx: Any, tile: Any, rows: Any, gap: Any, factors: Any, highest: Any) -> Any:
+    """`store_tile` of the tile times float32 [rows] at `factors`; returns the larger of that and `highest`.
+
+    `highest` is a tuple of an F32 for each row. NaN is passed over.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        vectors = cgutils.unpack_tuple(builder, values[0], tile.count)
+        tops = cgutils.unpack_tuple(builder, values[4], rows.count)
+        for row, at in enumerate(cgutils.unpack_tuple(builder, values[1], rows.count)):
+            number = _load(builder, builder.add(values[3], ir.Constant(_I64, 4 * row)), _FLOAT, 4)
+            factor = _splat(builder, number, _F32V)
+            for i, where in enumerate((at, builder.add(at, values[2]))):
+                x = builder.fmul(vectors[WIDTH * row + i], factor)
+                _store(builder, x, where, 4)
+                tops[row] = builder.select(builder.fcmp_ordered(">", x, tops[row]), x, tops[row])
+        return cgutils.pack_array(builder, tops)
+
+    return signature(highest, tile, rows, types.int64, types.int64, highest), codegen
+
+
+@intrinsic
+def store_highest(typingctx: Any, vectors: Any, address: Any) -> Any:
+    """The largest lane of each F32 of a tuple, as float32 one after the other."""
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        for i, v in enumerate(cgutils.unpack_tuple(builder, values[0], vectors.count)):
+            width = LANES
+            while width > 1:
+                width //= 2
+                order = ir.VectorType(_I32, width)
+                low, high = (
+                    builder.shuffle_vector(v, v, _numbers(order, range(start, start + width)))
+                    for start in (0, width)
+                )
+                v = builder.select(builder.fcmp_ordered(">", low, high), low, high)
+            at = builder.add(values[1], ir.Constant(_I64, 4 * i))
+            _store(builder, builder.extract_element(v, ir.Constant(_I32, 0)), at, 4)
+        return context.get_dummy_value()
+
+    return signature(types.none, vectors, types.int64), codegen
+
+
+@intrinsic
+def same_for_each(typingctx: Any, value: Any, rows: Any) -> Any:
+    """A tuple that has the F32 once for each member of the tuple `rows`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return cgutils.pack_array(builder, [values[0]] * rows.count)
+
+    return signature(types.UniTuple(F32, rows.count), value, rows), codegen

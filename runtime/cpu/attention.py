@@ -26,7 +26,16 @@ from ...quant.simd import (
     store_f32,
     storev_f32,
 )
-from .attention_tile import LOWEST, attend_tile, begin_sums, exp2_of, prepare_query, scratch_at, tile_bytes
+from .attention_tile import (
+    LOWEST,
+    attend_tile,
+    begin_sums,
+    exp2_of,
+    prepare_query,
+    scratch_at,
+    slot_of,
+    tile_bytes,
+)
 from .floats import constant
 from .kv import (
     ATTENTION,
@@ -124,12 +133,12 @@ def _attend_rows(
             begin_sums(a, m, i)
             i += 1
     begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
-    attend_tile(kind, a, s, m, n * heads, sequence, kv_head, begin, highest + 1)
+    attend_tile(kind, a, s, m, n * heads, sequence, kv_head, begin, highest + 1, highest + 1)
     i = 0
     for t in range(row, row + n):
         for h in range(head, head + heads):
             out = a.out + t * a.out_stride + 4 * h * a.head_dim
-            factor = np.float32(1.0) / load_f32(m.norms + 4 * i)
+            factor = np.float32(1.0) / load_f32(m.norms + slot_of(i))
             for d in range(0, 4 * a.head_dim, 4):
                 store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
             i += 1
@@ -183,13 +192,13 @@ def _attend_one_kernel(kind: Codes) -> Kernel:
                             prepare_query(kind, a, m, i, m.stage, position)
                         begin_sums(a, m, i)
                     prepared = head
-                    attend_tile(kind, a, s, m, heads, sequence, kv_head, low, high)
+                    attend_tile(kind, a, s, m, heads, sequence, kv_head, low, high, position + 1)
                     for i in range(heads):
                         out = _partial(a, span - first, head + i)
                         for d in range(0, 4 * dim, 4 * LANES):
                             storev_f32(out + d, loadv_f32(m.sums + 4 * i * dim + d))
-                        store_f32(out + 4 * dim, load_f32(m.peaks + 4 * i))
-                        store_f32(out + 4 * dim + 4, load_f32(m.norms + 4 * i))
+                        store_f32(out + 4 * dim, load_f32(m.peaks + slot_of(i)))
+                        store_f32(out + 4 * dim + 4, load_f32(m.norms + slot_of(i)))
 
     return attend_one
 

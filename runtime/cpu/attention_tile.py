@@ -30,8 +30,11 @@ from ...quant.dot16 import (
     load_tile,
     load_two_nibble_pairs,
     multiply_tile,
+    same_for_each,
     scale_tile,
+    store_highest,
     store_i64,
+    store_scores,
     store_tile,
     storev_i16,
     times_power,
@@ -48,6 +51,7 @@ from ...quant.simd import (
     loadv_f16,
     loadv_f32,
     maximum,
+    prefetch,
     round_even,
     splat_f32,
     store_f32,
@@ -71,8 +75,8 @@ class Scratch(NamedTuple):
 
     q: int  # int16 or float32 [n, dim]
     sums: int  # float32 [n, dim]: weights · values
-    peaks: int  # float32 [n]: largest score so far
-    norms: int  # float32 [n]: sum of weights
+    peaks: int  # float32 [n / ROWS, 16]: largest score so far
+    norms: int  # float32 [n / ROWS, 16]: sum of weights
     units: int  # float32 [n]: what a query's scores are multiplied by
     seen: int  # int64 [n, 2]: first visible position, last visible position + 1
     scores: int  # float32 [ROWS, BLOCK]
@@ -80,7 +84,10 @@ class Scratch(NamedTuple):
     relative: int  # float32 [dim / 32, BLOCK]: the values' scales, the largest of a group LIMIT
     largest: int  # float32 [dim / 32]: the largest / LIMIT
     fading: int  # float32 [ROWS]: what earlier sums are multiplied by
-    factors: int  # float32 [ROWS, dim / 32]: what integer sums are multiplied by
+    factors: int  # float32 [dim / 32, 16]: what integer sums are multiplied by
+    highest: int  # float32 [ROWS]: largest score in this block
+    origins: int  # float32 [ROWS]: the score whose weight is 1
+    totals: int  # float32 [ROWS]: what this block's sum of weights is multiplied by
     stage: int  # float32 [2, dim] and 32 bytes
     end: int
 
@@ -88,24 +95,49 @@ class Scratch(NamedTuple):
 @jit
 def scratch_at(base: int, n: int, dim: int) -> Scratch:
     groups = dim // GROUP
-    some = (n + 15) // 16 * 64
+    slots = (n + ROWS - 1) // ROWS * 64
     q = base
     sums = q + n * 4 * dim
     peaks = sums + n * 4 * dim
-    norms = peaks + some
-    units = norms + some
-    seen = units + some
-    scores = seen + 4 * some
+    norms = peaks + slots
+    units = norms + slots
+    seen = units + slots
+    scores = seen + n * 16
     weights = scores + ROWS * BLOCK * 4
     relative = weights + ROWS * groups * BLOCK * 2
     largest = relative + groups * BLOCK * 4
     fading = largest + (groups + 15) // 16 * 64
     factors = fading + 64
-    stage = factors + (ROWS * groups + 15) // 16 * 64
+    highest = factors + groups * 64
+    origins = highest + 64
+    totals = origins + 64
+    stage = totals + 64
     end = stage + 8 * dim + 64
     return Scratch(
-        q, sums, peaks, norms, units, seen, scores, weights, relative, largest, fading, factors, stage, end
+        q,
+        sums,
+        peaks,
+        norms,
+        units,
+        seen,
+        scores,
+        weights,
+        relative,
+        largest,
+        fading,
+        factors,
+        highest,
+        origins,
+        totals,
+        stage,
+        end,
     )
+
+
+@jit
+def slot_of(i: int) -> int:
+    """Bytes from query 0's peak or norm to that of query i."""
+    return i // ROWS * 64 + i % ROWS * 4
 
 
 def tile_bytes(n: int, head_dim: int) -> int:
@@ -126,6 +158,19 @@ def exp2(x: Any) -> Any:
     p = fma(p, r, constant(0.055507337432645965))
     p = fma(p, r, constant(0.24022242085368942))
     p = fma(p, r, constant(0.6931469775991551))
+    p = fma(p, r, constant(1.0))
+    return times_power(p, n)
+
+
+@jit
+def _coarse_exp2(x: Any) -> Any:
+    """`exp2` to 3e-6 relative, a fifth of the rounding of a 15-bit weight, by a polynomial of degree 4."""
+    x = maximum(constant(-126.0), x)
+    n = round_even(x)
+    r = x - n
+    p = fma(constant(0.009582853092036978), r, constant(0.05590642460154033))
+    p = fma(p, r, constant(0.24024098610004083))
+    p = fma(p, r, constant(0.6931241934169263))
     p = fma(p, r, constant(1.0))
     return times_power(p, n)
 
@@ -176,8 +221,8 @@ def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int
 @jit
 def begin_sums(a: Any, m: Scratch, i: int) -> None:
     """Query i has seen nothing yet."""
-    store_f32(m.peaks + 4 * i, LOWEST)
-    store_f32(m.norms + 4 * i, np.float32(0.0))
+    store_f32(m.peaks + slot_of(i), LOWEST)
+    store_f32(m.norms + slot_of(i), np.float32(0.0))
     for d in range(0, 4 * padded_dim(a), 4 * LANES):
         storev_f32(m.sums + 4 * i * padded_dim(a) + d, constant(0.0))
 
@@ -200,38 +245,43 @@ def _choose_query_bytes(kind: Any) -> Any:
 # --- scores ----------------------------------------------------------------------------------------------
 
 
-def _score_tile(kind: Codes, a: Any, page_size: int, rows: Any, keys: int, slot: int) -> Any:
-    """The tile q · k of the queries at `rows` and the TILE keys from `slot` of a page's piece on."""
+def _score_tile(kind: Codes, a: Any, page_size: int, rows: Any, keys: int, slot: int, ahead: int) -> Any:
+    """The tile q · k of the queries at `rows` and the TILE keys from `slot` of a page's piece on.
+
+    Fetches as many bytes from `ahead` on into the cache as it reads.
+    """
     raise TypeError("for compiled code")
 
 
 @overload(_score_tile, jit_options={"forceinline": True})
-def _choose_score_tile(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any) -> Any:
+def _choose_score_tile(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any, ahead: Any) -> Any:
     size = SIZES.get(kind.codes.name, 0)
 
-    def floats(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any) -> Any:
+    def floats(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any, ahead: Any) -> Any:
         total = float_tile(rows)
         at = keys + slot * size
         for d in range(0, 4 * a.head_dim, 4):
             vectors = load_floats(kind, at), load_floats(kind, at + LANES * size)
             total = multiply_tile(total, vectors, rows, d)
             at += page_size * size
+            ahead = fetched(ahead, TILE * size)
         return total
 
-    def bytes_(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any) -> Any:
+    def bytes_(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any, ahead: Any) -> Any:
         total = float_tile(rows)
         at, stride = keys + 2 * slot, 2 * page_size
         scale = keys + padded_dim(a) * page_size + 2 * slot
         for g in range(0, 2 * padded_dim(a), 2 * GROUP):
             sums = int_tile(rows)
-            for d in range(g, g + 2 * GROUP, 4):
-                sums = multiply_tile(sums, load_byte_pairs(at), rows, d)
-                at += stride
+            for d in range(g, g + 2 * GROUP, 8):
+                sums = multiply_tile(sums, load_byte_pairs(at) + load_byte_pairs(at + stride), rows, d)
+                at += 2 * stride
+                ahead = fetched(ahead, 4 * TILE)
             total = scale_tile(total, sums, loadv_f16(scale), loadv_f16(scale + 2 * LANES))
             scale += stride
         return total
 
-    def nibbles(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any) -> Any:
+    def nibbles(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, slot: Any, ahead: Any) -> Any:
         total = float_tile(rows)
         at, stride = keys + 2 * slot, 2 * page_size
         scale = keys + padded_dim(a) // 2 * page_size + 2 * slot
@@ -240,6 +290,7 @@ def _choose_score_tile(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, 
             for d in range(g, g + 2 * GROUP, 8):
                 sums = multiply_tile(sums, load_two_nibble_pairs(at), rows, d)
                 at += stride
+                ahead = fetched(ahead, 2 * TILE)
             total = scale_tile(total, sums, loadv_f16(scale), loadv_f16(scale + 2 * LANES))
             scale += stride
         return total
@@ -248,12 +299,55 @@ def _choose_score_tile(kind: Any, a: Any, page_size: Any, rows: Any, keys: Any, 
 
 
 @jit
-def _score(kind: Codes, a: Any, page_size: int, rows: Any, outs: Any, keys: int, slot: int, n: int) -> None:
-    """Scores of n keys, a multiple of TILE, to the addresses `outs`."""
-    for i in range(0, n, TILE):
-        tile = _score_tile(kind, a, page_size, rows, keys, slot + i)
-        store_tile(tile, outs, 4 * LANES)
+def fetched(address: int, n: int) -> int:
+    """Ask for n bytes of memory; returns the address behind them."""
+    for line in range(0, n, 64):
+        prefetch(address + line)
+    return address + n
+
+
+@jit
+def _score(
+    kind: Codes,
+    a: Any,
+    m: Scratch,
+    i: int,
+    page_size: int,
+    rows: Any,
+    outs: Any,
+    keys: int,
+    slot: int,
+    n: int,
+    ahead: int,
+) -> None:
+    """Scores of n keys, a multiple of TILE, to the addresses `outs`, for queries i …; and the largest."""
+    part = key_bytes(kind, a) * TILE
+    highest = same_for_each(splat_f32(LOWEST), rows)
+    for j in range(0, n, TILE):
+        tile = _score_tile(kind, a, page_size, rows, keys, slot + j, ahead)
+        highest = store_scores(tile, outs, 4 * LANES, m.units + 4 * i, highest)
         outs = advanced(outs, 4 * TILE)
+        ahead += part
+    store_highest(highest, m.highest)
+
+
+def key_bytes(kind: Codes, a: Any) -> int:
+    """Bytes of a key without its scales."""
+    raise TypeError("for compiled code")
+
+
+@overload(key_bytes, jit_options={"forceinline": True})
+def _choose_key_bytes(kind: Any, a: Any) -> Any:
+    size = SIZES.get(kind.codes.name, 0)
+    shift = 0 if kind.codes.name == "Q8_0" else 1
+
+    def floats(kind: Any, a: Any) -> Any:
+        return a.head_dim * size
+
+    def ints(kind: Any, a: Any) -> Any:
+        return padded_dim(a) >> shift
+
+    return floats if size else ints
 
 
 def advanced(addresses: Any, n: int) -> Any:
@@ -282,58 +376,69 @@ def _choose_advanced(addresses: Any, n: Any) -> Any:
 
 
 @jit
-def _shape_scores(a: Any, m: Scratch, i: int, row: int, first: int, n: int) -> float:
-    """Scale, cap and hide the scores of query i, in place; returns the largest."""
-    scores = m.scores + 4 * BLOCK * row
-    unit = splat_f32(load_f32(m.units + 4 * i))
+def _shape_scores(a: Any, m: Scratch, i: int, row: int, first: int, n: int) -> None:
+    """Cap and hide the scores of query i, in place, and find the largest again, if there is need."""
     low = max(load_i64(m.seen + 16 * i) - first, 0)
     high = min(load_i64(m.seen + 16 * i + 8) - first, n)
-    hidden = low > 0 or high < n
-    highest = splat_f32(LOWEST)
-    for j in range(0, n, LANES):
-        x = loadv_f32(scores + 4 * j) * unit
-        if a.softcap > 0:
-            cap = splat_f32(np.float32(a.softcap * LOG2_E))
-            x = cap * tanh(x * splat_f32(np.float32(1.0 / a.softcap)))
-        if hidden:
+    if low > 0 or high < n or a.softcap > 0:
+        scores = m.scores + 4 * BLOCK * row
+        highest = splat_f32(LOWEST)
+        for j in range(0, n, LANES):
+            x = loadv_f32(scores + 4 * j)
+            if a.softcap > 0:
+                cap = splat_f32(np.float32(a.softcap * LOG2_E))
+                x = cap * tanh(x * splat_f32(np.float32(1.0 / a.softcap)))
             x = keep_lanes(x, low - j, high - j, np.float32(-np.inf))
-        storev_f32(scores + 4 * j, x)
-        highest = maximum(x, highest)
-    return lane_max(highest)
+            storev_f32(scores + 4 * j, x)
+            highest = maximum(x, highest)
+        store_f32(m.highest + 4 * row, lane_max(highest))
 
 
-def _weigh(kind: Codes, a: Any, m: Scratch, i: int, row: int, highest: float, n: int) -> None:
-    """Turn the scores of query i into weights and update its maximum and norm."""
+@jit
+def _fade(kind: Codes, a: Any, m: Scratch, i: int) -> None:
+    """Move the maxima of queries i … i + ROWS-1, all at once, and find what that makes of what they have."""
+    before, highest = loadv_f32(m.peaks + slot_of(i)), loadv_f32(m.highest)
+    peak = maximum(highest, before)
+    fading, factor = exp2(before - peak), constant(1.0)
+    if limit_of(kind) == 0:
+        storev_f32(m.origins, peak)
+    else:
+        # Weights relative to this block's own maximum keep their bits where an earlier score is far above.
+        storev_f32(m.origins, highest)
+        factor = exp2(highest - peak)
+        for g in range(padded_dim(a) // GROUP):
+            storev_f32(m.factors + 64 * g, factor * splat_f32(load_f32(m.largest + 4 * g)))
+    storev_f32(m.peaks + slot_of(i), peak)
+    storev_f32(m.fading, fading)
+    storev_f32(m.totals, factor)
+
+
+def _weigh(kind: Codes, a: Any, m: Scratch, i: int, row: int, n: int) -> None:
+    """Turn the scores of query i into weights and add them to its norm."""
     raise TypeError("for compiled code")
 
 
 @overload(_weigh, jit_options={"forceinline": True})
-def _choose_weigh(kind: Any, a: Any, m: Any, i: Any, row: Any, highest: Any, n: Any) -> Any:
-    def floats(kind: Any, a: Any, m: Any, i: Any, row: Any, highest: Any, n: Any) -> Any:
+def _choose_weigh(kind: Any, a: Any, m: Any, i: Any, row: Any, n: Any) -> Any:
+    def floats(kind: Any, a: Any, m: Any, i: Any, row: Any, n: Any) -> Any:
         scores = m.scores + 4 * BLOCK * row
-        before = load_f32(m.peaks + 4 * i)
-        peak = max(before, highest)
-        shift, total = splat_f32(peak), constant(0.0)
+        origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
         for j in range(0, 4 * n, 4 * LANES):
-            p = exp2(loadv_f32(scores + j) - shift)
+            p = exp2(loadv_f32(scores + j) - origin)
             storev_f32(scores + j, p)
             total = total + p
-        fading = exp2_of(before - peak)
-        store_f32(m.peaks + 4 * i, peak)
-        store_f32(m.norms + 4 * i, load_f32(m.norms + 4 * i) * fading + lane_sum(total))
-        store_f32(m.fading + 4 * row, fading)
+        _add_to_norm(m, i, row, lane_sum(total))
 
-    def ints(kind: Any, a: Any, m: Any, i: Any, row: Any, highest: Any, n: Any) -> Any:
+    def ints(kind: Any, a: Any, m: Any, i: Any, row: Any, n: Any) -> Any:
         scores = m.scores + 4 * BLOCK * row
         groups = padded_dim(a) // GROUP
-        # Weights relative to this block's own maximum keep their bits where an earlier score is far above.
-        shift, total = splat_f32(highest), constant(0.0)
+        origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
         weights = m.weights + row * groups * BLOCK * 2
         half = constant(0.5)
         for c in range(0, n, 32):
             for j in range(c, c + 16, LANES):
-                even = exp2(loadv_f32(scores + 4 * j) - shift)
-                odd = exp2(loadv_f32(scores + 4 * j + 64) - shift)
+                even = _coarse_exp2(loadv_f32(scores + 4 * j) - origin)
+                odd = _coarse_exp2(loadv_f32(scores + 4 * j + 64) - origin)
                 total = total + (even + odd)
                 at, relative = weights + 2 * c + 4 * (j - c), m.relative + 4 * j
                 for _ in range(groups):
@@ -344,16 +449,16 @@ def _choose_weigh(kind: Any, a: Any, m: Any, i: Any, row: Any, highest: Any, n: 
                     storev_i32(at, low | (high << 16))
                     at += 2 * BLOCK
                     relative += 4 * BLOCK
-        before = load_f32(m.peaks + 4 * i)
-        peak = max(before, highest)
-        fading, factor = exp2_of(before - peak), exp2_of(highest - peak)
-        store_f32(m.peaks + 4 * i, peak)
-        store_f32(m.norms + 4 * i, load_f32(m.norms + 4 * i) * fading + lane_sum(total) * factor)
-        store_f32(m.fading + 4 * row, fading)
-        for g in range(groups):
-            store_f32(m.factors + 4 * (row * groups + g), load_f32(m.largest + 4 * g) * factor)
+        _add_to_norm(m, i, row, lane_sum(total))
 
     return floats if kind.codes.name in SIZES else ints
+
+
+@jit
+def _add_to_norm(m: Scratch, i: int, row: int, total: float) -> None:
+    norm = m.norms + slot_of(i)
+    faded = load_f32(norm) * load_f32(m.fading + 4 * row)
+    store_f32(norm, faded + total * load_f32(m.totals + 4 * row))
 
 
 def _scales_of_values(
@@ -367,8 +472,6 @@ def _scales_of_values(
 def _choose_scales_of_values(
     kind: Any, a: Any, m: Any, page_size: Any, values: Any, slot: Any, n: Any, low: Any, high: Any
 ) -> Any:
-    shift = 0 if kind.codes.name == "Q8_0" else 1
-
     def floats(
         kind: Any, a: Any, m: Any, page_size: Any, values: Any, slot: Any, n: Any, low: Any, high: Any
     ) -> Any:
@@ -377,7 +480,7 @@ def _choose_scales_of_values(
     def ints(
         kind: Any, a: Any, m: Any, page_size: Any, values: Any, slot: Any, n: Any, low: Any, high: Any
     ) -> Any:
-        at = values + ((padded_dim(a) * page_size) >> shift) + 2 * slot
+        at = values + key_bytes(kind, a) * page_size + 2 * slot
         for g in range(padded_dim(a) // GROUP):
             out = m.relative + 4 * BLOCK * g
             peak = constant(0.0)
@@ -399,19 +502,24 @@ def _choose_scales_of_values(
 
 
 def _add_values(
-    kind: Codes, a: Any, m: Scratch, rows: Any, sums: Any, values: int, slot: int, n: int
+    kind: Codes, a: Any, m: Scratch, rows: Any, sums: Any, values: int, slot: int, n: int, ahead: int
 ) -> None:
-    """sums = sums · fading + weights · values for the queries whose float32 [dim] sums lie at `sums`."""
+    """sums = sums · fading + weights · values for the queries whose float32 [dim] sums lie at `sums`.
+
+    Fetches as many bytes from `ahead` on into the cache as it reads.
+    """
     raise TypeError("for compiled code")
 
 
 @overload(_add_values, jit_options={"forceinline": True})
 def _choose_add_values(
-    kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any
+    kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any, ahead: Any
 ) -> Any:
     size = SIZES.get(kind.codes.name, 0)
 
-    def floats(kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any) -> Any:
+    def floats(
+        kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any, ahead: Any
+    ) -> Any:
         dim = padded_dim(a)
         for d in range(0, dim, TILE):
             total = load_tile(sums, 4 * LANES, m.fading)
@@ -420,38 +528,46 @@ def _choose_add_values(
                 vectors = load_floats(kind, at), load_floats(kind, at + LANES * size)
                 total = multiply_tile(total, vectors, rows, j)
                 at += dim * size
+                ahead = fetched(ahead, TILE * size)
             store_tile(total, sums, 4 * LANES)
             sums = advanced(sums, 4 * TILE)
 
-    def bytes_(kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any) -> Any:
+    def bytes_(
+        kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any, ahead: Any
+    ) -> Any:
         dim = padded_dim(a)
-        stride, factor_stride = 2 * dim, 4 * (dim // GROUP)
+        stride = 2 * dim
         for g in range(dim // GROUP):
             for d in range(0, GROUP, TILE):
                 products = int_tile(rows)
                 at = values + slot * dim + 2 * (g * GROUP + d)
-                for j in range(0, 2 * n, 4):
-                    products = multiply_tile(products, load_byte_pairs(at), rows, j)
-                    at += stride
+                for j in range(0, 2 * n, 8):
+                    vectors = load_byte_pairs(at) + load_byte_pairs(at + stride)
+                    products = multiply_tile(products, vectors, rows, j)
+                    at += 2 * stride
+                    ahead = fetched(ahead, 4 * TILE)
                 total = load_tile(sums, 4 * LANES, m.fading)
-                total = add_scaled(total, products, m.factors + 4 * g, factor_stride)
+                total = add_scaled(total, products, m.factors + 64 * g, 4)
                 store_tile(total, sums, 4 * LANES)
                 sums = advanced(sums, 4 * TILE)
             rows = advanced(rows, 2 * BLOCK)
 
-    def nibbles(kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any) -> Any:
+    def nibbles(
+        kind: Any, a: Any, m: Any, rows: Any, sums: Any, values: Any, slot: Any, n: Any, ahead: Any
+    ) -> Any:
         dim = padded_dim(a)
-        factor_stride = 4 * (dim // GROUP)
         for g in range(dim // GROUP):
             for d in range(0, GROUP // 2, LANES):
                 products = int_tile(rows)
                 at = values + (slot // 2) * dim + g * GROUP + 2 * d
-                for j in range(0, 2 * n, 4):
-                    products = multiply_tile(products, load_nibble_pairs(at), rows, j)
-                    at += dim
+                for j in range(0, 2 * n, 8):
+                    vectors = load_nibble_pairs(at) + load_nibble_pairs(at + dim)
+                    products = multiply_tile(products, vectors, rows, j)
+                    at += 2 * dim
+                    ahead = fetched(ahead, 2 * TILE)
                 out = advanced(sums, 4 * d)
                 total = load_tile(out, 64, m.fading)
-                total = add_scaled(total, products, m.factors + 4 * g, factor_stride)
+                total = add_scaled(total, products, m.factors + 64 * g, 4)
                 store_tile(total, out, 64)
             sums = advanced(sums, 4 * GROUP)
             rows = advanced(rows, 2 * BLOCK)
@@ -491,13 +607,15 @@ def _block(
     n: int,
     begin: int,
     end: int,
+    next_keys: int,
+    next_values: int,
 ) -> None:
     """All of the tile's queries over the n keys at positions first …; begin and end bound what is in use."""
     slot, dim = first % page_size, padded_dim(a)
     _scales_of_values(kind, a, m, page_size, values, slot, n, begin - first, end - first)
     width, sums_width = query_bytes(kind) * dim, 4 * dim
-    weights, weights_width = _weights_of(kind, a, m)
-    w1, w2, w3 = weights + weights_width, weights + 2 * weights_width, weights + 3 * weights_width
+    w0, weights_width = _weights_of(kind, a, m)
+    w1, w2, w3 = w0 + weights_width, w0 + 2 * weights_width, w0 + 3 * weights_width
     o0 = m.scores
     o1, o2, o3 = o0 + 4 * BLOCK, o0 + 8 * BLOCK, o0 + 12 * BLOCK
     for i in range(0, n_queries, ROWS):
@@ -506,34 +624,63 @@ def _block(
         q1, q2, q3 = q0 + width, q0 + 2 * width, q0 + 3 * width
         s1, s2, s3 = s0 + sums_width, s0 + 2 * sums_width, s0 + 3 * sums_width
         if count == 4:
-            _score(kind, a, page_size, (q0, q1, q2, q3), (o0, o1, o2, o3), keys, slot, n)
+            _score(kind, a, m, i, page_size, (q0, q1, q2, q3), (o0, o1, o2, o3), keys, slot, n, next_keys)
         elif count == 3:
-            _score(kind, a, page_size, (q0, q1, q2), (o0, o1, o2), keys, slot, n)
+            _score(kind, a, m, i, page_size, (q0, q1, q2), (o0, o1, o2), keys, slot, n, next_keys)
         elif count == 2:
-            _score(kind, a, page_size, (q0, q1), (o0, o1), keys, slot, n)
+            _score(kind, a, m, i, page_size, (q0, q1), (o0, o1), keys, slot, n, next_keys)
         else:
-            _score(kind, a, page_size, (q0,), (o0,), keys, slot, n)
+            _score(kind, a, m, i, page_size, (q0,), (o0,), keys, slot, n, next_keys)
         for row in range(count):
-            highest = _shape_scores(a, m, i + row, row, first, n)
-            _weigh(kind, a, m, i + row, row, highest, n)
+            _shape_scores(a, m, i + row, row, first, n)
+        _fade(kind, a, m, i)
+        for row in range(count):
+            _weigh(kind, a, m, i + row, row, n)
         if count == 4:
-            _add_values(kind, a, m, (weights, w1, w2, w3), (s0, s1, s2, s3), values, slot, n)
+            _add_values(kind, a, m, (w0, w1, w2, w3), (s0, s1, s2, s3), values, slot, n, next_values)
         elif count == 3:
-            _add_values(kind, a, m, (weights, w1, w2), (s0, s1, s2), values, slot, n)
+            _add_values(kind, a, m, (w0, w1, w2), (s0, s1, s2), values, slot, n, next_values)
         elif count == 2:
-            _add_values(kind, a, m, (weights, w1), (s0, s1), values, slot, n)
+            _add_values(kind, a, m, (w0, w1), (s0, s1), values, slot, n, next_values)
         else:
-            _add_values(kind, a, m, (weights,), (s0,), values, slot, n)
+            _add_values(kind, a, m, (w0,), (s0,), values, slot, n, next_values)
 
 
 @jit
 def attend_tile(
-    kind: Codes, a: Any, s: Any, m: Scratch, n_queries: int, sequence: int, kv_head: int, begin: int, end: int
+    kind: Codes,
+    a: Any,
+    s: Any,
+    m: Scratch,
+    n_queries: int,
+    sequence: int,
+    kv_head: int,
+    begin: int,
+    end: int,
+    length: int,
 ) -> None:
-    """The tile's queries over positions begin … end-1 of a sequence; `prepare_query` made the queries."""
+    """The tile's queries over positions begin … end-1 of a sequence that has `length`.
+
+    `prepare_query` and `begin_sums` made the queries.
+    """
     at = begin // 32 * 32
+    keys, values = pieces(kind, a, s, sequence, at, kv_head)
     while at < end:
         n = min(BLOCK, s.page_size - at % s.page_size, (end - at + 31) // 32 * 32)
-        keys, values = pieces(kind, a, s, sequence, at, kv_head)
-        _block(kind, a, m, s.page_size, n_queries, keys, values, at, n, begin, end)
+        # The next block is fetched while this one is used: pages lie anywhere, so that no CPU foresees it.
+        next_keys, next_values = keys, values
+        if at + n < length:
+            next_keys, next_values = pieces(kind, a, s, sequence, at + n, kv_head)
+            _fetch_scales(kind, a, s.page_size, next_keys, next_values)
+        _block(kind, a, m, s.page_size, n_queries, keys, values, at, n, begin, end, next_keys, next_values)
+        keys, values = next_keys, next_values
         at += n
+
+
+@jit
+def _fetch_scales(kind: Codes, a: Any, page_size: int, keys: int, values: int) -> None:
+    if limit_of(kind) != 0:
+        codes = key_bytes(kind, a) * page_size
+        scales = padded_dim(a) // GROUP * 2 * page_size
+        fetched(keys + codes, scales)
+        fetched(values + codes, scales)
