@@ -12,11 +12,12 @@ and nothing grows, but for the rows of zeros that fill the last panel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from .block import QTensor
+from .block import BlockFormat, QTensor
 
 
 @dataclass(frozen=True)
@@ -61,32 +62,55 @@ def repacked_bytes(tensor: QTensor, lanes: int) -> int:
 
 
 def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
-    """The matrix in panels of `lanes` rows: uint8 [panels, bytes per panel], 64-byte aligned.
+    """The matrix in panels of `lanes` (4, 8, 16) rows: uint8 [panels, bytes per panel], 64-byte aligned.
 
-    Written into `out`, uint8 [repacked_bytes], if given. Takes about twice the matrix in between: callers
-    with little memory give it a part of the rows at a time.
+    Written into `out`, contiguous uint8 [repacked_bytes], if given. Other threads run meanwhile, and may
+    repack other rows.
     """
+    from .repack import gather_rows  # Numba takes its time
+
     rows, row_bytes = tensor.data.shape
-    planes = PLANES[tensor.format.name]
-    n_panels = -(-rows // lanes)
-    n_blocks = row_bytes // tensor.format.type_size
     if out is None:
         out = aligned_empty(repacked_bytes(tensor, lanes))
-    out = out.reshape(n_panels, lanes * row_bytes)
-    data = tensor.data
-    if missing := n_panels * lanes - rows:
-        data = np.concatenate([data, np.zeros((missing, row_bytes), np.uint8)])
-    blocks = data.reshape(n_panels, lanes, n_blocks, tensor.format.type_size)
-    at = 0
-    for i, plane in enumerate(planes):
-        part = np.ascontiguousarray(blocks[..., plane.offset : plane.offset + plane.n_bytes])
-        elements = part.view(f"u{plane.size}")
-        if HIGH_BITS_PLANE.get(tensor.format.name) == i:
-            elements = regroup_high_bits(elements)
-        length = lanes * n_blocks * plane.n_bytes
-        out[:, at : at + length] = elements.transpose(0, 2, 3, 1).reshape(n_panels, -1).view(np.uint8)
-        at += length
+    out = out.reshape(-1, lanes * row_bytes)
+    data = np.ascontiguousarray(tensor.data)
+    whole = rows // lanes
+    _gather(gather_rows.compiled.ctypes, tensor.format, data[: whole * lanes], lanes, out[:whole])
+    if whole < len(out):
+        last = np.zeros((lanes, row_bytes), np.uint8)
+        last[: rows - whole * lanes] = data[whole * lanes :]
+        _gather(gather_rows.compiled.ctypes, tensor.format, last, lanes, out[whole:])
     return out
+
+
+def _gather(
+    gather_rows: Callable[[int, int, int], None],
+    kind: BlockFormat,
+    data: np.ndarray,
+    lanes: int,
+    out: np.ndarray,
+) -> None:
+    """Repack whole panels."""
+    from .repack import GATHER, PLANE
+
+    n_blocks, type_size = data.shape[1] // kind.type_size, kind.type_size
+    regrouped = HIGH_BITS_PLANE.get(kind.name)
+    planes = np.array(
+        [(p.offset, p.size, p.count, i == regrouped) for i, p in enumerate(PLANES[kind.name])], PLANE
+    )
+    if len(planes) == 1:  # its elements lie in the panel as if a row were one large block
+        planes["count"] *= n_blocks
+        n_blocks, type_size = 1, data.shape[1]
+    arguments = np.zeros(1, GATHER)
+    arguments["data"], arguments["row_bytes"], arguments["out"] = (
+        data.ctypes.data,
+        data.shape[1],
+        out.ctypes.data,
+    )
+    arguments["n_panels"], arguments["lanes"] = len(out), lanes
+    arguments["n_blocks"], arguments["type_size"] = n_blocks, type_size
+    arguments["planes"], arguments["n_planes"] = planes.ctypes.data, len(planes)
+    gather_rows(arguments.ctypes.data, 0, 0)
 
 
 def regroup_high_bits(words: np.ndarray) -> np.ndarray:

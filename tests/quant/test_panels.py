@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -27,7 +29,7 @@ def test_planes_cover_every_byte_of_a_block_once():
 
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("rows", "blocks"), [(16, 1), (37, 3), (1, 2)])
+@pytest.mark.parametrize(("rows", "blocks"), [(16, 1), (37, 3), (1, 2), (9, 23)])
 def test_layout(name, lanes, rows, blocks):
     """panel[plane][block][element][row], looked up one element at a time."""
     tensor = random_tensor(name, rows, blocks)
@@ -68,3 +70,26 @@ def test_parts_of_the_rows_give_the_same():
         start = rows.start * tensor.data.shape[1]
         repack(part, 8, out[start : start + repacked_bytes(part, 8)])
     np.testing.assert_array_equal(out, repack(tensor, 8).ravel())
+
+
+def test_parts_from_several_threads():
+    """The same result when all parts are repacked at once, and none beyond its own bytes."""
+    tensor = random_tensor("Q5_1", 64, 3)
+    row_bytes = tensor.data.shape[1]
+    out = np.zeros(repacked_bytes(tensor, 16), np.uint8)
+
+    def part(first: int) -> None:
+        data = tensor.data[first : first + 16]
+        repack(QTensor("w", tensor.format, (16, 96), data), 16, out[first * row_bytes :][: data.size])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(part, range(0, 64, 16)))
+    np.testing.assert_array_equal(out, repack(tensor, 16).ravel())
+
+
+def test_rows_that_do_not_lie_together():
+    tensor = random_tensor("Q4_0", 24, 2)
+    wide = np.zeros((24, 2 * tensor.data.shape[1]), np.uint8)
+    wide[:, ::2] = tensor.data
+    strided = QTensor("w", tensor.format, tensor.shape, wide[:, ::2])
+    np.testing.assert_array_equal(repack(strided, 8), repack(tensor, 8))
