@@ -8,6 +8,7 @@ holds the entry point, not of the helpers it calls in others, and needs all of N
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cached_property
@@ -34,7 +35,15 @@ class Helper:
     def dispatcher(self) -> Any:
         import numba
 
-        return numba.njit(self.py_func, nogil=True, error_model="numpy", forceinline=True)
+        # Without the wrappers that would let Python and C call it.
+        return numba.njit(
+            self.py_func,
+            nogil=True,
+            error_model="numpy",
+            forceinline=True,
+            no_cpython_wrapper=True,
+            no_cfunc_wrapper=True,
+        )
 
     @property
     def _numba_type_(self) -> Any:
@@ -44,7 +53,7 @@ class Helper:
         return typeof(self.dispatcher)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.dispatcher(*arguments)
+        raise TypeError(f"{self.__name__} is for compiled code")
 
 
 def jit(function: Callable) -> Any:
@@ -61,6 +70,7 @@ class Kernel:
         self.module = function.__module__
         self._function = function
         self._fastmath = fastmath
+        self._compiling = threading.Lock()
 
     @cached_property
     def key(self) -> str:
@@ -87,12 +97,14 @@ class Kernel:
         return code
 
     def compile(self, cache: KernelCache) -> MachineCode:
-        """Compile the kernel and keep it in the cache."""
+        """Compile the kernel and keep it in the cache. Of several threads that want it, one does so."""
         from .compiler import machine_code
 
-        code = cache.store(self.key, *machine_code(self._function, self._fastmath))
-        self.__dict__["compiled"] = code
-        return code
+        with self._compiling:
+            if "compiled" not in self.__dict__:
+                code = cache.store(self.key, *machine_code(self._function, self._fastmath))
+                self.__dict__["compiled"] = code
+        return self.__dict__["compiled"]
 
 
 def kernel(function: KernelFunction) -> Kernel:

@@ -65,13 +65,12 @@ def _copy(bits: int) -> Any:
     return copy
 
 
-def _plane_gather(size: int) -> Any:
-    """The gather of one plane of a panel, for elements of `size` bytes."""
-    transpose, copy = _transpose(8 * size), _copy(8 * size)
+def _gather_few(size: int) -> Any:
+    """The gather of a plane of less than four elements a block, of `size` bytes each."""
+    copy = _copy(8 * size)
 
     @jit
     def gather_few(a: Any, plane: Any, rows: int, target: int) -> None:
-        """A plane of less than four elements a block."""
         row_bytes = a.row_bytes
         for block in range(a.n_blocks):
             source = rows + block * a.type_size + plane.offset
@@ -85,16 +84,23 @@ def _plane_gather(size: int) -> Any:
                     target += 4 * size
                 source += size
 
+    return gather_few
+
+
+def _gather_many(size: int) -> Any:
+    """The gather of a plane of four elements a block or more."""
+    transpose, copy = _transpose(8 * size), _copy(8 * size)
+
     @jit
     def gather_many(a: Any, plane: Any, rows: int, target: int) -> None:
         row_bytes, stride, whole = a.row_bytes, a.lanes * size, plane.count // 4 * 4
-        ahead = a.lanes * row_bytes  # the next panel
+        next_panel = rows + a.lanes * row_bytes
         for block in range(a.n_blocks):
             source = rows + block * a.type_size + plane.offset
             for start in range(0, whole, CHUNK):
                 end = min(start + CHUNK, whole)
                 for line in range(start * stride, end * stride, 64):
-                    prefetch(rows + ahead + block * a.lanes * a.type_size + line)
+                    prefetch(next_panel + block * a.lanes * a.type_size + line)
                 for row in range(0, a.lanes, 4):
                     from_, to = source + row * row_bytes, target + row * size
                     for i in range(start, end, 4):
@@ -104,32 +110,24 @@ def _plane_gather(size: int) -> Any:
                     copy(source + row * row_bytes + i * size, target + i * stride + row * size)
             target += plane.count * stride
 
-    @jit
-    def gather(a: Any, plane: Any, rows: int, target: int) -> None:
-        if plane.count < 4:
-            gather_few(a, plane, rows, target)
-        else:
-            gather_many(a, plane, rows, target)
-
-    return gather
+    return gather_many
 
 
-_gather_1, _gather_2, _gather_4 = _plane_gather(1), _plane_gather(2), _plane_gather(4)
+_few_1, _few_2, _few_4 = _gather_few(1), _gather_few(2), _gather_few(4)
+_many_2, _many_4 = _gather_many(2), _gather_many(4)
 
 
 @jit
-def _regroup(address: int, n: int) -> None:
-    """Bit 4j + b of each of n words to 8b + j."""
-    words = carray(as_pointer(address), n, np.uint32)
-    for i in range(n):
-        word, out = words[i], np.uint32(0)
-        for b in range(4):
-            x = (word >> np.uint32(b)) & np.uint32(0x11111111)
-            x = (x | x >> np.uint32(3)) & np.uint32(0x03030303)
-            x = (x | x >> np.uint32(6)) & np.uint32(0x000F000F)
-            x = (x | x >> np.uint32(12)) & np.uint32(0x000000FF)
-            out |= x << np.uint32(8 * b)
-        words[i] = out
+def _regrouped(word: Any) -> Any:
+    """Bit 4j + b moved to 8b + j, see `panels.regroup_high_bits`."""
+    out = np.uint32(0)
+    for b in range(4):
+        x = (word >> np.uint32(b)) & np.uint32(0x11111111)
+        x = (x | x >> np.uint32(3)) & np.uint32(0x03030303)
+        x = (x | x >> np.uint32(6)) & np.uint32(0x000F000F)
+        x = (x | x >> np.uint32(12)) & np.uint32(0x000000FF)
+        out |= x << np.uint32(8 * b)
+    return out
 
 
 @kernel
@@ -142,13 +140,21 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
         target = a.out + panel * a.lanes * a.row_bytes
         for i in range(a.n_planes):
             plane = planes[i]
-            n_elements = a.n_blocks * plane.count * a.lanes
+            few = plane.count < 4
             if plane.size == 4:
-                _gather_4(a, plane, rows, target)
-            elif plane.size == 2:
-                _gather_2(a, plane, rows, target)
+                if few:
+                    _few_4(a, plane, rows, target)
+                else:
+                    _many_4(a, plane, rows, target)
+            elif plane.size == 1:
+                _few_1(a, plane, rows, target)
+            elif few:
+                _few_2(a, plane, rows, target)
             else:
-                _gather_1(a, plane, rows, target)
+                _many_2(a, plane, rows, target)
+            n_elements = a.n_blocks * plane.count * a.lanes
             if plane.regroup:
-                _regroup(target, n_elements)
+                words = carray(as_pointer(target), n_elements, np.uint32)
+                for k in range(n_elements):
+                    words[k] = _regrouped(words[k])
             target += n_elements * plane.size

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -195,6 +196,21 @@ def test_helpers_end_with_their_parent(home):
     assert process.stdin is not None
     process.stdin.close()
     process.wait(timeout=20)
+
+
+def test_threads_compile_a_kernel_once(home, monkeypatch):
+    calls = []
+    machine_code = compiler.machine_code
+
+    def count(*arguments):
+        calls.append(arguments)
+        return machine_code(*arguments)
+
+    monkeypatch.setattr(compiler, "machine_code", count)
+    kernel = writers()[3]
+    with ThreadPoolExecutor(4) as pool:
+        addresses = {found.address for found in pool.map(lambda _: kernel.compiled, range(4))}
+    assert len(calls) == len(addresses) == 1
 
 
 def test_a_full_disk_costs_only_the_cache(home, monkeypatch):
