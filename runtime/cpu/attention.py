@@ -26,16 +26,8 @@ from ...quant.simd import (
     store_f32,
     storev_f32,
 )
-from .attention_tile import (
-    LOWEST,
-    attend_tile,
-    begin_sums,
-    exp2_of,
-    prepare_query,
-    scratch_at,
-    slot_of,
-    tile_bytes,
-)
+from .attention_tile import ANY, FULL, attend_tile, begin_sums, prepare_query
+from .attention_weights import LOWEST, exp2_of, scratch_at, slot_of, tile_bytes
 from .floats import constant
 from .kv import (
     ATTENTION,
@@ -95,53 +87,42 @@ def _attend_kernel(kind: Codes) -> Kernel:
         a, s = arguments_at(arguments), step_at(step)
         group = a.heads // a.kv_heads
         together = min(group, QUERIES)
+        parts = (group + together - 1) // together
         m = scratch_at(a.scratch + thread * a.scratch_stride, QUERIES, padded_dim(a))
-        task, row = 0, 0
+        task, row, dim = 0, 0, padded_dim(a)
         while row < s.n_rows:
             sequence = load_i32(s.sequences + 4 * row)
-            n = 1
-            while (
-                n < QUERIES // together
-                and row + n < s.n_rows
-                and load_i32(s.sequences + 4 * (row + n)) == sequence
-            ):
+            n, most = 1, min(QUERIES // together, s.n_rows - row)
+            while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
                 n += 1
-            for kv_head in range(a.kv_heads):
-                for head in range(kv_head * group, kv_head * group + group, together):
-                    if task % s.n_threads == thread:
-                        heads = min(together, kv_head * group + group - head)
-                        _attend_rows(kind, a, s, m, row, n, sequence, kv_head, head, heads)
-                    task += 1
+            for part in range(a.kv_heads * parts):
+                task += 1
+                if task % s.n_threads != thread:
+                    continue
+                kv_head = part // parts
+                head = kv_head * group + part % parts * together
+                heads = min(together, kv_head * group + group - head)
+                lowest = highest = np.int64(load_i32(s.positions + 4 * row))
+                for i in range(n * heads):
+                    t, h = row + i // heads, head + i % heads
+                    position = np.int64(load_i32(s.positions + 4 * t))
+                    lowest, highest = min(lowest, position), max(highest, position)
+                    copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.stage, a.head_dim, dim)
+                    prepare_query(kind, a, m, i, m.stage, position)
+                    begin_sums(a, m, i)
+                begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
+                attend_tile(
+                    kind, FULL, a, s, m, n * heads, sequence, kv_head, begin, highest + 1, highest + 1
+                )
+                for i in range(n * heads):
+                    t, h = row + i // heads, head + i % heads
+                    out = a.out + t * a.out_stride + 4 * h * a.head_dim
+                    factor = np.float32(1.0) / load_f32(m.norms + slot_of(i))
+                    for d in range(0, 4 * a.head_dim, 4):
+                        store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
             row += n
 
     return attend
-
-
-@jit
-def _attend_rows(
-    kind: Codes, a: Any, s: Any, m: Any, row: int, n: int, sequence: int, kv_head: int, head: int, heads: int
-) -> None:
-    dim = padded_dim(a)
-    lowest, highest = np.int64(load_i32(s.positions + 4 * row)), np.int64(0)
-    i = 0
-    for t in range(row, row + n):
-        position = np.int64(load_i32(s.positions + 4 * t))
-        lowest, highest = min(lowest, position), max(highest, position)
-        for h in range(head, head + heads):
-            copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.stage, a.head_dim, dim)
-            prepare_query(kind, a, m, i, m.stage, position)
-            begin_sums(a, m, i)
-            i += 1
-    begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
-    attend_tile(kind, a, s, m, n * heads, sequence, kv_head, begin, highest + 1, highest + 1)
-    i = 0
-    for t in range(row, row + n):
-        for h in range(head, head + heads):
-            out = a.out + t * a.out_stride + 4 * h * a.head_dim
-            factor = np.float32(1.0) / load_f32(m.norms + slot_of(i))
-            for d in range(0, 4 * a.head_dim, 4):
-                store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
-            i += 1
 
 
 # --- one row ---------------------------------------------------------------------------------------------
@@ -192,7 +173,7 @@ def _attend_one_kernel(kind: Codes) -> Kernel:
                             prepare_query(kind, a, m, i, m.stage, position)
                         begin_sums(a, m, i)
                     prepared = head
-                    attend_tile(kind, a, s, m, heads, sequence, kv_head, low, high, position + 1)
+                    attend_tile(kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1)
                     for i in range(heads):
                         out = _partial(a, span - first, head + i)
                         for d in range(0, 4 * dim, 4 * LANES):
