@@ -10,6 +10,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.panels import aligned_empty, repack, repacked_bytes
+from ...quant.precompile import compile_kernels
 from ...quant.simd import LANES
 from .. import ops
 from .instructions import Progress
@@ -17,6 +18,7 @@ from .layout import Layout, Matrix
 from .many_rows import ManyRows
 from .memory import Memory
 from .one_row import OneRow
+from .team import TEAM_KERNELS
 
 REPACK_BYTES = 2 << 20  # of a weight at once
 
@@ -55,10 +57,8 @@ class Lowering:
             matrices = {k: Matrix(weight, panels[k].ctypes.data) for k, weight in weights.items()}
             many = ManyRows(self.program, self.layout, memory, matrices).instructions()
             one = OneRow(self.program, self.layout, memory, matrices).instructions()
-            kernels = list({id(k): k for k in (*one.kernels, *many.kernels)}.values())
-            for i, kernel in enumerate(kernels):
-                self._report("compiling kernels", i, len(kernels))
-                kernel.address  # noqa: B018
+            kernels = [*one.kernels, *many.kernels, *TEAM_KERNELS]
+            compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))
             done = 0
             for future in as_completed(repacking):
                 future.result()

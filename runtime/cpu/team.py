@@ -94,6 +94,9 @@ def follow(team: int, done: int, thread: int) -> None:
         spins += 1
 
 
+TEAM_KERNELS = (post, lead, follow)
+
+
 class _Workers:
     """What the worker threads share with their team; they hold this and not the team itself, so that a
     forgotten team can end them."""
