@@ -36,14 +36,8 @@ class Helper:
         import numba
 
         # Without the wrappers that would let Python and C call it.
-        return numba.njit(
-            self.py_func,
-            nogil=True,
-            error_model="numpy",
-            forceinline=True,
-            no_cpython_wrapper=True,
-            no_cfunc_wrapper=True,
-        )
+        options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+        return numba.njit(self.py_func, nogil=True, error_model="numpy", forceinline=True, **options)
 
     @property
     def _numba_type_(self) -> Any:

@@ -1,17 +1,17 @@
 """Activations in 8 bits: a scale ("unit") for each group of 32, and a second digit where that is too coarse.
 
-What rounding costs grows with the square of a group's unit, so a few groups that stand out make up most of it.
-Groups whose largest value exceeds `OUTLIER` times the root mean square of the row get a second digit: 8 more bits for
-what the first 8 left over, and a second dot product with the same weights.
+What rounding costs grows with the square of a group's unit, so a few groups that stand out make up most of
+it. Groups whose largest value exceeds `OUTLIER` times the root mean square of the row get a second digit: 8
+more bits for what the first 8 left over, and a second dot product with the same weights.
 
 Two layouts. A step of one row keeps the row as int8 first digits [width], int8 second digits [width], then
-`FACTS` float32 for each group: the unit of the first digits, that of the second (0 if there are none), the sum
-of the 32 values as they are now represented, and the sums of its halves. A step of many rows keeps them in
-tiles of `TOKENS` rows:
+`FACTS` float32 for each group: the unit of the first digits, that of the second (0 if there are none), the
+sum of the 32 values as they are now represented, and the sums of its halves. A step of many rows keeps them
+in tiles of `TOKENS` rows:
 
 * records [tiles, groups, RECORD], see `quant.tiles`,
-* second digits [tiles + 1, groups, TOKENS, SECOND]: 32 int8, then their float32 unit, 0 if there are none; the
-  last tile is zeros, for whoever needs to fill up,
+* second digits [tiles + 1, groups, TOKENS, SECOND]: 32 int8, then their float32 unit, 0 if there are none;
+  the last tile is zeros, for whoever needs to fill up,
 * lists [groups, 1 + rows], int32: how many rows have a second digit, then which, in ascending order.
 """
 
@@ -128,7 +128,7 @@ def _seconds(x: int, inverse: Any, out: int) -> Any:
 
 @jit
 def _quantize_group(x: int, threshold: Any, codes: int, second: int) -> Any:
-    """Both digits of a group of 32: (unit, second unit, sums of the halves); `second` is written if need be."""
+    """Both digits of a group of 32: (unit, second unit, sums of the halves). `second` may stay as it is."""
     largest = _largest(x)
     if threshold != threshold:  # there is a NaN in the row: no number may come of it
         largest = threshold

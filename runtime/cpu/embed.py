@@ -1,4 +1,4 @@
-"""Embedding lookup in panels: the rows of a table that the output matrix shares, so that it is repacked anyway."""
+"""Embedding lookup in panels: in a table that is the output matrix as well, and so is repacked anyway."""
 
 from __future__ import annotations
 

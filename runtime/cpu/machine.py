@@ -25,7 +25,8 @@ class CpuMachine:
     Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
     in the file are not needed any more, and `progress` with what is being done, how much of it, of how
     much. `kv_type` is "f16", "f32", "q8_0", "q4_0" or "auto": f32 if all weights are floats, so that a
-    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. Not for use from two threads at once.
+    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. Not for use
+    from two threads at once.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ def cache_type(program: ops.Program, kv_type: str) -> str:
 
 
 def _uneven_keys(program: ops.Program) -> bool:
-    """Whether keys have a bias or a norm with weights: some of their dimensions are then far larger than others,
-    and 8 bits shared with those are too few for the rest (docs/performance.md)."""
+    """Whether keys have a bias or a norm with weights: some of their dimensions are then far larger than
+    others, and 8 bits shared with those are too few for the rest (docs/performance.md)."""
     keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
     return any(
-        (isinstance(op, ops.MatMul) and op.bias is not None or isinstance(op, ops.RMSNorm))
+        (isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None))
         and op.out.name in keys
         for op in program.ops
     )

@@ -1,8 +1,8 @@
 """What matrix products have in common, and the product of float weights with many rows.
 
-Block-quantised weights meet activations of 8 bits (`activations`): sums of products are exact integers within a group
-of 32 (or 16) and float32 across groups. Float weights meet the float32 activations as they are. One row goes through
-`matvec`, many through `tiled`.
+Block-quantised weights meet activations of 8 bits (`activations`): sums of products are exact integers within
+a group of 32 (or 16) and float32 across groups. Float weights meet the float32 activations as they are. One
+row goes through `matvec`, many through `tiled`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def finish(a: Any, row: int, column: int, value: Any) -> None:
 
 @jit
 def gated(gate: int, x: Any, y: Any) -> Any:
-    """x · sigmoid(x) · y, or the tanh form of GELU: x · sigmoid(2u) · y with u = sqrt(2/π) (x + 0.044715 x³)."""
+    """x · sigmoid(x) · y; or the tanh form of GELU, x · sigmoid(2u) · y, u = sqrt(2/π) (x + 0.044715 x³)."""
     u = x
     if gate == GELU_TANH:
         u = constant(2 * 0.7978845608028654) * (x + constant(0.044715) * x * x * x)

@@ -1,4 +1,4 @@
-"""Matrix-vector products, for steps of one row: weights are read once, packed, as fast as memory gives them."""
+"""Matrix-vector products, for steps of one row: packed weights are read once, at the speed of memory."""
 
 from __future__ import annotations
 

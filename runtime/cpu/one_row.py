@@ -1,8 +1,8 @@
 """The instructions of a step of one row: the next token of one sequence.
 
-Its pointwise work is so little that waiting for another thread costs more than doing it again: each thread keeps its own
-copy of the residual stream and of everything pointwise, and threads meet only after matrix products and
-attention, whose results they share. What prepares queries and keys is done by the attention itself.
+Its pointwise work is so little that waiting for another thread costs more than doing it again: each thread
+keeps its own copy of the residual stream and of everything pointwise, and threads meet only after matrix
+products and attention, whose results they share. What prepares queries and keys is done by the attention.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels that treat every row by itself: norms, rotations, activations, sums.
 
 Threads share the rows; or, in a step of one row (`every`), each thread computes the row for itself, into
-memory of its own. A `…_private` field tells the bytes between the threads' copies; it is 0 for what they share.
+memory of its own. A `…_private` field tells the bytes between the threads' copies; 0: they share one.
 """
 
 from __future__ import annotations

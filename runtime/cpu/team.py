@@ -1,8 +1,8 @@
 """A standing team of threads that runs a whole step in compiled code.
 
 A step costs one wake-up a thread; from there on the threads meet at spin barriers (a fifth of a
-microsecond), since a decode step has hundreds of instructions. After a step the workers look out for the next one for
-as long as a sampler needs, then they sleep.
+microsecond), since a decode step has hundreds of instructions. After a step the workers look out for the next
+one for as long as a sampler needs, then they sleep.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def follow(team: int, done: int, thread: int) -> None:
     spins = 0
     while spins < IDLE_SPINS:
         if atomic_load(team + POSTED) > atomic_load(done):
-            # Nobody passes the first barrier before this thread arrives there, so the counter cannot have moved
-            # by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
+            # Nobody passes the first barrier before this thread arrives there, so the counter cannot have
+            # moved by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
             step = shared.step
             met = atomic_load(team + ARRIVED)
             _run(team, step, thread, met - met % shared.n_threads)

@@ -1,9 +1,9 @@
 """Matrix products of many rows: out[t] = W · x[t] + bias, or out[t] += …, or f(W · x[t]) · (V · x[t]).
 
-A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its first-level
-cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost for every tile,
-and the loop that matters is the same for all block formats (`quant.tiles`). Then come the second digits, group by
-group, those rows that have one together in a tile.
+A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its
+first-level cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost
+for every tile, and the loop that matters is the same for all block formats (`quant.tiles`). Then come the second
+digits, group by group, those rows that have one together in a tile.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MIN_TILES = 32  # that an unpacked pair of panels should meet
 
 
 def scratch_bytes(max_rows: int) -> int:
-    """What a thread needs: the unpacked block, a table of addresses and the sums of all tiles and one more."""
+    """What a thread needs: the unpacked block, a table of addresses, the sums of all tiles and one more."""
     record = max(tile.record for tile in TILE_CODES.values())
     return BLOCK * record + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
 
@@ -69,8 +69,8 @@ def _add_listed(
 ) -> None:
     """Add the second digits of group `g` for rows of the tiles from first to last.
 
-    `none` is the tile of zeros, `sums` where the first tile's sums are, with room for one more behind the last
-    one's, and `at` the group's weights.
+    `none` is the tile of zeros, `sums` where the first tile's sums are, with room for one more behind the
+    last one's, and `at` the group's weights.
     """
     entries = a.lists + g * a.list_stride
     count = load_i32(entries)

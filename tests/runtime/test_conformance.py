@@ -77,16 +77,16 @@ def test_residual_stream(conformance, name):
     table.extend(0, 8)
     positions = np.arange(8, dtype=np.int32)
     batch = Batch(reference["input_ids"][:8], np.zeros(8, np.int32), positions, positions)
-    norms, streams = 0, []
+    norms, streams, last = 0, [], np.empty(0)
     for op in machine.trace(batch, table):
         if isinstance(op, RMSNorm) and op.x.name == "x":
             if norms % 2 == 0:  # the first of a layer's two norms of the stream
                 streams.append(machine.buffers["x"].copy())
             norms += 1
         elif isinstance(op, RMSNorm) and op.out.name == "last x":  # the output norm, in place
-            streams.append(before)
+            streams.append(last)
         if "last x" in machine.buffers:
-            before = machine.buffers["last x"].copy()
+            last = machine.buffers["last x"].copy()
     np.testing.assert_allclose(np.stack(streams), reference["hidden"], rtol=0, atol=atol)
 
 

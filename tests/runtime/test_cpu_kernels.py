@@ -149,8 +149,8 @@ def multiply(
 ) -> np.ndarray:
     """out = x · weightsᵀ by the kernel for many rows, `out` padded to whole panels.
 
-    Returns the float64 values that the kernel took for `x`. With `gate` the rows of `weights` are two matrices,
-    one after the other.
+    Returns the float64 values that the kernel took for `x`. With `gate` the rows of `weights` are two
+    matrices, one after the other.
     """
     panels = repack(weights, LANES)
     padded_bias = np.zeros(len(panels) * LANES, np.float32)
