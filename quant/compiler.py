@@ -42,7 +42,7 @@ def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tu
 
 @contextmanager
 def _only_typed_and_lowered() -> Iterator[None]:
-    """Within this, Numba does not optimise and emit every helper by itself, to do it all again in its callers.
+    """Within this, Numba does not optimise and emit every helper by itself, to do it again in its callers.
 
     That is most of what LLVM would have to do. The lock that Numba compiles under keeps others out.
     """

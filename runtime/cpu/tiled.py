@@ -2,8 +2,8 @@
 
 A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its
 first-level cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost
-for every tile, and the loop that matters is the same for all block formats (`quant.tiles`). Then come the second
-digits, group by group, those rows that have one together in a tile.
+for every tile, and the loop that matters is the same for all block formats (`quant.tiles`). Then come the
+second digits, group by group, those rows that have one together in a tile.
 """
 
 from __future__ import annotations
