@@ -69,9 +69,10 @@ from .kv import GROUP, limit_of, padded_dim, pieces
 
 TILE = WIDTH * LANES  # keys, or dimensions of values
 
-# How many queries a register tile may have. Fewer heights compile faster; what lacks is computed in vain.
+# How many queries a register tile may have. Fewer heights compile faster; what lacks is computed in vain,
+# which for one or two queries that share a key still keeps up with memory.
 FULL = (ROWS,)
-ANY = (2, 3, ROWS)
+ANY = (3, ROWS)
 
 
 def _prepare_query(kind: Codes, a: Any, x: int, q: int) -> float:
@@ -227,10 +228,8 @@ def _choose_score(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count
         q = m.q + i * width
         if count == 4:
             _score_rows(kind, a, m, b, i, (q, q + width, q + 2 * width, q + 3 * width))
-        elif count == 3:
-            _score_rows(kind, a, m, b, i, (q, q + width, q + 2 * width))
         else:
-            _score_rows(kind, a, m, b, i, (q, q + width))
+            _score_rows(kind, a, m, b, i, (q, q + width, q + 2 * width))
 
     return full if heights.count == 1 else fitting
 
@@ -296,10 +295,8 @@ def _choose_add(kind: Any, heights: Any, a: Any, m: Any, b: Any, i: Any, count: 
         out = m.sums + i * width
         if count == 4:
             _add_rows(kind, a, m, b, (out, out + width, out + 2 * width, out + 3 * width))
-        elif count == 3:
-            _add_rows(kind, a, m, b, (out, out + width, out + 2 * width))
         else:
-            _add_rows(kind, a, m, b, (out, out + width))
+            _add_rows(kind, a, m, b, (out, out + width, out + 2 * width))
 
     return full if heights.count == 1 else fitting
 

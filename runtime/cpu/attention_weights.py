@@ -61,7 +61,7 @@ class Scratch(NamedTuple):
     highest: int  # float32 [ROWS]: largest score in this block
     origins: int  # float32 [ROWS]: the score whose weight is 1
     totals: int  # float32 [ROWS]: sum of this block's weights
-    stage: int  # float32 [2, dim] and 32 bytes
+    stage: int  # float32 [2, dim] and int8 [2, dim]
     end: int
 
 
@@ -85,7 +85,7 @@ def scratch_at(base: int, n: int, dim: int) -> Scratch:
     origins = highest + 64
     totals = origins + 64
     stage = totals + 64
-    end = stage + 8 * dim + 64
+    end = stage + 10 * dim
     return Scratch(
         q,
         sums,

@@ -187,6 +187,29 @@ def _group_codes(kind: Codes, x: int, codes: int, scale: int) -> bool:
     return good
 
 
+@jit
+def _make_codes(
+    kind: Codes, x: int, codes: int, n: int, keys: int, values: int, page_size: int, slot: int, scales: int
+) -> None:
+    """int8 codes of n float32 at `x`, a key and the value behind it; their scales go to the pieces.
+
+    `scales` is where these begin in a piece.
+    """
+    good = True
+    first = keys + scales + 2 * slot
+    for g in range(0, n, GROUP):
+        group, of_value = g // GROUP, 2 * g >= n
+        scale = first + 2 * group * page_size
+        if of_value:
+            scale = values + scales + 2 * ((group - n // 2 // GROUP) * page_size + slot)
+        fits = _group_codes(kind, x + 4 * g, codes + g, scale)
+        if of_value and not fits:
+            good = False
+            store_f16(scale, ZERO)
+    if not good:
+        store_f16(first, NAN)
+
+
 def limit_of(kind: Codes) -> int:
     """The kind's `limit`, a constant in compiled code."""
     raise TypeError("for compiled code")
@@ -205,7 +228,10 @@ def _limit_of(kind: Any) -> Any:
 def _store_token(
     kind: Codes, a: Any, keys: int, values: int, page_size: int, slot: int, k: int, v: int, codes: int
 ) -> None:
-    """Write float32 [padded] k and v, padded with zeros, to `slot` of a page's pieces; `codes`: 32 bytes."""
+    """Write float32 [dim] k and v, padded with zeros, to `slot` of a page's pieces.
+
+    v lies behind k; `codes` is room for 2 · dim bytes.
+    """
     raise TypeError("for compiled code")
 
 
@@ -236,48 +262,24 @@ def _choose_store_token(
         kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
     ) -> Any:
         dim = padded_dim(a)
-        key, key_scale = keys + 2 * slot, keys + dim * page_size + 2 * slot
-        value, value_scale = values + value_row(slot) * dim * 2 + slot % 32 // 16, values + dim * page_size
-        good = True
-        for g in range(dim // GROUP):
-            scale = value_scale + 2 * (g * page_size + slot)
-            if not _group_codes(kind, v + 4 * GROUP * g, codes, scale):
-                good = False
-                store_f16(scale, ZERO)
-            for i in range(GROUP):
-                store_i8(value + 2 * (GROUP * g + i), load_i8(codes + i))
-            _group_codes(kind, k + 4 * GROUP * g, codes, key_scale + 2 * g * page_size)
-            for i in range(0, GROUP, 2):
-                at = key + (GROUP * g + i) * page_size
-                store_i8(at, load_i8(codes + i))
-                store_i8(at + 1, load_i8(codes + i + 1))
-        if not good:
-            store_f16(key_scale, NAN)
+        value = values + value_row(slot) * dim * 2 + slot % 32 // 16
+        _make_codes(kind, k, codes, 2 * dim, keys, values, page_size, slot, dim * page_size)
+        for d in range(dim):
+            store_i8(keys + (d // 2 * page_size + slot) * 2 + d % 2, load_i8(codes + d))
+            store_i8(value + 2 * d, load_i8(codes + dim + d))
 
     def nibbles(
         kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
     ) -> Any:
         dim = padded_dim(a)
-        half = dim // 2 * page_size
-        key, key_scale = keys + 2 * slot, keys + half + 2 * slot
-        value, value_scale = values + value_row(slot) * dim + slot % 32 // 16, values + half
-        good = True
-        for g in range(dim // GROUP):
-            scale = value_scale + 2 * (g * page_size + slot)
-            if not _group_codes(kind, v + 4 * GROUP * g, codes, scale):
-                good = False
-                store_f16(scale, ZERO)
-            for i in range(GROUP // 2):
-                code = (load_i8(codes + i) & 15) | (load_i8(codes + i + 16) << 4)
-                store_i8(value + GROUP * g + 2 * i, code)
-            _group_codes(kind, k + 4 * GROUP * g, codes, key_scale + 2 * g * page_size)
-            for i in range(0, GROUP, 4):
-                at = key + (GROUP * g + i) // 2 * page_size
-                for j in range(2):
-                    code = (load_i8(codes + i + j) & 15) | (load_i8(codes + i + j + 2) << 4)
-                    store_i8(at + j, code)
-        if not good:
-            store_f16(key_scale, NAN)
+        value = values + value_row(slot) * dim + slot % 32 // 16
+        _make_codes(kind, k, codes, 2 * dim, keys, values, page_size, slot, dim // 2 * page_size)
+        for i in range(dim // 2):
+            d = codes + i // 2 * 4 + i % 2
+            key = keys + (i // 2 * page_size + slot) * 2 + i % 2
+            store_i8(key, (load_i8(d) & 15) | (load_i8(d + 2) << 4))
+            d = codes + dim + i // 16 * GROUP + i % 16
+            store_i8(value + 2 * i, (load_i8(d) & 15) | (load_i8(d + 16) << 4))
 
     return floats if size else {"Q8_0": bytes_, "Q4_0": nibbles}[kind.codes.name]
 
