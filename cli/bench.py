@@ -170,6 +170,7 @@ def _load(
                 kv_type=kv_type,
                 warn=warnings.append,
                 progress=times.stage,
+                text=False,
             )
     for warning in warnings:
         terminal.note(warning)
@@ -183,7 +184,7 @@ def _program(path: Path, kv_type: str) -> tuple[Any, str]:
     from ..runtime.weights import Weights
     from .source import open_source
 
-    source = open_source(path)
+    source = open_source(path, text=False)
     program = build_program(source.config, Weights(source.config, source.tensors))
     return program, cache_type(program, kv_type).lower()
 

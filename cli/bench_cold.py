@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 
 def cold_start(path: Path, n_prompt: int, threads: int, kv_type: str) -> float | None:
@@ -47,7 +48,8 @@ def main(arguments: list[str]) -> None:
 
     greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     context = n_prompt + 1
-    with load_model(path, context=context, threads=threads, kv_type=kv_type, warn=lambda _: None) as model:
+    options: dict[str, Any] = {"context": context, "threads": threads, "kv_type": kv_type, "text": False}
+    with load_model(path, warn=lambda _: None, **options) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
             print("first token", flush=True)
 

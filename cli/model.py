@@ -188,18 +188,20 @@ def load_model(
     kv_type: str = "auto",
     warn: Callable[[str], None] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    text: bool = True,
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder (config.json and safetensors).
 
     - `device`: "cpu", "reference" (NumPy in float32: slow, for comparison), or "auto", which is "cpu".
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short.
-    - `threads`: of the CPU machine; default: the logical processors this process
+    - `threads`: of the CPU machine; default: the physical cores this process
       may use, within a container's quota.
-    - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
-      unless all weights are floats.
+    - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", "q8_0", "q4_0" or "auto", see
+      `CpuMachine`.
     - `warn`: called with one line for things worth knowing; default: Python's `warnings`.
     - `progress`: called with (what is being done, how much of it is done, of how much) while loading.
+    - `text`: False leaves the tokenizer alone, and ids are the only way in.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile) for the file,
     TokenizerError for its tokenizer, NotEnoughMemory before anything is loaded that would not fit, and
@@ -208,7 +210,7 @@ def load_model(
     path = Path(path)
     warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
     _check_arguments(device, context, threads)
-    source = open_source(path)
+    source = open_source(path, text)
     program = build_program(source.config, Weights(source.config, source.tensors))
     if device == "reference":
         threads, kv_type, copied = 1, "f32", _float32_bytes(source)

@@ -100,7 +100,7 @@ class GenerationOptions:
     ] = None
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
     kv_type: Annotated[
-        KvType, flag("--kv-type", help="Number format of the KV cache; auto: f32 for a model of floats.")
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
     threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
@@ -129,10 +129,6 @@ class GenerationOptions:
 
         if self.device is Device.cuda:
             raise ValueError("this version has no CUDA machine yet; --device cpu and auto run on the CPU")
-        if self.kv_type in (KvType.q8_0, KvType.q4_0):
-            raise ValueError(
-                f"this version has no {self.kv_type.value} KV cache yet; it keeps it as f16 or f32 (or auto)"
-            )
         return load_quietly(
             store.resolve(name),
             name,

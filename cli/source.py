@@ -30,16 +30,16 @@ class Source:
     release: Callable[[QTensor], None]
 
 
-def open_source(path: Path) -> Source:
-    """Open a GGUF file or a folder without loading its weights.
+def open_source(path: Path, text: bool = True) -> Source:
+    """Open a GGUF file or a folder without loading its weights; without its tokenizer if not for `text`.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile), TokenizerError.
     """
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, text)
     file = GGUFFile.open(path)
     config = config_from_gguf(file.metadata, file.tensors)
-    has_tokenizer = any(key.startswith("tokenizer.ggml.") for key in file.metadata)
+    has_tokenizer = text and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
     tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
     name = file.metadata.get("general.name")
     return Source(
@@ -54,9 +54,9 @@ def open_source(path: Path) -> Source:
     )
 
 
-def _open_folder(path: Path) -> Source:
+def _open_folder(path: Path, text: bool) -> Source:
     folder = Checkpoint.open(path)
-    has_tokenizer = any((path / name).exists() for name in TOKENIZER_FILES)
+    has_tokenizer = text and any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = load_tokenizer(path) if has_tokenizer else None
     config = config_from_hf(folder.config, folder.tensors)
     text_config = folder.config.get("text_config")  # where a model also sees or hears
