@@ -31,7 +31,7 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub.")
 ]
 DEFAULT_MODEL = DEFAULT
-THREADS_HELP = "CPU threads; default: one a logical processor that the process may use."
+THREADS_HELP = "CPU threads; default: one a physical core that the process may use."
 
 
 def flag(*names: str, help: str, **more: Any) -> Any:
@@ -140,23 +140,18 @@ class GenerationOptions:
 
 
 def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
-    """`load_model` with a line that says so while it lasts, and its warnings after that."""
-    from .terminal import note, status
+    """`load_model` with a line that says how far it is while it lasts, and its warnings after that."""
+    from .progress import Loading
+    from .terminal import note
 
     warnings: list[str] = []
-    with status(f"loading {name} …"):
+    with Loading(name) as loading:
         from .model import load_model
-    with status(f"loading {name}{_first_time()} …"):
-        model = load_model(path, warn=warnings.append, **arguments)
+
+        model = load_model(path, warn=warnings.append, progress=loading.at, **arguments)
     for warning in warnings:
         note(warning)
     return model
-
-
-def _first_time() -> str:
-    from ..quant.jit import cache_folder
-
-    return "" if any(cache_folder().iterdir()) else " and compiling for this machine, which happens once"
 
 
 def with_generation_options(command: Callable[..., None]) -> Callable[..., None]:

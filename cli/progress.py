@@ -1,7 +1,8 @@
-"""How far a download is: a bar on a terminal, a line now and then elsewhere. Always on stderr."""
+"""How far a download or the loading of a model is. Always on stderr."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -10,10 +11,12 @@ from typing import Any, Self
 from . import terminal
 
 LINE_SECONDS = 10.0  # between two lines of a log
+LOADING_SECONDS = 0.05  # between two states of a line
 
 
 class Progress:
-    """Shows bytes done of `total` (None: unknown) under the name `label`."""
+    """Shows bytes done of `total` (None: unknown) under the name `label`: a bar on a terminal, a line now and
+    then elsewhere."""
 
     def __init__(self, label: str, total: int | None) -> None:
         self._label = label
@@ -64,3 +67,44 @@ class Progress:
             self._last_line = time.monotonic()
             of = "" if self._total is None else f" of {terminal.human_bytes(self._total)}"
             terminal.note(f"downloading {self._label}: {terminal.human_bytes(done)}{of}")
+
+
+class Loading:
+    """A line on a terminal that says how far the loading of a model is, and leaves no trace.
+
+    Elsewhere nothing is said, but for the one thing that takes long: compiling, the first time.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shown = terminal.takes_escapes(sys.stderr)
+        self._stage = ""
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        self._show("")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            terminal.tell("\r\x1b[2K")
+
+    def at(self, stage: str, done: int, total: int) -> None:
+        """Report that `stage` has `done` of `total`; for `load_model`."""
+        now = time.monotonic()
+        if stage == self._stage and now - self._last < LOADING_SECONDS and done < total:
+            return
+        if stage != self._stage and stage.startswith("compiling") and not self._shown:
+            terminal.note(f"{stage}: {total}")
+        self._stage, self._last = stage, now
+        counted = f"{done} of {total}" if total < 10_000 else f"{100 * done // total} %"
+        self._show(f": {stage}, {counted}")
+
+    def _show(self, what: str) -> None:
+        if self._shown:
+            line = terminal.one_line(f"loading {self._name}{what} …")[
+                : shutil.get_terminal_size().columns - 1
+            ]
+            terminal.tell("\r\x1b[2K" + terminal.paint(line, "2", sys.stderr))

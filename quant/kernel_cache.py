@@ -30,17 +30,21 @@ _DIGEST_BYTES = 32
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
+_loaded: list[Any] = []  # engines, never let go: nobody knows which tables still hold an address
+
+
 class MachineCode:
-    """A kernel in memory: the address of its entry point, for as long as this object lives."""
+    """A kernel in memory, for as long as this process lives: the address of its entry point."""
 
     def __init__(self, code: bytes) -> None:
         llvm = _llvm()
         # An engine of its own, since all kernels use the same symbol.
         machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        self._engine.finalize_object()
-        self.address: int = self._engine.get_function_address(SYMBOL)
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self.address: int = engine.get_function_address(SYMBOL)
+        _loaded.append(engine)
 
     @cached_property
     def ctypes(self) -> Callable[[int, int, int], None]:

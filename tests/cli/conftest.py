@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import kukri
 from kukri.cli.main import main
 from kukri.quant.jit import cache_folder
 
@@ -22,14 +23,18 @@ OUT_OF_REACH = "http://127.0.0.1:9"  # the discard port: nobody picks up
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that never stops by itself."""
-    return write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    """A tiny model that never stops by itself. Its kernels are compiled, which a command would mention."""
+    path = write_tiny_model(tmp_path_factory.mktemp("tiny") / "tiny.gguf")
+    with kukri.load(path):
+        return path
 
 
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a context that takes a while to fill."""
-    return write_tiny_model(tmp_path_factory.mktemp("endless") / "endless.gguf", context=8192)
+    path = write_tiny_model(tmp_path_factory.mktemp("endless") / "endless.gguf", context=8192)
+    with kukri.load(path):
+        return path
 
 
 @pytest.fixture

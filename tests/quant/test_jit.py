@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -311,6 +312,15 @@ def test_what_a_kernel_raises_is_lost(home):
     code, symbols = compiler.machine_code(divide, False)
     assert symbols == []
     assert b"PyErr" not in code
+
+
+def test_code_outlives_its_kernel(home):
+    """Addresses are in tables that know nothing of kernels."""
+    call = jit.Kernel(writers()[6]._function).compiled.ctypes
+    gc.collect()
+    found = np.full(1, -1, np.float32)
+    call(found.ctypes.data, 0, 0)
+    assert found[0] == 6
 
 
 def test_a_symbol_that_nobody_has(home):
