@@ -25,9 +25,10 @@ _CACHED_WORDS = 200_000
 def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) -> dict[str, int]:
     """Merges in order, each a pair joined by `joiner`, as ranks; each must make an entry of `vocab`."""
     ranks = dict(zip(merges, range(len(merges)), strict=True))
-    for pair in merges:
-        if pair.replace(joiner, "", 1) not in vocab:
-            raise TokenizerError(f"the merge {pair[:80]!a} makes no entry of the vocabulary")
+    made = [pair.replace(joiner, "", 1) for pair in merges]
+    if not all(map(vocab.__contains__, made)):
+        wrong = next(pair for pair, entry in zip(merges, made, strict=True) if entry not in vocab)
+        raise TokenizerError(f"the merge {wrong[:80]!a} makes no entry of the vocabulary")
     return ranks
 
 

@@ -90,7 +90,8 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: list[str], types: np.nda
 def _added(pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
     """Control, unknown (both special) and user-defined entries are matched in a text."""
     ids = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
-    return [AddedToken(i, pieces[i], special=types[i] != TokenType.USER_DEFINED) for i in ids.tolist()]
+    special = (types != TokenType.USER_DEFINED).tolist()
+    return [AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist()]
 
 
 def _settings(
@@ -129,7 +130,7 @@ def _text(metadata: Mapping[str, Any], key: str, default: str | None = None) -> 
 
 def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
     value = metadata.get(_PREFIX + key)
-    if not isinstance(value, list) or not all(type(item) is str for item in value):
+    if not isinstance(value, list) or set(map(type, value)) - {str}:
         raise TokenizerError(_wrong(key, value, "an array of strings"))
     try:
         "".join(value).encode()

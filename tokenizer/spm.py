@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,8 @@ def bpe_from_scores(pieces: Sequence[str], scores: np.ndarray, types: np.ndarray
     """
     order = np.unique(-scores.astype(np.float64), return_inverse=True)[1].reshape(-1).tolist()
     usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED)).tolist()
-    vocab = {piece: i for i, piece in enumerate(pieces) if usable[i]}
-    ranks = {piece: order[i] for piece, i in vocab.items()}
+    vocab = dict(compress(zip(pieces, range(len(pieces)), strict=True), usable))
+    ranks = dict(compress(zip(pieces, order, strict=True), usable))
     unknown = np.flatnonzero(types == TokenType.UNKNOWN)
     by_piece = {pieces[i]: i for i in np.flatnonzero(types == TokenType.BYTE).tolist()}
     return BPE(
