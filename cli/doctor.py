@@ -63,8 +63,25 @@ def cpu_name() -> str:
 def _cores() -> str:
     from ..runtime.cpu.processors import default_threads
 
-    total = os.cpu_count() or 1
-    return f"{default_threads()} usable of {total}"
+    text = f"{default_threads()} threads by default, {os.cpu_count() or 1} logical processors"
+    if (nodes := numa_nodes()) > 1:
+        text += (
+            f", {nodes} NUMA nodes (numactl --cpunodebind=0 --membind=0 llm … may be faster for small models)"
+        )
+    return text
+
+
+def numa_nodes(root: Path = Path("/")) -> int:
+    """Parts of the machine with a memory of their own that this process may run on; 1 if not known.
+
+    `root` stands in for the file system in tests.
+    """
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    found = 0
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
+        parts = [part.split("-") for part in path.read_text().strip().split(",") if part]  # "0-3,8"
+        found += any(cpu in own for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1))
+    return max(1, found)
 
 
 def _simd() -> str:
