@@ -15,6 +15,8 @@ from numba.core.cpu import CPUContext
 
 from .kernel_cache import SYMBOL
 
+# LLVM goes on to ask what Numba compiled for its owner, for as long as the process lives.
+_OWNERS: list[Any] = []
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 
 
@@ -26,6 +28,7 @@ def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tu
     """
     with global_compiler_lock, _only_typed_and_lowered():
         compiled = numba.cfunc(_SIGNATURE, nogil=True, error_model="numpy", fastmath=fastmath)(function)
+        _OWNERS.append(compiled)
         native = compiled.native_name.removeprefix("cfunc.")
         module = llvm.parse_assembly(compiled.inspect_llvm())
     module.link_in(llvm.parse_assembly(_entry(native)))

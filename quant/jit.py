@@ -23,6 +23,10 @@ from .kernel_cache import cache_folder as cache_folder
 KernelFunction = Callable[[int, int, int], None]  # (arguments, step, thread), addresses and a number
 
 
+# Numba is imported and used by one thread at a time: another one would find it half set up.
+_COMPILING = threading.RLock()
+
+
 class Helper:
     """A function that kernels call, compiled into each of them and never kept by itself."""
 
@@ -64,7 +68,6 @@ class Kernel:
         self.module = function.__module__
         self._function = function
         self._fastmath = fastmath
-        self._compiling = threading.Lock()
 
     @cached_property
     def key(self) -> str:
@@ -92,9 +95,9 @@ class Kernel:
 
     def compile(self, cache: KernelCache) -> MachineCode:
         """Compile the kernel and keep it in the cache. Of several threads that want it, one does so."""
-        from .compiler import machine_code
+        with _COMPILING:
+            from .compiler import machine_code
 
-        with self._compiling:
             if "compiled" not in self.__dict__:
                 code = cache.store(self.key, *machine_code(self._function, self._fastmath))
                 self.__dict__["compiled"] = code
