@@ -12,8 +12,8 @@ def default_threads(root: Path = Path("/")) -> int:
     """Physical cores that the process may run on, no more than a container's quota pays for.
 
     Two threads of one core share its multipliers, and the second only makes the first wait at barriers. A
-    thread beyond the quota would be stopped in mid-step while the others wait for it. `root` stands in for the
-    file system in tests.
+    thread beyond the quota would be stopped in mid-step while the others wait for it. `root` stands in for
+    the file system in tests.
     """
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     usable = _cores(own, root) if own else _performance_cores() or os.cpu_count() or 1
