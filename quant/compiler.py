@@ -14,6 +14,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUContext
 
 from .kernel_cache import SYMBOL
+from .simd import cpu_features
 
 # LLVM goes on to ask what Numba compiled for its owner, for as long as the process lives.
 _OWNERS: list[Any] = []
@@ -36,7 +37,7 @@ def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tu
         if not symbol.is_declaration and symbol.name != SYMBOL:
             symbol.linkage = "internal"
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3, jit=True
+        cpu=llvm.get_host_cpu_name(), features=cpu_features().flatten(), opt=3, jit=True
     )
     _optimize(module, machine)
     outside = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
@@ -73,7 +74,14 @@ def _optimize(module: Any, machine: Any) -> None:
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, builder)
+    # Reference counts of views of memory that nobody counts: without this, each kernel would call Numba's runtime.
+    simple = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0))
+    inlining = simple.getModulePassManager()
+    for add in ("loop_rotate", "instruction_combine", "jump_threading", "refprune"):
+        getattr(inlining, f"add_{add}_pass")()
+    inlining.run(module, simple)
     builder.getModulePassManager().run(module, builder)
+    passes.run(module, builder)  # what only the references needed
 
 
 def _entry(native: str) -> str:

@@ -22,6 +22,7 @@ Addresses are plain int64 numbers: kernels get them from their argument records.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import operator
 import os
@@ -32,6 +33,7 @@ from functools import reduce
 from typing import Any
 
 import llvmlite.binding as llvm
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -45,9 +47,24 @@ intrinsic: Any = _typed_intrinsic  # its annotations describe the Python side, n
 LEVELS = {"avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
 
 
+def cpu_features() -> Any:
+    """What this CPU has, by LLVM's names; for LLVM too, which would end the process over an `sdot` that the
+    CPU's name does not promise and the features do not list."""
+    has = llvm.get_host_cpu_features()
+    if platform.machine().lower() in ("aarch64", "arm64") and "dotprod" not in has:
+        if platform.system() == "Linux":  # whose list LLVM reads without this one
+            getauxval = ctypes.CDLL(None).getauxval
+            getauxval.restype, getauxval.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
+            at_hwcap, asimddp = 16, 1 << 20
+            has["dotprod"] = bool(getauxval(at_hwcap) & asimddp)
+        elif platform.system() == "Darwin":  # all that Apple has made for it; LLVM reads nothing there
+            has["dotprod"] = True
+    return has
+
+
 def supported_levels() -> list[str]:
     """The levels this CPU can run, best first."""
-    has = llvm.get_host_cpu_features()
+    has = cpu_features()
     found = []
     if platform.machine().lower() in ("x86_64", "amd64"):
         avx2 = all(has.get(f) for f in ("avx2", "fma", "f16c"))
@@ -57,8 +74,7 @@ def supported_levels() -> list[str]:
         found += ["avxvnni"] if avx2 and (has.get("avxvnni") or (avx512 and has.get("avx512vnni"))) else []
         found += ["avx2"] if avx2 else []
     elif platform.machine().lower() in ("aarch64", "arm64"):
-        # Every core since 2018 has it, and LLVM cannot read the features on macOS.
-        found += ["neon"] if has.get("dotprod") or platform.system() == "Darwin" else []
+        found += ["neon"] if has.get("dotprod") else []
     return [*found, "plain"]
 
 
@@ -76,6 +92,8 @@ def pick_level(forced: str | None) -> str:
 
 LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
 LANES = LEVELS[LEVEL]
+if LEVEL == "neon" and numba.config.CPU_FEATURES is None:
+    numba.config.CPU_FEATURES = cpu_features().flatten()
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()
@@ -436,6 +454,10 @@ def _constant_codes(context: Any, builder: Any, kind: Any, value: Any) -> Any:
 
 def _broadcast4(builder: Any, address: Any, offset: int) -> Any:
     """Four activations, the same in every lane, as bytes; vpbroadcastd from memory."""
+    if LEVEL == "neon":  # sdot takes a lane of a register: one load for four of them
+        x = _load(builder, builder.add(address, ir.Constant(_I64, offset // 16 * 16)), _I32V, 4)
+        lane = ir.Constant(ir.VectorType(_I32, LANES), [ir.Constant(_I32, offset % 16 // 4)] * LANES)
+        return builder.bitcast(builder.shuffle_vector(x, x, lane), _I8V)
     at = builder.add(address, ir.Constant(_I64, offset))
     return builder.bitcast(_splat(builder, _load(builder, at, _I32, 4), _I32V), _I8V)
 
