@@ -74,7 +74,7 @@ def _optimize(module: Any, machine: Any) -> None:
     passes = llvm.create_new_module_pass_manager()
     passes.add_global_dead_code_eliminate_pass()
     passes.run(module, builder)
-    # Reference counts of views of memory that nobody counts: without this, each kernel would call Numba's runtime.
+    # References to memory that nobody counts: without this, each kernel would call Numba's runtime.
     simple = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0))
     inlining = simple.getModulePassManager()
     for add in ("loop_rotate", "instruction_combine", "jump_threading", "refprune"):

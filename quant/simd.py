@@ -92,8 +92,9 @@ def pick_level(forced: str | None) -> str:
 
 LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
 LANES = LEVELS[LEVEL]
-if LEVEL == "neon" and numba.config.CPU_FEATURES is None:
-    numba.config.CPU_FEATURES = cpu_features().flatten()
+_config: Any = numba.config
+if LEVEL == "neon" and _config.CPU_FEATURES is None:
+    _config.CPU_FEATURES = cpu_features().flatten()
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _HALF, _FLOAT = ir.HalfType(), ir.FloatType()
