@@ -71,17 +71,20 @@ def _optimize(module: Any, machine: Any) -> None:
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_global_dead_code_eliminate_pass()
-    passes.run(module, builder)
-    # References to memory that nobody counts: without this, each kernel would call Numba's runtime.
-    simple = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=0))
-    inlining = simple.getModulePassManager()
-    for add in ("loop_rotate", "instruction_combine", "jump_threading", "refprune"):
-        getattr(inlining, f"add_{add}_pass")()
-    inlining.run(module, simple)
+    before = llvm.create_new_module_pass_manager()
+    before.add_global_dead_code_eliminate_pass()
+    before.add_always_inliner_pass()
+    before.add_sroa_pass()
+    before.add_instruction_combine_pass()
+    # Views of memory have no owner whose references could be counted: without this, calls that do nothing
+    # stay in the loops, and loading a kernel takes all of Numba's runtime.
+    before.add_refprune_pass()
+    before.run(module, builder)
     builder.getModulePassManager().run(module, builder)
-    passes.run(module, builder)  # what only the references needed
+    after = llvm.create_new_module_pass_manager()
+    after.add_refprune_pass()
+    after.add_global_dead_code_eliminate_pass()
+    after.run(module, builder)
 
 
 def _entry(native: str) -> str:

@@ -17,6 +17,8 @@ import pytest
 
 from kukri.quant import compiler, jit, kernel_cache, precompile
 from kukri.quant.kernel_cache import UNUSED_SECONDS, KernelCache
+from kukri.quant.repack import gather_rows
+from kukri.runtime.cpu import matmul, pointwise, team
 
 KERNELS = '''
 """Eight kernels of one factory: number i writes i."""
@@ -312,6 +314,13 @@ def test_what_a_kernel_raises_is_lost(home):
     code, symbols = compiler.machine_code(divide, False)
     assert symbols == []
     assert b"PyErr" not in code
+
+
+def test_kernels_need_nothing_of_numba():
+    """Each symbol of its runtime would bring all of Numba into memory at every start."""
+    for kernel in (gather_rows, matmul.FLOAT_MATMULS["F32"], pointwise.rms_norm, team.lead):
+        _, symbols = compiler.machine_code(kernel._function, kernel._fastmath)
+        assert set(symbols) <= {"sqrt", "sqrtf", "exp", "pow", "sin", "cos"}, kernel.name
 
 
 def test_code_outlives_its_kernel(home):
