@@ -155,7 +155,7 @@ def _load(
     name: str, path: Path, context: int, n_threads: int | None, kv_type: str
 ) -> tuple[LoadTimes, Model]:
     """Load a model and time that. Imports are not counted: they are the same for every model."""
-    from ..quant.jit import cache_folder
+    from ..quant.kernel_cache import cache_folder
     from .bench_measure import LoadTimes
 
     warnings: list[str] = []
@@ -198,7 +198,7 @@ def _read_bandwidth(n_threads: int) -> ReadBandwidth:
 
 
 def _about_model(about: Description, n_threads: int, kv_type: str, test: Test, times: LoadTimes) -> Result:
-    from ..quant.simd import LEVEL
+    from ..quant.levels import LEVEL
     from .describe import human_count
     from .doctor import cpu_name
 

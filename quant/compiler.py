@@ -14,7 +14,7 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.cpu import CPUContext
 
 from .kernel_cache import SYMBOL
-from .simd import cpu_features
+from .levels import cpu_features
 
 # LLVM goes on to ask what Numba compiled for its owner, for as long as the process lives.
 _OWNERS: list[Any] = []

@@ -14,67 +14,37 @@ neon, plain            widening multiplications, additions
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
-from .simd import F32, I32, LANES, LEVEL, instruction
+from .emit import (
+    F32V,
+    FLOAT,
+    HALF,
+    I8,
+    I16,
+    I16V,
+    I32_,
+    I32V,
+    I64,
+    all_lanes,
+    call,
+    larger,
+    load,
+    multiply_add,
+    splat,
+    store,
+    vector_of,
+)
+from .levels import LANES, LEVEL
+from .simd import F32, I32, instruction
 
-I8, I16, I32_, I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
-HALF, FLOAT = ir.HalfType(), ir.FloatType()
-F32V, I32V = ir.VectorType(FLOAT, LANES), ir.VectorType(I32_, LANES)
-I16V, _WIDE = ir.VectorType(I16, 2 * LANES), ir.VectorType(I32_, 2 * LANES)
-
-
-# --- building blocks of definitions, here and in outer.py -----------------------------------------------
-
-
-def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
-    """Call the LLVM intrinsic `name`."""
-    fnty = ir.FunctionType(result, [a.type for a in args])
-    return builder.call(cgutils.get_or_insert_function(builder.module, fnty, name), args)
-
-
-def vector_of(vector: Any, values: Iterable[Any]) -> ir.Constant:
-    """A constant with these lanes."""
-    return ir.Constant(vector, [ir.Constant(vector.element, v) for v in values])
-
-
-def all_lanes(vector: Any, value: Any) -> ir.Constant:
-    return vector_of(vector, [value] * vector.count)
+_WIDE = ir.VectorType(I32_, 2 * LANES)
 
 
-def beside(builder: Any, address: Any, offset: int) -> Any:
-    """An address plus a constant."""
-    return builder.add(address, ir.Constant(I64, offset))
-
-
-def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
-    value = builder.load(builder.inttoptr(address, kind.as_pointer()))
-    value.align = align
-    return value
-
-
-def store(builder: Any, value: Any, address: Any, align: int) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
-
-
-def splat(builder: Any, scalar: Any, vector: Any) -> Any:
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32_, 0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32_, vector.count), None))
-
-
-def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a · b + c of F32 vectors."""
-    return call(builder, f"llvm.fmuladd.v{LANES}f32", F32V, a, b, c)
-
-
-def larger(builder: Any, a: Any, b: Any) -> Any:
-    """As simd.maximum."""
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
+# --- for definitions, here and in outer.py ---------------------------------------------------------------
 
 
 def add_products(builder: Any, acc: Any, a: Any, b: Any) -> Any:
@@ -137,12 +107,6 @@ def store_i8(builder: Any, address: Any, value: Any) -> None:
 def load_i64(builder: Any, address: Any) -> Any:
     """The int64 at an address."""
     return load(builder, address, I64, 8)
-
-
-@instruction(types.none, types.int64, types.int64)
-def store_i64(builder: Any, address: Any, value: Any) -> None:
-    """Write an int64."""
-    store(builder, value, address, 8)
 
 
 @instruction(types.none, types.int64, I32)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from .kernel_cache import KernelCache, MachineCode, kernel_cache
-from .kernel_cache import cache_folder as cache_folder
 
 KernelFunction = Callable[[int, int, int], None]  # (arguments, step, thread), addresses and a number
 

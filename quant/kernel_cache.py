@@ -140,7 +140,7 @@ def cache_folder() -> Path:
 
 
 def _level() -> str:
-    from .simd import LEVEL
+    from .levels import LEVEL
 
     return LEVEL
 

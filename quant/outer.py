@@ -13,26 +13,25 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
-from .dot16 import (
+from .dot16 import add_products, bytes_as_pairs, nibbles_as_pairs
+from .emit import (
     F32V,
     FLOAT,
     HALF,
     I32_,
     I32V,
     I64,
-    add_products,
     beside,
-    bytes_as_pairs,
-    call,
+    fetch,
+    fold,
     larger,
     load,
     multiply_add,
-    nibbles_as_pairs,
     splat,
     store,
-    vector_of,
 )
-from .simd import F32, I32, LANES, intrinsic
+from .levels import LANES
+from .simd import F32, I32, intrinsic
 
 WIDTH = 2  # vectors
 STEPS = 2  # in one turn of a loop
@@ -117,7 +116,7 @@ def _add_floats(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def _products(layouts: Any, tile: Any, kind: Any, rows: Any) -> Any:
-    n_bytes, read = layouts[kind.codes.name]
+    n_bytes, read = layouts[kind.value.name]
     n_rows = rows.count
     scalar, vector = (FLOAT, F32V) if tile.dtype == F32 else (I32_, I32V)
     add = _add_floats if tile.dtype == F32 else add_products
@@ -134,7 +133,7 @@ def _products(layouts: Any, tile: Any, kind: Any, rows: Any) -> Any:
         turn, at, ahead, addresses, total = *phis[:3], phis[3 : 3 + n_rows], phis[3 + n_rows :]
         vectors, next_at = read(builder, at, stride)
         for line in range(0, n_bytes, 64):
-            _fetch(builder, beside(builder, ahead, line))
+            fetch(builder, beside(builder, ahead, line))
         for step in range(STEPS):
             for row, address in enumerate(addresses):
                 x = splat(builder, load(builder, beside(builder, address, 4 * step), scalar, 4), vector)
@@ -153,12 +152,6 @@ def _products(layouts: Any, tile: Any, kind: Any, rows: Any) -> Any:
 
     i64 = types.int64
     return signature(tile, tile, kind, rows, i64, i64, i64, i64), codegen
-
-
-def _fetch(builder: Any, address: Any) -> None:
-    pointer = builder.inttoptr(address, cgutils.voidptr_t)
-    read, keep, data = (ir.Constant(I32_, i) for i in (0, 3, 1))
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
 
 
 @intrinsic
@@ -301,16 +294,7 @@ def store_highest(typingctx: Any, vectors: Any, address: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         for i, v in enumerate(cgutils.unpack_tuple(builder, values[0], vectors.count)):
-            width = LANES
-            while width > 1:
-                width //= 2
-                order = ir.VectorType(I32_, width)
-                low, high = (
-                    builder.shuffle_vector(v, v, vector_of(order, range(start, start + width)))
-                    for start in (0, width)
-                )
-                v = larger(builder, low, high)
-            top = builder.extract_element(v, ir.Constant(I32_, 0))
+            top = fold(builder, v, lambda x, y: larger(builder, x, y))
             store(builder, top, beside(builder, values[1], 4 * i), 4)
         return context.get_dummy_value()
 

@@ -85,20 +85,20 @@ def kernels() -> dict[str, Any]:
 
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
-    """The instructions of quant.simd, each in a kernel of its own."""
-    from kukri.quant import simd
+    """The instructions of quant.simd and quant.dot8, each in a kernel of its own."""
+    from kukri.quant import dot8, simd
     from kukri.quant.simd import loadv_f32, loadv_i32, storev_f32, storev_i32
 
     table = tuple(range(16))
-    signed = simd.Codes("signed", limit=127, signed=True)
+    signed = dot8.Codes("signed", limit=127, signed=True)
 
     def dot(a: int, b: int, c: int) -> None:
         words = (loadv_i32(a), loadv_i32(a + 16), loadv_i32(a + 32), loadv_i32(a + 48))
-        storev_i32(c, simd.dot(loadv_i32(c), words, b, signed))
+        storev_i32(c, dot8.dot(loadv_i32(c), words, b, signed))
 
     return {
         "simd.dot": dot,
-        "simd.lookup16": lambda a, b, c: storev_i32(a, simd.lookup16(table, loadv_i32(a))),
+        "simd.lookup16": lambda a, b, c: storev_i32(a, dot8.lookup16(table, loadv_i32(a))),
         "simd.fma": lambda a, b, c: storev_f32(a, simd.fma(loadv_f32(a), loadv_f32(b), loadv_f32(c))),
         "simd.round_even": lambda a, b, c: storev_f32(a, simd.round_even(loadv_f32(a))),
         "simd.absolute": lambda a, b, c: storev_f32(a, simd.absolute(loadv_f32(a))),

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from ...quant.jit import jit, kernel
+from ...quant.levels import LANES
 from ...quant.simd import (
-    LANES,
     absolute,
     fma,
     lane_max,

@@ -10,13 +10,11 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray
 
+from ...quant.dot8 import Codes
 from ...quant.jit import Kernel, jit, kernel
+from ...quant.levels import LANES
 from ...quant.simd import (
-    LANES,
-    Codes,
-    as_pointer,
     fma,
     lane_sum,
     load_f32,
@@ -43,6 +41,7 @@ from .kv import (
     store_token,
 )
 from .records import step_at
+from .rotate import rotate
 
 __all__ = [
     "ATTENDS",
@@ -214,19 +213,7 @@ def _norm_and_rotate(a: Any, x: int, weight: int) -> None:
         for d in range(0, 4 * a.head_dim, 4 * LANES):
             storev_f32(x + d, loadv_f32(x + d) * factor * loadv_f32(weight + d))
     if a.cos != 0:
-        values = carray(as_pointer(x), a.head_dim, np.float32)
-        cos = carray(as_pointer(a.cos), a.n_angles, np.float32)
-        sin = carray(as_pointer(a.sin), a.n_angles, np.float32)
-        if a.interleaved:
-            for i in range(a.n_angles):
-                even, odd = values[2 * i], values[2 * i + 1]
-                values[2 * i] = even * cos[i] - odd * sin[i]
-                values[2 * i + 1] = odd * cos[i] + even * sin[i]
-        else:
-            for i in range(a.n_angles):
-                low, high = values[i], values[i + a.n_angles]
-                values[i] = low * cos[i] - high * sin[i]
-                values[i + a.n_angles] = high * cos[i] + low * sin[i]
+        rotate(x, x, a.cos, a.sin, a.n_angles, a.interleaved)
 
 
 @jit

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot16 import store_i64, storev_i16
+from ...quant.dot8 import Codes
+from ...quant.dot16 import storev_i16
 from ...quant.jit import jit
+from ...quant.levels import LANES
 from ...quant.outer import (
     STEPS,
     WIDTH,
@@ -36,8 +38,6 @@ from ...quant.outer import (
     store_tile,
 )
 from ...quant.simd import (
-    LANES,
-    Codes,
     absolute,
     lane_max,
     lane_sum,
@@ -48,6 +48,7 @@ from ...quant.simd import (
     round_even,
     splat_f32,
     store_f32,
+    store_i64,
     storev_f32,
     to_i32,
 )
@@ -100,7 +101,7 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
             storev_i16(q + 2 * d, to_i32(round_even(loadv_f32(x + 4 * d) * inverse)))
         return unit
 
-    return floats if kind.codes.name in SIZES else ints
+    return floats if kind.value.name in SIZES else ints
 
 
 @jit
@@ -129,7 +130,7 @@ def query_bytes(kind: Codes) -> int:
 
 @overload(query_bytes, jit_options={"forceinline": True})
 def _choose_query_bytes(kind: Any) -> Any:
-    size = 4 if kind.codes.name in SIZES else 2
+    size = 4 if kind.value.name in SIZES else 2
 
     def constant_size(kind: Any) -> Any:
         return size
@@ -200,7 +201,7 @@ def _codes_bytes(kind: Codes, a: Any, page_size: int) -> int:
 
 @overload(_codes_bytes, jit_options={"forceinline": True})
 def _choose_codes_bytes(kind: Any, a: Any, page_size: Any) -> Any:
-    shift = 0 if kind.codes.name == "Q8_0" else 1
+    shift = 0 if kind.value.name == "Q8_0" else 1
 
     def all_codes(kind: Any, a: Any, page_size: Any) -> Any:
         return (padded_dim(a) * page_size) >> shift
@@ -241,9 +242,9 @@ def _score_rows(kind: Codes, a: Any, m: Scratch, b: Block, i: int, rows: tuple) 
 
 @overload(_score_rows, jit_options={"forceinline": True})
 def _choose_score_rows(kind: Any, a: Any, m: Any, b: Any, i: Any, rows: Any) -> Any:
-    size = SIZES.get(kind.codes.name, 0)
+    size = SIZES.get(kind.value.name, 0)
     turns = GROUP // 2 // STEPS
-    shift = 0 if kind.codes.name == "Q8_0" else 1
+    shift = 0 if kind.value.name == "Q8_0" else 1
 
     def floats(kind: Any, a: Any, m: Any, b: Any, i: Any, rows: Any) -> Any:
         highest = same_for_each(splat_f32(LOWEST), rows)
@@ -308,9 +309,9 @@ def _add_rows(kind: Codes, a: Any, m: Scratch, b: Block, outs: tuple) -> None:
 
 @overload(_add_rows, jit_options={"forceinline": True})
 def _choose_add_rows(kind: Any, a: Any, m: Any, b: Any, outs: Any) -> Any:
-    size = SIZES.get(kind.codes.name, 0)
+    size = SIZES.get(kind.value.name, 0)
     # A tile's columns are neighbours, or the two halves of the same bytes.
-    nibbles = kind.codes.name == "Q4_0"
+    nibbles = kind.value.name == "Q4_0"
     shift, gap, skip = (1, 64, 4 * LANES) if nibbles else (0, 4 * LANES, 4 * TILE)
 
     def floats(kind: Any, a: Any, m: Any, b: Any, outs: Any) -> Any:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
+from ...quant.dot8 import Codes
 from ...quant.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
 from ...quant.jit import jit
+from ...quant.levels import LANES
 from ...quant.outer import spaced
 from ...quant.simd import (
-    LANES,
-    Codes,
     absolute,
     fma,
     lane_max,
@@ -186,7 +186,7 @@ def _weigh(kind: Codes, a: Any, m: Scratch, row: int, n: int) -> float:
 
 @overload(_weigh, jit_options={"forceinline": True})
 def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
-    signed = kind.codes.name == "Q4_0"  # the scales of values
+    signed = kind.value.name == "Q4_0"  # the scales of values
 
     def floats(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
         scores = m.scores + 4 * BLOCK * row
@@ -219,7 +219,7 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
                     relative += 4 * BLOCK
         return lane_sum(total)
 
-    return floats if kind.codes.name in SIZES else ints
+    return floats if kind.value.name in SIZES else ints
 
 
 @jit

@@ -16,8 +16,9 @@ from time import perf_counter
 import numpy as np
 
 from ...quant.jit import kernel
+from ...quant.levels import LANES
 from ...quant.panels import aligned_empty
-from ...quant.simd import LANES, lane_sum_i32, loadv_i32, prefetch, splat_i32
+from ...quant.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
 from .records import reader, record
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30

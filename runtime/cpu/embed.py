@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from ...quant.dot8 import Codes
 from ...quant.jit import Kernel, kernel
-from ...quant.simd import LANES, Codes, load_f32, load_i32, store_f32, storev_f32
+from ...quant.levels import LANES
+from ...quant.simd import load_f32, load_i32, store_f32, storev_f32
 from ...quant.tiles import GROUP, PANELS, VECTOR, layout
 from .floats import FLOATS, SIZES, load_floats
 from .prepare import TILE_CODES, store_group
@@ -44,7 +46,7 @@ def _look_up(codes: Codes, a: Any, panel: int, lane: int, scratch: int, out: int
 
 @overload(_look_up, jit_options={"forceinline": True})
 def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
-    name = codes.codes.name
+    name = codes.value.name
 
     def floats(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
         for k in range(a.width):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from ...quant.dot8 import Codes
 from ...quant.jit import jit
 from ...quant.simd import (
-    Codes,
     bits_to_f32,
     fma,
     loadv_bf16,
@@ -38,7 +38,7 @@ def load_floats(kind: Codes, address: int) -> Any:
 
 @overload(load_floats, jit_options={"forceinline": True})
 def _choose_load_floats(kind: Any, address: Any) -> Any:
-    load = _LOADS[kind.codes.name]
+    load = _LOADS[kind.value.name]
 
     def read(kind: Any, address: Any) -> Any:
         return load(address)
@@ -53,7 +53,7 @@ def store_float(kind: Codes, address: int, value: float) -> None:
 
 @overload(store_float, jit_options={"forceinline": True})
 def _choose_store_float(kind: Any, address: Any, value: Any) -> Any:
-    store = _STORES[kind.codes.name]
+    store = _STORES[kind.value.name]
 
     def write(kind: Any, address: Any, value: Any) -> Any:
         store(address, value)

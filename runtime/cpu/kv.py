@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from ...quant.dot8 import Codes
 from ...quant.dot16 import load_f16, load_i8, store_i8
 from ...quant.jit import Kernel, jit, kernel
+from ...quant.levels import LANES
 from ...quant.simd import (
-    LANES,
-    Codes,
     lane_max,
     lane_sum,
     load_f32,
@@ -124,9 +124,9 @@ def pieces(kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int) ->
 
 @overload(pieces, jit_options={"forceinline": True})
 def _choose_pieces(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
-    size = SIZES.get(kind.codes.name, 0)
+    size = SIZES.get(kind.value.name, 0)
     sixteenths = (
-        17 if kind.codes.name == "Q8_0" else 9
+        17 if kind.value.name == "Q8_0" else 9
     )  # of a byte for each number, with its part of the scale
 
     def floats(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
@@ -217,7 +217,7 @@ def limit_of(kind: Codes) -> int:
 
 @overload(limit_of, jit_options={"forceinline": True})
 def _limit_of(kind: Any) -> Any:
-    limit = kind.codes.limit
+    limit = kind.value.limit
 
     def constant_limit(kind: Any) -> Any:
         return limit
@@ -239,7 +239,7 @@ def _store_token(
 def _choose_store_token(
     kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
 ) -> Any:
-    size = SIZES.get(kind.codes.name, 0)
+    size = SIZES.get(kind.value.name, 0)
 
     def floats(
         kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
@@ -281,7 +281,7 @@ def _choose_store_token(
             d = codes + dim + i // 16 * GROUP + i % 16
             store_i8(value + 2 * i, (load_i8(d) & 15) | (load_i8(d + 16) << 4))
 
-    return floats if size else {"Q8_0": bytes_, "Q4_0": nibbles}[kind.codes.name]
+    return floats if size else {"Q8_0": bytes_, "Q4_0": nibbles}[kind.value.name]
 
 
 @jit

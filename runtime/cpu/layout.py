@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ...quant.block import QTensor
-from ...quant.simd import LANES
+from ...quant.levels import LANES
 from .. import ops
 from . import attention
 from .matmul import GELU_TANH, SILU
@@ -96,15 +94,6 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
                     continue
         out.append(rest.pop(0))
     return out
-
-
-def angles(memory: Memory, op: ops.RoPE, max_rows: int) -> tuple[Region, Region, int]:
-    """Memory for the rotation's cos and sin, and the frequencies; one for all ops that agree on these."""
-    frequencies = np.ascontiguousarray(op.inv_freq, np.float32)
-    key = f"{hash(frequencies.tobytes())} {op.attention_factor}"
-    cos = memory.rows(f"cos {key}", max_rows, 4 * frequencies.size)
-    sin = memory.rows(f"sin {key}", max_rows, 4 * frequencies.size)
-    return cos, sin, memory.vector(frequencies)
 
 
 def cache(memory: Memory, op: ops.Attend, layout: Layout) -> tuple[Region, Region]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...quant.block import QTensor
+from ...quant.levels import LANES
 from ...quant.panels import aligned_empty, repack, repacked_bytes
 from ...quant.precompile import compile_kernels
-from ...quant.simd import LANES
 from .. import ops
 from .instructions import Progress
 from .layout import Layout, Matrix

@@ -6,42 +6,24 @@ matrices that all threads see; barriers stand where one thread needs what anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from .. import ops
-from . import activations, attention, embed, matmul, pointwise, tiled
-from .instructions import OTHER, ROWS, WANTED_ROWS, Instructions
-from .layout import GATES, GatedMatMul, Layout, Matrix, angles, attention_fields, cache, fused
-from .memory import Memory, Region
+from . import activations, attention, matmul, pointwise, tiled
+from .instructions import OTHER, ROWS, WANTED_ROWS
+from .layout import GATES, GatedMatMul, attention_fields, cache
+from .memory import Region
+from .rows import RowsLowering
 
 
-class ManyRows:
-    """Lowers a program; `matrices` by the identity of their tensors."""
-
-    def __init__(
-        self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
-    ) -> None:
-        self._program = program
-        self._layout = layout
-        self._memory = memory
-        self._matrices = matrices
-        self._list = Instructions(memory)
-        self._quantized: set[str] = set()  # buffers whose tiles hold their present contents
-        self._angles: set[str] = set()
-
-    def instructions(self) -> Instructions:
-        for op in fused(self._program):
-            self._lower(op)
-        return self._list
-
-    def _region(self, buffer: ops.Buffer) -> Region:
-        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
+class ManyRows(RowsLowering):
+    """Buffers are matrices that all threads see."""
 
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
         match op:
             case ops.Embed():
-                self._embed(op)
+                self._embed_into(op, self._shared(op.out))
+                self._wrote(op.out)
             case ops.RMSNorm():
                 weight = self._memory.vector(op.weight)
                 self._pointwise(
@@ -75,31 +57,6 @@ class ManyRows:
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)
 
-    def _embed(self, op: ops.Embed) -> None:
-        matrix = self._matrices.get(id(op.table))
-        if matrix is None:  # looked up in the file by the machine
-            return
-        fields = matrix.fields()
-        out = self._region(op.out)
-        scratch = self._memory.private("embed", embed.scratch_bytes())
-        self._list.emit(
-            embed.EMBEDS[op.table.format.name],
-            embed.EMBED,
-            [],
-            [out],
-            ROWS,
-            panels=matrix.address,
-            panel_bytes=fields["panel_bytes"],
-            n_blocks=fields["n_blocks"],
-            width=fields["width"],
-            out=out.address,
-            out_stride=out.stride,
-            scratch=scratch.address,
-            scratch_stride=scratch.private,
-            scale=op.scale,
-        )
-        self._wrote(op.out)
-
     def _pointwise(
         self,
         kernel: Any,
@@ -109,8 +66,8 @@ class ManyRows:
         sharing: str | None = None,
         **values: Any,
     ) -> None:
-        source, target = self._region(x), self._region(out)
-        other = self._region(y) if y else source
+        source, target = self._shared(x), self._shared(out)
+        other = self._shared(y) if y else source
         self._list.emit(
             kernel,
             pointwise.POINTWISE,
@@ -130,10 +87,10 @@ class ManyRows:
         self._wrote(out)
 
     def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
-        target = self._region(out)
+        target = self._shared(out)
         reads = [target] if values.get("accumulate") else []
         if kind in matmul.FLOAT_MATMULS:
-            kernel, source = matmul.FLOAT_MATMULS[kind], self._region(x)
+            kernel, source = matmul.FLOAT_MATMULS[kind], self._shared(x)
             values |= {"x": source.address, "x_stride": source.stride}
         else:
             kernel = tiled.TILED_MATMULS[kind]
@@ -171,7 +128,7 @@ class ManyRows:
         region = self._memory.rows(f"{x.name} in tiles", 1, sum(activations.tile_bytes(x.width, rows)))
         lists = self._memory.rows(f"{x.name} listed", 1, activations.list_bytes(x.width, rows)[0])
         if x.name not in self._quantized:
-            source = self._region(x)
+            source = self._shared(x)
             fields = self._tiles(x, region, lists)
             fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
             fields |= {"width": x.width, "on_wanted": x.wanted}
@@ -183,22 +140,8 @@ class ManyRows:
         return region, lists
 
     def _rope(self, op: ops.RoPE) -> None:
-        cos, sin, frequencies = angles(self._memory, op, self._layout.max_rows)
-        x, n_angles = self._region(op.x), len(op.inv_freq)
-        shared: dict[str, Any] = {"cos": cos.address, "sin": sin.address, "angle_stride": cos.stride}
-        if cos.name not in self._angles:
-            self._angles.add(cos.name)
-            self._list.emit(
-                pointwise.angles,
-                pointwise.POINTWISE,
-                [],
-                [cos, sin],
-                ROWS,
-                weight=frequencies,
-                n_angles=n_angles,
-                number=op.attention_factor,
-                **shared,
-            )
+        cos, sin = self._rotation(op)
+        x = self._shared(op.x)
         self._list.emit(
             pointwise.rope,
             pointwise.POINTWISE,
@@ -212,8 +155,10 @@ class ManyRows:
             width=op.x.width,
             groups=op.heads,
             interleaved=op.interleaved,
-            n_angles=n_angles,
-            **shared,
+            n_angles=len(op.inv_freq),
+            cos=cos.address,
+            sin=sin.address,
+            angle_stride=cos.stride,
         )
         self._wrote(op.x)
 
@@ -222,7 +167,7 @@ class ManyRows:
         keys, values = cache(self._memory, op, layout)
         scratch_bytes = attention.scratch_bytes(op.head_dim)
         scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
-        q, k, v, out = (self._region(b) for b in (op.q, op.k, op.v, op.out))
+        q, k, v, out = (self._shared(b) for b in (op.q, op.k, op.v, op.out))
         fields = attention_fields(op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
         record = attention.ATTENTION

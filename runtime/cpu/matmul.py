@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...quant.dot8 import Codes
 from ...quant.jit import Kernel, jit, kernel
-from ...quant.simd import LANES, Codes, fma, load_f32, loadv_f32, splat_f32, storev_f32
+from ...quant.levels import LANES
+from ...quant.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
 from .floats import FLOATS, SIZES, constant, load_floats, sigmoid
 from .records import reader, record, share, step_at
 

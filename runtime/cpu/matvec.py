@@ -8,23 +8,12 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from ...quant.dot8 import Codes, code_offset, dot
 from ...quant.formats import FORMATS
 from ...quant.jit import Kernel, jit, kernel
+from ...quant.levels import LANES
 from ...quant.panels import PLANES
-from ...quant.simd import (
-    LANES,
-    Codes,
-    code_offset,
-    dot,
-    fma,
-    load_f32,
-    load_i32,
-    prefetch,
-    splat_f32,
-    splat_i32,
-    storev_f32,
-    to_f32,
-)
+from ...quant.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
 from ...quant.tiles import GROUP, VECTOR
 from .activations import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import FLOATS, SIZES, constant, load_floats
@@ -151,7 +140,7 @@ def _product(codes: Codes, panel: int, a: Any, x: int) -> Any:
 
 @overload(_product, jit_options={"forceinline": True})
 def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
-    name = codes.codes.name
+    name = codes.value.name
     if name in FLOATS:
         product, size = _float_row, SIZES[name] * LANES
     else:

@@ -28,6 +28,7 @@ class Memory:
         self._keep: list[np.ndarray] = []
         self._regions: dict[str, Region] = {}
         self._arrays: dict[str, np.ndarray] = {}
+        self._vectors: dict[int, tuple[np.ndarray, int]] = {}  # by the identity of the values
 
     def rows(self, name: str, n_rows: int, row_bytes: int) -> Region:
         """The matrix of that name, made when first asked for."""
@@ -52,10 +53,15 @@ class Memory:
         return self._arrays[name]
 
     def vector(self, values: np.ndarray) -> int:
-        """The address of float32 values, padded with zeros to whole vectors of the widest kind."""
-        memory = self._zeros(-(-values.size // 16) * 64).view(np.float32)
-        memory[: values.size] = values
-        return memory.ctypes.data
+        """The address of float32 values, padded with zeros to whole vectors of the widest kind.
+
+        Made once, however many instructions read them.
+        """
+        if id(values) not in self._vectors:
+            memory = self._zeros(-(-values.size // 16) * 64).view(np.float32)
+            memory[: values.size] = values
+            self._vectors[id(values)] = values, memory.ctypes.data
+        return self._vectors[id(values)][1]
 
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Hold on to an array that something points into."""

@@ -12,12 +12,13 @@ from typing import Any
 
 from ...quant.jit import kernel
 from .. import ops
-from . import activations, attention, embed, matvec, pointwise
-from .instructions import OTHER, ROWS, Instructions
-from .layout import GATES, GatedMatMul, Layout, Matrix, angles, attention_fields, cache, fused
+from . import activations, attention, matvec, pointwise
+from .instructions import OTHER
+from .layout import GATES, GatedMatMul, Layout, Matrix, attention_fields, cache
 from .matmul import MATMUL
 from .memory import Memory, Region
 from .records import step_at
+from .rows import RowsLowering
 
 
 @kernel
@@ -27,30 +28,15 @@ def merge_spans(arguments: int, step: int, thread: int) -> None:
     attention.combine(a, step_at(step), a.out + thread * a.out_stride)
 
 
-class OneRow:
-    """Lowers a program; `matrices` by the identity of their tensors."""
+class OneRow(RowsLowering):
+    """What pointwise work writes are rows that each thread has of its own."""
 
     def __init__(
         self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
     ) -> None:
-        self._program = program
-        self._layout = layout
-        self._memory = memory
-        self._matrices = matrices
-        self._list = Instructions(memory)
+        super().__init__(program, layout, memory, matrices)
         self._where: dict[str, Region] = {}  # a buffer's present contents
-        self._quantized: set[str] = set()  # buffers whose 8-bit form holds their present contents
-        self._angles: set[str] = set()
         self._waiting: dict[str, list[ops.RMSNorm | ops.RoPE]] = {}  # for the attention to do
-
-    def instructions(self) -> Instructions:
-        for op in fused(self._program):
-            self._lower(op)
-        return self._list
-
-    def _shared(self, buffer: ops.Buffer) -> Region:
-        """The first row of the buffer that all threads see."""
-        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
 
     def _own(self, buffer: ops.Buffer) -> Region:
         return self._memory.private(buffer.name, 4 * buffer.width)
@@ -68,7 +54,8 @@ class OneRow:
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
         match op:
             case ops.Embed():
-                self._embed(op)
+                own = self._own(op.out)
+                self._wrote(op.out, own if self._embed_into(op, own) else self._shared(op.out))
             case ops.RMSNorm() | ops.RoPE():
                 # In place on queries or keys: the attention may do it.
                 if isinstance(op, ops.RoPE) or op.x is op.out:
@@ -127,31 +114,6 @@ class OneRow:
             sin=sin.address,
             angle_stride=cos.stride,
         )
-
-    def _embed(self, op: ops.Embed) -> None:
-        matrix = self._matrices.get(id(op.table))
-        if matrix is None:  # looked up in the file by the machine
-            self._wrote(op.out, self._shared(op.out))
-            return
-        fields, out = matrix.fields(), self._own(op.out)
-        scratch = self._memory.private("embed", embed.scratch_bytes())
-        self._list.emit(
-            embed.EMBEDS[op.table.format.name],
-            embed.EMBED,
-            [],
-            [out],
-            panels=matrix.address,
-            panel_bytes=fields["panel_bytes"],
-            n_blocks=fields["n_blocks"],
-            width=fields["width"],
-            out=out.address,
-            out_private=out.private,
-            scratch=scratch.address,
-            scratch_stride=scratch.private,
-            every=True,
-            scale=op.scale,
-        )
-        self._wrote(op.out, out)
 
     def _pointwise(
         self,
@@ -232,26 +194,6 @@ class OneRow:
             )
             self._quantized.add(x.name)
         return region
-
-    def _rotation(self, op: ops.RoPE) -> tuple[Region, Region]:
-        """cos and sin of the step's position, computed by one thread when first needed."""
-        cos, sin, frequencies = angles(self._memory, op, self._layout.max_rows)
-        if cos.name not in self._angles:
-            self._angles.add(cos.name)
-            self._list.emit(
-                pointwise.angles,
-                pointwise.POINTWISE,
-                [],
-                [cos, sin],
-                ROWS,
-                weight=frequencies,
-                n_angles=len(op.inv_freq),
-                number=op.attention_factor,
-                cos=cos.address,
-                sin=sin.address,
-                angle_stride=cos.stride,
-            )
-        return cos, sin
 
     def _attend(self, op: ops.Attend) -> None:
         layout, kind = self._layout, self._layout.cache_type

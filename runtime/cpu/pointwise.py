@@ -13,19 +13,12 @@ import numpy as np
 from numba import carray
 
 from ...quant.jit import jit, kernel, reassociating_kernel
-from ...quant.simd import (
-    LANES,
-    as_pointer,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    splat_f32,
-    store_f32,
-    storev_f32,
-)
+from ...quant.levels import LANES
+from ...quant.simd import as_pointer, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
 from .floats import tanh
 from .matmul import gated
 from .records import reader, record, share, share_rows, step_at
+from .rotate import rotate
 
 # One record for every kernel here; each uses the fields it needs.
 POINTWISE = record(
@@ -125,23 +118,12 @@ def rope(arguments: int, step: int, thread: int) -> None:
     size = a.width // a.groups
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
-        cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
-        sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
+        cos, sin = a.cos + t * a.angle_stride, a.sin + t * a.angle_stride
         for h in range(a.groups):
-            x = _floats(_x(a, thread, t) + 4 * h * size, size)
-            out = _floats(_out(a, thread, t) + 4 * h * size, size)
-            if a.interleaved:
-                for i in range(a.n_angles):
-                    even, odd = x[2 * i], x[2 * i + 1]
-                    out[2 * i] = even * cos[i] - odd * sin[i]
-                    out[2 * i + 1] = odd * cos[i] + even * sin[i]
-            else:
-                for i in range(a.n_angles):
-                    low, high = x[i], x[i + a.n_angles]
-                    out[i] = low * cos[i] - high * sin[i]
-                    out[i + a.n_angles] = high * cos[i] + low * sin[i]
-            for i in range(2 * a.n_angles, size):
-                out[i] = x[i]
+            x, out = _x(a, thread, t) + 4 * h * size, _out(a, thread, t) + 4 * h * size
+            rotate(x, out, cos, sin, a.n_angles, a.interleaved)
+            for i in range(4 * 2 * a.n_angles, 4 * size, 4):
+                store_f32(out + i, load_f32(x + i))
 
 
 @kernel

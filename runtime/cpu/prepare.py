@@ -8,8 +8,9 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
+from ...quant.dot8 import Codes
 from ...quant.jit import jit
-from ...quant.simd import Codes, splat_f32, storev_f32, storev_i32
+from ...quant.simd import splat_f32, storev_f32, storev_i32
 from ...quant.tiles import PANELS, VECTOR, TileCodes, raise_codes, tile_codes
 from .unpack import CODES, HALVES, MINIMA
 
@@ -36,7 +37,7 @@ def store_group(weights: Any, codes: Codes, tile: TileCodes, record: int, panel:
 def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
     if not isinstance(weights, types.BaseTuple):
         return None
-    count, minimum, offset = tile.codes.factors, tile.codes.minimum, tile.codes.offset
+    count, minimum, offset = tile.value.factors, tile.value.minimum, tile.value.offset
     factors, half = PANELS * 8 * VECTOR, 4 * VECTOR
 
     def negative_offset(scale: Any) -> Any:

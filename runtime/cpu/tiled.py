@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...quant.dot8 import Codes
 from ...quant.jit import Kernel, jit, kernel
-from ...quant.simd import LANES, Codes, load_i32, loadv_f32, store_i64, storev_f32
+from ...quant.levels import LANES
+from ...quant.simd import load_i32, loadv_f32, store_i64, storev_f32
 from ...quant.tiles import (
     GROUP,
     PANELS,

@@ -20,20 +20,19 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
+from ...quant.dot8 import Codes, lookup16
 from ...quant.formats.iq4 import IQ4_VALUES
 from ...quant.formats.mxfp4 import E2M1_DOUBLED
 from ...quant.jit import jit
+from ...quant.levels import LANES
 from ...quant.panels import PLANES
 from ...quant.simd import (
-    LANES,
-    Codes,
-    CodesType,
+    ConstantType,
     bits_to_f32,
     loadv_f16,
     loadv_i32,
     loadv_u8,
     loadv_u16,
-    lookup16,
     splat_f32,
     to_f32,
 )
@@ -55,7 +54,7 @@ def unpack(codes: Codes, panel: int, n_blocks: int, group: int) -> Any:
 
 @overload(unpack, jit_options={"forceinline": True})
 def _unpack(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
-    return _UNPACKERS[codes.codes.name] if isinstance(codes, CodesType) else None
+    return _UNPACKERS[codes.value.name] if isinstance(codes, ConstantType) else None
 
 
 def _unpacks(*codes: Codes) -> Callable[[Callable], Callable]:

@@ -16,10 +16,10 @@ from kukri.quant.dot16 import (
     load_i8,
     load_i64,
     store_i8,
-    store_i64,
     storev_i16,
 )
-from kukri.quant.simd import LANES, loadv_f32, loadv_i32, storev_f32, storev_i32
+from kukri.quant.levels import LANES
+from kukri.quant.simd import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
 
 RNG = np.random.default_rng(5)
 

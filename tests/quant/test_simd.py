@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kukri.quant import simd
+from kukri.quant import levels
+from kukri.quant.dot8 import Codes, code_offset, dot, lookup16
+from kukri.quant.levels import LANES
 from kukri.quant.simd import (
-    LANES,
-    Codes,
     absolute,
     as_pointer,
     atomic_add,
     atomic_load,
     bits_to_f32,
     call_kernel,
-    code_offset,
-    dot,
     fma,
     lane_max,
     lane_sum,
@@ -32,7 +30,6 @@ from kukri.quant.simd import (
     loadv_i32,
     loadv_u8,
     loadv_u16,
-    lookup16,
     maximum,
     minimum,
     pause,
@@ -70,16 +67,16 @@ def unary(function, x: np.ndarray, dtype=np.float32) -> np.ndarray:
 
 
 def test_levels():
-    offered = simd.supported_levels()
-    assert simd.LEVEL in offered
+    offered = levels.supported_levels()
+    assert levels.LEVEL in offered
     assert offered[-1] == "plain"
-    assert simd.pick_level(None) == offered[0]
-    assert simd.pick_level("plain") == "plain"
+    assert levels.pick_level(None) == offered[0]
+    assert levels.pick_level("plain") == "plain"
     with pytest.raises(ValueError, match="none of avx512vnni"):
-        simd.pick_level("sse9")
-    for level in set(simd.LEVELS) - set(offered):
+        levels.pick_level("sse9")
+    for level in set(levels.LEVELS) - set(offered):
         with pytest.raises(ValueError, match="this CPU offers"):
-            simd.pick_level(level)
+            levels.pick_level(level)
 
 
 def test_float_arithmetic():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
+from kukri.quant.levels import LANES
 from kukri.quant.panels import aligned_empty, repack
-from kukri.quant.simd import LANES
 from kukri.quant.tiles import GROUP, RECORD, SECOND, TOKENS, UNITS
 from kukri.runtime.cpu.activations import (
     DIGIT,
@@ -146,8 +148,9 @@ def multiply(
     accumulate: bool = False,
     n_threads: int = 1,
     gate: int = 0,
+    one_row: bool = False,
 ) -> np.ndarray:
-    """out = x · weightsᵀ by the kernel for many rows, `out` padded to whole panels.
+    """out = x · weightsᵀ by the kernel for many rows or that for one, `out` padded to whole panels.
 
     Returns the float64 values that the kernel took for `x`. With `gate` the rows of `weights` are two
     matrices, one after the other.
@@ -162,6 +165,11 @@ def multiply(
         arguments["n_panels"], arguments["gate"] = len(panels) // 2, gate
         arguments["pair_bytes"] = panels.shape[1]
         arguments["other_bytes"] = len(panels) // 2 * panels.shape[1]
+    if one_row:
+        row = x[0] if weights.format.is_float else quantized_row(x[0])
+        arguments["x"] = row.ctypes.data
+        call(MATVECS[weights.format.name], arguments, 1, n_threads)
+        return x.astype(np.float64) if weights.format.is_float else Tiles(x).represented()
     if weights.format.is_float:
         arguments["x"], arguments["x_stride"] = x.ctypes.data, x.strides[0]
         call(FLOAT_MATMULS[weights.format.name], arguments, len(x), n_threads)
@@ -176,30 +184,7 @@ def multiply(
     return tiles.represented()
 
 
-def multiply_row(
-    weights: QTensor,
-    x: np.ndarray,
-    bias: np.ndarray | None,
-    out: np.ndarray,
-    accumulate: bool = False,
-    n_threads: int = 1,
-    gate: int = 0,
-) -> np.ndarray:
-    """The same by the kernel for one row."""
-    panels = repack(weights, LANES)
-    padded_bias = np.zeros(len(panels) * LANES, np.float32)
-    arguments = matmul_arguments(weights, panels, out, accumulate)
-    if bias is not None:
-        padded_bias[: len(bias)] = bias
-        arguments["bias"] = padded_bias.ctypes.data
-    if gate:
-        arguments["n_panels"], arguments["gate"] = len(panels) // 2, gate
-        arguments["pair_bytes"] = panels.shape[1]
-        arguments["other_bytes"] = len(panels) // 2 * panels.shape[1]
-    row = x[0] if weights.format.is_float else quantized_row(x[0])
-    arguments["x"] = row.ctypes.data
-    call(MATVECS[weights.format.name], arguments, 1, n_threads)
-    return x.astype(np.float64) if weights.format.is_float else Tiles(x).represented()
+multiply_row = partial(multiply, one_row=True)
 
 
 @pytest.mark.parametrize("width", [32, 96, 576, 32 * (2 * BLOCK + 1)])

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant import simd
+from kukri.quant import levels
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
@@ -303,7 +303,7 @@ def test_batches_out_of_range_are_refused():
     with pytest.raises(ValueError, match="pages of 32"):
         machine.step(nothing, PageTable(2, page_size=32))
     with pytest.raises(ValueError, match="multiple of"):
-        CpuMachine(program(7), 2, page_size=2 * simd.LANES)
+        CpuMachine(program(7), 2, page_size=2 * levels.LANES)
     with pytest.raises(ValueError, match="q9"):
         CpuMachine(program(7), 2, kv_type="q9")
     machine.close()
@@ -434,7 +434,7 @@ def test_interrupts_at_any_moment_leave_the_team_whole():
     machine.close()
 
 
-LOWER_LEVELS = [level for level in simd.supported_levels() if level != simd.LEVEL]
+LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.LEVEL]
 FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subprocesses below
 
 
