@@ -22,7 +22,6 @@ import platform
 from typing import Any
 
 import llvmlite.binding as llvm
-import numba
 
 LEVELS = {"avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
 
@@ -72,6 +71,3 @@ def pick_level(forced: str | None) -> str:
 
 LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
 LANES = LEVELS[LEVEL]
-_config: Any = numba.config
-if LEVEL == "neon" and _config.CPU_FEATURES is None:
-    _config.CPU_FEATURES = cpu_features().flatten()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .block import BlockFormat, QTensor
+from .kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,22 @@ PLANES: dict[str, tuple[Plane, ...]] = {
     "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
 }
 
+# What the compiled part is told.
+_GATHER_FIELDS = (
+    "data",
+    "row_bytes",
+    "n_panels",
+    "lanes",
+    "n_blocks",
+    "type_size",
+    "out",
+    "planes",
+    "n_planes",
+)
+GATHER = np.dtype([(name, np.int64) for name in _GATHER_FIELDS])
+PLANE = np.dtype([(name, np.int64) for name in ("offset", "size", "count", "regroup")])
+GATHER_ROWS = Kernel(f"{__package__}.repack", "gather_rows")
+
 HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
 
 
@@ -67,19 +84,17 @@ def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.nda
     Written into `out`, contiguous uint8 [repacked_bytes], if given. Other threads run meanwhile, and may
     repack other rows.
     """
-    from .repack import gather_rows  # Numba takes its time
-
     rows, row_bytes = tensor.data.shape
     if out is None:
         out = aligned_empty(repacked_bytes(tensor, lanes))
     out = out.reshape(-1, lanes * row_bytes)
     data = np.ascontiguousarray(tensor.data)
     whole = rows // lanes
-    _gather(gather_rows.compiled.ctypes, tensor.format, data[: whole * lanes], lanes, out[:whole])
+    _gather(GATHER_ROWS.compiled.ctypes, tensor.format, data[: whole * lanes], lanes, out[:whole])
     if whole < len(out):
         last = np.zeros((lanes, row_bytes), np.uint8)
         last[: rows - whole * lanes] = data[whole * lanes :]
-        _gather(gather_rows.compiled.ctypes, tensor.format, last, lanes, out[whole:])
+        _gather(GATHER_ROWS.compiled.ctypes, tensor.format, last, lanes, out[whole:])
     return out
 
 
@@ -91,8 +106,6 @@ def _gather(
     out: np.ndarray,
 ) -> None:
     """Repack whole panels."""
-    from .repack import GATHER, PLANE
-
     n_blocks, type_size = data.shape[1] // kind.type_size, kind.type_size
     regrouped = HIGH_BITS_PLANE.get(kind.name)
     planes = np.array(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from .jit import Kernel
+from .kernel import Kernel
 from .kernel_cache import KernelCache, kernel_cache
 
 LEAST_MISSING = 4  # kernels to compile for each process: a new one needs the time of one to get going
@@ -72,7 +70,7 @@ class _Helpers:
         program = Path(sys.executable or "")
         if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
             return  # bundled or embedded: who knows what that program does when it is started
-        work = [f"{kernel.module}:{kernel.key}" for kernel in kernels]
+        work = [f"{kernel.module}:{kernel.name}:{kernel.item}" for kernel in kernels]
         command = [
             str(program),
             "-c",
@@ -105,17 +103,13 @@ class _Helpers:
 
 
 def help_out(arguments: Sequence[str]) -> None:
-    """Fill the cache in a folder with kernels `module:key` that are not there yet: what a helper runs."""
+    """Fill the cache in a folder with what it lacks of kernels `module:name:item`: what a helper runs."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     cache = KernelCache(Path(arguments[0]))
     for name in arguments[1:]:
-        module, _, key = name.partition(":")
-        if cache.has(key):
-            continue
-        for kernel in _kernels_of(importlib.import_module(module).__dict__.values()):
-            if kernel.key == key:
-                kernel.compile(cache)
-                break
+        kernel = Kernel(*name.split(":"))
+        if not cache.has(kernel.key):
+            kernel.compile(cache)
 
 
 def _die_with_parent() -> None:
@@ -123,17 +117,6 @@ def _die_with_parent() -> None:
     while os.read(0, 1):
         pass
     os._exit(1)
-
-
-def _kernels_of(values: Any) -> Iterator[Kernel]:
-    """Kernels among a module's variables, and in its dictionaries and sequences of them."""
-    for value in values:
-        if isinstance(value, Kernel):
-            yield value
-        elif isinstance(value, dict):
-            yield from _kernels_of(value.values())
-        elif isinstance(value, (tuple, list)):
-            yield from _kernels_of(value)
 
 
 def _processors() -> int:

@@ -9,23 +9,10 @@ from llvmlite import ir
 from numba import carray, types
 
 from .jit import jit, kernel
+from .panels import GATHER, PLANE
 from .simd import as_pointer, instruction, prefetch
 
 CHUNK = 16  # elements of a row at once: whole cache lines, since rows may lie where they evict each other
-
-_GATHER_FIELDS = (
-    "data",
-    "row_bytes",
-    "n_panels",
-    "lanes",
-    "n_blocks",
-    "type_size",
-    "out",
-    "planes",
-    "n_planes",
-)
-GATHER = np.dtype([(name, np.int64) for name in _GATHER_FIELDS])
-PLANE = np.dtype([(name, np.int64) for name in ("offset", "size", "count", "regroup")])
 
 
 def _transpose(bits: int) -> Any:

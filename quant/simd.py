@@ -13,6 +13,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -40,7 +41,11 @@ from .emit import (
     splat,
     store,
 )
-from .levels import LANES
+from .levels import LANES, LEVEL, cpu_features
+
+_config: Any = numba.config
+if LEVEL == "neon" and _config.CPU_FEATURES is None:
+    _config.CPU_FEATURES = cpu_features().flatten()  # where LLVM's list lacks one that the level needs
 
 intrinsic: Any = _typed_intrinsic  # its annotations describe the Python side, not the compiled calls
 

@@ -24,16 +24,9 @@ from numba.core.typing.templates import signature
 
 from .dot8 import VNNI, Codes, Sums, broadcast4
 from .emit import F32V, FLOAT, I8V, I32V, I64, all_lanes, beside, load, multiply_add, splat, store
-from .levels import LANES, LEVEL
+from .levels import LEVEL
+from .shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, PANELS, TOKENS, TOTALS, UNITS, VECTOR, weights_record
 from .simd import F32, I32, compile_time, intrinsic
-
-PANELS = 2
-TOKENS = {"avx512vnni": 6, "avx512": 6, "avxvnni": 3, "avx2": 3, "neon": 6, "plain": 3}[LEVEL]
-GROUP = 32
-VECTOR = 4 * LANES  # bytes
-RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
-SECOND = GROUP + 4  # bytes of a token's second digits of a group: int8 codes and their float32 unit
-UNITS, TOTALS, LOW_TOTALS, HIGH_TOTALS = (TOKENS * (GROUP + 4 * i) for i in range(4))
 
 
 @compile_time
@@ -55,7 +48,7 @@ class TileCodes:
     @property
     def record(self) -> int:
         """Bytes of a group of weights of all panels."""
-        return PANELS * (8 + self.factors) * VECTOR
+        return weights_record(self.factors)
 
 
 def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:

@@ -14,11 +14,8 @@ features, and LLVM's own AArch64 backend writes assembly where there would be ma
 from __future__ import annotations
 
 import argparse
-import gc
-import importlib
 import json
 import os
-import pkgutil
 import platform
 import re
 from collections import Counter
@@ -64,24 +61,14 @@ def pretend_arm64() -> None:
 
 
 def kernels() -> dict[str, Any]:
-    """Every `jit.Kernel` of runtime/cpu by name; those of a table by its key: matvec.MATVECS[Q4_0]."""
-    import kukri.runtime.cpu as package
-    from kukri.quant.jit import Kernel
+    """Every kernel of the CPU machine by name: matvec.MATVECS[Q4_0]."""
+    import kukri.runtime.cpu.kernels as package
+    from kukri.quant.kernel import Kernel
+    from kukri.quant.panels import GATHER_ROWS
 
-    names: dict[int, str] = {}
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for table, entries in list(vars(module).items()):
-            for key, value in entries.items() if isinstance(entries, dict) else ():
-                if isinstance(value, Kernel):
-                    names.setdefault(id(value), f"{info.name}.{table}[{key}]")
-    found: dict[str, Any] = {}
-    for kernel in [thing for thing in gc.get_objects() if isinstance(thing, Kernel)]:
-        name = names.get(id(kernel), kernel.name)
-        if name in found:
-            raise SystemExit(f"two kernels are called {name}: a table would give them names")
-        found[name] = kernel
-    return found
+    tables = [GATHER_ROWS, *vars(package).values()]
+    found = [k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, Kernel)]
+    return {str(kernel): kernel for kernel in found}
 
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
@@ -118,15 +105,15 @@ def instructions() -> dict[str, Callable[[int, int, int], None]]:
 
 def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
     """The assembly of what has one of `words` in its name, by name; this process pretends already."""
-    from kukri.quant.compiler import machine_code
+    from kukri.quant.jit import EntryPoint
 
-    sources = {name: (kernel._function, kernel._fastmath) for name, kernel in kernels().items()}
-    sources |= {name: (function, False) for name, function in instructions().items()}
+    sources = {name: kernel.entry_point() for name, kernel in kernels().items()}
+    sources |= {name: EntryPoint(function) for name, function in instructions().items()}
     chosen = {n: s for n, s in sources.items() if not words or any(word in n for word in words)}
     if unknown := set(left_out) - set(sources):
         raise SystemExit(f"there is no {', '.join(sorted(unknown))} to leave out")
     # Text stands where `machine_code` expects object code.
-    return {n: str(machine_code(*s)[0]) for n, s in chosen.items() if n not in left_out}
+    return {n: str(s.machine_code()[0]) for n, s in chosen.items() if n not in left_out}
 
 
 def mnemonics(text: str) -> Counter[str]:

@@ -18,7 +18,6 @@ import numpy as np
 
 from kukri.cli.source import open_source
 from kukri.cli.store import resolve
-from kukri.quant.jit import KERNEL_SIGNATURE
 from kukri.quant.levels import LEVEL
 from kukri.runtime.cache import PAGE_SIZE, Batch, PageTable
 from kukri.runtime.cpu.machine import CpuMachine
@@ -26,7 +25,7 @@ from kukri.runtime.program import build_program
 from kukri.runtime.weights import Weights
 
 REPEATS = 7
-CALL = ctypes.CFUNCTYPE(None, *(ctypes.c_int64 for _ in KERNEL_SIGNATURE.args))
+CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 class TimedMachine(CpuMachine):

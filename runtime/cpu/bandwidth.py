@@ -15,39 +15,14 @@ from time import perf_counter
 
 import numpy as np
 
-from ...quant.jit import kernel
-from ...quant.levels import LANES
 from ...quant.panels import aligned_empty
-from ...quant.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
-from .records import reader, record
+from .kernels import READ_ALL
+from .records import READ, READ_BLOCK
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
 USUAL_CACHE = 32 << 20  # where the system does not say
 AHEADS = (0, 2048, 4096)  # bytes to prefetch ahead; the best of them counts
 RUNS = 8  # of each, some 10 ms long: other programs leave few of them alone
-LINE = 64  # bytes
-VECTOR = 4 * LANES  # bytes
-
-# `n_bytes` is a multiple of BLOCK; `sum` is what was read, so that the reading is not optimised away.
-READ = record("address", "n_bytes", "ahead", "sum")
-read_at = reader(READ)
-BLOCK = 8 * LINE
-
-
-@kernel
-def read(arguments: int, step: int, thread: int) -> None:
-    """Add up the buffer as int32."""
-    a = read_at(arguments)
-    s0 = s1 = s2 = s3 = splat_i32(np.int32(0))
-    for block in range(a.address, a.address + a.n_bytes, BLOCK):
-        for line in range(0, BLOCK, LINE):
-            prefetch(block + line + a.ahead)
-        for at in range(block, block + BLOCK, 4 * VECTOR):
-            s0 = s0 + loadv_i32(at)
-            s1 = s1 + loadv_i32(at + VECTOR)
-            s2 = s2 + loadv_i32(at + 2 * VECTOR)
-            s3 = s3 + loadv_i32(at + 3 * VECTOR)
-    a.sum = lane_sum_i32(s0 + s1 + s2 + s3)
 
 
 class ReadBandwidth:
@@ -59,7 +34,7 @@ class ReadBandwidth:
 
     def __init__(self, n_threads: int, n_bytes: int | None = None) -> None:
         n_bytes = buffer_bytes() if n_bytes is None else n_bytes
-        part = max(BLOCK, n_bytes // n_threads // BLOCK * BLOCK)
+        part = max(READ_BLOCK, n_bytes // n_threads // READ_BLOCK * READ_BLOCK)
         self.n_bytes = part * n_threads
         self._buffer = aligned_empty(self.n_bytes)
         self._buffer.fill(1)  # memory that was never written is one page of zeros, and stays in the cache
@@ -68,7 +43,7 @@ class ReadBandwidth:
             arguments["address"] = self._buffer.ctypes.data + i * part
             arguments["n_bytes"] = part
         self._pool = ThreadPoolExecutor(n_threads, "kukri-read")
-        self._read: Callable[[int, int, int], None] = read.compiled.ctypes
+        self._read: Callable[[int, int, int], None] = READ_ALL.compiled.ctypes
 
     def measure(self, runs: int = RUNS) -> float:
         """The best of `runs` runs with each prefetch distance: other programs can only slow it down."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.jit import Kernel
+from ...quant.kernel import Kernel
 from .memory import Memory, Region
 from .records import INSTRUCTION
 
@@ -57,7 +57,7 @@ class Instructions:
             arguments[name] = value
         self._kernels.append((kernel, arguments))
         self._barriers.append(False)
-        self.names.append(f"{kernel.name} → {writes[0].name.split()[0] if writes else ''}")
+        self.names.append(f"{kernel} → {writes[0].name.split()[0] if writes else ''}")
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -8,16 +8,16 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.levels import LANES
 from .. import ops
-from . import attention
-from .matmul import GELU_TANH, SILU
 from .memory import Memory, Region
+from .records import GELU_TANH, SILU
+from .sizes import pool_bytes
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}  # activations that matrix products can end with
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The machine's sizes. `cache_type` is one of `attention.CACHE_TYPES`."""
+    """The machine's sizes. `cache_type` is one of `sizes.CACHE_TYPES`."""
 
     n_pages: int
     page_size: int
@@ -98,7 +98,7 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
 
 def cache(memory: Memory, op: ops.Attend, layout: Layout) -> tuple[Region, Region]:
     """The layer's pools of keys and values."""
-    key_bytes, value_bytes = attention.pool_bytes(layout.cache_type, op.head_dim, layout.page_size)
+    key_bytes, value_bytes = pool_bytes(layout.cache_type, op.head_dim, layout.page_size)
     pages = layout.n_pages * op.kv_heads
     keys = memory.rows(f"keys {op.layer}", 1, pages * key_bytes)
     return keys, memory.rows(f"values {op.layer}", 1, pages * value_bytes)

@@ -14,11 +14,11 @@ from ...quant.panels import aligned_empty, repack, repacked_bytes
 from ...quant.precompile import compile_kernels
 from .. import ops
 from .instructions import Progress
+from .kernels import TEAM_KERNELS
 from .layout import Layout, Matrix
 from .many_rows import ManyRows
 from .memory import Memory
 from .one_row import OneRow
-from .team import TEAM_KERNELS
 
 REPACK_BYTES = 2 << 20  # of a weight at once
 

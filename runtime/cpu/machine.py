@@ -9,11 +9,11 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
-from .attention import CACHE_TYPES, KEYS
 from .layout import Layout
 from .lowering import Lowering
 from .processors import default_threads
 from .records import STEP
+from .sizes import CACHE_TYPES, KEYS
 from .team import Team
 
 LOGITS_BYTES = 16 << 20  # of logits that a step may give

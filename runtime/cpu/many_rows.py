@@ -9,10 +9,26 @@ from __future__ import annotations
 from typing import Any
 
 from .. import ops
-from . import activations, attention, matmul, pointwise, tiled
+from . import sizes
 from .instructions import OTHER, ROWS, WANTED_ROWS
+from .kernels import (
+    ADD,
+    ATTENDS,
+    FLOAT_MATMULS,
+    GATE,
+    GELU_GATE,
+    LIST_SECONDS,
+    QUANTIZE_TILES,
+    RMS_NORM,
+    ROPE,
+    SELECT_ROWS,
+    SOFT_CAP,
+    STORES,
+    TILED_MATMULS,
+)
 from .layout import GATES, GatedMatMul, attention_fields, cache
 from .memory import Region
+from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from .rows import RowsLowering
 
 
@@ -26,9 +42,7 @@ class ManyRows(RowsLowering):
                 self._wrote(op.out)
             case ops.RMSNorm():
                 weight = self._memory.vector(op.weight)
-                self._pointwise(
-                    pointwise.rms_norm, op.out, op.x, weight=weight, groups=op.groups, number=op.eps
-                )
+                self._pointwise(RMS_NORM, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
             case ops.MatMul():
                 values = self._matrices[id(op.weight)].fields()
                 if op.bias is not None:
@@ -43,16 +57,16 @@ class ManyRows(RowsLowering):
                 self._attend(op)
             case ops.GatedActivation():
                 if op.kind in GATES:
-                    self._pointwise(pointwise.gate, op.out, op.gate, op.up, gate=GATES[op.kind])
+                    self._pointwise(GATE, op.out, op.gate, op.up, gate=GATES[op.kind])
                 else:
-                    self._pointwise(pointwise.gelu_gate, op.out, op.gate, op.up)
+                    self._pointwise(GELU_GATE, op.out, op.gate, op.up)
             case ops.Add():
-                self._pointwise(pointwise.add, op.out, op.x, op.out)
+                self._pointwise(ADD, op.out, op.x, op.out)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
-                self._pointwise(pointwise.select_rows, op.out, op.x, sharing=OTHER)
+                self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
             case ops.SoftCap():
-                self._pointwise(pointwise.soft_cap, op.x, op.x, sharing=OTHER, number=op.cap)
+                self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
 
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)
@@ -70,7 +84,7 @@ class ManyRows(RowsLowering):
         other = self._shared(y) if y else source
         self._list.emit(
             kernel,
-            pointwise.POINTWISE,
+            POINTWISE,
             [source, other],
             [target],
             sharing or (WANTED_ROWS if out.wanted else ROWS),
@@ -89,19 +103,19 @@ class ManyRows(RowsLowering):
     def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
         target = self._shared(out)
         reads = [target] if values.get("accumulate") else []
-        if kind in matmul.FLOAT_MATMULS:
-            kernel, source = matmul.FLOAT_MATMULS[kind], self._shared(x)
+        if kind in FLOAT_MATMULS:
+            kernel, source = FLOAT_MATMULS[kind], self._shared(x)
             values |= {"x": source.address, "x_stride": source.stride}
         else:
-            kernel = tiled.TILED_MATMULS[kind]
+            kernel = TILED_MATMULS[kind]
             source, lists = self._quantize(x)
             reads.append(lists)
-            scratch = self._memory.private("tiled", tiled.scratch_bytes(self._layout.rows(x)))
+            scratch = self._memory.private("tiled", sizes.tiled_scratch_bytes(self._layout.rows(x)))
             values |= {"scratch": scratch.address, "scratch_stride": scratch.private}
             values |= self._tiles(x, source, lists)
         self._list.emit(
             kernel,
-            matmul.MATMUL,
+            MATMUL,
             [source, *reads],
             [target],
             OTHER,
@@ -114,28 +128,28 @@ class ManyRows(RowsLowering):
 
     def _tiles(self, x: ops.Buffer, tiles: Region, lists: Region) -> dict[str, int]:
         """What `MATMUL` says of quantised rows."""
-        records, _ = activations.tile_bytes(x.width, self._layout.rows(x))
+        records, _ = sizes.tile_bytes(x.width, self._layout.rows(x))
         return {
             "x": tiles.address,
             "seconds": tiles.address + records,
             "lists": lists.address,
-            "list_stride": activations.list_bytes(x.width, self._layout.rows(x))[1],
+            "list_stride": sizes.list_bytes(x.width, self._layout.rows(x))[1],
         }
 
     def _quantize(self, x: ops.Buffer) -> tuple[Region, Region]:
         """The 8-bit form of a buffer's present contents, made once for all that read it: tiles and lists."""
         rows = self._layout.rows(x)
-        region = self._memory.rows(f"{x.name} in tiles", 1, sum(activations.tile_bytes(x.width, rows)))
-        lists = self._memory.rows(f"{x.name} listed", 1, activations.list_bytes(x.width, rows)[0])
+        region = self._memory.rows(f"{x.name} in tiles", 1, sum(sizes.tile_bytes(x.width, rows)))
+        lists = self._memory.rows(f"{x.name} listed", 1, sizes.list_bytes(x.width, rows)[0])
         if x.name not in self._quantized:
             source = self._shared(x)
             fields = self._tiles(x, region, lists)
             fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
             fields |= {"width": x.width, "on_wanted": x.wanted}
             sharing = WANTED_ROWS if x.wanted else ROWS
-            record = activations.QUANTIZE
-            self._list.emit(activations.quantize_tiles, record, [source], [region], sharing, **fields)
-            self._list.emit(activations.list_seconds, record, [region], [lists], OTHER, **fields)
+            record = QUANTIZE
+            self._list.emit(QUANTIZE_TILES, record, [source], [region], sharing, **fields)
+            self._list.emit(LIST_SECONDS, record, [region], [lists], OTHER, **fields)
             self._quantized.add(x.name)
         return region, lists
 
@@ -143,8 +157,8 @@ class ManyRows(RowsLowering):
         cos, sin = self._rotation(op)
         x = self._shared(op.x)
         self._list.emit(
-            pointwise.rope,
-            pointwise.POINTWISE,
+            ROPE,
+            POINTWISE,
             [x, cos, sin],
             [x],
             ROWS,
@@ -165,13 +179,13 @@ class ManyRows(RowsLowering):
     def _attend(self, op: ops.Attend) -> None:
         layout = self._layout
         keys, values = cache(self._memory, op, layout)
-        scratch_bytes = attention.scratch_bytes(op.head_dim)
+        scratch_bytes = sizes.attention_scratch_bytes(op.head_dim)
         scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
         q, k, v, out = (self._shared(b) for b in (op.q, op.k, op.v, op.out))
         fields = attention_fields(op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
-        record = attention.ATTENTION
-        self._list.emit(attention.STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
-        attend = attention.ATTENDS[layout.cache_type]
+        record = ATTENTION
+        self._list.emit(STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
+        attend = ATTENDS[layout.cache_type]
         self._list.emit(attend, record, [q, keys, values], [out], OTHER, **fields)
         self._wrote(op.out)

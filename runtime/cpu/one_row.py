@@ -10,22 +10,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...quant.jit import kernel
 from .. import ops
-from . import activations, attention, matvec, pointwise
+from . import sizes
 from .instructions import OTHER
+from .kernels import (
+    ADD,
+    ATTEND_ONES,
+    GATE,
+    GELU_GATE,
+    MATVECS,
+    MERGE_SPANS,
+    QUANTIZE_ROW,
+    RMS_NORM,
+    ROPE,
+    SOFT_CAP,
+)
 from .layout import GATES, GatedMatMul, Layout, Matrix, attention_fields, cache
-from .matmul import MATMUL
 from .memory import Memory, Region
-from .records import step_at
+from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from .rows import RowsLowering
-
-
-@kernel
-def merge_spans(arguments: int, step: int, thread: int) -> None:
-    """The attention's output from its parts, for each thread."""
-    a = attention.arguments_at(arguments)
-    attention.combine(a, step_at(step), a.out + thread * a.out_stride)
 
 
 class OneRow(RowsLowering):
@@ -74,18 +77,18 @@ class OneRow(RowsLowering):
                 self._attend(op)
             case ops.GatedActivation():
                 if op.kind in GATES:
-                    self._pointwise(pointwise.gate, op.out, op.gate, op.up, gate=GATES[op.kind])
+                    self._pointwise(GATE, op.out, op.gate, op.up, gate=GATES[op.kind])
                 else:
-                    self._pointwise(pointwise.gelu_gate, op.out, op.gate, op.up)
+                    self._pointwise(GELU_GATE, op.out, op.gate, op.up)
             case ops.Add():
-                self._pointwise(pointwise.add, op.out, op.x, op.out)
+                self._pointwise(ADD, op.out, op.x, op.out)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
                 region = self._source(op.x)
                 self._list.emit(
-                    pointwise.soft_cap,
-                    pointwise.POINTWISE,
+                    SOFT_CAP,
+                    POINTWISE,
                     [region],
                     [region],
                     OTHER,
@@ -99,11 +102,11 @@ class OneRow(RowsLowering):
     def _apply(self, op: ops.RMSNorm | ops.RoPE) -> None:
         if isinstance(op, ops.RMSNorm):
             weight = self._memory.vector(op.weight)
-            self._pointwise(pointwise.rms_norm, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
+            self._pointwise(RMS_NORM, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
             return
         cos, sin = self._rotation(op)
         self._pointwise(
-            pointwise.rope,
+            ROPE,
             op.x,
             op.x,
             reads=[cos, sin],
@@ -130,7 +133,7 @@ class OneRow(RowsLowering):
         target = self._own(out)
         self._list.emit(
             kernel,
-            pointwise.POINTWISE,
+            POINTWISE,
             [source, other, *(reads or [])],
             [target],
             x=source.address,
@@ -159,12 +162,12 @@ class OneRow(RowsLowering):
         region = self._memory.rows(product.name, 1, 4 * product.width)
         self._multiply(op.x, kind, region, values, False)
         self._wrote(product, region)
-        self._pointwise(pointwise.add, op.out, op.out, product)
+        self._pointwise(ADD, op.out, op.out, product)
 
     def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
-        source = self._source(x) if kind in matvec.FLOATS else self._quantize(x)
+        source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
         self._list.emit(
-            matvec.MATVECS[kind],
+            MATVECS[kind],
             MATMUL,
             [source],
             [out],
@@ -179,11 +182,11 @@ class OneRow(RowsLowering):
     def _quantize(self, x: ops.Buffer) -> Region:
         """The row in 8 bits, made once for all that read it."""
         source = self._source(x)
-        region = self._memory.private(f"{x.name} in 8 bits", activations.row_bytes(x.width))
+        region = self._memory.private(f"{x.name} in 8 bits", sizes.row_bytes(x.width))
         if x.name not in self._quantized:
             self._list.emit(
-                activations.quantize_row,
-                activations.QUANTIZE,
+                QUANTIZE_ROW,
+                QUANTIZE,
                 [source],
                 [region],
                 x=source.address,
@@ -201,9 +204,9 @@ class OneRow(RowsLowering):
         q, k, v = (self._source(b) for b in (op.q, op.k, op.v))
         keys, values = cache(self._memory, op, layout)
         max_tokens = layout.n_pages * layout.page_size
-        scratch = self._memory.private(f"attention {op.head_dim}", attention.scratch_bytes(op.head_dim))
+        scratch = self._memory.private(f"attention {op.head_dim}", sizes.attention_scratch_bytes(op.head_dim))
         partials = self._memory.rows(
-            f"spans {op.heads} {op.head_dim}", 1, attention.partials_bytes(op.heads, op.head_dim, max_tokens)
+            f"spans {op.heads} {op.head_dim}", 1, sizes.partials_bytes(op.heads, op.head_dim, max_tokens)
         )
         out = self._own(op.out)
         fields = attention_fields(op, keys, values, q=q, k=k, v=v) | prepared
@@ -217,11 +220,11 @@ class OneRow(RowsLowering):
             "k_private": k.private,
             "v_private": v.private,
         }
-        record = attention.ATTENTION
+        record = ATTENTION
         self._list.emit(
-            attention.ATTEND_ONES[kind], record, [q, k, v, *reads], [partials, keys, values], OTHER, **fields
+            ATTEND_ONES[kind], record, [q, k, v, *reads], [partials, keys, values], OTHER, **fields
         )
-        self._list.emit(merge_spans, record, [partials], [out], OTHER, **fields)
+        self._list.emit(MERGE_SPANS, record, [partials], [out], OTHER, **fields)
         self._wrote(op.out, out)
 
     def _preparation(self, op: ops.Attend) -> tuple[dict[str, Any], list[Region]]:

@@ -6,14 +6,7 @@ step's. Matrices are given by the address of their first element and the bytes f
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import carray
-
-from ...quant.jit import jit
-from ...quant.simd import as_pointer
-from ...quant.tiles import TOKENS
 
 
 def record(*fields: str, floats: tuple[str, ...] = ()) -> np.dtype:
@@ -37,30 +30,125 @@ STEP = record(
 )
 INSTRUCTION = record("kernel", "arguments", "barrier")  # barrier: all threads wait for each other after it
 
+SILU, GELU_TANH = 1, 2  # values of `gate`
 
-def reader(dtype: np.dtype) -> Any:
-    """A compiled accessor: the record of type `dtype` at an address."""
+MATMUL = record(
+    "weights",  # panels
+    "n_panels",
+    "panel_bytes",
+    "pair_bytes",  # from a pair of panels to the next
+    "other_bytes",  # from a pair's first panel to its second
+    "n_blocks",  # blocks a row
+    "width",  # weights a row
+    "x",  # floats, a quantised row or the records of tiles
+    "x_stride",  # from row to row (floats)
+    "x_private",  # between the threads' copies of a single row, 0 if they share it
+    "seconds",  # of tiles
+    "lists",
+    "list_stride",
+    "out",
+    "out_stride",
+    "bias",  # float32 [n_panels · LANES], or 0
+    "accumulate",
+    "gate",  # 0, or out = f(first panel's product) · second's, a pair being a panel of each of two matrices
+    "on_wanted",  # only the rows whose logits are wanted
+    "scratch",
+    "scratch_stride",
+)
 
-    @jit
-    def read(address: int) -> Any:
-        return carray(as_pointer(address), 1, dtype)[0]
+EMBED = record(
+    "panels",
+    "panel_bytes",
+    "n_blocks",
+    "width",
+    "out",
+    "out_stride",
+    "out_private",
+    "scratch",  # a group's unpacked weights for each thread
+    "scratch_stride",
+    "every",  # each thread looks the one row up for itself
+    floats=("scale",),
+)
 
-    return read
+# One record for every pointwise kernel; each uses the fields it needs.
+POINTWISE = record(
+    "x",
+    "x_stride",
+    "x_private",
+    "y",
+    "y_stride",
+    "y_private",
+    "out",
+    "out_stride",
+    "out_private",
+    "width",
+    "groups",
+    "weight",
+    "on_wanted",
+    "every",
+    "gate",
+    "interleaved",
+    "cos",
+    "sin",
+    "angle_stride",
+    "n_angles",
+    floats=("number",),  # epsilon, attention factor or cap
+)
 
+QUANTIZE = record(
+    "x",
+    "x_stride",
+    "x_private",  # bytes between the threads' copies of x, 0 if they share it
+    "width",
+    "out",  # a row for each thread, or the records
+    "out_private",
+    "seconds",
+    "lists",
+    "list_stride",
+    "on_wanted",
+)
 
-step_at = reader(STEP)
+ATTENTION = record(
+    "q",  # float32 rows [heads · head_dim]
+    "q_stride",
+    "k",  # float32 rows [kv_heads · head_dim]
+    "k_stride",
+    "v",
+    "v_stride",
+    "out",  # float32 rows [heads · head_dim]; not used by ATTEND_ONES
+    "out_stride",
+    "keys",  # the layer's pool: [page, kv head] pieces, see `sizes`
+    "values",
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "window",  # positions that a query sees, its own among them; 0: all
+    "scratch",  # see `sizes`, a thread
+    "scratch_stride",
+    # For ATTEND_ONES only:
+    "q_private",  # bytes between the threads' copies, 0 if they share one
+    "k_private",
+    "v_private",
+    "partials",  # see `sizes`
+    "q_norm",  # float32 [head_dim] weights, padded to 16; 0: no norm
+    "k_norm",
+    "cos",  # float32 [n_angles] of the one row; 0: no rotation
+    "sin",
+    "n_angles",
+    "interleaved",
+    floats=("scale", "softcap", "norm_eps"),
+)
 
+# Each counter has a cache line of its own.
+TEAM = record(
+    *("posted", *(f"_{i}" for i in range(7))),
+    *("arrived", *(f"_{i}" for i in range(7, 14))),
+    "led",  # steps that thread 0 has run
+    "n_threads",
+    "step",
+    "give_way",
+)
 
-@jit
-def share(n: int, thread: int, n_threads: int) -> Any:
-    """The part [first, last) of n items that is this thread's."""
-    return n * thread // n_threads, n * (thread + 1) // n_threads
-
-
-@jit
-def share_rows(n: int, thread: int, n_threads: int) -> Any:
-    """The part [first, last) of n rows that is this thread's, whole tiles of them."""
-    tiles = (n + TOKENS - 1) // TOKENS
-    return min(n, TOKENS * (tiles * thread // n_threads)), min(
-        n, TOKENS * (tiles * (thread + 1) // n_threads)
-    )
+# `n_bytes` is a multiple of READ_BLOCK; `sum` is what was read, so that the reading is not optimised away.
+READ = record("address", "n_bytes", "ahead", "sum")
+READ_BLOCK = 512  # bytes, eight cache lines

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 
 from .. import ops
-from . import embed, pointwise
 from .instructions import ROWS, Instructions
+from .kernels import ANGLES, EMBEDS
 from .layout import GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
+from .records import EMBED, POINTWISE
+from .sizes import embed_scratch_bytes
 
 
 class RowsLowering:
@@ -46,10 +48,10 @@ class RowsLowering:
         if matrix is None:
             return False
         fields = matrix.fields()
-        scratch = self._memory.private("embed", embed.scratch_bytes())
+        scratch = self._memory.private("embed", embed_scratch_bytes())
         self._list.emit(
-            embed.EMBEDS[op.table.format.name],
-            embed.EMBED,
+            EMBEDS[op.table.format.name],
+            EMBED,
             [],
             [out],
             ROWS,
@@ -78,8 +80,8 @@ class RowsLowering:
         if key not in self._rotations:
             self._rotations.add(key)
             self._list.emit(
-                pointwise.angles,
-                pointwise.POINTWISE,
+                ANGLES,
+                POINTWISE,
                 [],
                 [cos, sin],
                 ROWS,

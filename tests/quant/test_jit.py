@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
 
 from kukri.quant import compiler, jit, kernel_cache, precompile
+from kukri.quant.kernel import Kernel
 from kukri.quant.kernel_cache import UNUSED_SECONDS, KernelCache
-from kukri.quant.repack import gather_rows
-from kukri.runtime.cpu import matmul, pointwise, team
+from kukri.quant.panels import GATHER_ROWS
+from kukri.runtime.cpu import kernels
+from kukri.runtime.cpu.kernels import FLOAT_MATMULS, LEAD, RMS_NORM
 
 KERNELS = '''
 """Eight kernels of one factory: number i writes i."""
@@ -38,18 +40,19 @@ def writer(get):
         store_f32(arguments, get())
     return write
 
-WRITERS = {i: writer(number(i)) for i in range(8)}
+WRITERS = {str(i): writer(number(i)) for i in range(8)}
 '''
 RUN = """
 import sys
 import numpy as np
 from kukri.quant import compiler
+from kukri.quant.kernel import Kernel
 from kukri.quant.precompile import compile_kernels
-import many_kernels
+writers = {i: Kernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
 if "never" in sys.argv:
     compiler.machine_code = None
-compile_kernels(list(many_kernels.WRITERS.values()), lambda done, total: print(done, total, flush=True))
-for i, kernel in many_kernels.WRITERS.items():
+compile_kernels(list(writers.values()), lambda done, total: print(done, total, flush=True))
+for i, kernel in writers.items():
     found = np.full(1, -1, np.float32)
     kernel.compiled.ctypes(found.ctypes.data, 0, 0)
     assert found[0] == i, (found, i)
@@ -89,14 +92,11 @@ def files(home: Path) -> list[Path]:
     return sorted(home.glob("kernels/*/*.kernel"))
 
 
-def writers() -> dict[int, jit.Kernel]:
-    import many_kernels
-
-    assert isinstance(many_kernels, ModuleType)
-    return many_kernels.WRITERS
+def writers() -> dict[int, Kernel]:
+    return {i: Kernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
 
 
-def result(kernel: jit.Kernel) -> int:
+def result(kernel: Kernel) -> int:
     found = np.full(1, -1, np.float32)
     kernel.compiled.ctypes(found.ctypes.data, 0, 0)
     return int(found[0])
@@ -121,7 +121,7 @@ def test_damaged_files_are_compiled_again(home):
         for path, whole in content.items():
             path.write_bytes(damage(whole))
         kernel = kernels[i % 3]
-        del kernel.compiled
+        del kernel.__dict__["compiled"]
         assert kernel.load(kernel_cache.kernel_cache()) is None
         assert precompile.compile_kernels([kernel]) == 1
         assert result(kernel) == i % 3
@@ -158,7 +158,7 @@ def test_two_at_once(home):
 def test_helpers_take_a_part(home, monkeypatch):
     """A helper fills the cache with what this process has not done yet."""
     begun = []
-    compile_kernel = jit.Kernel.compile
+    compile_kernel = Kernel.compile
 
     def slow(kernel, cache):
         begun.append(kernel)
@@ -167,7 +167,7 @@ def test_helpers_take_a_part(home, monkeypatch):
             time.sleep(0.05)
         return compile_kernel(kernel, cache)
 
-    monkeypatch.setattr(jit.Kernel, "compile", slow)
+    monkeypatch.setattr(Kernel, "compile", slow)
     counts = []
     kernels = list(writers().values())
     assert precompile.compile_kernels(kernels, lambda *count: counts.append(count), processes=2) == 8
@@ -188,9 +188,9 @@ def test_without_helpers(home, monkeypatch, program):
 
 def test_helpers_end_with_their_parent(home):
     """A helper whose parent is gone leaves at once, in the middle of its work."""
-    script = "import sys, time; from kukri.quant import precompile as p, jit; "
-    script += "jit.Kernel.compile = lambda *_: time.sleep(60); p.help_out(sys.argv[1:])"
-    work = [f"many_kernels:{kernel.key}" for kernel in writers().values()]
+    script = "import sys, time; from kukri.quant import precompile as p; "
+    script += "p.Kernel.compile = lambda *_: time.sleep(60); p.help_out(sys.argv[1:])"
+    work = [f"many_kernels:WRITERS:{i}" for i in range(8)]
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(kernel_cache.cache_folder()), *work], stdin=subprocess.PIPE
     )
@@ -281,27 +281,14 @@ def test_the_folder_depends_on_sources_and_cpu(monkeypatch):
         assert kernel_cache._fingerprint() != before
 
 
-def test_keys_tell_apart_what_differs():
-    def make(value, fastmath=False):
-        def function(arguments, step, thread):
-            return value
-
-        return jit.Kernel(function, fastmath)
-
-    def other(value):
-        def function(arguments, step, thread):
-            return value + 1
-
-        return jit.Kernel(function)
-
-    values = [1, 1.0, True, "1", None, (1,), [1], {1: 2}, np.float32(1), np.ones(2), np.zeros(2), len, int]
-    values += [jit.jit(lambda: 1), jit.jit(lambda: 2), np.dtype("f4"), np.dtype("f8")]
-    kernels = [make(value) for value in values]
-    kernels += [make(1, {"nsz"}), make(1, {"contract"}), other(1)]
-    assert len({kernel.key for kernel in kernels}) == len(kernels)
-    assert make((1, "a")).key == make((1, "a")).key
-    with pytest.raises(TypeError, match="cannot close over a object"):
-        make(object()).key  # noqa: B018
+def test_every_kernel_has_a_file_of_its_own():
+    tables = [GATHER_ROWS, *vars(kernels).values()]
+    found = [k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, Kernel)]
+    assert len(found) > 60
+    assert len({kernel.key for kernel in found}) == len(found)
+    for kernel in found:
+        assert re.fullmatch(r"[\w.-]+", kernel.key)
+        assert isinstance(kernel.entry_point(), jit.EntryPoint)
 
 
 def test_what_a_kernel_raises_is_lost(home):
@@ -309,23 +296,22 @@ def test_what_a_kernel_raises_is_lost(home):
         if step == 0:
             raise ValueError("no steps")
 
-    kernel = jit.Kernel(divide)
-    kernel.compiled.ctypes(0, 0, 0)
-    code, symbols = compiler.machine_code(divide, False)
+    code, symbols = jit.kernel(divide).machine_code()
+    kernel_cache.MachineCode(code).ctypes(0, 0, 0)
     assert symbols == []
     assert b"PyErr" not in code
 
 
 def test_kernels_need_nothing_of_numba():
     """Each symbol of its runtime would bring all of Numba into memory at every start."""
-    for kernel in (gather_rows, matmul.FLOAT_MATMULS["F32"], pointwise.rms_norm, team.lead):
-        _, symbols = compiler.machine_code(kernel._function, kernel._fastmath)
-        assert set(symbols) <= {"sqrt", "sqrtf", "exp", "pow", "sin", "cos"}, kernel.name
+    for kernel in (GATHER_ROWS, FLOAT_MATMULS["F32"], RMS_NORM, LEAD):
+        _, symbols = kernel.entry_point().machine_code()
+        assert set(symbols) <= {"sqrt", "sqrtf", "exp", "pow", "sin", "cos"}, str(kernel)
 
 
 def test_code_outlives_its_kernel(home):
     """Addresses are in tables that know nothing of kernels."""
-    call = jit.Kernel(writers()[6]._function).compiled.ctypes
+    call = writers()[6].compiled.ctypes
     gc.collect()
     found = np.full(1, -1, np.float32)
     call(found.ctypes.data, 0, 0)
@@ -336,6 +322,6 @@ def test_a_symbol_that_nobody_has(home):
     """LLVM would end the process."""
     cache = kernel_cache.kernel_cache()
     kernel = writers()[1]
-    cache.store(kernel.key, compiler.machine_code(kernel._function, False)[0], ["no_such_symbol_anywhere"])
+    cache.store(kernel.key, kernel.entry_point().machine_code()[0], ["no_such_symbol_anywhere"])
     assert cache.load(kernel.key) is None
     assert result(kernel) == 1

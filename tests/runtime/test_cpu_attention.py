@@ -7,22 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kukri.quant.jit import kernel
 from kukri.quant.panels import aligned_empty
 from kukri.runtime.cache import PageTable
-from kukri.runtime.cpu import attention
-from kukri.runtime.cpu.attention import ATTEND_ONES, ATTENDS, ATTENTION, CACHE_TYPES, STORES
-from kukri.runtime.cpu.attention import combine as combine_spans
-from kukri.runtime.cpu.kv import arguments_at
-from kukri.runtime.cpu.records import STEP, step_at
+from kukri.runtime.cpu import sizes
+from kukri.runtime.cpu.kernels import ATTEND_ONES, ATTENDS, MERGE_SPANS, STORES
+from kukri.runtime.cpu.records import ATTENTION, STEP
+from kukri.runtime.cpu.sizes import CACHE_TYPES
 
 # Relative RMS error of the output on normally distributed queries, keys and values.
 ERRORS = {"F32": 2e-6, "F16": 1e-3, "Q8_0": 1.2e-2, "Q4_0": 0.25}
-
-
-@kernel
-def combine(arguments: int, step: int, out: int) -> None:
-    combine_spans(arguments_at(arguments), step_at(step), out)
 
 
 def zeros(n_bytes: int) -> np.ndarray:
@@ -52,13 +45,13 @@ class Cache:
     def __post_init__(self) -> None:
         self.table = PageTable(self.n_pages, max_sequences=4, page_size=self.page_size)
         max_tokens = self.n_pages * self.page_size
-        sizes = attention.pool_bytes(self.kind, self.head_dim, self.page_size)
-        assert all(n % 64 == 0 for n in sizes)
-        self.pools = [zeros(self.n_pages * self.kv_heads * n) for n in sizes]
-        self.scratch_bytes = attention.scratch_bytes(self.head_dim)
+        piece_bytes = sizes.pool_bytes(self.kind, self.head_dim, self.page_size)
+        assert all(n % 64 == 0 for n in piece_bytes)
+        self.pools = [zeros(self.n_pages * self.kv_heads * n) for n in piece_bytes]
+        self.scratch_bytes = sizes.attention_scratch_bytes(self.head_dim)
         self.scratch = aligned_empty(self.n_threads * self.scratch_bytes)
         self.scratch.view(np.float32)[:] = np.nan
-        self.partials = aligned_empty(attention.partials_bytes(self.heads, self.head_dim, max_tokens))
+        self.partials = aligned_empty(sizes.partials_bytes(self.heads, self.head_dim, max_tokens))
         self.partials.view(np.float32)[:] = np.nan
         a = self.arguments = np.zeros(1, ATTENTION)
         a["keys"], a["values"] = (p.ctypes.data for p in self.pools)
@@ -98,7 +91,8 @@ class Cache:
     def one(self, row, q, k, v) -> np.ndarray:
         self._call((ATTEND_ONES,), [row], q, k, v)
         out = np.full(q.shape[1] + 16, 7.0, np.float32)
-        combine.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, out.ctypes.data)
+        self.arguments["out"], self.arguments["out_stride"] = out.ctypes.data, 0
+        MERGE_SPANS.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, 0)
         assert (out[q.shape[1] :] == 7.0).all()
         return out[None, : q.shape[1]]
 

@@ -11,22 +11,18 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.levels import LANES
 from kukri.quant.panels import aligned_empty, repack
-from kukri.quant.tiles import GROUP, RECORD, SECOND, TOKENS, UNITS
-from kukri.runtime.cpu.activations import (
-    DIGIT,
-    OUTLIER,
-    QUANTIZE,
-    list_bytes,
-    list_seconds,
-    quantize_row,
-    quantize_tiles,
-    row_bytes,
-    tile_bytes,
+from kukri.quant.shapes import GROUP, RECORD, SECOND, TOKENS, UNITS
+from kukri.runtime.cpu.kernels import (
+    FLOAT_MATMULS,
+    LIST_SECONDS,
+    MATVECS,
+    QUANTIZE_ROW,
+    QUANTIZE_TILES,
+    TILED_MATMULS,
 )
-from kukri.runtime.cpu.matmul import FLOAT_MATMULS, GELU_TANH, MATMUL, SILU
-from kukri.runtime.cpu.matvec import MATVECS
-from kukri.runtime.cpu.records import STEP
-from kukri.runtime.cpu.tiled import BLOCK, TILED_MATMULS, scratch_bytes
+from kukri.runtime.cpu.kernels.activations import DIGIT, OUTLIER
+from kukri.runtime.cpu.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
+from kukri.runtime.cpu.sizes import BLOCK, list_bytes, row_bytes, tile_bytes, tiled_scratch_bytes
 
 RNG = np.random.default_rng(11)
 SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes would make NaN
@@ -82,8 +78,8 @@ class Tiles:
         arguments["list_stride"] = list_bytes(width, n)[1]
         for name, part in zip(("out", "seconds", "lists"), self.memory, strict=True):
             arguments[name] = part.ctypes.data
-        call(quantize_tiles, arguments, n, n_threads)
-        call(list_seconds, arguments, n, n_threads)
+        call(QUANTIZE_TILES, arguments, n, n_threads)
+        call(LIST_SECONDS, arguments, n, n_threads)
 
     def facts(self, number: int) -> np.ndarray:
         """float32 [rows, groups]: 0 the units, 1 the totals, 2 and 3 those of the halves."""
@@ -124,7 +120,7 @@ def quantized_row(x: np.ndarray) -> np.ndarray:
     out = aligned_empty(row_bytes(len(x)))
     arguments = np.zeros(1, QUANTIZE)
     arguments["x"], arguments["width"], arguments["out"] = x.ctypes.data, len(x), out.ctypes.data
-    call(quantize_row, arguments, 1)
+    call(QUANTIZE_ROW, arguments, 1)
     return out
 
 
@@ -178,8 +174,8 @@ def multiply(
     for name, part in zip(("x", "seconds", "lists"), tiles.memory, strict=True):
         arguments[name] = part.ctypes.data
     arguments["list_stride"] = list_bytes(x.shape[1], len(x))[1]
-    scratch = aligned_empty(n_threads * scratch_bytes(len(x)))
-    arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, scratch_bytes(len(x))
+    scratch = aligned_empty(n_threads * tiled_scratch_bytes(len(x)))
+    arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, tiled_scratch_bytes(len(x))
     call(TILED_MATMULS[weights.format.name], arguments, len(x), n_threads)
     return tiles.represented()
 

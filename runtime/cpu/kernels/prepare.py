@@ -8,10 +8,11 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.jit import jit
-from ...quant.simd import splat_f32, storev_f32, storev_i32
-from ...quant.tiles import PANELS, VECTOR, TileCodes, raise_codes, tile_codes
+from ....quant.dot8 import Codes
+from ....quant.jit import jit
+from ....quant.shapes import PANELS, VECTOR
+from ....quant.simd import splat_f32, storev_f32, storev_i32
+from ....quant.tiles import TileCodes, raise_codes, tile_codes
 from .unpack import CODES, HALVES, MINIMA
 
 TILE_CODES: dict[str, TileCodes] = {

@@ -1,8 +1,8 @@
 """The paged KV cache in memory: how each type lays a page out, and the kernels that write tokens to it.
 
-For each page and kv head, the pool of keys and the pool of values hold one piece (`pool_bytes`). Tokens lie
-in the lanes of key vectors and dimensions in those of value vectors, so that neither scores nor sums cross
-lanes:
+For each page and kv head, the pool of keys and the pool of values hold one piece (`sizes.pool_bytes`). Tokens
+lie in the lanes of key vectors and dimensions in those of value vectors, so that neither scores nor sums
+cross lanes:
 
 ======  =====================================  ==============================================
 type    keys                                   values
@@ -12,7 +12,7 @@ Q8_0    int8 [dim/2][token][2 dims]            int8 [pair of tokens][dim][2 toke
 Q4_0    nibbles [dim/4][token][2 bytes]        nibbles [pair of tokens][dim/32][16][2 tokens]
 ======  =====================================  ==============================================
 
-with dim = `padded(head_dim)`. A pair of tokens are two that lie 16 apart in their 32. Byte j of four
+with dim = `sizes.padded(head_dim)`. A pair of tokens are two that lie 16 apart in their 32. Byte j of four
 dimensions' nibbles holds dimension j in its low half and j + 2 in its high half; byte i of a value's 32
 holds dimensions i and i + 16. Nibbles are signed. Behind the codes come fp16 scales [dim/32][token].
 
@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.dot16 import load_f16, load_i8, store_i8
-from ...quant.jit import Kernel, jit, kernel
-from ...quant.levels import LANES
-from ...quant.simd import (
+from ....quant.dot8 import Codes
+from ....quant.dot16 import load_f16, load_i8, store_i8
+from ....quant.jit import EntryPoint, jit, kernel
+from ....quant.levels import LANES
+from ....quant.shapes import GROUP  # dimensions that share a scale
+from ....quant.simd import (
     lane_max,
     lane_sum,
     load_f32,
@@ -47,68 +48,21 @@ from ...quant.simd import (
     storev_i8,
     to_i32,
 )
-from .floats import FLOATS, SIZES, constant, store_float
-from .records import reader, record, share_rows, step_at
+from ..records import ATTENTION
+from ..sizes import CACHE_TYPES, FLOAT_BYTES
+from .floats import FLOATS, constant, store_float
+from .views import reader, share_rows, step_at
 
-ATTENTION = record(
-    "q",  # float32 rows [heads · head_dim]
-    "q_stride",
-    "k",  # float32 rows [kv_heads · head_dim]
-    "k_stride",
-    "v",
-    "v_stride",
-    "out",  # float32 rows [heads · head_dim]; not used by ATTEND_ONES
-    "out_stride",
-    "keys",  # the layer's pool: [page, kv head] pieces of pool_bytes(kind, head_dim, page_size)
-    "values",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "window",  # positions that a query sees, its own among them; 0: all
-    "scratch",  # scratch_bytes(head_dim) a thread
-    "scratch_stride",
-    # For ATTEND_ONES only:
-    "q_private",  # bytes between the threads' copies, 0 if they share one
-    "k_private",
-    "v_private",
-    "partials",  # partials_bytes(heads, head_dim, max_tokens)
-    "q_norm",  # float32 [head_dim] weights, padded to 16; 0: no norm
-    "k_norm",
-    "cos",  # float32 [n_angles] of the one row; 0: no rotation
-    "sin",
-    "n_angles",
-    "interleaved",
-    floats=("scale", "softcap", "norm_eps"),
-)
 arguments_at = reader(ATTENTION)
 
-CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
 KINDS = {
     "F32": FLOATS["F32"],
     "F16": FLOATS["F16"],
     "Q8_0": Codes("Q8_0", limit=127, signed=True),
     "Q4_0": Codes("Q4_0", limit=8, signed=True),
 }
-KEYS = 32  # pages hold a multiple of them
 NAN: Any = np.float32(np.nan)
 ZERO: Any = np.float32(0.0)
-GROUP = 32  # dimensions that share a scale
-
-
-def padded(head_dim: int) -> int:
-    """head_dim rounded up to whole groups."""
-    return -(-head_dim // GROUP) * GROUP
-
-
-def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one page of one kv head; multiples of 64."""
-    dim = padded(head_dim)
-    if kind in SIZES:
-        size = SIZES[kind]
-        return head_dim * page_size * size, page_size * dim * size
-    codes = dim * page_size // (1 if kind == "Q8_0" else 2)
-    both = codes + dim // GROUP * page_size * 2
-    return both, both
 
 
 @jit
@@ -124,7 +78,7 @@ def pieces(kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int) ->
 
 @overload(pieces, jit_options={"forceinline": True})
 def _choose_pieces(kind: Any, a: Any, s: Any, sequence: Any, position: Any, h: Any) -> Any:
-    size = SIZES.get(kind.value.name, 0)
+    size = FLOAT_BYTES.get(kind.value.name, 0)
     sixteenths = (
         17 if kind.value.name == "Q8_0" else 9
     )  # of a byte for each number, with its part of the scale
@@ -239,7 +193,7 @@ def _store_token(
 def _choose_store_token(
     kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
 ) -> Any:
-    size = SIZES.get(kind.value.name, 0)
+    size = FLOAT_BYTES.get(kind.value.name, 0)
 
     def floats(
         kind: Any, a: Any, keys: Any, values: Any, page_size: Any, slot: Any, k: Any, v: Any, codes: Any
@@ -304,7 +258,7 @@ def store_token(
     _store_token(kind, a, keys, values, s.page_size, position % s.page_size, k, v, codes)
 
 
-def _store_kernel(kind: Codes) -> Kernel:
+def _store_kernel(kind: Codes) -> EntryPoint:
     @kernel
     def store_kv(arguments: int, step: int, thread: int) -> None:
         """Write the rows' keys and values into their pages."""

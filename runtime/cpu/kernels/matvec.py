@@ -8,18 +8,18 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ...quant.dot8 import Codes, code_offset, dot
-from ...quant.formats import FORMATS
-from ...quant.jit import Kernel, jit, kernel
-from ...quant.levels import LANES
-from ...quant.panels import PLANES
-from ...quant.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
-from ...quant.tiles import GROUP, VECTOR
-from .activations import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
-from .floats import FLOATS, SIZES, constant, load_floats
+from ....quant.dot8 import Codes, code_offset, dot
+from ....quant.formats import FORMATS
+from ....quant.jit import EntryPoint, jit, kernel
+from ....quant.levels import LANES
+from ....quant.panels import PLANES
+from ....quant.shapes import GROUP, VECTOR
+from ....quant.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
+from ..sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
+from .floats import FLOATS, constant, load_floats
 from .matmul import finish, gated, matmul_at
-from .records import share, step_at
 from .unpack import CODES, unpack
+from .views import share, step_at
 
 AHEAD = 4096  # bytes between what is read and what is fetched: weights come from memory, in order
 FACTS_BYTES = 4 * FACTS
@@ -142,7 +142,7 @@ def _product(codes: Codes, panel: int, a: Any, x: int) -> Any:
 def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
     name = codes.value.name
     if name in FLOATS:
-        product, size = _float_row, SIZES[name] * LANES
+        product, size = _float_row, FLOAT_BYTES[name] * LANES
     else:
         block = FORMATS[name].block_size
         product = _by_group if block == GROUP else _by_block
@@ -154,7 +154,7 @@ def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
     return row
 
 
-def _matvec(codes: Codes) -> Kernel:
+def _matvec(codes: Codes) -> EntryPoint:
     """The kernel for one format."""
 
     @kernel
@@ -176,4 +176,4 @@ def _matvec(codes: Codes) -> Kernel:
     return matvec
 
 
-MATVECS: dict[str, Kernel] = {name: _matvec(codes) for name, codes in (CODES | FLOATS).items()}
+MATVECS: dict[str, EntryPoint] = {name: _matvec(codes) for name, codes in (CODES | FLOATS).items()}

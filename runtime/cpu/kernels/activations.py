@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.jit import jit, kernel
-from ...quant.levels import LANES
-from ...quant.simd import (
+from ....quant.jit import jit, kernel
+from ....quant.levels import LANES
+from ....quant.shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
+from ....quant.simd import (
     absolute,
     fma,
     lane_max,
@@ -41,46 +42,14 @@ from ...quant.simd import (
     storev_i8,
     to_i32,
 )
-from ...quant.tiles import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
+from ..records import QUANTIZE
+from ..sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import constant
-from .records import reader, record, share, share_rows, step_at
+from .views import reader, share, share_rows, step_at
 
 OUTLIER = 5.0
 DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 of them span half a unit
 
-FACTS = 5
-UNIT, SECOND_UNIT, TOTAL, LOW_TOTAL, HIGH_TOTAL = (4 * i for i in range(FACTS))
-
-
-def row_bytes(width: int) -> int:
-    """Bytes of a quantised row, whole cache lines."""
-    return -(-(2 * width + width // GROUP * FACTS * 4) // 64) * 64
-
-
-def tile_bytes(width: int, max_rows: int) -> tuple[int, int]:
-    """Bytes of the records and of the second digits, whole cache lines."""
-    tiles, groups = -(-max_rows // TOKENS), width // GROUP
-    sizes = tiles * groups * RECORD, (tiles + 1) * groups * TOKENS * SECOND
-    return tuple(-(-size // 64) * 64 for size in sizes)  # type: ignore[return-value]
-
-
-def list_bytes(width: int, max_rows: int) -> tuple[int, int]:
-    """Bytes of the lists, and of one of them."""
-    return width // GROUP * 4 * (1 + max_rows), 4 * (1 + max_rows)
-
-
-QUANTIZE = record(
-    "x",
-    "x_stride",
-    "x_private",  # bytes between the threads' copies of x, 0 if they share it
-    "width",
-    "out",  # a row for each thread, or the records
-    "out_private",
-    "seconds",
-    "lists",
-    "list_stride",
-    "on_wanted",
-)
 quantize_at = reader(QUANTIZE)
 
 

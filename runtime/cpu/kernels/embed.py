@@ -7,36 +7,21 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.jit import Kernel, kernel
-from ...quant.levels import LANES
-from ...quant.simd import load_f32, load_i32, store_f32, storev_f32
-from ...quant.tiles import GROUP, PANELS, VECTOR, layout
-from .floats import FLOATS, SIZES, load_floats
+from ....quant.dot8 import Codes
+from ....quant.jit import EntryPoint, kernel
+from ....quant.levels import LANES
+from ....quant.shapes import GROUP, PANELS, VECTOR
+from ....quant.simd import load_f32, load_i32, store_f32, storev_f32
+from ....quant.tiles import layout
+from ..records import EMBED
+from ..sizes import FLOAT_BYTES
+from .floats import FLOATS, load_floats
 from .prepare import TILE_CODES, store_group
-from .records import reader, record, share_rows, step_at
 from .unpack import CODES, unpack
+from .views import reader, share_rows, step_at
 
-EMBED = record(
-    "panels",
-    "panel_bytes",
-    "n_blocks",
-    "width",
-    "out",
-    "out_stride",
-    "out_private",
-    "scratch",  # a group's unpacked weights for each thread
-    "scratch_stride",
-    "every",  # each thread looks the one row up for itself
-    floats=("scale",),
-)
 embed_at = reader(EMBED)
 FACTORS = PANELS * 8 * VECTOR  # where a record of `quant.tiles` has them
-
-
-def scratch_bytes() -> int:
-    """What a thread needs."""
-    return max(tile.record for tile in TILE_CODES.values())
 
 
 def _look_up(codes: Codes, a: Any, panel: int, lane: int, scratch: int, out: int) -> None:
@@ -71,14 +56,14 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
                     store_f32(out + 4 * (g * GROUP + 4 * i + b), value)
 
     if name in FLOATS:
-        stride = SIZES[name] * LANES
+        stride = FLOAT_BYTES[name] * LANES
         return floats
     tile = TILE_CODES[name]
     signed, minimum = tile.signed, tile.minimum
     return blocks
 
 
-def _embed(codes: Codes) -> Kernel:
+def _embed(codes: Codes) -> EntryPoint:
     """The kernel for one format."""
 
     @kernel
@@ -97,4 +82,4 @@ def _embed(codes: Codes) -> Kernel:
     return embed
 
 
-EMBEDS: dict[str, Kernel] = {name: _embed(codes) for name, codes in (CODES | FLOATS).items()}
+EMBEDS: dict[str, EntryPoint] = {name: _embed(codes) for name, codes in (CODES | FLOATS).items()}

@@ -7,17 +7,18 @@ that exp is a power of two.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
-from ...quant.jit import jit
-from ...quant.levels import LANES
-from ...quant.outer import spaced
-from ...quant.simd import (
+from ....quant.dot8 import Codes
+from ....quant.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
+from ....quant.jit import jit
+from ....quant.levels import LANES
+from ....quant.outer import spaced
+from ....quant.shapes import GROUP
+from ....quant.simd import (
     absolute,
     fma,
     lane_max,
@@ -33,78 +34,13 @@ from ...quant.simd import (
     storev_i32,
     to_i32,
 )
-from .floats import SIZES, constant
-from .kv import GROUP, limit_of, padded, padded_dim
+from ..sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
+from .floats import constant
+from .kv import limit_of, padded_dim
 
-ROWS = 4  # queries at once
-BLOCK = 64  # keys between two looks at the running maximum
 LOWEST = np.float32(-3e38)  # instead of -inf, so that differences of maxima are numbers
 LIMIT = 32767.0  # of int16
 LOG2_E = 1.4426950408889634
-
-
-class Scratch(NamedTuple):
-    """Addresses of a thread's working memory, for a tile of n queries."""
-
-    q: int  # int16 or float32 [n, dim]
-    sums: int  # float32 [n, dim]: weights · values
-    peaks: int  # float32 [n / ROWS, 16]: largest score so far
-    norms: int  # float32 [n / ROWS, 16]: sum of weights
-    units: int  # float32 [n]: what a query's scores are multiplied by
-    seen: int  # int64 [n, 2]: first visible position, last visible position + 1
-    scores: int  # float32 [ROWS, BLOCK]
-    weights: int  # int32 [ROWS, dim / 32, BLOCK / 2], pairs of int16
-    relative: int  # float32 [dim / 32, BLOCK]: the values' scales, the largest of a group LIMIT
-    largest: int  # float32 [dim / 32]: the largest / LIMIT
-    fading: int  # float32 [ROWS]: what earlier sums are multiplied by
-    factors: int  # float32 [dim / 32, 16]: what integer sums are multiplied by
-    highest: int  # float32 [ROWS]: largest score in this block
-    origins: int  # float32 [ROWS]: the score whose weight is 1
-    totals: int  # float32 [ROWS]: sum of this block's weights
-    stage: int  # float32 [2, dim] and int8 [2, dim]
-    end: int
-
-
-@jit
-def scratch_at(base: int, n: int, dim: int) -> Scratch:
-    groups = dim // GROUP
-    slots = (n + ROWS - 1) // ROWS * 64
-    q = base
-    sums = q + n * 4 * dim
-    peaks = sums + n * 4 * dim
-    norms = peaks + slots
-    units = norms + slots
-    seen = units + slots
-    scores = seen + n * 16
-    weights = scores + ROWS * BLOCK * 4
-    relative = weights + ROWS * groups * BLOCK * 2
-    largest = relative + groups * BLOCK * 4
-    fading = largest + (groups + 15) // 16 * 64
-    factors = fading + 64
-    highest = factors + groups * 64
-    origins = highest + 64
-    totals = origins + 64
-    stage = totals + 64
-    end = stage + 10 * dim
-    return Scratch(
-        q,
-        sums,
-        peaks,
-        norms,
-        units,
-        seen,
-        scores,
-        weights,
-        relative,
-        largest,
-        fading,
-        factors,
-        highest,
-        origins,
-        totals,
-        stage,
-        end,
-    )
 
 
 @jit
@@ -113,21 +49,16 @@ def slot_of(i: int) -> int:
     return i // ROWS * 64 + i % ROWS * 4
 
 
-def tile_bytes(n: int, head_dim: int) -> int:
-    """Bytes of the scratch of a tile of n queries."""
-    return scratch_at.py_func(0, n, padded(head_dim)).end
-
-
 @jit
 def score_rows(m: Scratch, rows: tuple) -> tuple:
     """Where the scores of as many queries as `rows` has members lie."""
-    return spaced(rows, m.scores, 4 * BLOCK)
+    return spaced(rows, m.scores, 4 * KEY_BLOCK)
 
 
 @jit
 def weight_rows(a: Any, m: Scratch, rows: tuple) -> tuple:
     """Where their int16 weights lie."""
-    return spaced(rows, m.weights, padded_dim(a) // GROUP * BLOCK * 2)
+    return spaced(rows, m.weights, padded_dim(a) // GROUP * KEY_BLOCK * 2)
 
 
 @jit
@@ -165,7 +96,7 @@ def soften(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: int, n: i
 @jit
 def _cap_and_hide(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> None:
     """softcap · tanh(score / softcap) of the keys low … high-1, -inf for the others; and the largest."""
-    scores = m.scores + 4 * BLOCK * row
+    scores = m.scores + 4 * KEY_BLOCK * row
     highest = splat_f32(LOWEST)
     for j in range(0, n, LANES):
         x = loadv_f32(scores + 4 * j)
@@ -189,7 +120,7 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
     signed = kind.value.name == "Q4_0"  # the scales of values
 
     def floats(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
-        scores = m.scores + 4 * BLOCK * row
+        scores = m.scores + 4 * KEY_BLOCK * row
         origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
         for j in range(0, 4 * n, 4 * LANES):
             p = exp2(loadv_f32(scores + j) - origin)
@@ -198,10 +129,10 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
         return lane_sum(total)
 
     def ints(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
-        scores = m.scores + 4 * BLOCK * row
+        scores = m.scores + 4 * KEY_BLOCK * row
         groups = padded_dim(a) // GROUP
         origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
-        weights = m.weights + row * groups * BLOCK * 2
+        weights = m.weights + row * groups * KEY_BLOCK * 2
         half = constant(0.5)
         for c in range(0, n, 32):
             for j in range(c, c + 16, LANES):
@@ -215,18 +146,18 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
                     if signed:
                         low = low & 65535
                     storev_i32(at, low | (high << 16))
-                    at += 2 * BLOCK
-                    relative += 4 * BLOCK
+                    at += 2 * KEY_BLOCK
+                    relative += 4 * KEY_BLOCK
         return lane_sum(total)
 
-    return floats if kind.value.name in SIZES else ints
+    return floats if kind.value.name in FLOAT_BYTES else ints
 
 
 @jit
 def weigh_scales(a: Any, m: Scratch, scales: int, page_size: int, n: int, low: int, high: int) -> None:
     """What all queries need of the scales of a block's values; only those of tokens low … high-1 count."""
     for g in range(padded_dim(a) // GROUP):
-        out = m.relative + 4 * BLOCK * g
+        out = m.relative + 4 * KEY_BLOCK * g
         peak = constant(0.0)
         for j in range(0, n, LANES):
             x = keep_lanes(loadv_f16(scales + 2 * j), low - j, high - j, np.float32(0.0))

@@ -9,39 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...quant.dot8 import Codes
-from ...quant.jit import Kernel, jit, kernel
-from ...quant.levels import LANES
-from ...quant.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
-from .floats import FLOATS, SIZES, constant, load_floats, sigmoid
-from .records import reader, record, share, step_at
+from ....quant.dot8 import Codes
+from ....quant.jit import EntryPoint, jit, kernel
+from ....quant.levels import LANES
+from ....quant.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
+from ..records import GELU_TANH, MATMUL
+from ..sizes import FLOAT_BYTES
+from .floats import FLOATS, constant, load_floats, sigmoid
+from .views import reader, share, step_at
 
 TILE = 4  # rows that a panel of floats meets at once
-SILU, GELU_TANH = 1, 2  # values of `gate`
 
-MATMUL = record(
-    "weights",  # panels
-    "n_panels",
-    "panel_bytes",
-    "pair_bytes",  # from a pair of panels to the next
-    "other_bytes",  # from a pair's first panel to its second
-    "n_blocks",  # blocks a row
-    "width",  # weights a row
-    "x",  # floats, a quantised row or the records of tiles
-    "x_stride",  # from row to row (floats)
-    "x_private",  # between the threads' copies of a single row, 0 if they share it
-    "seconds",  # of tiles
-    "lists",
-    "list_stride",
-    "out",
-    "out_stride",
-    "bias",  # float32 [n_panels · LANES], or 0
-    "accumulate",
-    "gate",  # 0, or out = f(first panel's product) · second's, a pair being a panel of each of two matrices
-    "on_wanted",  # only the rows whose logits are wanted
-    "scratch",
-    "scratch_stride",
-)
+
 matmul_at = reader(MATMUL)
 
 
@@ -64,9 +43,9 @@ def gated(gate: int, x: Any, y: Any) -> Any:
     return x * sigmoid(u) * y
 
 
-def _float_matmul(kind: Codes) -> Kernel:
+def _float_matmul(kind: Codes) -> EntryPoint:
     """The kernel for one float type and many rows."""
-    stride = SIZES[kind.name] * LANES
+    stride = FLOAT_BYTES[kind.name] * LANES
 
     @kernel
     def float_matmul(arguments: int, step: int, thread: int) -> None:
@@ -101,4 +80,4 @@ def _float_matmul(kind: Codes) -> Kernel:
     return float_matmul
 
 
-FLOAT_MATMULS: dict[str, Kernel] = {name: _float_matmul(kind) for name, kind in FLOATS.items()}
+FLOAT_MATMULS: dict[str, EntryPoint] = {name: _float_matmul(kind) for name, kind in FLOATS.items()}

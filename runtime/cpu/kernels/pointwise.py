@@ -12,38 +12,15 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ...quant.jit import jit, kernel, reassociating_kernel
-from ...quant.levels import LANES
-from ...quant.simd import as_pointer, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
+from ....quant.jit import jit, kernel, reassociating_kernel
+from ....quant.levels import LANES
+from ....quant.simd import as_pointer, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
+from ..records import POINTWISE
 from .floats import tanh
 from .matmul import gated
-from .records import reader, record, share, share_rows, step_at
 from .rotate import rotate
+from .views import reader, share, share_rows, step_at
 
-# One record for every kernel here; each uses the fields it needs.
-POINTWISE = record(
-    "x",
-    "x_stride",
-    "x_private",
-    "y",
-    "y_stride",
-    "y_private",
-    "out",
-    "out_stride",
-    "out_private",
-    "width",
-    "groups",
-    "weight",
-    "on_wanted",
-    "every",
-    "gate",
-    "interleaved",
-    "cos",
-    "sin",
-    "angle_stride",
-    "n_angles",
-    floats=("number",),  # epsilon, attention factor or cap
-)
 arguments_at = reader(POINTWISE)
 
 

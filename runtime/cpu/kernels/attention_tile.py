@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.dot16 import storev_i16
-from ...quant.jit import jit
-from ...quant.levels import LANES
-from ...quant.outer import (
+from ....quant.dot8 import Codes
+from ....quant.dot16 import storev_i16
+from ....quant.jit import jit
+from ....quant.levels import LANES
+from ....quant.outer import (
     STEPS,
     WIDTH,
     add_key_products,
@@ -37,7 +37,8 @@ from ...quant.outer import (
     store_scores,
     store_tile,
 )
-from ...quant.simd import (
+from ....quant.shapes import GROUP
+from ....quant.simd import (
     absolute,
     lane_max,
     lane_sum,
@@ -52,21 +53,19 @@ from ...quant.simd import (
     storev_f32,
     to_i32,
 )
+from ..sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from .attention_weights import (
-    BLOCK,
     LIMIT,
     LOG2_E,
     LOWEST,
-    ROWS,
-    Scratch,
     score_rows,
     slot_of,
     soften,
     weigh_scales,
     weight_rows,
 )
-from .floats import SIZES, constant
-from .kv import GROUP, limit_of, padded_dim, pieces
+from .floats import constant
+from .kv import limit_of, padded_dim, pieces
 
 TILE = WIDTH * LANES  # keys, or dimensions of values
 
@@ -101,7 +100,7 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
             storev_i16(q + 2 * d, to_i32(round_even(loadv_f32(x + 4 * d) * inverse)))
         return unit
 
-    return floats if kind.value.name in SIZES else ints
+    return floats if kind.value.name in FLOAT_BYTES else ints
 
 
 @jit
@@ -130,7 +129,7 @@ def query_bytes(kind: Codes) -> int:
 
 @overload(query_bytes, jit_options={"forceinline": True})
 def _choose_query_bytes(kind: Any) -> Any:
-    size = 4 if kind.value.name in SIZES else 2
+    size = 4 if kind.value.name in FLOAT_BYTES else 2
 
     def constant_size(kind: Any) -> Any:
         return size
@@ -173,7 +172,7 @@ def attend_tile(
     keys, values = pieces(kind, a, s, sequence, at, kv_head)
     while at < end:
         slot = at % s.page_size
-        n = min(BLOCK, s.page_size - slot, (end - at + 31) // 32 * 32)
+        n = min(KEY_BLOCK, s.page_size - slot, (end - at + 31) // 32 * 32)
         # The next block is fetched while this one is used: pages lie anywhere, so that no CPU foresees it.
         next_keys, next_values = keys, values
         if at + n < length:
@@ -242,7 +241,7 @@ def _score_rows(kind: Codes, a: Any, m: Scratch, b: Block, i: int, rows: tuple) 
 
 @overload(_score_rows, jit_options={"forceinline": True})
 def _choose_score_rows(kind: Any, a: Any, m: Any, b: Any, i: Any, rows: Any) -> Any:
-    size = SIZES.get(kind.value.name, 0)
+    size = FLOAT_BYTES.get(kind.value.name, 0)
     turns = GROUP // 2 // STEPS
     shift = 0 if kind.value.name == "Q8_0" else 1
 
@@ -309,7 +308,7 @@ def _add_rows(kind: Codes, a: Any, m: Scratch, b: Block, outs: tuple) -> None:
 
 @overload(_add_rows, jit_options={"forceinline": True})
 def _choose_add_rows(kind: Any, a: Any, m: Any, b: Any, outs: Any) -> Any:
-    size = SIZES.get(kind.value.name, 0)
+    size = FLOAT_BYTES.get(kind.value.name, 0)
     # A tile's columns are neighbours, or the two halves of the same bytes.
     nibbles = kind.value.name == "Q4_0"
     shift, gap, skip = (1, 64, 4 * LANES) if nibbles else (0, 4 * LANES, 4 * TILE)
@@ -336,6 +335,6 @@ def _choose_add_rows(kind: Any, a: Any, m: Any, b: Any, outs: Any) -> Any:
                 store_tile(add_scaled(tile, sums, m.factors + 64 * g), some, gap)
                 some, at = advanced(some, skip), at + ((2 * TILE) >> shift)
                 ahead += (b.n * TILE) >> shift
-            outs, rows = advanced(outs, 4 * GROUP), advanced(rows, 2 * BLOCK)
+            outs, rows = advanced(outs, 4 * GROUP), advanced(rows, 2 * KEY_BLOCK)
 
     return floats if size else ints

@@ -1,7 +1,7 @@
 """Attention over the paged KV cache: many rows at once, or a single one split along the context.
 
-`STORES`, `ATTENDS` and `ATTEND_ONES` hold a kernel for each of `CACHE_TYPES`. A step of many rows runs the
-store, then the attention kernel; a step of one row runs `ATTEND_ONES` alone, and `combine` merges its parts.
+`ATTENDS` and `ATTEND_ONES` hold a kernel for each of `CACHE_TYPES`. A step of many rows runs
+`kv.STORES`, then `ATTENDS`; a step of one row runs `ATTEND_ONES` alone, and `merge_spans` merges its parts.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.dot8 import Codes
-from ...quant.jit import Kernel, jit, kernel
-from ...quant.levels import LANES
-from ...quant.simd import (
+from ....quant.dot8 import Codes
+from ....quant.jit import EntryPoint, jit, kernel
+from ....quant.levels import LANES
+from ....quant.simd import (
     fma,
     lane_sum,
     load_f32,
@@ -24,62 +24,18 @@ from ...quant.simd import (
     store_f32,
     storev_f32,
 )
+from ..sizes import CACHE_TYPES, QUERIES, SPAN, SPANS, scratch_at
 from .attention_tile import ANY, FULL, attend_tile, begin_sums, prepare_query
-from .attention_weights import LOWEST, exp2_of, scratch_at, slot_of, tile_bytes
+from .attention_weights import LOWEST, exp2_of, slot_of
 from .floats import constant
-from .kv import (
-    ATTENTION,
-    CACHE_TYPES,
-    KEYS,
-    KINDS,
-    STORES,
-    arguments_at,
-    copy_padded,
-    padded,
-    padded_dim,
-    pool_bytes,
-    store_token,
-)
-from .records import step_at
+from .kv import KINDS, arguments_at, copy_padded, padded_dim, store_token
 from .rotate import rotate
-
-__all__ = [
-    "ATTENDS",
-    "ATTEND_ONES",
-    "ATTENTION",
-    "CACHE_TYPES",
-    "KEYS",
-    "STORES",
-    "arguments_at",
-    "combine",
-    "padded",
-    "partials_bytes",
-    "pool_bytes",
-    "scratch_bytes",
-]
-
-QUERIES = 64  # in a tile at most
-SPANS = 16  # that a single row's context is cut into, one more if they start in the middle
-SPAN = 64  # the shortest
-
-
-def scratch_bytes(head_dim: int) -> int:
-    """Bytes of scratch a thread, for all kernels here."""
-    return -(-tile_bytes(QUERIES, head_dim) // 64) * 64
-
-
-def partials_bytes(heads: int, head_dim: int, max_tokens: int) -> int:
-    """Bytes of `partials` for sequences of up to `max_tokens`.
-
-    They are, for each span and head, float32 [padded dim], peak and norm, filled up to 16.
-    """
-    return (min(SPANS, -(-max_tokens // SPAN)) + 1) * heads * 4 * (padded(head_dim) + 16)
-
+from .views import step_at
 
 # --- many rows -------------------------------------------------------------------------------------------
 
 
-def _attend_kernel(kind: Codes) -> Kernel:
+def _attend_kernel(kind: Codes) -> EntryPoint:
     @kernel
     def attend(arguments: int, step: int, thread: int) -> None:
         """Attention of all rows. Tiles of consecutive rows and heads of a group are dealt out in turn."""
@@ -140,7 +96,7 @@ def _spans(a: Any, position: int) -> Any:
     return begin, length, begin // length, position // length
 
 
-def _attend_one_kernel(kind: Codes) -> Kernel:
+def _attend_one_kernel(kind: Codes) -> EntryPoint:
     @kernel
     def attend_one(arguments: int, step: int, thread: int) -> None:
         """Attention of the step's only row in spans of the context, with norms and rotation before it."""
@@ -243,6 +199,13 @@ def combine(a: Any, s: Any, out: int) -> None:
                 rest = load_f32(at + 4 * d) if i else np.float32(0.0)
                 store_f32(at + 4 * d, load_f32(row + 4 * d) * factor + rest)
                 d += 1
+
+
+@kernel
+def merge_spans(arguments: int, step: int, thread: int) -> None:
+    """The attention's output from its parts, for each thread."""
+    a = arguments_at(arguments)
+    combine(a, step_at(step), a.out + thread * a.out_stride)
 
 
 ATTENDS = {name: _attend_kernel(KINDS[name]) for name in CACHE_TYPES}

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes
-from ...quant.jit import jit
-from ...quant.simd import (
+from ....quant.dot8 import Codes
+from ....quant.jit import jit
+from ....quant.simd import (
     bits_to_f32,
     fma,
     loadv_bf16,
@@ -23,9 +23,9 @@ from ...quant.simd import (
     store_f32,
     to_i32,
 )
+from ..sizes import FLOAT_BYTES
 
-FLOATS = {name: Codes(name, limit=0) for name in ("F32", "F16", "BF16")}
-SIZES = {"F32": 4, "F16": 2, "BF16": 2}
+FLOATS = {name: Codes(name, limit=0) for name in FLOAT_BYTES}
 
 _LOADS = {"F32": loadv_f32, "F16": loadv_f16, "BF16": loadv_bf16}
 _STORES = {"F32": store_f32, "F16": store_f16}

@@ -20,13 +20,14 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ...quant.dot8 import Codes, lookup16
-from ...quant.formats.iq4 import IQ4_VALUES
-from ...quant.formats.mxfp4 import E2M1_DOUBLED
-from ...quant.jit import jit
-from ...quant.levels import LANES
-from ...quant.panels import PLANES
-from ...quant.simd import (
+from ....quant.dot8 import Codes, lookup16
+from ....quant.formats.iq4 import IQ4_VALUES
+from ....quant.formats.mxfp4 import E2M1_DOUBLED
+from ....quant.jit import jit
+from ....quant.levels import LANES
+from ....quant.panels import PLANES
+from ....quant.shapes import VECTOR
+from ....quant.simd import (
     ConstantType,
     bits_to_f32,
     loadv_f16,
@@ -37,7 +38,6 @@ from ...quant.simd import (
     to_f32,
 )
 
-VECTOR = 4 * LANES  # bytes of an I32 in memory
 LOW4 = 0x0F0F0F0F
 
 HALVES = {"Q6_K", "Q3_K", "Q2_K"}  # formats with a scale for each 16 weights

@@ -10,17 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...quant.dot8 import Codes
-from ...quant.jit import Kernel, jit, kernel
-from ...quant.levels import LANES
-from ...quant.simd import load_i32, loadv_f32, store_i64, storev_f32
-from ...quant.tiles import (
-    GROUP,
-    PANELS,
-    RECORD,
-    SECOND,
-    TOKENS,
-    VECTOR,
+from ....quant.dot8 import Codes
+from ....quant.jit import EntryPoint, jit, kernel
+from ....quant.shapes import GROUP, RECORD, SECOND, TOKENS, VECTOR
+from ....quant.simd import load_i32, loadv_f32, store_i64, storev_f32
+from ....quant.tiles import (
     TileCodes,
     add_products,
     add_seconds,
@@ -28,20 +22,13 @@ from ...quant.tiles import (
     no_sums,
     store_sums,
 )
+from ..sizes import BLOCK, SLOT
 from .matmul import finish, gated, matmul_at
 from .prepare import TILE_CODES, store_group
-from .records import share, step_at
 from .unpack import CODES, unpack
+from .views import share, step_at
 
-BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights stay in the first-level cache
-SLOT = PANELS * TOKENS * VECTOR  # bytes of a tile of sums
 MIN_TILES = 32  # that an unpacked pair of panels should meet
-
-
-def scratch_bytes(max_rows: int) -> int:
-    """What a thread needs: the unpacked block, a table of addresses, the sums of all tiles and one more."""
-    record = max(tile.record for tile in TILE_CODES.values())
-    return BLOCK * record + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
 
 
 @jit
@@ -91,7 +78,7 @@ def _add_listed(
         i += TOKENS
 
 
-def _tiled_matmul(codes: Codes) -> Kernel:
+def _tiled_matmul(codes: Codes) -> EntryPoint:
     """The kernel for one block format. All of them are this code with another `unpack`."""
     tile = TILE_CODES[codes.name]
     record = tile.record
@@ -154,4 +141,4 @@ def _tiled_matmul(codes: Codes) -> Kernel:
     return tiled_matmul
 
 
-TILED_MATMULS: dict[str, Kernel] = {name: _tiled_matmul(codes) for name, codes in CODES.items()}
+TILED_MATMULS: dict[str, EntryPoint] = {name: _tiled_matmul(codes) for name, codes in CODES.items()}

@@ -1,0 +1,53 @@
+"""The compiled part of the CPU machine: what there is of kernels, by name.
+
+This file costs nothing to import. The modules beside it bring Numba, which takes its time, and are imported
+when one of their kernels must be compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ....quant.kernel import Kernel
+from ....quant.panels import PLANES
+from ..sizes import CACHE_TYPES, FLOAT_BYTES
+
+
+def _one(module: str, name: str) -> Kernel:
+    return Kernel(f"{__name__}.{module}", name)
+
+
+def _each(module: str, name: str, items: Iterable[str]) -> dict[str, Kernel]:
+    """The kernels of a table by its items."""
+    return {item: Kernel(f"{__name__}.{module}", name, item) for item in items}
+
+
+_BLOCKS = [name for name in PLANES if name not in FLOAT_BYTES]
+
+# By weight format.
+EMBEDS = _each("embed", "EMBEDS", PLANES)
+MATVECS = _each("matvec", "MATVECS", PLANES)
+TILED_MATMULS = _each("tiled", "TILED_MATMULS", _BLOCKS)
+FLOAT_MATMULS = _each("matmul", "FLOAT_MATMULS", FLOAT_BYTES)
+
+# By cache type.
+STORES = _each("kv", "STORES", CACHE_TYPES)
+ATTENDS = _each("attention", "ATTENDS", CACHE_TYPES)
+ATTEND_ONES = _each("attention", "ATTEND_ONES", CACHE_TYPES)
+MERGE_SPANS = _one("attention", "merge_spans")
+
+QUANTIZE_ROW = _one("activations", "quantize_row")
+QUANTIZE_TILES = _one("activations", "quantize_tiles")
+LIST_SECONDS = _one("activations", "list_seconds")
+
+RMS_NORM = _one("pointwise", "rms_norm")
+ANGLES = _one("pointwise", "angles")
+ROPE = _one("pointwise", "rope")
+GATE = _one("pointwise", "gate")
+GELU_GATE = _one("pointwise", "gelu_gate")
+ADD = _one("pointwise", "add")
+SELECT_ROWS = _one("pointwise", "select_rows")
+SOFT_CAP = _one("pointwise", "soft_cap")
+
+POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("team", name) for name in ("post", "lead", "follow"))
+READ_ALL = _one("read", "read_all")

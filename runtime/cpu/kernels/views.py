@@ -1,0 +1,41 @@
+"""How compiled code sees the records that it is told things by, and its share of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from ....quant.jit import jit
+from ....quant.shapes import TOKENS
+from ....quant.simd import as_pointer
+from ..records import STEP
+
+
+def reader(dtype: np.dtype) -> Any:
+    """A compiled accessor: the record of type `dtype` at an address."""
+
+    @jit
+    def read(address: int) -> Any:
+        return carray(as_pointer(address), 1, dtype)[0]
+
+    return read
+
+
+step_at = reader(STEP)
+
+
+@jit
+def share(n: int, thread: int, n_threads: int) -> Any:
+    """The part [first, last) of n items that is this thread's."""
+    return n * thread // n_threads, n * (thread + 1) // n_threads
+
+
+@jit
+def share_rows(n: int, thread: int, n_threads: int) -> Any:
+    """The part [first, last) of n rows that is this thread's, whole tiles of them."""
+    tiles = (n + TOKENS - 1) // TOKENS
+    return min(n, TOKENS * (tiles * thread // n_threads)), min(
+        n, TOKENS * (tiles * (thread + 1) // n_threads)
+    )
