@@ -318,7 +318,7 @@ def test_every_byte_is_read(threads: int) -> None:
 
 def test_a_buffer_too_small_for_its_threads_grows() -> None:
     with bandwidth.ReadBandwidth(4, n_bytes=1) as memory:
-        assert memory.n_bytes == 4 * bandwidth.BLOCK
+        assert memory.n_bytes == 4 * bandwidth.READ_BLOCK
         assert memory.measure(runs=1) > 0
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,16 @@ def test_the_cache_is_as_exact_as_the_model_unless_told_otherwise(
         assert llm_inside("run", "-m", tiny, "-n", 1, *flags, "hi").returncode == 0
     assert llm_inside("chat", "-m", tiny, "-n", 1, input=b"hi").returncode == 0
     assert kinds == ["F32", "F16", "F32", "Q8_0", "Q4_0", "F32", "F32"]
+
+
+def test_a_warm_start_does_without_numba(tiny: Path, environment: dict[str, str]) -> None:
+    """It takes a quarter of a second to import, and only compiling needs it; as do a few others."""
+    script = "import sys; from kukri.cli.main import main; main(sys.argv[1:]); print(*sys.modules)"
+    command = [sys.executable, "-c", script, "run", "-m", str(tiny), "-n", "1", "hi"]
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    unwanted = {"numba", "pydantic", "rich", "huggingface_hub", "gguf", "sentencepiece", "prompt_toolkit"}
+    assert not unwanted & set(done.stdout.decode().split())
 
 
 def test_debug_shows_the_traceback(llm: Run, environment: dict[str, str]) -> None:
