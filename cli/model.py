@@ -244,6 +244,7 @@ def load_model(
         context=context,
         n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
         prefill_chunk=chunk,
+        same_up_to=program.same_up_to,
     )
     return Model(source, machine, engine)
 
@@ -282,7 +283,9 @@ def _choose_context(
     source: Source, need: MemoryNeed, context: int | None, warn: Callable[[str], None]
 ) -> int:
     available = available_memory()
-    trained = source.config.context_length
+    trained, most = source.config.context_length, source.config.max_context
+    if context is not None and most is not None and context > most:
+        raise ValueError(f"{source.name} knows {most} positions, so the context cannot be {context} tokens")
     if context is None:
         context = min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
         fitting = need.largest_context(available) if available is not None else context

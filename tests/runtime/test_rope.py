@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
+from kukri.quant.formats import FORMATS
+from kukri.runtime.archs import ARCHS
 from kukri.runtime.fields import Fields
-from kukri.runtime.rope import Llama3Scaling, Rope, rope_from_gguf, rope_from_hf
+from kukri.runtime.rope import Llama3Scaling, Rope
+from kukri.runtime.rope_files import rope_from_gguf, rope_from_hf
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -21,12 +26,21 @@ LLAMA3 = {
 
 
 def from_hf(local_base=None, **config):
-    return rope_from_hf(Fields(config, "config.json"), dims=16, base=1e4, local_base=local_base)
+    config = {"max_position_embeddings": 256, **config}
+    arch = replace(ARCHS["llama"], local_rope_base=local_base)
+    return rope_from_hf(Fields(config, "config.json"), 16, arch)
 
 
-def from_gguf(local_base=None, **metadata):
-    values = {f"m.rope.{key}": value for key, value in metadata.items()}
-    return rope_from_gguf(Fields(values, "GGUF", "m."), 16, interleaved=True, base=1e4, local_base=local_base)
+def from_gguf(local_base=None, divisors=None, **metadata):
+    values = {"m.context_length": 256, **{f"m.rope.{key}": value for key, value in metadata.items()}}
+    arch = replace(ARCHS["llama"], local_rope_base=local_base)
+    tensors = {name: vector(values) for name, values in (divisors or {}).items()}
+    return rope_from_gguf(Fields(values, "GGUF", "m."), tensors, 16, arch)
+
+
+def vector(values):
+    data = np.asarray(values, np.float32)
+    return QTensor("", FORMATS["F32"], data.shape, data.view(np.uint8).reshape(1, -1))
 
 
 def test_plain_and_linear():
@@ -39,7 +53,7 @@ def test_plain_and_linear():
 def test_llama3():
     """Three bands: kept, divided, and blended in between, by wavelength."""
     scaled = from_hf(rope_theta=500000.0, rope_scaling=LLAMA3)[0]
-    scaled = Rope(500000.0, 128, False, llama3=scaled.llama3).inv_freq()
+    scaled = Rope(500000.0, 128, False, scaling=scaled.scaling).inv_freq()
     bands = set()
     for i, got in enumerate(scaled):
         plain = 500000.0 ** (-2 * i / 128)
@@ -58,22 +72,24 @@ def test_llama3():
 
 def test_divisors_of_a_gguf_file():
     divisors = np.array([1, 1, 2, 2, 4, 4, 8, 8], np.float32)
-    rope = Rope(1e4, 16, True)
-    np.testing.assert_allclose(rope.inv_freq(divisors), rope.inv_freq() / divisors, rtol=1e-7)
+    rope = from_gguf(divisors={"rope_freqs.weight": divisors})[0]
+    np.testing.assert_allclose(rope.inv_freq(), Rope(1e4, 16, True).inv_freq() / divisors, rtol=1e-7)
+    with pytest.raises(DamagedFile, match="rope_freqs"):
+        from_gguf(divisors={"rope_freqs.weight": divisors[:7]})
 
 
 @pytest.mark.parametrize(
-    ("rope", "divisors"),
+    "rope",
     [
-        (Rope(1e-30, 16, False), np.full(8, 1e-30)),
-        (Rope(1e4, 16, False, factor=1e-45), None),
-        (Rope(1e4, 16, False), np.zeros(8, np.float32)),
-        (Rope(1e4, 16, False), np.full(8, np.nan, np.float32)),
+        Rope(1e-30, 16, False, divisors=(1e-30,) * 8),
+        Rope(1e4, 16, False, factor=1e-45),
+        Rope(1e4, 16, False, divisors=(0.0,) * 8),
+        Rope(1e4, 16, False, divisors=(math.nan,) * 8),
     ],
 )
-def test_frequencies_must_be_finite(rope, divisors):
+def test_frequencies_must_be_finite(rope):
     with pytest.raises(DamagedFile, match="finite"):
-        rope.inv_freq(divisors)
+        rope.inv_freq()
 
 
 def test_llama3_bands_must_be_in_order():
