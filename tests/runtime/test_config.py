@@ -135,6 +135,79 @@ def test_windows_of_mistral_and_llama():
     assert [layer.window for layer in gguf(**{"attention.sliding_window": 16}).layers] == [16, 16]
 
 
+def rotates(config):
+    return [layer.rope is not None for layer in config.layers]
+
+
+def test_layers_without_rope():
+    smollm3 = {**LLAMA, "model_type": "smollm3", "num_hidden_layers": 5}
+    assert rotates(hf(smollm3)) == [True, True, True, False, True]
+    assert rotates(hf(smollm3, no_rope_layer_interval=2)) == [True, False, True, False, True]
+    assert rotates(hf(smollm3, no_rope_layers=[0, 1, 1, 0, 1])) == [False, True, True, False, True]
+    with pytest.raises(DamagedFile, match="no_rope_layers"):
+        hf(smollm3, no_rope_layers=[1, 0])
+    with pytest.raises(UnsupportedModel, match="layer_types"):
+        hf(smollm3, use_sliding_window=True, sliding_window=16)
+    exaone4 = {**LLAMA, "model_type": "exaone4", "num_hidden_layers": 5, "sliding_window": 16}
+    windowed = [True, True, True, False, True]
+    for pattern in ({}, {"sliding_window_pattern": 4}, {"sliding_window_pattern": "LLLG"}):
+        config = hf(exaone4, **pattern)
+        assert rotates(config) == [layer.window > 0 for layer in config.layers] == windowed
+    for pattern in (None, 0, "LLLG"):
+        assert rotates(hf(exaone4, sliding_window=None, sliding_window_pattern=pattern)) == [True] * 5
+    with pytest.raises(DamagedFile, match="sliding_window_pattern"):
+        hf(exaone4, sliding_window_pattern="LXG")
+    granite4 = {**LLAMA, "model_type": "granitemoehybrid", "num_local_experts": 0}
+    assert rotates(hf(granite4)) == [False, False]
+    assert rotates(hf(granite4, position_embedding_type="rope")) == [True, True]
+    assert rotates(hf({**LLAMA, "model_type": "granite"})) == [True, True]
+
+
+def test_scales():
+    granite = {**LLAMA, "model_type": "granite", "embedding_multiplier": 12, "logits_scaling": 8}
+    config = hf(granite, residual_multiplier=0.22, attention_multiplier=0.0078125)
+    assert (config.embed_scale, config.logit_scale, config.residual_scale) == (12.0, 0.125, 0.22)
+    assert config.attention_scale == 0.0078125
+    cohere = {**LLAMA, "model_type": "cohere"}
+    assert hf(cohere).logit_scale == 0.0625  # the class's default
+    assert hf(cohere, logit_scale=0.5).logit_scale == 0.5
+    assert hf().logit_scale == 1.0
+
+
+def test_gelu_of_gemma_is_the_approximation():
+    gemma = {**LLAMA, "model_type": "gemma"}
+    for activation in ("gelu", "gelu_pytorch_tanh", None):
+        assert hf(gemma, hidden_act=activation).activation == "gelu_tanh"
+    assert hf({**LLAMA, "model_type": "starcoder2"}, hidden_act="gelu").activation == "gelu"
+
+
+def test_keys_of_gpt2():
+    gpt2 = {
+        "model_type": "gpt2",
+        "vocab_size": 256,
+        "n_embd": 48,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_positions": 40,
+    }
+    config = hf(gpt2)
+    assert (config.hidden, config.n_layers, config.n_heads, config.ffn) == (48, 2, 3, 192)
+    assert (config.context_length, config.max_context, hf().max_context) == (40, 40, None)
+    assert (config.gated, config.tied, config.activation) == (False, True, "gelu_tanh")
+    assert hf(gpt2, n_inner=100).ffn == 100
+    assert rotates(config) == [False, False]
+
+
+def test_biases_by_switch():
+    qkv = {"attn_q", "attn_k", "attn_v"}
+    seed = {**LLAMA, "model_type": "seed_oss"}
+    assert hf(seed).biases == qkv
+    assert hf(seed, attention_out_bias=True, attention_bias=False).biases == {"attn_output"}
+    assert hf({**LLAMA, "model_type": "glm4"}, attention_bias=True).biases == qkv
+    ffn = {"ffn_gate", "ffn_up", "ffn_down"}
+    assert hf({**LLAMA, "model_type": "ernie4_5"}, use_bias=True).biases == qkv | ffn | {"attn_output"}
+
+
 def test_optional_keys():
     assert hf(num_key_value_heads=None).n_kv_heads == 4
     assert hf(head_dim=None).head_dim == 16

@@ -184,6 +184,36 @@ def test_prefixes_of_names(conformance, prefix):
     Weights(config_from_hf(checkpoint.config, tensors), tensors)
 
 
+def test_fused_projections_are_views(conformance):
+    checkpoint = Checkpoint.open(conformance("phi3-partial"))
+    weights = Weights(config_from_hf(checkpoint.config, checkpoint.tensors), checkpoint.tensors)
+    whole = checkpoint.tensors["model.layers.1.self_attn.qkv_proj.weight"]
+    parts = [weights.matrix(f"blk.1.attn_{part}.weight") for part in "qkv"]
+    assert [part.shape for part in parts] == [(64, 64), (32, 64), (32, 64)]
+    assert all(np.shares_memory(part.data, whole.data) for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part.dequantize() for part in parts]), whole.dequantize())
+
+
+def test_fused_projections_by_head_need_as_many_of_each(conformance):
+    checkpoint = Checkpoint.open(conformance("gpt-neox"))
+    tensors = dict(checkpoint.tensors)
+    for i in range(2):
+        name = f"gpt_neox.layers.{i}.attention.query_key_value"
+        for kind in ("weight", "bias"):
+            values = tensors[f"{name}.{kind}"].dequantize()[:128]
+            tensors[f"{name}.{kind}"] = float_tensor(name, values)
+    config = config_from_hf({**checkpoint.config, "num_key_value_heads": 1}, tensors)
+    with pytest.raises(DamagedFile, match="query_key_value"):
+        Weights(config, tensors)
+
+
+def test_names_of_gpt2_with_and_without_a_prefix(conformance):
+    checkpoint = Checkpoint.open(conformance("gpt2-original"))
+    tensors = {f"transformer.{name}": tensor for name, tensor in checkpoint.tensors.items()}
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]  # newer files have it, tied as it is
+    Weights(config_from_hf(checkpoint.config, tensors), tensors)
+
+
 def test_a_bias_on_a_norm_is_refused():
     """RMS norms have none: a file that brings one means something else than would be computed."""
     gamma = np.ones(64, np.float32)
