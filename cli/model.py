@@ -15,7 +15,9 @@ import numpy as np
 
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
+from ..runtime.cpu_gaps import cpu_gaps
 from ..runtime.engine import Engine
+from ..runtime.fields import UnsupportedModel
 from ..runtime.ops import MatMul, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
@@ -217,6 +219,12 @@ def load_model(
     else:
         from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads  # Numba takes its time
 
+        if gaps := cpu_gaps(program):
+            raise UnsupportedModel(
+                f"the CPU machine cannot run {source.config.arch} models yet ({', '.join(gaps)}); "
+                "the device reference can, slowly"
+            )
+
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
     need = MemoryNeed(source.n_bytes + copied, cache_bytes_per_token(program.cache_layers, kv_type))
     context = _choose_context(source, need, context, warn)
@@ -244,6 +252,7 @@ def load_model(
         context=context,
         n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
         prefill_chunk=chunk,
+        same_up_to=program.same_up_to,
     )
     return Model(source, machine, engine)
 
@@ -282,7 +291,9 @@ def _choose_context(
     source: Source, need: MemoryNeed, context: int | None, warn: Callable[[str], None]
 ) -> int:
     available = available_memory()
-    trained = source.config.context_length
+    trained, most = source.config.context_length, source.config.max_context
+    if context is not None and most is not None and context > most:
+        raise ValueError(f"{source.name} knows {most} positions, so the context cannot be {context} tokens")
     if context is None:
         context = min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
         fitting = need.largest_context(available) if available is not None else context

@@ -23,13 +23,24 @@ class Batch:
     """The rows of one step: any mix of prefill chunks and decode tokens of several sequences.
 
     Rows of one sequence stand in order of position. `wanted` lists, in ascending order, the rows
-    whose logits are asked for (possibly none).
+    whose logits are asked for (possibly none). `lengths` says how long each row's sequence is going to be
+    before anything is generated, where a prompt comes in several steps: some models rotate by it.
     """
 
     tokens: np.ndarray  # int32 [n]
     sequences: np.ndarray  # int32 [n], rows of PageTable.blocks
     positions: np.ndarray  # int32 [n]
     wanted: np.ndarray  # int32 [m]
+    lengths: np.ndarray | None = (
+        None  # int32 [n], above the positions; None: the sequences end with this step
+    )
+
+    def sequence_lengths(self) -> np.ndarray:
+        """int32 [n]: the length of each row's sequence, which is the same for all rows of a sequence."""
+        reached = self.positions + 1 if self.lengths is None else np.maximum(self.lengths, self.positions + 1)
+        lengths = np.zeros(int(self.sequences.max(initial=0)) + 1, np.int32)
+        np.maximum.at(lengths, self.sequences, reached)
+        return lengths[self.sequences]
 
     def check(self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_wanted: int) -> None:
         """ValueError unless a machine of `n_pages` pages and `vocab` token ids can run this step.
@@ -39,6 +50,8 @@ class Batch:
         n = len(self.tokens)
         if not len(self.sequences) == len(self.positions) == n <= max_rows:
             raise ValueError(f"a step takes up to {max_rows} rows, not {n}")
+        if self.lengths is not None and len(self.lengths) != n:
+            raise ValueError(f"{len(self.lengths)} lengths for {n} rows")
         if len(self.wanted) > max_wanted:
             raise ValueError(f"a step gives logits for up to {max_wanted} rows, not {len(self.wanted)}")
         if table.n_pages > n_pages:

@@ -9,15 +9,17 @@ defaults apply where config.json leaves a key out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
-from .archs import ARCHS, Arch, hf_name, hf_prefix
+from .archs import ARCHS, Arch
 from .fields import Fields, UnsupportedModel, show
-from .rope import Rope, rope_from_gguf, rope_from_hf
+from .layers import Layer, layers_from_gguf, layers_from_hf
+from .names import Names
+from .rope_files import rope_from_gguf, rope_from_hf
 
 __all__ = ["ARCHS", "Layer", "ModelConfig", "UnsupportedModel", "config_from_gguf", "config_from_hf"]
 
@@ -29,14 +31,6 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
 }
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What may differ between layers."""
-
-    rope: Rope
-    window: int = 0  # sliding window of attention, in tokens; 0: all
 
 
 @dataclass(frozen=True)
@@ -57,18 +51,32 @@ class ModelConfig:
     attention_scale: float
     layers: tuple[Layer, ...]
     tied: bool  # the output matrix is the embedding table
-    biases: frozenset[str] = frozenset()  # stems of layer tensors with a bias: "attn_q"
-    qk_norm: bool = False  # RMSNorm of each query and key head before RoPE
-    post_norms: bool = False  # RMSNorm of what attention and FFN add to the residual stream
-    rope_divisors: bool = False  # the file brings rope_freqs.weight
+    norms: frozenset[str]  # stems of the norms that a layer has: "attn_norm"
+    biases: frozenset[str] = frozenset()  # stems of tensors with a bias: "attn_q"
+    norm: Literal["rms", "layer"] = "rms"
+    # What a norm of queries and keys looks at: a head, with the weights of all or its own, or all at once.
+    qk_norm: Literal["head", "each head", "whole"] = "head"
+    qk_norm_after_rope: bool = False
+    gated: bool = True  # the FFN is down(f(gate) · up), not down(f(up))
+    parallel: bool = False  # the FFN reads the stream as it enters the layer, not with the attention added
+    learned_positions: bool = False  # a table [context_length, hidden] of them is added to the embeddings
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and FFN add to the residual stream
+    logit_scale: float = 1.0
     norm_offset: float = 0.0  # added to the norm weights of the file
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    # Queries are scaled by 1 + beta · ln(1 + position // length): (beta, length); beta 0: they are not.
+    query_growth: tuple[float, int] = (0.0, 1)
 
     @property
     def n_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def max_context(self) -> int | None:
+        """The most tokens that the model can read at all; None: any number."""
+        return self.context_length if self.learned_positions else None
 
     def __post_init__(self) -> None:
         if self.n_heads % self.n_kv_heads:
@@ -76,21 +84,22 @@ class ModelConfig:
                 f"{self.n_heads} attention heads cannot share {self.n_kv_heads} key-value heads"
             )
         for layer in self.layers:
-            dims = layer.rope.dims
+            dims = layer.rope.dims if layer.rope else 2
             if dims % 2 or not 2 <= dims <= self.head_dim:
                 raise DamagedFile(f"RoPE cannot rotate {dims} dimensions of a head of {self.head_dim}")
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
-    """The configuration of a GGUF file; `tensors` as in the file, only names and shapes are looked at.
+    """The configuration of a GGUF file; of `tensors`, names, shapes and RoPE's divisors are looked at.
 
     Raises DamagedFile, or UnsupportedModel for an architecture or variant that is not in `ARCHS`.
     """
     name = Fields(metadata, "GGUF metadata").text("general.architecture")
-    arch = next((row for row in ARCHS.values() if row.gguf == name), None)
+    arch = next((row for row in ARCHS.values() if row.gguf == name and name), None)
     if arch is None:
-        raise _unsupported(name, list(dict.fromkeys(row.gguf for row in ARCHS.values())))
-    keys = Fields(metadata, "GGUF metadata", prefix=f"{name}.")
+        raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
+    defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
+    keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
     if keys.integer("expert_count", 0, low=0):
         raise UnsupportedModel(f"{name} with experts (expert_count) is not supported; dense models are")
 
@@ -104,10 +113,11 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         )
     by_hidden = n_layers == arch.scale_by_hidden_at
     scale = (hidden / heads if by_hidden else head_dim) ** -0.5
-    rope, local = rope_from_gguf(
-        keys, head_dim, arch.interleaved_in_gguf, arch.rope_base, arch.local_rope_base
-    )
+    ropes = rope_from_gguf(keys, tensors, head_dim, arch)
     embedding = tensors.get("token_embd.weight")
+    eps = "attention.layer_norm_rms_epsilon" if arch.norm == "rms" else "attention.layer_norm_epsilon"
+    logit_scale = keys.number("logit_scale", 1.0)
+    original = keys.integer("rope.scaling.original_context_length", keys.integer("context_length"))
     return ModelConfig(
         arch=arch.name,
         from_gguf=True,
@@ -118,24 +128,25 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         ffn=keys.integer("feed_forward_length"),
         vocab_size=keys.integer("vocab_size", embedding.shape[0] if embedding else None),
         context_length=keys.integer("context_length"),
-        norm_eps=keys.number("attention.layer_norm_rms_epsilon", high=1.0),
+        norm_eps=keys.number(eps, high=1.0),
         activation=arch.activation,
         attention_scale=keys.number("attention.scale", scale),
-        layers=_layers(_windows_gguf(keys, arch, n_layers), rope, local),
+        layers=layers_from_gguf(keys, arch, n_layers, ropes),
         tied="output.weight" not in tensors,
-        biases=arch.biases | {stem for stem in _matrices(arch) if f"blk.0.{stem}.bias" in tensors},
-        qk_norm="attn_q_norm" in arch.layer,
-        post_norms="post_ffw_norm" in arch.layer,
-        rope_divisors="rope_freqs.weight" in tensors,
-        embed_scale=hidden**0.5 if arch.scale_embedding else 1.0,
+        norms=_norms(arch, tensors, Names(arch, tensors, from_gguf=True)),
+        biases=_biases(arch, tensors, Names(arch, tensors, from_gguf=True)),
+        parallel=keys.flag("use_parallel_residual", arch.parallel),
+        embed_scale=hidden**0.5 if arch.scale_embedding else keys.number("embedding_scale", 1.0),
+        residual_scale=keys.number("residual_scale", 1.0),
+        logit_scale=1 / logit_scale if arch.logits_divided else logit_scale,
         attention_softcap=keys.number("attn_logit_softcapping", 0.0, zero=True),
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True),
+        query_growth=(
+            keys.number("attention.temperature_scale", 0.0, zero=True),
+            keys.integer("attention.temperature_length", original),
+        ),
+        **_of_row(arch),
     )
-
-
-def _matrices(arch: Arch) -> list[str]:
-    """The stems of a layer's matrices. Only these may have biases: an RMS norm has none."""
-    return [stem for stem in arch.layer if not stem.endswith("norm")]
 
 
 def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
@@ -153,27 +164,24 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         raise UnsupportedModel(
             "quantised checkpoints (quantization_config) are not supported; F32, F16 and BF16 are"
         )
-    keys = Fields({**arch.hf_defaults, **keys.values}, keys.source)
+    values = {**arch.hf_defaults, **keys.values}
+    values |= {usual: values[own] for usual, own in arch.hf_keys.items() if own in values}
+    keys = Fields(values, keys.source)
     if keys.flag("use_bidirectional_attention", False):
         raise UnsupportedModel("bidirectional attention is not supported; causal models are")
+    if keys.integer("num_local_experts", 0, low=0):
+        raise UnsupportedModel(f"{name} with experts (num_local_experts) is not supported; dense models are")
 
     n_layers = _n_layers(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
     head_dim = _head_dim(keys, "head_dim", hidden, heads)
-    rotated = int(head_dim * keys.number("partial_rotary_factor", 1.0, high=1.0))
-    rope, local = rope_from_hf(keys, rotated, arch.rope_base, arch.local_rope_base)
-    activation = keys.text("hidden_activation", keys.text("hidden_act", _spelling(arch.activation)))
-    if activation not in ACTIVATIONS:
-        raise UnsupportedModel(
-            f"activation {show(activation)} is not supported; supported are {_list(ACTIVATIONS)}"
-        )
-    prefix = hf_prefix(tensors)
-    biases = {s for s in _matrices(arch) if hf_name(arch, prefix, f"blk.0.{s}.bias") in tensors} | arch.biases
-    if keys.flag("attention_bias", False):
-        biases |= {"attn_q", "attn_k", "attn_v", "attn_output"}
-    if keys.flag("mlp_bias", False):
-        biases |= {"ffn_gate", "ffn_up", "ffn_down"}
+    ropes = rope_from_hf(keys, head_dim, arch)
+    scale = keys.number("query_pre_attn_scalar", head_dim) ** -0.5
+    logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
+    rope_entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
+    names = Names(arch, tensors, from_gguf=False)
+    demanded = {stem for key, stems in arch.hf_biases.items() if keys.flag(key, False) for stem in stems}
     return ModelConfig(
         arch=arch.name,
         from_gguf=False,
@@ -181,22 +189,63 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         n_heads=heads,
         n_kv_heads=keys.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        ffn=keys.integer("intermediate_size"),
+        ffn=keys.integer("intermediate_size", arch.hf_ffn_factor and arch.hf_ffn_factor * hidden),
         vocab_size=keys.integer("vocab_size"),
         context_length=keys.integer("max_position_embeddings"),
-        norm_eps=keys.number("rms_norm_eps", high=1.0),
-        activation=ACTIVATIONS[activation],
-        attention_scale=keys.number("query_pre_attn_scalar", head_dim) ** -0.5,
-        layers=_layers(_windows_hf(keys, arch, n_layers), rope, local),
+        norm_eps=keys.number(arch.hf_norm_eps, high=1.0),
+        activation=_activation(keys, arch),
+        attention_scale=keys.number("attention_multiplier", scale),
+        layers=layers_from_hf(keys, arch, n_layers, ropes),
         tied=keys.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", arch.tied)),
-        biases=frozenset(biases),
-        qk_norm="attn_q_norm" in arch.layer,
-        post_norms="post_ffw_norm" in arch.layer,
-        embed_scale=hidden**0.5 if arch.scale_embedding else 1.0,
-        norm_offset=arch.norm_offset_in_hf,
+        norms=_norms(arch, tensors, names),
+        biases=_biases(arch, tensors, names) | (demanded & set(arch.layer)),
+        parallel=keys.flag("use_parallel_residual", arch.parallel),
+        embed_scale=hidden**0.5 if arch.scale_embedding else keys.number("embedding_multiplier", 1.0),
+        residual_scale=keys.number("residual_multiplier", 1.0),
+        logit_scale=1 / logit_scale if arch.logits_divided else logit_scale,
+        norm_offset=arch.hf_norm_offset,
         attention_softcap=keys.number("attn_logit_softcapping", 0.0, zero=True),
         logit_softcap=keys.number("final_logit_softcapping", 0.0, zero=True),
+        query_growth=(
+            rope_entry.number("llama_4_scaling_beta", 0.0, zero=True),
+            rope_entry.integer("original_max_position_embeddings", keys.integer("max_position_embeddings")),
+        ),
+        **_of_row(arch),
     )
+
+
+def _of_row(arch: Arch) -> dict[str, Any]:
+    """The fields that no file speaks of."""
+    return {
+        "norm": arch.norm,
+        "qk_norm": arch.qk_norm,
+        "qk_norm_after_rope": arch.qk_norm_after_rope,
+        "gated": "ffn_gate" in arch.layer,
+        "learned_positions": arch.learned_positions,
+    }
+
+
+def _norms(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
+    """The stems of a layer's norms."""
+    absent = {stem for stem in arch.optional if names(f"blk.0.{stem}.weight") not in held}
+    return arch.norms - absent
+
+
+def _biases(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
+    """The stems with a bias: the row's, and those of the file's. Only matrices may have them unasked: an RMS
+    norm with a bias would be something else."""
+    matrices = set(arch.layer) - arch.norms
+    return arch.biases | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
+
+
+def _activation(keys: Fields, arch: Arch) -> str:
+    spelling = next(spelling for spelling, kind in ACTIVATIONS.items() if kind == arch.activation)
+    spelling = keys.text("hidden_activation", keys.text("hidden_act", spelling))
+    if spelling not in ACTIVATIONS:
+        raise UnsupportedModel(
+            f"activation {show(spelling)} is not supported; supported are {_list(ACTIVATIONS)}"
+        )
+    return "gelu_tanh" if spelling == "gelu" and arch.hf_gelu_is_tanh else ACTIVATIONS[spelling]
 
 
 def _n_layers(keys: Fields, key: str, tensors: Mapping[str, QTensor]) -> int:
@@ -213,56 +262,9 @@ def _head_dim(keys: Fields, key: str, hidden: int, heads: int) -> int:
     return keys.integer(key, hidden // heads)
 
 
-def _layers(windows: list[int], rope: Rope, local: Rope) -> tuple[Layer, ...]:
-    """Layers with these windows (0: full attention); `local` is for those that have one."""
-    return tuple(Layer(local if window else rope, window) for window in windows)
-
-
-def _periodic(window: int, period: int, n_layers: int) -> list[int]:
-    """Every `period`-th layer is full."""
-    return [window if (i + 1) % period else 0 for i in range(n_layers)]
-
-
-def _windows_gguf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
-    window = keys.integer("attention.sliding_window", 0, low=0)
-    if arch.window_in_gguf == "none":
-        return [0] * n_layers
-    if arch.window_in_gguf == "all":
-        return [window] * n_layers
-    return _periodic(window, keys.integer("attention.sliding_window_pattern", arch.window_period), n_layers)
-
-
-def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
-    window = keys.integer("sliding_window", 0, low=0)
-    if arch.window == "none" or (arch.window == "from" and not keys.flag("use_sliding_window", False)):
-        return [0] * n_layers
-    if "layer_types" in keys:
-        types = keys.values["layer_types"]
-        if not isinstance(types, list) or len(types) != n_layers:
-            raise keys.fail("layer_types", f"a list of {n_layers}")
-        if strange := [t for t in types if t not in ("full_attention", "sliding_attention")]:
-            raise UnsupportedModel(
-                f"layer type {show(strange[0])} is not supported; full_attention and sliding_attention are"
-            )
-        return [window if t == "sliding_attention" else 0 for t in types]
-    if arch.window == "all":
-        return [window] * n_layers
-    if arch.window == "from":
-        first = keys.integer("max_window_layers", low=0)
-        return [0 if i < first else window for i in range(n_layers)]
-    period = keys.integer(
-        "sliding_window_pattern", keys.integer("_sliding_window_pattern", arch.window_period)
-    )
-    return _periodic(window, period, n_layers)
-
-
-def _spelling(activation: str) -> str:
-    return next(spelling for spelling, kind in ACTIVATIONS.items() if kind == activation)
-
-
-def _unsupported(name: str, supported: list[str]) -> UnsupportedModel:
+def _unsupported(name: str, supported: Iterable[str]) -> UnsupportedModel:
     return UnsupportedModel(f"architecture {show(name)} is not supported; supported are {_list(supported)}")
 
 
-def _list(names: Mapping[str, str] | list[str]) -> str:
-    return ", ".join(names)
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(names))

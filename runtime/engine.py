@@ -42,7 +42,8 @@ class Engine:
     `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the sequence
     may have: what the page table holds unless given. Only ids below `n_tokens` are generated: many
     models pad their logits beyond the tokens that there are (default: all). `prefill_chunk` bounds the
-    rows of a prefill step, and with them how long Ctrl-C waits for an answer.
+    rows of a prefill step, and with them how long Ctrl-C waits for an answer. `same_up_to`: the keys of
+    a sequence of more tokens are rotated otherwise (`Program.same_up_to`), and not mixed with the others.
 
     The tokens of a generation stay in the cache, and the next one computes only what follows the
     longest common prefix. Between two steps the engine is always consistent, so a generation may be
@@ -60,6 +61,7 @@ class Engine:
         n_tokens: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
+        same_up_to: int = 0,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -73,6 +75,8 @@ class Engine:
         self._n_tokens = min(n_tokens or config.vocab_size, config.vocab_size)
         self._chunk = max(1, min(prefill_chunk, machine.max_rows))
         self._sequence = sequence
+        self._same_up_to = same_up_to
+        self._short = 0  # how many of the cached ids were read when the sequence was no longer than that
         self._cached: list[int] = []  # the ids whose keys and values are in the cache
         self._running: object = None  # the generation that the cache belongs to
 
@@ -103,7 +107,8 @@ class Engine:
         chunk = min(self.machine.max_rows, self.machine.max_wanted)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            out[start : start + len(part)] = self._step(part, np.arange(len(part), dtype=np.int32))
+            wanted = np.arange(len(part), dtype=np.int32)
+            out[start : start + len(part)] = self._step(part, wanted, len(tokens))
         return out
 
     def reset(self) -> None:
@@ -175,25 +180,33 @@ class Engine:
             if ours != theirs:
                 break
             common += 1
+        if len(prompt) <= self._same_up_to:
+            common = min(common, self._short)
+        elif self._same_up_to and self._short:
+            common = 0
         self._keep(common)
         return common
 
     def _prefill(self, tokens: list[int]) -> np.ndarray:
         """Feed `tokens` in chunks; the logits after the last."""
         last = (len(tokens) - 1) // self._chunk * self._chunk
+        length = len(self._cached) + len(tokens)
         for start in range(0, last, self._chunk):
-            self._step(tokens[start : start + self._chunk], NONE)
+            self._step(tokens[start : start + self._chunk], NONE, length)
         rest = tokens[last:]
-        return self._step(rest, np.array([len(rest) - 1], np.int32))[0]
+        return self._step(rest, np.array([len(rest) - 1], np.int32), length)[0]
 
-    def _step(self, tokens: list[int], wanted: np.ndarray) -> np.ndarray:
+    def _step(self, tokens: list[int], wanted: np.ndarray, length: int = 0) -> np.ndarray:
+        """Run `tokens`, the next ones of a sequence that will have `length` (0: that ends with them)."""
         n = len(tokens)
         first = len(self._cached)
+        length = max(length, first + n)
         batch = Batch(
             tokens=np.array(tokens, np.int32),
             sequences=np.full(n, self._sequence, np.int32),
             positions=np.arange(first, first + n, dtype=np.int32),
             wanted=wanted,
+            lengths=np.full(n, length, np.int32),
         )
         try:
             self.table.extend(self._sequence, n)
@@ -202,8 +215,11 @@ class Engine:
             self._keep(first)
             raise
         self._cached += tokens
+        if length <= self._same_up_to:
+            self._short = len(self._cached)
         return logits
 
     def _keep(self, length: int) -> None:
         del self._cached[length:]
+        self._short = min(self._short, len(self._cached))
         self.table.truncate(self._sequence, length)

@@ -9,6 +9,7 @@ go on, and buffers marked `wanted` have one line for each of those.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,6 +50,29 @@ class RMSNorm:
 
 
 @dataclass(frozen=True, eq=False)
+class AddPositions:
+    """x += table[position]: learned positions. `table` is (positions, width); there are no others."""
+
+    x: Buffer
+    table: QTensor
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """out = (x - mean) / sqrt(mean((x - mean)²) + eps) * weight + bias, over each of `groups` parts of a row.
+
+    `weight` and `bias` (or None) are float32 [width]: parts do not share them. `out` may be `x`.
+    """
+
+    x: Buffer
+    out: Buffer
+    weight: np.ndarray
+    bias: np.ndarray | None
+    eps: float
+    groups: int = 1
+
+
+@dataclass(frozen=True, eq=False)
 class MatMul:
     """out = x @ weightᵀ + bias, or out += … with `accumulate` (the residual add).
 
@@ -68,6 +92,9 @@ class RoPE:
 
     Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)). cos and sin are multiplied by
     `attention_factor`. The angle is the float32 product of the position and `inv_freq` (float32).
+
+    `inv_freq` is for sequences of up to `same_up_to` tokens (0: of any length); the rows of a longer
+    one use `longer(length)` instead, of the same size; see `Batch.sequence_lengths`.
     """
 
     x: Buffer
@@ -75,6 +102,17 @@ class RoPE:
     inv_freq: np.ndarray
     interleaved: bool
     attention_factor: float = 1.0
+    same_up_to: int = 0
+    longer: Callable[[int], np.ndarray] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GrowQueries:
+    """q = q · (1 + beta · ln(1 + position // length)), in place, in float32."""
+
+    q: Buffer
+    beta: float
+    length: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +148,21 @@ class GatedActivation:
 
 
 @dataclass(frozen=True, eq=False)
-class Add:
-    """out += x."""
+class Activation:
+    """out = f(x); f as for GatedActivation. `out` may be `x`."""
 
     x: Buffer
     out: Buffer
+    kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """out += scale · x."""
+
+    x: Buffer
+    out: Buffer
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +181,21 @@ class SoftCap:
     cap: float
 
 
-Op = Embed | RMSNorm | MatMul | RoPE | Attend | GatedActivation | Add | SelectRows | SoftCap
+Op = (
+    Embed
+    | AddPositions
+    | RMSNorm
+    | LayerNorm
+    | MatMul
+    | RoPE
+    | GrowQueries
+    | Attend
+    | GatedActivation
+    | Activation
+    | Add
+    | SelectRows
+    | SoftCap
+)
 
 
 @dataclass(frozen=True)
@@ -152,3 +214,9 @@ class Program:
     buffers: tuple[Buffer, ...]
     cache_layers: tuple[CacheLayer, ...]
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
+
+    @property
+    def same_up_to(self) -> int:
+        """The length beyond which keys are rotated otherwise (see RoPE), so that those of a shorter sequence
+        are no part of a longer one; 0: there is none."""
+        return max((op.same_up_to for op in self.ops if isinstance(op, RoPE)), default=0)

@@ -58,6 +58,9 @@ class ReferenceMachine:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
         batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted)
+        for op in self.program.ops:
+            if isinstance(op, ops.AddPositions) and (batch.positions >= op.table.shape[0]).any():
+                raise ValueError(f"the model knows {op.table.shape[0]} positions, and no more")
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
@@ -71,16 +74,24 @@ class ReferenceMachine:
         match op:
             case ops.Embed():
                 self.embed(op)
+            case ops.AddPositions():
+                self.add_positions(op)
             case ops.RMSNorm():
                 self.rms_norm(op)
+            case ops.LayerNorm():
+                self.layer_norm(op)
             case ops.MatMul():
                 self.matmul(op)
             case ops.RoPE():
                 self.rope(op)
+            case ops.GrowQueries():
+                self.grow_queries(op)
             case ops.Attend():
                 self.attend(op)
             case ops.GatedActivation():
                 self.gated_activation(op)
+            case ops.Activation():
+                self.activation(op)
             case ops.Add():
                 self.add(op)
             case ops.SelectRows():
@@ -91,12 +102,23 @@ class ReferenceMachine:
     def embed(self, op: ops.Embed) -> None:
         self.buffers[op.out.name] = op.table.rows(self._batch.tokens) * np.float32(op.scale)
 
+    def add_positions(self, op: ops.AddPositions) -> None:
+        self.buffers[op.x.name] = self.buffers[op.x.name] + op.table.rows(self._batch.positions)
+
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
         parts = x.reshape(len(x), op.groups, len(op.weight))
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
         normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
         self.buffers[op.out.name] = normed.reshape(x.shape)
+
+    def layer_norm(self, op: ops.LayerNorm) -> None:
+        x = self.buffers[op.x.name]
+        parts = x.reshape(len(x), op.groups, -1)
+        parts = parts - np.mean(parts, axis=-1, keepdims=True)
+        variance = np.mean(parts * parts, axis=-1, keepdims=True)
+        normed = (parts / np.sqrt(variance + np.float32(op.eps))).reshape(x.shape) * op.weight
+        self.buffers[op.out.name] = normed if op.bias is None else normed + op.bias
 
     def matmul(self, op: ops.MatMul) -> None:
         x = self.buffers[op.x.name]
@@ -133,12 +155,26 @@ class ReferenceMachine:
             (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
         )
         a, b = turned[:, :, first].copy(), turned[:, :, second].copy()
-        angles = self._batch.positions.astype(np.float32)[:, None, None] * op.inv_freq
+        angles = self._batch.positions.astype(np.float32)[:, None, None] * self._frequencies(op)
         cos = np.cos(angles) * np.float32(op.attention_factor)
         sin = np.sin(angles) * np.float32(op.attention_factor)
         turned[:, :, first] = a * cos - b * sin
         turned[:, :, second] = b * cos + a * sin
         self.buffers[op.x.name] = heads.reshape(x.shape)
+
+    def _frequencies(self, op: ops.RoPE) -> np.ndarray:
+        """`inv_freq` of each row, float32 [rows, 1, pairs]."""
+        rows = np.repeat(op.inv_freq[None, None], len(self._batch.tokens), axis=0)
+        if op.longer:
+            lengths = self._batch.sequence_lengths()
+            for length in np.unique(lengths[lengths > op.same_up_to]):
+                rows[lengths == length] = op.longer(int(length))
+        return rows
+
+    def grow_queries(self, op: ops.GrowQueries) -> None:
+        passed = (self._batch.positions // op.length).astype(np.float32)
+        growth = 1 + np.float32(op.beta) * np.log(1 + passed)
+        self.buffers[op.q.name] = self.buffers[op.q.name] * growth[:, None]
 
     def attend(self, op: ops.Attend) -> None:
         batch, table, page = self._batch, self._table, self.page_size
@@ -175,8 +211,12 @@ class ReferenceMachine:
         gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](gate) * up
 
+    def activation(self, op: ops.Activation) -> None:
+        self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
+
     def add(self, op: ops.Add) -> None:
-        self.buffers[op.out.name] = self.buffers[op.out.name] + self.buffers[op.x.name]
+        added = self.buffers[op.x.name] * np.float32(op.scale)
+        self.buffers[op.out.name] = self.buffers[op.out.name] + added
 
     def select_rows(self, op: ops.SelectRows) -> None:
         self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]

@@ -1,7 +1,8 @@
-"""Rotary position embeddings: the frequencies of a layer, and reading them from a model's metadata.
+"""Rotary position embeddings: how fast each pair of dimensions turns, for every way of scaling it.
 
-Su et al. 2021, "RoFormer"; linear scaling: Chen et al. 2023, "Extending Context Window of Large
-Language Models via Positional Interpolation"; llama3 scaling: as published with Llama 3.1.
+Su et al. 2021, "RoFormer". Scaling: Chen et al. 2023, "Extending Context Window of Large Language Models
+via Positional Interpolation" (linear); dynamic NTK as first described by its users and kept by
+transformers; Peng et al. 2023, "YaRN"; Ding et al. 2024, "LongRoPE"; llama3 as published with Llama 3.1.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..quant.errors import DamagedFile
-from .fields import Fields, UnsupportedModel
-
-SUPPORTED = ("default", "linear", "llama3")
 
 
 @dataclass(frozen=True)
@@ -43,111 +41,124 @@ class Llama3Scaling:
 
 
 @dataclass(frozen=True)
+class Yarn:
+    """Divide low frequencies by `factor`, keep high ones, blend in between, linearly in the pair's number.
+
+    The ramp lies between the pairs that make `fast_turns` and `slow_turns` over `original_context`
+    tokens, widened to whole pairs if `truncate`.
+    """
+
+    factor: float
+    original_context: float
+    fast_turns: float = 32.0
+    slow_turns: float = 1.0
+    truncate: bool = True
+
+    def apply(self, inv_freq: np.ndarray, base: float) -> np.ndarray:
+        dims = 2 * len(inv_freq)
+
+        def pair(turns: float) -> float:
+            """The pair, as a fraction, that turns so often."""
+            return dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+        if not base > 1:
+            raise DamagedFile(f"YaRN needs a RoPE base above 1, not {base:g}")
+        first, last = pair(self.fast_turns), pair(self.slow_turns)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, dims - 1)
+        width = last - first or 0.001
+        divided = np.clip((np.arange(dims // 2) - first) / width, 0, 1)
+        return inv_freq * (1 - divided) + inv_freq / self.factor * divided
+
+
+@dataclass(frozen=True)
+class DynamicNTK:
+    """A base that grows with the sequence, once that is longer than `original_context` tokens."""
+
+    factor: float
+    original_context: int
+
+    def base(self, base: float, dims: int, length: int) -> float:
+        beyond = max(length / self.original_context - 1, 0.0)
+        return ntk_base(base, dims, 1 + self.factor * beyond)
+
+
+@dataclass(frozen=True)
+class LongRope:
+    """Divisors [dims / 2] of sequences of more than `original_context` tokens, instead of `Rope.divisors`."""
+
+    divisors: tuple[float, ...]
+    original_context: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """How a layer rotates its queries and keys.
 
     The first `dims` dimensions of a head turn; pairs are (2i, 2i+1) if `interleaved`, else
     (i, i + dims/2). Pair i turns by position · base^(-2i/dims), divided by `factor` (linear scaling)
-    or changed by `llama3`.
+    and by `divisors[i]` if there are any, and changed by `scaling`. cos and sin are multiplied by
+    `attention_factor`.
     """
 
     base: float
     dims: int
     interleaved: bool
     factor: float = 1.0
-    llama3: Llama3Scaling | None = None
+    divisors: tuple[float, ...] = ()
+    scaling: Llama3Scaling | Yarn | DynamicNTK | LongRope | None = None
+    attention_factor: float = 1.0
 
-    def inv_freq(self, divisors: np.ndarray | None = None) -> np.ndarray:
-        """Radians a position turns each pair by, float32 [dims / 2].
+    @property
+    def same_up_to(self) -> int:
+        """The length of a sequence, in tokens, beyond which its frequencies are others; 0: they never are."""
+        return self.scaling.original_context if isinstance(self.scaling, DynamicNTK | LongRope) else 0
 
-        `divisors` [dims / 2] are the frequency divisors that a GGUF file may bring as a tensor.
+    def inv_freq(self, length: int = 0) -> np.ndarray:
+        """Radians a position turns each pair by, float32 [dims / 2], in a sequence of `length` tokens.
+
         Raises DamagedFile if base, scaling or divisors make a frequency that is not finite.
         """
+        scaling, base, divisors = self.scaling, self.base, self.divisors
+        if isinstance(scaling, DynamicNTK):
+            base = scaling.base(base, self.dims, length)
+        elif isinstance(scaling, LongRope) and length > scaling.original_context:
+            divisors = scaling.divisors
         with np.errstate(all="ignore"):  # the check below speaks for all of them
             # Exponents, powers and reciprocals are rounded to float32, as models are trained with them.
             exponents = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
-            powers = (self.base ** exponents.astype(np.float64)).astype(np.float32)
+            powers = (base ** exponents.astype(np.float64)).astype(np.float32)
             inv_freq = (np.float32(1.0) / powers).astype(np.float64)
-            if self.llama3 is not None:
-                inv_freq = self.llama3.apply(inv_freq)
+            if isinstance(scaling, Llama3Scaling):
+                inv_freq = scaling.apply(inv_freq)
+            elif isinstance(scaling, Yarn):
+                inv_freq = scaling.apply(inv_freq, base)
             inv_freq = inv_freq / self.factor
-            if divisors is not None:
-                inv_freq = inv_freq / divisors
+            if divisors:
+                inv_freq = inv_freq / np.array(divisors)
             inv_freq = inv_freq.astype(np.float32)
         if not np.isfinite(inv_freq).all():
             raise DamagedFile("the RoPE frequencies are not finite; base, scaling or divisors are wrong")
         return inv_freq
 
 
-def _scaled(base: float, dims: int, interleaved: bool, kind: str, fields: Fields) -> Rope:
-    """The Rope for one entry of Hugging Face's `rope_scaling` / `rope_parameters`."""
-    if kind == "default":
-        return Rope(base, dims, interleaved)
-    if kind == "linear":
-        return Rope(base, dims, interleaved, factor=fields.number("factor"))
-    if kind == "llama3":
-        scaling = Llama3Scaling(
-            fields.number("factor"),
-            fields.number("low_freq_factor"),
-            fields.number("high_freq_factor"),
-            fields.number("original_max_position_embeddings"),
-        )
-        return Rope(base, dims, interleaved, llama3=scaling)
-    raise unsupported(kind)
+def ntk_base(base: float, dims: int, alpha: float) -> float:
+    """The base with which the slowest pair turns 1 / alpha as fast, and the fastest as fast as before."""
+    return base * alpha ** (dims / (dims - 2)) if dims > 2 else base
 
 
-def unsupported(kind: str) -> UnsupportedModel:
-    return UnsupportedModel(f"RoPE scaling {kind!r} is not supported; supported are {', '.join(SUPPORTED)}")
+def yarn_attention_factor(factor: float, scale: float = 1.0, scale_all: float = 0.0) -> float:
+    """What YaRN multiplies cos and sin by: it grows with `scale` and shrinks again with `scale_all`."""
+
+    def grown(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    return grown(scale) / grown(scale_all) if scale and scale_all else grown(1.0)
 
 
-def rope_from_hf(config: Fields, dims: int, base: float, local_base: float | None) -> tuple[Rope, Rope]:
-    """The Ropes of full and of sliding layers from config.json in either spelling.
-
-    Published files have `rope_theta` and `rope_scaling` (with `rope_local_base_freq` for sliding
-    layers that differ); transformers 5 writes `rope_parameters`, with one entry a layer type where
-    these differ. `base` and `local_base` are the architecture's defaults; local_base None: sliding
-    layers are rotated like the others.
-    """
-
-    def one(layer_type: str, key: str, default: float, scaling: Fields | None) -> Rope:
-        theta = config.number(key, default)
-        entry = config.section("rope_parameters")
-        if entry is not None and layer_type in entry:
-            entry = entry.section(layer_type)
-        elif entry is not None and "full_attention" in entry:
-            entry = entry.section("full_attention") if local_base is None else None
-        elif layer_type == "sliding_attention":
-            entry = None  # a flat entry is the global one
-        if entry is None:
-            entry = scaling
-        if entry is None:
-            return Rope(theta, dims, interleaved=False)
-        theta = entry.number("rope_theta", theta)
-        kind = entry.text("rope_type", entry.text("type", "default"))
-        return _scaled(theta, dims, False, kind, entry)
-
-    full = one("full_attention", "rope_theta", base, config.section("rope_scaling"))
-    if local_base is None:
-        return full, full
-    return full, one("sliding_attention", "rope_local_base_freq", local_base, None)
-
-
-def rope_from_gguf(
-    metadata: Fields, dims: int, interleaved: bool, base: float, local_base: float | None
-) -> tuple[Rope, Rope]:
-    """The Ropes of full and of sliding layers from GGUF keys `rope.freq_base`, `rope.scaling.*`.
-
-    Llama 3's scaling has no key there: its file brings the tensor `rope_freqs.weight` to divide by.
-    """
-    dims = metadata.integer("rope.dimension_count", dims, high=dims)
-    theta = metadata.number("rope.freq_base", base)
-    # Files from before rope.scaling.type only have the factor.
-    old = metadata.number("rope.scale_linear", 1.0, zero=True)
-    factor = metadata.number("rope.scaling.factor", old, zero=True) or 1.0
-    kind = metadata.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
-    if kind not in ("none", "linear"):
-        raise unsupported(kind)
-    full = Rope(theta, dims, interleaved, factor=factor if kind == "linear" else 1.0)
-    if local_base is None:
-        return full, full
-    return full, Rope(metadata.number("rope.freq_base_swa", local_base), dims, interleaved)
+def longrope_attention_factor(factor: float, original_context: int) -> float:
+    """What LongRoPE multiplies cos and sin by, at any length; `factor` is new over original context."""
+    if factor <= 1 or original_context <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(factor) / math.log(original_context))

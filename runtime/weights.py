@@ -4,26 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
-from .archs import ARCHS, hf_name, hf_prefix
+from ..quant.formats import FORMATS
+from .archs import ARCHS
 from .config import ModelConfig
+from .names import Names
 
 # Buffers that some writers store although they follow from the configuration.
 _DERIVED = re.compile(
-    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|.*\.(masked_bias|attn\.bias)"
-    r"|blk\.\d+\.attn_rot_embd\.weight"
+    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
+    r"|(.*\.)?attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
 )
+# Read with the configuration.
+_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 
 
 def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that the model needs, by its GGUF name, with its shape."""
     c = config
     queries, keys = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    matrices = {  # (outputs, inputs)
+    shapes: dict[str, tuple[int, ...]] = {  # matrices: (outputs, inputs)
         "attn_q": (queries, c.hidden),
         "attn_k": (keys, c.hidden),
         "attn_v": (keys, c.hidden),
@@ -31,18 +36,28 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "ffn_gate": (c.ffn, c.hidden),
         "ffn_up": (c.ffn, c.hidden),
         "ffn_down": (c.hidden, c.ffn),
+        "attn_q_norm": (c.head_dim,),
+        "attn_k_norm": (c.head_dim,),
     }
-    heads = {"attn_q_norm", "attn_k_norm"}
+    if c.qk_norm == "whole":
+        shapes |= {"attn_q_norm": (queries,), "attn_k_norm": (keys,)}
+    elif c.qk_norm == "each head":
+        shapes |= {"attn_q_norm": (c.n_heads, c.head_dim), "attn_k_norm": (c.n_kv_heads, c.head_dim)}
+    arch = ARCHS[c.arch]
     yield "token_embd.weight", (c.vocab_size, c.hidden)
-    if c.rope_divisors:
-        yield "rope_freqs.weight", (c.layers[0].rope.dims // 2,)
+    if c.learned_positions:
+        yield "position_embd.weight", (c.context_length, c.hidden)
     for i in range(c.n_layers):
-        for stem in ARCHS[c.arch].layer:
-            norm = (c.head_dim if stem in heads else c.hidden,)
-            yield f"blk.{i}.{stem}.weight", matrices.get(stem, norm)
+        for stem in arch.layer:
+            if stem in arch.norms and stem not in c.norms:
+                continue
+            shape = shapes.get(stem, (c.hidden,))
+            yield f"blk.{i}.{stem}.weight", shape
             if stem in c.biases:
-                yield f"blk.{i}.{stem}.bias", matrices.get(stem, norm)[:1]
+                yield f"blk.{i}.{stem}.bias", shape[:1]
     yield "output_norm.weight", (c.hidden,)
+    if "output_norm" in c.biases:
+        yield "output_norm.bias", (c.hidden,)
     if not c.tied:
         yield "output.weight", (c.vocab_size, c.hidden)
 
@@ -52,33 +67,42 @@ class Weights:
 
     Binding is strict: a tensor that is missing, left over or of another shape raises DamagedFile
     naming it. Left-overs that are meant to be skipped: derived buffers, an output matrix next to tied
-    embeddings, and the parts of a larger model that the architecture's row lists.
+    embeddings, and the parts of a larger model that the architecture's row lists. Projections that a
+    file keeps in one tensor are views of its rows, if they lie side by side in it.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
         arch = ARCHS[config.arch]
-        prefix = "" if config.from_gguf else hf_prefix(tensors)
-
-        def in_file(name: str) -> str:
-            return name if config.from_gguf else hf_name(arch, prefix, name)
-
+        names = Names(arch, tensors, config.from_gguf)
         self._norm_offset = np.float32(config.norm_offset)
         self._tensors: dict[str, QTensor] = {}
-        left = set(tensors)
+        together: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
         for name, shape in _shapes(config):
-            stored = in_file(name)
+            together.setdefault(names(name), []).append((name, shape))
+        for stored, parts in together.items():
             if stored not in tensors:
                 raise DamagedFile(f"tensor {stored} is missing")
-            tensor = tensors[stored]
-            if tensor.shape != shape:
-                raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {shape}")
-            self._tensors[name] = tensor
-            left.discard(stored)
+            tensor, shape = tensors[stored], parts[0][1]
+            shape = (sum(part[0] for _, part in parts), *shape[1:])
+            in_layer = parts[0][0].startswith("blk.")
+            turned = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
+            needed = shape[::-1] if turned else shape
+            if tensor.shape != needed:
+                raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
+            if turned:
+                tensor = _transposed(tensor)
+            if len(parts) > 1 and arch.hf_qkv_by_head and not config.from_gguf:
+                tensor = _by_projection(tensor, stored, [part[0] for _, part in parts], config.head_dim)
+            self._tensors |= _split(tensor, parts)
+        self._refuse_left_overs(config, set(tensors) - set(together), names)
+
+    def _refuse_left_overs(self, config: ModelConfig, left: set[str], names: Names) -> None:
         if config.tied:
-            left.discard(in_file("output.weight"))
-        skip = () if config.from_gguf else arch.hf_skip
+            left.discard(names("output.weight"))
+        skip = () if config.from_gguf else ARCHS[config.arch].hf_skip
         for name in sorted(left):
-            if not _DERIVED.fullmatch(name) and not name.startswith(skip):
+            meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
+            if not meant and not name.startswith(skip):
                 raise DamagedFile(
                     f"tensor {name} has no place in a {config.arch} model of {config.n_layers} layers"
                 )
@@ -94,3 +118,35 @@ class Weights:
     def norm(self, name: str) -> np.ndarray:
         """The weights of a norm as float32, ready to multiply with."""
         return self.vector(name) + self._norm_offset
+
+
+def _split(tensor: QTensor, parts: list[tuple[str, tuple[int, ...]]]) -> dict[str, QTensor]:
+    """`parts`, names and shapes, as consecutive rows of `tensor`; of a vector, consecutive values."""
+    if len(parts) == 1:
+        return {parts[0][0]: tensor}
+    if len(tensor.shape) == 1:
+        data = tensor.dequantize().view(np.uint8).reshape(len(tensor.dequantize()), -1)
+        tensor = replace(tensor, format=FORMATS["F32"], data=data)
+    split, start = {}, 0
+    for name, shape in parts:
+        data = tensor.data[start : start + shape[0]]
+        split[name] = replace(tensor, shape=shape, data=data if len(shape) > 1 else data.reshape(1, -1))
+        start += shape[0]
+    return split
+
+
+def _transposed(tensor: QTensor) -> QTensor:
+    """A copy of a float matrix with inputs and outputs exchanged."""
+    n_rows, width = tensor.shape
+    values = tensor.data.reshape(n_rows, width, -1).swapaxes(0, 1)
+    return replace(tensor, shape=(width, n_rows), data=np.ascontiguousarray(values).reshape(width, -1))
+
+
+def _by_projection(tensor: QTensor, name: str, n_rows: list[int], head_dim: int) -> QTensor:
+    """A copy whose rows, `n_rows` of each projection, are ordered by projection first, not by head."""
+    if len(set(n_rows)) > 1:
+        raise DamagedFile(
+            f"tensor {name} goes by heads, which queries, keys and values must have alike many of"
+        )
+    rows = tensor.data.reshape(n_rows[0] // head_dim, len(n_rows), -1)
+    return replace(tensor, data=np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(tensor.data.shape))

@@ -31,9 +31,10 @@ REAL_MODELS = {
 def conformance(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a conformance fixture (tests/data/conformance/README.md), unpacked for this session."""
     folder = tmp_path_factory.mktemp("conformance")
-    with tarfile.open(DATA / "conformance" / "fixtures.tar.xz") as archive:
-        # Before 3.11.4 there is no filter; the archive is this repository's own.
-        archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+    for path in (DATA / "conformance").glob("*.tar.xz"):
+        with tarfile.open(path) as archive:
+            # Before 3.11.4 there is no filter; the archives are this repository's own.
+            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     return folder.joinpath
 
 
@@ -59,14 +60,21 @@ def real_model() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def feed() -> Callable[..., np.ndarray]:
-    """feed(machine, table, ids, chunks=(512,), sequence=0) → float32 logits [len(ids), vocab].
+    """feed(machine, table, ids, chunks=(512,), sequence=0, known=False) → float32 logits [len(ids), vocab].
 
-    Appends `ids` to a sequence in steps of `chunks` tokens, over and over, and wants every row.
+    Appends `ids` to a sequence in steps of `chunks` tokens, over and over, and wants every row. `known`:
+    each step is told how long the sequence is going to be.
     """
 
     def run(
-        machine: Any, table: PageTable, ids: Sequence[int], chunks: Sequence[int] = (512,), sequence: int = 0
+        machine: Any,
+        table: PageTable,
+        ids: Sequence[int],
+        chunks: Sequence[int] = (512,),
+        sequence: int = 0,
+        known: bool = False,
     ) -> np.ndarray:
+        whole = int(table.lengths[sequence]) + len(ids)
         logits, fed = [], 0
         while fed < len(ids):
             n = min(chunks[len(logits) % len(chunks)], len(ids) - fed, machine.max_rows, machine.max_wanted)
@@ -77,6 +85,7 @@ def feed() -> Callable[..., np.ndarray]:
                 sequences=np.full(n, sequence, np.int32),
                 positions=np.arange(start, start + n, dtype=np.int32),
                 wanted=np.arange(n, dtype=np.int32),
+                lengths=np.full(n, whole, np.int32) if known else None,
             )
             logits.append(machine.step(batch, table).copy())
             fed += n

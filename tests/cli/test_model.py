@@ -511,3 +511,25 @@ def test_load_tokenizer_errors(tmp_path, gguf):
     (tmp_path / "junk.json").write_text("not JSON")
     with pytest.raises(TokenizerError):
         load_tokenizer(tmp_path / "junk.json")
+
+
+# ---- what a model cannot do
+
+
+def test_a_model_with_a_table_of_positions_has_no_more_context(conformance):
+    folder = conformance("gpt2-original")
+    with pytest.raises(ValueError, match="64 positions"):
+        load_model(folder, device="reference", context=65)
+    with load_model(folder, device="reference") as model:
+        assert model.context == 64
+
+
+def test_the_prompt_decides_how_keys_are_rotated(conformance):
+    """A prompt beyond LongRoPE's threshold, in one chunk or in many."""
+    folder = conformance("phi4-mini")
+    reference = np.load(folder / "reference.npz")
+    with load_model(folder, device="reference") as model:
+        for rows in (512, 7):
+            model.engine.machine.max_rows = rows
+            logits = model.logits(reference["input_ids"])[reference["rows"]]
+            np.testing.assert_allclose(logits, reference["logits_full"], rtol=0, atol=1e-3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kukri.runtime.cache import PAGE_SIZE, CacheFull, PageTable
+from kukri.runtime.cache import PAGE_SIZE, Batch, CacheFull, PageTable
 
 
 def owned(table: PageTable) -> list[int]:
@@ -113,3 +113,16 @@ def test_random_work_on_several_sequences():
             table.truncate(sequence, lengths[sequence])
         assert table.lengths.tolist() == lengths
         check(table)
+
+
+def test_lengths_of_sequences():
+    def lengths(positions, sequences, told=None):
+        arrays = [np.array(a, np.int32) for a in ([0] * len(positions), sequences, positions, [])]
+        told = None if told is None else np.array(told, np.int32)
+        return Batch(*arrays, told).sequence_lengths().tolist()
+
+    assert lengths([0, 1, 2], [0, 0, 0]) == [3, 3, 3]
+    assert lengths([4, 9, 5], [2, 0, 2]) == [6, 10, 6]
+    assert lengths([4, 9, 5], [2, 0, 2], [8, 10, 8]) == [8, 10, 8]
+    assert lengths([4, 9, 5], [2, 0, 2], [0, 0, 0]) == [6, 10, 6]
+    assert lengths([], []) == []

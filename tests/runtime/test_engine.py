@@ -124,6 +124,44 @@ def test_the_callers_list_is_not_kept():
 # ---- prefix reuse
 
 
+class LengthMachine:
+    """Keeps, for each position, whether its key was made for a sequence of more than 8 tokens."""
+
+    max_rows = max_wanted = 3
+
+    def __init__(self):
+        self.long = np.zeros(64, bool)
+        self.n = 0
+
+    def step(self, batch, table):
+        self.long[batch.positions] = batch.sequence_lengths() > 8
+        self.n = int(batch.positions[-1]) + 1
+        return np.ones((len(batch.wanted), VOCAB), np.float32)
+
+
+def test_keys_rotated_for_short_and_long_sequences_are_not_mixed():
+    table = PageTable(16, page_size=4)
+    machine = LengthMachine()
+    engine = Engine(machine, table, Config(), same_up_to=8)
+    few = SamplingParams(temperature=0, max_tokens=1)
+
+    def after(prompt, params=few):
+        tokens = list(engine.generate(prompt, params))
+        return engine.stats.cached_tokens, machine.long[: machine.n].tolist(), tokens
+
+    assert after([1] * 6)[:2] == (0, [False] * 6)
+    assert after([1] * 8)[:2] == (6, [False] * 8)
+    assert after([1] * 10)[:2] == (0, [True] * 10)  # in chunks of three, and long from the first on
+    assert after([1] * 12)[:2] == (10, [True] * 12)
+    assert after([1] * 7)[:2] == (0, [False] * 7)
+    # A generation goes on across the length with the keys that it has; the next prompt begins anew.
+    cached, long, tokens = after([1] * 7, SamplingParams(temperature=0, max_tokens=4))
+    assert (cached, long) == (6, [False] * 8 + [True] * 2)
+    assert after([1] * 7 + tokens)[:2] == (0, [True] * 11)
+    engine.logits([1] * 9)
+    assert machine.long[:9].all()
+
+
 def test_next_turn_computes_only_what_is_new():
     engine = new_engine()
     prompt = [1, 2, 3, 4, 5]

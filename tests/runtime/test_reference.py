@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,6 +74,68 @@ def test_rms_norm(groups):
             scale = math.sqrt(sum(float(v) ** 2 for v in x[row, part]) / len(part) + 0.5)
             expected[row, part] = x[row, part] / scale * weight
     np.testing.assert_allclose(run(machine_of(op, x=x), batch([0, 1, 2]), "x"), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("bias", [None, np.arange(8, dtype=np.float32)])
+def test_layer_norm(groups, bias):
+    x = RNG.normal(3, 2, size=(3, 8)).astype(np.float32)
+    weight = RNG.normal(size=8).astype(np.float32)
+    op = ops.LayerNorm(buffer("x", 8), buffer("y", 8), weight, bias, eps=0.5, groups=groups)
+    expected = np.empty_like(x)
+    for row in range(3):
+        for part in np.split(np.arange(8), groups):
+            values = [float(v) for v in x[row, part]]
+            mean = sum(values) / len(values)
+            scale = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values) + 0.5)
+            expected[row, part] = [(v - mean) / scale for v in values] * weight[part]
+    expected += 0 if bias is None else bias
+    np.testing.assert_allclose(run(machine_of(op, x=x), batch([0, 1, 2]), "y"), expected, atol=1e-6)
+
+
+def test_add_positions():
+    x, table = RNG.normal(size=(3, 4)).astype(np.float32), RNG.normal(size=(6, 4)).astype(np.float32)
+    op = ops.AddPositions(buffer("x", 4), matrix(table))
+    got = run(machine_of(op, x=x), batch([5, 0, 1], [1, 0, 0]), "x")
+    np.testing.assert_array_equal(got, x + table[[5, 0, 1]])
+    with pytest.raises(ValueError, match="6 positions"):
+        run(machine_of(op, x=x[:1]), batch([6]), "x")
+
+
+def test_scaled_add_and_activation():
+    x, y = (RNG.normal(size=(2, 4)).astype(np.float32) for _ in range(2))
+    add = ops.Add(buffer("x", 4), buffer("y", 4), scale=0.25)
+    np.testing.assert_allclose(run(machine_of(add, x=x, y=y), batch([0, 1]), "y"), y + x / 4, rtol=1e-6)
+    activation = ops.Activation(buffer("x", 4), buffer("x", 4), "gelu")
+    expected = ACTIVATIONS["gelu"](x)
+    np.testing.assert_array_equal(run(machine_of(activation, x=x), batch([0, 1]), "x"), expected)
+
+
+def test_grow_queries():
+    q = np.ones((4, 2), np.float32)
+    op = ops.GrowQueries(buffer("q", 2), beta=0.5, length=8)
+    got = run(machine_of(op, q=q), batch([0, 7, 8, 31]), "q")
+    expected = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(4)]
+    np.testing.assert_allclose(got, np.repeat(np.array(expected)[:, None], 2, axis=1), rtol=1e-6)
+
+
+def test_rope_by_length():
+    """Each sequence by its own length; that a step is told of goes before what it can see."""
+    x = np.tile(np.array([1.0, 0.0], np.float32), (5, 1))
+    plain = np.array([0.1], np.float32)
+    op = ops.RoPE(
+        *(buffer("x", 2), 1, plain, True),
+        same_up_to=4,
+        longer=lambda length: np.array([length / 100], np.float32),
+    )
+    rows = batch([2, 3, 5, 6, 1], [0, 0, 1, 1, 2])
+    angles = np.array([0.2, 0.3, 5 * 0.07, 6 * 0.07, 0.1])  # sequences of 4, 7 and 2 tokens
+    got = run(machine_of(op, x=x), rows, "x")
+    np.testing.assert_allclose(got, np.stack([np.cos(angles), np.sin(angles)], axis=1), rtol=1e-6)
+    told = replace(rows, lengths=np.array([4, 4, 7, 7, 9], np.int32))
+    angles[4] = 0.09
+    got = run(machine_of(op, x=x), told, "x")
+    np.testing.assert_allclose(got, np.stack([np.cos(angles), np.sin(angles)], axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

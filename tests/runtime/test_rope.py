@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
+from kukri.quant.formats import FORMATS
+from kukri.runtime.archs import ARCHS
 from kukri.runtime.fields import Fields
-from kukri.runtime.rope import Llama3Scaling, Rope, rope_from_gguf, rope_from_hf
+from kukri.runtime.rope import Llama3Scaling, Rope
+from kukri.runtime.rope_files import rope_from_gguf, rope_from_hf
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -21,12 +26,21 @@ LLAMA3 = {
 
 
 def from_hf(local_base=None, **config):
-    return rope_from_hf(Fields(config, "config.json"), dims=16, base=1e4, local_base=local_base)
+    config = {"max_position_embeddings": 256, **config}
+    arch = replace(ARCHS["llama"], local_rope_base=local_base)
+    return rope_from_hf(Fields(config, "config.json"), 16, arch)
 
 
-def from_gguf(local_base=None, **metadata):
-    values = {f"m.rope.{key}": value for key, value in metadata.items()}
-    return rope_from_gguf(Fields(values, "GGUF", "m."), 16, interleaved=True, base=1e4, local_base=local_base)
+def from_gguf(local_base=None, divisors=None, **metadata):
+    values = {"m.context_length": 256, **{f"m.rope.{key}": value for key, value in metadata.items()}}
+    arch = replace(ARCHS["llama"], local_rope_base=local_base)
+    tensors = {name: vector(values) for name, values in (divisors or {}).items()}
+    return rope_from_gguf(Fields(values, "GGUF", "m."), tensors, 16, arch)
+
+
+def vector(values):
+    data = np.asarray(values, np.float32)
+    return QTensor("", FORMATS["F32"], data.shape, data.view(np.uint8).reshape(1, -1))
 
 
 def test_plain_and_linear():
@@ -39,7 +53,7 @@ def test_plain_and_linear():
 def test_llama3():
     """Three bands: kept, divided, and blended in between, by wavelength."""
     scaled = from_hf(rope_theta=500000.0, rope_scaling=LLAMA3)[0]
-    scaled = Rope(500000.0, 128, False, llama3=scaled.llama3).inv_freq()
+    scaled = Rope(500000.0, 128, False, scaling=scaled.scaling).inv_freq()
     bands = set()
     for i, got in enumerate(scaled):
         plain = 500000.0 ** (-2 * i / 128)
@@ -58,22 +72,24 @@ def test_llama3():
 
 def test_divisors_of_a_gguf_file():
     divisors = np.array([1, 1, 2, 2, 4, 4, 8, 8], np.float32)
-    rope = Rope(1e4, 16, True)
-    np.testing.assert_allclose(rope.inv_freq(divisors), rope.inv_freq() / divisors, rtol=1e-7)
+    rope = from_gguf(divisors={"rope_freqs.weight": divisors})[0]
+    np.testing.assert_allclose(rope.inv_freq(), Rope(1e4, 16, True).inv_freq() / divisors, rtol=1e-7)
+    with pytest.raises(DamagedFile, match="rope_freqs"):
+        from_gguf(divisors={"rope_freqs.weight": divisors[:7]})
 
 
 @pytest.mark.parametrize(
-    ("rope", "divisors"),
+    "rope",
     [
-        (Rope(1e-30, 16, False), np.full(8, 1e-30)),
-        (Rope(1e4, 16, False, factor=1e-45), None),
-        (Rope(1e4, 16, False), np.zeros(8, np.float32)),
-        (Rope(1e4, 16, False), np.full(8, np.nan, np.float32)),
+        Rope(1e-30, 16, False, divisors=(1e-30,) * 8),
+        Rope(1e4, 16, False, factor=1e-45),
+        Rope(1e4, 16, False, divisors=(0.0,) * 8),
+        Rope(1e4, 16, False, divisors=(math.nan,) * 8),
     ],
 )
-def test_frequencies_must_be_finite(rope, divisors):
+def test_frequencies_must_be_finite(rope):
     with pytest.raises(DamagedFile, match="finite"):
-        rope.inv_freq(divisors)
+        rope.inv_freq()
 
 
 def test_llama3_bands_must_be_in_order():
@@ -127,3 +143,86 @@ def test_gguf_keys():
     scaled = from_gguf(local_base=2e4, **{"freq_base": 1e6, "scaling.factor": 8.0})
     assert scaled == (Rope(1e6, 16, True, factor=8.0), Rope(2e4, 16, True))
     assert from_gguf(local_base=2e4, freq_base_swa=3e4)[1].base == 3e4
+
+
+def test_yarn():
+    """Fast pairs are kept, slow ones divided, with whole pairs as the ends of the ramp in between."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    rope = from_hf(rope_scaling=scaling, rope_theta=100.0)[0]
+    plain = [100.0 ** (-2 * i / 16) for i in range(8)]
+    ends = [16 * math.log(64 / (turns * 2 * math.pi)) / (2 * math.log(100)) for turns in (32, 1)]
+    first, last = max(math.floor(ends[0]), 0), math.ceil(ends[1])
+    expected = []
+    for i, speed in enumerate(plain):
+        divided = min(max((i - first) / (last - first), 0), 1)
+        expected.append(speed * (1 - divided) + speed / 4 * divided)
+    np.testing.assert_allclose(rope.inv_freq(), expected, rtol=1e-6)
+    assert rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+    exact = from_hf(rope_scaling={**scaling, "truncate": False}, rope_theta=100.0)[0]
+    assert np.abs(exact.inv_freq() - rope.inv_freq()).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, 0.1 * math.log(4) + 1),
+        ({"attention_factor": 0.5}, 0.5),
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0),
+        ({"mscale": 2.0, "mscale_all_dim": 1.0}, (0.2 * math.log(4) + 1) / (0.1 * math.log(4) + 1)),
+        ({"mscale": 2.0}, 0.1 * math.log(4) + 1),
+        ({"mscale": 2.0, "mscale_all_dim": 0}, 0.1 * math.log(4) + 1),
+        ({"factor": 1.0}, 1.0),
+    ],
+)
+def test_attention_factor_of_yarn(more, expected):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, **more}
+    assert from_hf(rope_scaling=scaling)[0].attention_factor == pytest.approx(expected)
+
+
+def test_dynamic_ntk():
+    rope = from_hf(rope_scaling={"type": "dynamic", "factor": 4.0}, max_position_embeddings=64)[0]
+    assert rope.same_up_to == 64
+    for length in (0, 1, 64):
+        np.testing.assert_array_equal(rope.inv_freq(length), Rope(1e4, 16, False).inv_freq())
+    base = 1e4 * (4 * 100 / 64 - 3) ** (16 / 14)
+    np.testing.assert_allclose(rope.inv_freq(100), Rope(base, 16, False).inv_freq(), rtol=1e-6)
+    fixed = from_hf(rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0})[0]
+    assert fixed == Rope(1e4 * 50 ** (16 / 14), 16, False)
+
+
+LONGROPE = {"type": "longrope", "short_factor": [1.5] * 8, "long_factor": [3] * 8}
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su", "yarn"])  # the last two are earlier names of it
+def test_longrope(kind):
+    config = {"original_max_position_embeddings": 32, "rope_scaling": {**LONGROPE, "type": kind}}
+    rope = from_hf(**config)[0]
+    assert rope.same_up_to == 32
+    plain = Rope(1e4, 16, False).inv_freq()
+    np.testing.assert_allclose(rope.inv_freq(32), plain / 1.5, rtol=1e-6)
+    np.testing.assert_allclose(rope.inv_freq(33), plain / 3, rtol=1e-6)
+    assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(8) / math.log(32)))
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    in_gguf = {"scaling.original_context_length": 32, "scaling.attn_factor": rope.attention_factor}
+    same = from_gguf(divisors=dict(zip(names, ([1.5] * 8, [3] * 8), strict=True)), **in_gguf)[0]
+    assert same == replace(rope, interleaved=True)
+
+
+@pytest.mark.parametrize(
+    "factors", [None, [1.0] * 7, [1.0] * 7 + [0], [1.0] * 7 + ["1"], [True] * 8, 3, "12345678"]
+)
+def test_factors_of_longrope_are_checked(factors):
+    with pytest.raises(DamagedFile, match="long_factor"):
+        from_hf(rope_scaling={**LONGROPE, "long_factor": factors})
+
+
+@pytest.mark.parametrize("base", [1.0, 0.5])
+def test_yarn_needs_a_base_above_one(base):
+    scaling = {"rope_type": "yarn", "factor": 4.0}
+    with pytest.raises(DamagedFile, match="base above 1"):
+        from_hf(rope_scaling=scaling, rope_theta=base)[0].inv_freq()
+
+
+def test_partial_rotation():
+    assert from_hf(partial_rotary_factor=0.5)[0].dims == 8
+    assert from_hf(rope_parameters={"partial_rotary_factor": 0.75})[0].dims == 12

@@ -11,9 +11,10 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.runtime.archs import ARCHS, hf_name
+from kukri.runtime.archs import ARCHS
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.names import Names
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
@@ -37,7 +38,7 @@ def as_gguf(checkpoint: Checkpoint, config) -> dict[str, QTensor]:
     names += [f"blk.{i}.{stem}.weight" for i in range(config.n_layers) for stem in arch.layer]
     tensors = {}
     for name in names:
-        values = checkpoint.tensors[hf_name(arch, "model.", name)].dequantize()
+        values = checkpoint.tensors[Names(arch, checkpoint.tensors, from_gguf=False)(name)].dequantize()
         if "attn_q." in name:
             values = interleaved(values, config.n_heads)
         if "attn_k." in name:
@@ -68,8 +69,8 @@ def test_gguf_of_a_checkpoint(conformance, feed, name):
     config = config_from_hf(checkpoint.config, checkpoint.tensors)
     tensors = as_gguf(checkpoint, config)
     rope, more = config.layers[0].rope, {}
-    if rope.llama3:
-        divisors = replace(rope, llama3=None).inv_freq() / rope.inv_freq()
+    if rope.scaling:
+        divisors = replace(rope, scaling=None).inv_freq() / rope.inv_freq()
         tensors["rope_freqs.weight"] = float_tensor("rope_freqs.weight", divisors)
     if rope.factor != 1:
         more = {"rope.scaling.type": "linear", "rope.scaling.factor": rope.factor}
@@ -160,9 +161,8 @@ def test_claims_of_a_gguf_file(qwen2):
     with pytest.raises(DamagedFile, match=r"token_embd\.weight has shape \(256, 64\)"):
         Weights(claimed, named)
     divisors = {"rope_freqs.weight": float_tensor("rope_freqs.weight", np.ones(7))}
-    config = config_from_gguf(metadata(config), {**named, **divisors})
     with pytest.raises(DamagedFile, match="rope_freqs"):
-        Weights(config, {**named, **divisors})
+        config_from_gguf(metadata(config), {**named, **divisors})
 
 
 def test_norms_of_gemma3(conformance):
@@ -181,6 +181,36 @@ def test_prefixes_of_names(conformance, prefix):
         name.replace("language_model.model.", prefix): tensor for name, tensor in checkpoint.tensors.items()
     }
     assert f"{prefix}layers.0.self_attn.q_proj.weight" in tensors
+    Weights(config_from_hf(checkpoint.config, tensors), tensors)
+
+
+def test_fused_projections_are_views(conformance):
+    checkpoint = Checkpoint.open(conformance("phi3-partial"))
+    weights = Weights(config_from_hf(checkpoint.config, checkpoint.tensors), checkpoint.tensors)
+    whole = checkpoint.tensors["model.layers.1.self_attn.qkv_proj.weight"]
+    parts = [weights.matrix(f"blk.1.attn_{part}.weight") for part in "qkv"]
+    assert [part.shape for part in parts] == [(64, 64), (32, 64), (32, 64)]
+    assert all(np.shares_memory(part.data, whole.data) for part in parts)
+    np.testing.assert_array_equal(np.concatenate([part.dequantize() for part in parts]), whole.dequantize())
+
+
+def test_fused_projections_by_head_need_as_many_of_each(conformance):
+    checkpoint = Checkpoint.open(conformance("gpt-neox"))
+    tensors = dict(checkpoint.tensors)
+    for i in range(2):
+        name = f"gpt_neox.layers.{i}.attention.query_key_value"
+        for kind in ("weight", "bias"):
+            values = tensors[f"{name}.{kind}"].dequantize()[:128]
+            tensors[f"{name}.{kind}"] = float_tensor(name, values)
+    config = config_from_hf({**checkpoint.config, "num_key_value_heads": 1}, tensors)
+    with pytest.raises(DamagedFile, match="query_key_value"):
+        Weights(config, tensors)
+
+
+def test_names_of_gpt2_with_and_without_a_prefix(conformance):
+    checkpoint = Checkpoint.open(conformance("gpt2-original"))
+    tensors = {f"transformer.{name}": tensor for name, tensor in checkpoint.tensors.items()}
+    tensors["lm_head.weight"] = tensors["transformer.wte.weight"]  # newer files have it, tied as it is
     Weights(config_from_hf(checkpoint.config, tensors), tensors)
 
 

@@ -1,0 +1,15 @@
+"""The architectures: one row each. A row is data; what it says is done elsewhere, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from . import gemma, layer_norm, llama, post_norm
+from .arch import Arch
+
+ARCHS: Mapping[str, Arch] = MappingProxyType(
+    {row.name: row for family in (llama, gemma, post_norm, layer_norm) for row in family.ROWS}
+)
+
+__all__ = ["ARCHS", "Arch"]

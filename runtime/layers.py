@@ -1,0 +1,123 @@
+"""What differs between the layers of a model: sliding windows, and which layers rotate how, if at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .archs import Arch
+from .fields import Fields, UnsupportedModel, show
+from .rope import Rope
+
+LAYER_TYPES = {  # spellings of config.json → whether the layer has the sliding window
+    "full_attention": False,
+    "attention": False,
+    "sliding_attention": True,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What may differ between layers."""
+
+    rope: Rope | None  # None: positions are not told apart, but by causality
+    window: int = 0  # sliding window of attention, in tokens; 0: all
+
+
+def layers_from_gguf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope, Rope]) -> tuple[Layer, ...]:
+    """The layers of a GGUF file; `ropes` of full and of sliding ones. Raises DamagedFile."""
+    window = keys.integer("attention.sliding_window", 0, low=0)
+    pattern = keys.values.get(f"{keys.prefix}attention.sliding_window_pattern")
+    if arch.window_in_gguf == "none":
+        windows = [0] * n_layers
+    elif arch.window_in_gguf == "all":
+        windows = [window] * n_layers
+    elif isinstance(pattern, list | np.ndarray):  # one truth value a layer
+        slides = list(pattern)
+        if len(slides) != n_layers or not all(isinstance(s, bool | np.bool_) for s in slides):
+            raise keys.fail("attention.sliding_window_pattern", f"{n_layers} truth values or a number")
+        windows = [window if slide else 0 for slide in slides]
+    else:
+        windows = _periodic(
+            window, keys.integer("attention.sliding_window_pattern", arch.window_period), n_layers
+        )
+    rotates = arch.nope != "switch" or keys.flag("rope.scaling.finetuned", True)
+    return _layers(windows, ropes, _rotating(arch, windows, rotates))
+
+
+def layers_from_hf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope, Rope]) -> tuple[Layer, ...]:
+    """The layers of a Hugging Face checkpoint; `ropes` of full and of sliding ones.
+
+    Raises DamagedFile, or UnsupportedModel for layers that are no attention.
+    """
+    windows = _windows_hf(keys, arch, n_layers)
+    rotates = arch.nope != "switch" or keys.text("position_embedding_type", "none") == "rope"
+    rotating = _rotating(arch, windows, rotates)
+    if arch.nope == "period":
+        interval = keys.integer("no_rope_layer_interval", arch.nope_period)
+        rotating = [bool((i + 1) % interval) for i in range(n_layers)]
+        if "no_rope_layers" in keys:  # despite its name 1 where there is RoPE
+            rotating = [bool(flag) for flag in _per_layer(keys, "no_rope_layers", n_layers)]
+    return _layers(windows, ropes, rotating)
+
+
+def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
+    window = keys.integer("sliding_window", 0, low=0)
+    types = None
+    if "layer_types" in keys:
+        types = _per_layer(keys, "layer_types", n_layers)
+        if strange := [t for t in types if not isinstance(t, str) or t not in LAYER_TYPES]:
+            raise UnsupportedModel(
+                f"layer type {show(strange[0])} is not supported; supported are {', '.join(LAYER_TYPES)}"
+            )
+    switched = arch.window in ("from", "named")
+    if arch.window == "none" or (switched and not keys.flag("use_sliding_window", False)):
+        return [0] * n_layers
+    if types is not None:
+        return [window if LAYER_TYPES[t] else 0 for t in types]
+    if arch.window == "all":
+        return [window] * n_layers
+    if arch.window == "named":
+        raise UnsupportedModel("use_sliding_window without layer_types is not supported")
+    if arch.window == "from":
+        first = keys.integer("max_window_layers", low=0)
+        return [0 if i < first else window for i in range(n_layers)]
+    pattern = keys.values.get("sliding_window_pattern")
+    if isinstance(pattern, str):  # a letter a layer, over and over
+        if not pattern or set(pattern) - set("LG"):
+            raise keys.fail("sliding_window_pattern", "a word of L (local) and G (global), or a number")
+        return [window if pattern[i % len(pattern)] == "L" else 0 for i in range(n_layers)]
+    period = keys.integer("_sliding_window_pattern", arch.window_period)
+    period = keys.integer("sliding_window_pattern", period, low=0 if not window else 1)
+    return _periodic(window, period, n_layers) if window else [0] * n_layers
+
+
+def _per_layer(keys: Fields, key: str, n_layers: int) -> list[Any]:
+    values = keys.values[key]
+    if not isinstance(values, list) or len(values) != n_layers:
+        raise keys.fail(key, f"a list of {n_layers}")
+    return values
+
+
+def _periodic(window: int, period: int, n_layers: int) -> list[int]:
+    """Every `period`-th layer is full."""
+    return [window if (i + 1) % period else 0 for i in range(n_layers)]
+
+
+def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
+    """Which layers have RoPE; `rotates`: whether any does."""
+    if arch.nope == "period":
+        return [bool((i + 1) % arch.nope_period) for i in range(len(windows))]
+    if arch.nope == "full" and any(windows):
+        return [window > 0 for window in windows]
+    return [rotates and arch.nope != "all"] * len(windows)
+
+
+def _layers(windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool]) -> tuple[Layer, ...]:
+    full, local = ropes
+    return tuple(
+        Layer((local if window else full) if turns else None, window)
+        for window, turns in zip(windows, rotating, strict=True)
+    )

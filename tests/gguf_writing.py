@@ -1,0 +1,128 @@
+"""Conformance fixtures as GGUF files, written with the `gguf` package as converters do.
+
+Names come from the package's own table, so that a wrong one of ours does not agree with itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from kukri.quant.checkpoint import Checkpoint
+
+PERMUTED = {
+    "llama",
+    "mistral3",
+    "granite",
+    "granitehybrid",
+    "smollm3",
+}  # q and k in pairs; halves in the other
+LAYER_NORM = {"command-r", "cohere2", "starcoder2", "gpt2", "gptneox"}
+WIDTHS = ("intermediate_size", "n_inner")
+
+
+def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
+    """Write the fixture in `folder` to `path`. `extra` are keys without the architecture's name in front."""
+    checkpoint = Checkpoint.open(folder)
+    config: dict[str, Any] = checkpoint.config
+    hidden = config.get("hidden_size") or config["n_embd"]
+    heads = config.get("num_attention_heads") or config["n_head"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    layers = config.get("num_hidden_layers") or config["n_layer"]
+    width = next((config[key] for key in WIDTHS if key in config), 4 * hidden)
+    head_dim = config.get("head_dim", hidden // heads)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_context_length(config.get("max_position_embeddings") or config["n_positions"])
+    writer.add_embedding_length(hidden)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(width)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_vocab_size(config["vocab_size"])
+    if "head_dim" in config:
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    eps = next(config[key] for key in config if key.endswith(("norm_eps", "norm_epsilon")))
+    (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
+    v5 = json.loads((folder / "config.v5.json").read_text()).get("rope_parameters", {})
+    base = v5.get("full_attention", v5).get("rope_theta")
+    if base and "rope.freq_base" not in extra:
+        writer.add_rope_freq_base(float(base))
+    for key, value in extra.items():
+        _add(writer, f"{arch}.{key}", value)
+    for name, tensor in _tensors(checkpoint, arch, heads, kv_heads, layers).items():
+        writer.add_tensor(name, np.ascontiguousarray(tensor, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _tensors(
+    checkpoint: Checkpoint, arch: str, heads: int, kv_heads: int, layers: int
+) -> dict[str, np.ndarray]:
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    table = gguf.get_tensor_name_map(number, layers)
+    out: dict[str, np.ndarray] = {}
+    for stored, tensor in checkpoint.tensors.items():
+        values = tensor.dequantize()
+        if stored.endswith(".attn.bias"):
+            continue
+        if arch == "granitehybrid" and "shared_mlp" in stored:  # a dense one's, which the table does not have
+            block = f"blk.{stored.split('.')[2]}"
+            if "input" in stored:
+                out[f"{block}.ffn_gate.weight"], out[f"{block}.ffn_up.weight"] = np.split(values, 2)
+            else:
+                out[f"{block}.ffn_down.weight"] = values
+            continue
+        name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
+        assert name, stored
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            values = values + 1
+        if arch == "gpt2" and name.startswith("blk.") and values.ndim == 2:
+            values = values.T
+        if arch == "gptneox" and "attn_qkv" in name:
+            by_head = values.reshape(heads, 3, -1, *values.shape[1:])
+            values = by_head.swapaxes(0, 1).reshape(values.shape)
+        if arch in PERMUTED and ("attn_q." in name or "attn_k." in name):
+            n = heads if "attn_q." in name else kv_heads
+            values = values.reshape(n, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        out[name] = values
+    return out | rope_tensors(checkpoint.config)
+
+
+def rope_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """What stands in tensors of llama3 scaling and of LongRoPE, by the formulas of their authors."""
+    scaling = config.get("rope_scaling") or {}
+    if "long_factor" in scaling:
+        return {
+            f"rope_factors_{kind}.weight": np.array(scaling[f"{kind}_factor"]) for kind in ("short", "long")
+        }
+    if scaling.get("rope_type") != "llama3":
+        return {}
+    turns = config["rope_theta"] ** -np.linspace(0, 1, config["head_dim"] // 2, endpoint=False)
+    waves = 2 * np.pi / turns
+    original, factor = scaling["original_max_position_embeddings"], scaling["factor"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    smooth = (original / waves - low) / (high - low)
+    blended = 1 / ((1 - smooth) / factor + smooth)
+    divisors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, blended))
+    return {"rope_freqs.weight": divisors}

@@ -1,0 +1,154 @@
+"""A GGUF file means the same model as the folder it was made of, for every architecture the format has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kukri.quant.block import QTensor
+from kukri.quant.errors import DamagedFile
+from kukri.quant.formats import FORMATS
+from kukri.quant.gguf import GGUFFile
+from kukri.runtime.archs import ARCHS
+from kukri.runtime.cache import PageTable
+from kukri.runtime.config import config_from_gguf
+from kukri.runtime.program import build_program
+from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.weights import Weights
+from kukri.tests.gguf_writing import as_gguf
+
+GRANITE = {"embedding_scale": 6.0, "attention.scale": 0.4, "residual_scale": 0.6, "logit_scale": 4.0}
+SLIDING = [True, True, True, False]
+# fixture → its architecture in GGUF, and the keys that say what its config.json does
+CASES = {
+    "qwen3": ("qwen3", {}),
+    "gemma": ("gemma", {}),
+    "gemma2": (
+        "gemma2",
+        {
+            "attention.sliding_window": 16,
+            "attn_logit_softcapping": 5.0,
+            "final_logit_softcapping": 3.0,
+            "attention.scale": 24**-0.5,
+        },
+    ),
+    "phi3-partial": ("phi3", {"rope.dimension_count": 24}),
+    "phi4-mini": (
+        "phi3",
+        {
+            "rope.dimension_count": 24,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.attn_factor": math.sqrt(1 + math.log(8) / math.log(32)),
+            "attention.sliding_window": 512,
+        },
+    ),
+    "ministral3": (
+        "mistral3",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 32,
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "attention.temperature_scale": 0.1,
+        },
+    ),
+    "llama-yarn": (
+        "llama",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": (
+        "olmo2",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_attn_factor": 1.2079441541679836,
+            "attention.sliding_window": 16,
+            "attention.sliding_window_pattern": SLIDING,
+        },
+    ),
+    "granite": ("granite", GRANITE),
+    "granite4-dense": ("granitehybrid", {**GRANITE, "rope.scaling.finetuned": True, "expert_count": 0}),
+    "seed-oss": ("seed_oss", {}),
+    "ernie4.5": ("ernie4_5", {}),
+    "hunyuan-dense": ("hunyuan-dense", {"rope.freq_base": 10000.0 * 1000.0 ** (32 / 30)}),
+    "exaone4": ("exaone4", {"attention.sliding_window": 16, "attention.sliding_window_pattern": SLIDING}),
+    "exaone4-global": ("exaone4", {}),
+    "glm4": ("glm4", {"rope.dimension_count": 16}),
+    "cohere": ("command-r", {"logit_scale": 0.25}),
+    "cohere2": ("cohere2", {"logit_scale": 0.25, "attention.sliding_window": 16}),
+    "starcoder2": ("starcoder2", {"attention.sliding_window": 16}),
+    "gpt2-original": ("gpt2", {}),
+    "gpt-neox": ("gptneox", {"rope.dimension_count": 8, "use_parallel_residual": True}),
+}
+
+
+def load(path, nope=()):
+    """The program of a file; `nope`: layers without RoPE, which the format only tells of real models."""
+    file = GGUFFile.open(path)
+    config = config_from_gguf(file.metadata, file.tensors)
+    layers = (replace(layer, rope=None) if i in nope else layer for i, layer in enumerate(config.layers))
+    config = replace(config, layers=tuple(layers))
+    return config, build_program(config, Weights(config, file.tensors))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gguf_of_a_fixture(conformance, feed, tmp_path, name):
+    arch, keys = CASES[name]
+    path = as_gguf(conformance(name), tmp_path / "model.gguf", arch, **keys)
+    config, program = load(path, nope={1} if name == "smollm3" else ())
+    reference = np.load(conformance(name) / "reference.npz")
+    logits = feed(ReferenceMachine(program, n_pages=3), PageTable(3), reference["input_ids"])
+    expected = reference["logits_full" if "logits_full" in reference else "logits"]
+    np.testing.assert_allclose(logits[reference["rows"]], expected, rtol=0, atol=3e-4)
+    assert ARCHS[config.arch].gguf == arch
+
+
+def test_layers_of_smollm3_in_gguf(conformance, tmp_path):
+    """Every fourth has no RoPE, whatever the file says."""
+    file = GGUFFile.open(as_gguf(conformance("smollm3"), tmp_path / "model.gguf", "smollm3"))
+    many = {**file.tensors, **{f"t{i}": next(iter(file.tensors.values())) for i in range(9)}}
+    config = config_from_gguf({**file.metadata, "smollm3.block_count": 9}, many)
+    assert [layer.rope is None for layer in config.layers] == [False, False, False, True] * 2 + [False]
+
+
+def test_granite_without_rope_in_gguf(conformance, tmp_path):
+    keys = {**GRANITE, "rope.scaling.finetuned": False}
+    config, _ = load(as_gguf(conformance("granite"), tmp_path / "model.gguf", "granite", **keys))
+    assert all(layer.rope is None for layer in config.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("phi4-mini", {"rope_factors_short.weight": None}, "rope_factors_short.weight is missing"),
+        ("phi4-mini", {"blk.1.attn_qkv.weight": None}, "blk.1.attn_qkv.weight is missing"),
+        ("phi4-mini", {"blk.0.attn_qkv.weight": (127, 64)}, r"attn_qkv.weight has shape \(127, 64\)"),
+        ("phi4-mini", {"blk.0.ffn_up.weight": (128, 64)}, r"ffn_up.weight has shape \(128, 64\)"),
+        ("gpt2-original", {"position_embd.weight": (63, 48)}, r"position_embd.weight has shape \(63, 48\)"),
+        ("gpt2-original", {"blk.1.attn_qkv.bias": (143,)}, r"attn_qkv.bias has shape \(143,\)"),
+        ("cohere", {"output_norm.bias": (64,)}, "output_norm.bias has no place"),
+    ],
+)
+def test_damaged_tensors(conformance, tmp_path, name, change, message):
+    arch, keys = CASES[name]
+    file = GGUFFile.open(as_gguf(conformance(name), tmp_path / "model.gguf", arch, **keys))
+    tensors = dict(file.tensors)
+    for tensor, shape in change.items():
+        tensors.pop(tensor, None)
+        if shape:
+            data = np.zeros((math.prod(shape[:-1]), shape[-1] * 4), np.uint8)
+            tensors[tensor] = QTensor(tensor, FORMATS["F32"], shape, data)
+    with pytest.raises(DamagedFile, match=message):
+        Weights(config_from_gguf(file.metadata, tensors), tensors)
