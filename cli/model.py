@@ -15,9 +15,7 @@ import numpy as np
 
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
-from ..runtime.cpu_gaps import cpu_gaps
 from ..runtime.engine import Engine
-from ..runtime.fields import UnsupportedModel
 from ..runtime.ops import MatMul, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
@@ -217,13 +215,7 @@ def load_model(
     if device == "reference":
         threads, kv_type, copied = 1, "f32", _float32_bytes(source)
     else:
-        from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads  # Numba takes its time
-
-        if gaps := cpu_gaps(program):
-            raise UnsupportedModel(
-                f"the CPU machine cannot run {source.config.arch} models yet ({', '.join(gaps)}); "
-                "the device reference can, slowly"
-            )
+        from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads
 
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
     need = MemoryNeed(source.n_bytes + copied, cache_bytes_per_token(program.cache_layers, kv_type))

@@ -105,6 +105,14 @@ class RoPE:
     same_up_to: int = 0
     longer: Callable[[int], np.ndarray] | None = None
 
+    def frequencies(self, lengths: np.ndarray) -> np.ndarray:
+        """float32 [n, pairs]: those of rows whose sequences have these lengths, int [n]."""
+        rows = np.repeat(self.inv_freq[None], len(lengths), axis=0)
+        if self.longer:
+            for length in np.unique(lengths[lengths > self.same_up_to]):
+                rows[lengths == length] = self.longer(int(length))
+        return rows
+
 
 @dataclass(frozen=True, eq=False)
 class GrowQueries:
@@ -214,6 +222,11 @@ class Program:
     buffers: tuple[Buffer, ...]
     cache_layers: tuple[CacheLayer, ...]
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
+
+    @property
+    def n_positions(self) -> int:
+        """How many positions there are; 0: no end to them."""
+        return min((op.table.shape[0] for op in self.ops if isinstance(op, AddPositions)), default=0)
 
     @property
     def same_up_to(self) -> int:

@@ -57,10 +57,7 @@ class ReferenceMachine:
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
-        batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted)
-        for op in self.program.ops:
-            if isinstance(op, ops.AddPositions) and (batch.positions >= op.table.shape[0]).any():
-                raise ValueError(f"the model knows {op.table.shape[0]} positions, and no more")
+        batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted, self.program.n_positions)
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
@@ -155,21 +152,14 @@ class ReferenceMachine:
             (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
         )
         a, b = turned[:, :, first].copy(), turned[:, :, second].copy()
-        angles = self._batch.positions.astype(np.float32)[:, None, None] * self._frequencies(op)
+        angles = (
+            self._batch.positions.astype(np.float32)[:, None] * op.frequencies(self._batch.sequence_lengths())
+        )[:, None]
         cos = np.cos(angles) * np.float32(op.attention_factor)
         sin = np.sin(angles) * np.float32(op.attention_factor)
         turned[:, :, first] = a * cos - b * sin
         turned[:, :, second] = b * cos + a * sin
         self.buffers[op.x.name] = heads.reshape(x.shape)
-
-    def _frequencies(self, op: ops.RoPE) -> np.ndarray:
-        """`inv_freq` of each row, float32 [rows, 1, pairs]."""
-        rows = np.repeat(op.inv_freq[None, None], len(self._batch.tokens), axis=0)
-        if op.longer:
-            lengths = self._batch.sequence_lengths()
-            for length in np.unique(lengths[lengths > op.same_up_to]):
-                rows[lengths == length] = op.longer(int(length))
-        return rows
 
     def grow_queries(self, op: ops.GrowQueries) -> None:
         passed = (self._batch.positions // op.length).astype(np.float32)

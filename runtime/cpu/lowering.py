@@ -32,6 +32,7 @@ class Lowered:
     names: tuple[list[str], list[str]]  # of the instructions in either list, for people
     memory: Memory
     embeds: bool  # whether the lists begin with the embedding lookup
+    by_length: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs], filled before each step
 
 
 @dataclass
@@ -55,8 +56,9 @@ class Lowering:
         try:
             repacking = {pool.submit(self._repack, w, panels[k]): w.n_bytes for k, w in weights.items()}
             matrices = {k: Matrix(weight, panels[k].ctypes.data) for k, weight in weights.items()}
-            many = ManyRows(self.program, self.layout, memory, matrices).instructions()
-            one = OneRow(self.program, self.layout, memory, matrices).instructions()
+            rows = [kind(self.program, self.layout, memory, matrices) for kind in (ManyRows, OneRow)]
+            many, one = (r.instructions() for r in rows)
+            by_length = rows[0].by_length | rows[1].by_length
             kernels = [*one.kernels, *many.kernels, *TEAM_KERNELS]
             compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))
             done = 0
@@ -70,7 +72,12 @@ class Lowering:
         embed = self.program.ops[0]
         assert isinstance(embed, ops.Embed)
         return Lowered(
-            many.table(), one.table(), (many.names, one.names), memory, id(embed.table) in matrices
+            many.table(),
+            one.table(),
+            (many.names, one.names),
+            memory,
+            id(embed.table) in matrices,
+            [(op, memory.floats(name)) for name, op in by_length.items()],
         )
 
     def _report(self, stage: str, done: int, total: int) -> None:

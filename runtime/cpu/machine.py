@@ -45,6 +45,7 @@ class CpuMachine:
         embed = program.ops[0]
         assert isinstance(embed, ops.Embed)
         self._embed = embed
+        self._n_positions = program.n_positions
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
@@ -69,7 +70,14 @@ class CpuMachine:
         n = len(batch.tokens)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        batch.check(table, self._n_pages, self._embed.table.shape[0], self.max_rows, self.max_wanted)
+        batch.check(
+            table,
+            self._n_pages,
+            self._embed.table.shape[0],
+            self.max_rows,
+            self.max_wanted,
+            self._n_positions,
+        )
         if self._team.closed:
             raise RuntimeError("the machine is closed")
         if n == 0:
@@ -82,6 +90,10 @@ class CpuMachine:
             # Looked up in the file: a handful of rows, not worth a second layout.
             rows = self._embed.table.rows(tokens)
             np.multiply(rows, np.float32(self._embed.scale), out=self._embedding[:n, : rows.shape[1]])
+        if self._lowered.by_length:
+            lengths = batch.sequence_lengths()
+            for op, frequencies in self._lowered.by_length:
+                frequencies[:n, : len(op.inv_freq)] = op.frequencies(lengths)
         instructions = self._lowered.one if n == 1 else self._lowered.many
         step = self._step
         step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...quant.kernel import Kernel
 from .. import ops
 from . import sizes
 from .instructions import OTHER, ROWS, WANTED_ROWS
 from .kernels import (
-    ADD,
     ATTENDS,
     FLOAT_MATMULS,
-    GATE,
-    GELU_GATE,
     LIST_SECONDS,
     QUANTIZE_TILES,
-    RMS_NORM,
     ROPE,
     SELECT_ROWS,
     SOFT_CAP,
     STORES,
     TILED_MATMULS,
 )
-from .layout import GATES, GatedMatMul, attention_fields, cache
+from .layout import GatedMatMul, attention_fields, cache
 from .memory import Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from .rows import RowsLowering
@@ -40,9 +37,6 @@ class ManyRows(RowsLowering):
             case ops.Embed():
                 self._embed_into(op, self._shared(op.out))
                 self._wrote(op.out)
-            case ops.RMSNorm():
-                weight = self._memory.vector(op.weight)
-                self._pointwise(RMS_NORM, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
             case ops.MatMul():
                 values = self._matrices[id(op.weight)].fields()
                 if op.bias is not None:
@@ -55,33 +49,28 @@ class ManyRows(RowsLowering):
                 self._rope(op)
             case ops.Attend():
                 self._attend(op)
-            case ops.GatedActivation():
-                if op.kind in GATES:
-                    self._pointwise(GATE, op.out, op.gate, op.up, gate=GATES[op.kind])
-                else:
-                    self._pointwise(GELU_GATE, op.out, op.gate, op.up)
-            case ops.Add():
-                self._pointwise(ADD, op.out, op.x, op.out)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
                 self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
             case ops.SoftCap():
                 self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
+            case _:
+                self._lower_pointwise(op)
 
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)
 
     def _pointwise(
         self,
-        kernel: Any,
+        kernel: Kernel,
         out: ops.Buffer,
         x: ops.Buffer,
-        y: ops.Buffer | None = None,
+        y: ops.Buffer | Region | None = None,
         sharing: str | None = None,
         **values: Any,
     ) -> None:
         source, target = self._shared(x), self._shared(out)
-        other = self._shared(y) if y else source
+        other = y if isinstance(y, Region) else self._shared(y) if y else source
         self._list.emit(
             kernel,
             POINTWISE,

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...quant.block import QTensor
+
 
 @dataclass(frozen=True)
 class Region:
@@ -62,6 +64,14 @@ class Memory:
             memory[: values.size] = values
             self._vectors[id(values)] = values, memory.ctypes.data
         return self._vectors[id(values)][1]
+
+    def table(self, tensor: QTensor) -> tuple[int, int]:
+        """The address of a matrix as float32, its rows padded with zeros like vectors, and their stride."""
+        rows, width = tensor.shape
+        stride = -(-width // 16) * 64
+        memory = self._zeros(rows * stride).view(np.float32).reshape(rows, -1)
+        memory[:, :width] = tensor.dequantize()
+        return memory.ctypes.data, stride
 
     def keep(self, array: np.ndarray) -> np.ndarray:
         """Hold on to an array that something points into."""

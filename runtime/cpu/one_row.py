@@ -10,25 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...quant.kernel import Kernel
 from .. import ops
 from . import sizes
 from .instructions import OTHER
 from .kernels import (
     ADD,
     ATTEND_ONES,
-    GATE,
-    GELU_GATE,
     MATVECS,
     MERGE_SPANS,
     QUANTIZE_ROW,
-    RMS_NORM,
     ROPE,
     SOFT_CAP,
 )
-from .layout import GATES, GatedMatMul, Layout, Matrix, attention_fields, cache
+from .layout import GatedMatMul, Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
-from .rows import RowsLowering
+from .rows import RowsLowering, turns
 
 
 class OneRow(RowsLowering):
@@ -75,13 +73,6 @@ class OneRow(RowsLowering):
                 self._wrote(op.out, self._shared(op.out))
             case ops.Attend():
                 self._attend(op)
-            case ops.GatedActivation():
-                if op.kind in GATES:
-                    self._pointwise(GATE, op.out, op.gate, op.up, gate=GATES[op.kind])
-                else:
-                    self._pointwise(GELU_GATE, op.out, op.gate, op.up)
-            case ops.Add():
-                self._pointwise(ADD, op.out, op.x, op.out)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
@@ -98,11 +89,12 @@ class OneRow(RowsLowering):
                     on_wanted=op.x.wanted,
                     number=op.cap,
                 )
+            case _:
+                self._lower_pointwise(op)
 
     def _apply(self, op: ops.RMSNorm | ops.RoPE) -> None:
         if isinstance(op, ops.RMSNorm):
-            weight = self._memory.vector(op.weight)
-            self._pointwise(RMS_NORM, op.out, op.x, weight=weight, groups=op.groups, number=op.eps)
+            self._lower_pointwise(op)
             return
         cos, sin = self._rotation(op)
         self._pointwise(
@@ -120,16 +112,16 @@ class OneRow(RowsLowering):
 
     def _pointwise(
         self,
-        kernel: Any,
+        kernel: Kernel,
         out: ops.Buffer,
         x: ops.Buffer,
-        y: ops.Buffer | None = None,
+        y: ops.Buffer | Region | None = None,
         reads: list[Region] | None = None,
         **values: Any,
     ) -> None:
         """out = kernel(x, y), by each thread for itself."""
         source = self._source(x)
-        other = self._source(y) if y else source
+        other = y if isinstance(y, Region) else self._source(y) if y else source
         target = self._own(out)
         self._list.emit(
             kernel,
@@ -162,7 +154,7 @@ class OneRow(RowsLowering):
         region = self._memory.rows(product.name, 1, 4 * product.width)
         self._multiply(op.x, kind, region, values, False)
         self._wrote(product, region)
-        self._pointwise(ADD, op.out, op.out, product)
+        self._pointwise(ADD, op.out, op.out, product, number=1.0)
 
     def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
         source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
@@ -269,8 +261,7 @@ def _same_rotation(q: list[ops.RoPE], k: list[ops.RoPE]) -> bool:
     if len(q) != len(k):
         return False
     a, b = q[0], k[0]
-    same = (a.interleaved, a.attention_factor) == (b.interleaved, b.attention_factor)
-    return same and a.inv_freq.tobytes() == b.inv_freq.tobytes()
+    return a.interleaved == b.interleaved and turns(a) == turns(b)
 
 
 def _per_head(norms: list[list[ops.RMSNorm]], op: ops.Attend) -> bool:

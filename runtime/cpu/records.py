@@ -84,6 +84,9 @@ POINTWISE = record(
     "width",
     "groups",
     "weight",
+    "weight_stride",  # bytes from row to row, 0 if all have the same
+    "bias",
+    "length",
     "on_wanted",
     "every",
     "gate",
@@ -92,7 +95,7 @@ POINTWISE = record(
     "sin",
     "angle_stride",
     "n_angles",
-    floats=("number",),  # epsilon, attention factor or cap
+    floats=("number",),  # epsilon, attention factor, scale, growth or cap
 )
 
 QUANTIZE = record(

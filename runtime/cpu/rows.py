@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+from ...quant.kernel import Kernel
 from .. import ops
 from .instructions import ROWS, Instructions
-from .kernels import ANGLES, EMBEDS
-from .layout import GatedMatMul, Layout, Matrix, fused
+from .kernels import ADD, ADD_POSITIONS, ANGLES, EMBEDS, GATE, GELU_GATE, GROW, LAYER_NORM, RMS_NORM
+from .layout import GATES, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -27,7 +29,10 @@ class RowsLowering:
         self._matrices = matrices
         self._list = Instructions(memory)
         self._quantized: set[str] = set()  # buffers whose 8-bit form holds their present contents
-        self._rotations: set[str] = set()  # whose cos and sin are computed already
+        self._turns = list(dict.fromkeys(turns(op) for op in program.ops if isinstance(op, ops.RoPE)))
+        self._rotations: set[int] = set()  # numbers of those whose cos and sin are computed already
+        self._one_vectors: dict[int, np.ndarray] = {}
+        self.by_length: dict[str, ops.RoPE] = {}  # by where the machine puts the frequencies of a step's rows
 
     def instructions(self) -> Instructions:
         for op in fused(self._program):
@@ -69,23 +74,68 @@ class RowsLowering:
         )
         return True
 
+    def _lower_pointwise(self, op: ops.Op) -> None:
+        """An op that treats every row by itself, by the way of `_pointwise`."""
+        vector, run = self._memory.vector, self._pointwise
+        match op:
+            case ops.RMSNorm():
+                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps)
+            case ops.LayerNorm():
+                bias = 0 if op.bias is None else vector(op.bias)
+                weight = vector(op.weight)
+                run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
+            case ops.GatedActivation():
+                run(_gate(op.kind), op.out, op.gate, op.up, gate=GATES.get(op.kind, 0))
+            case ops.Activation():
+                ones = Region("ones", vector(self._ones(op.x.width)), 0)
+                run(_gate(op.kind), op.out, op.x, ones, gate=GATES.get(op.kind, 0))
+            case ops.Add():
+                run(ADD, op.out, op.x, op.out, number=op.scale)
+            case ops.AddPositions():
+                table, stride = self._memory.table(op.table)
+                run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
+            case ops.GrowQueries():
+                run(GROW, op.q, op.q, number=op.beta, length=op.length)
+            case _:
+                raise TypeError(f"the CPU machine does not know {type(op).__name__}")
+
+    def _pointwise(
+        self,
+        kernel: Kernel,
+        out: ops.Buffer,
+        x: ops.Buffer,
+        y: ops.Buffer | Region | None = None,
+        **values: Any,
+    ) -> None:
+        """out = kernel(x, y)."""
+        raise NotImplementedError
+
+    def _ones(self, width: int) -> np.ndarray:
+        return self._one_vectors.setdefault(width, np.ones(width, np.float32))
+
     def _rotation(self, op: ops.RoPE) -> tuple[Region, Region]:
         """cos and sin of the rows' positions, computed once for all ops that agree on the angles."""
         frequencies = np.ascontiguousarray(op.inv_freq, np.float32)
-        key = f"{frequencies.tobytes().hex()} {op.attention_factor}"
+        key = self._turns.index(turns(op))
         cos, sin = (
             self._memory.rows(f"{name} {key}", self._layout.max_rows, 4 * frequencies.size)
             for name in ("cos", "sin")
         )
         if key not in self._rotations:
             self._rotations.add(key)
+            weight, stride = self._memory.vector(frequencies), 0
+            if op.longer:
+                rows = self._memory.rows(f"frequencies {key}", self._layout.max_rows, 4 * frequencies.size)
+                weight, stride = rows.address, rows.stride
+                self.by_length[rows.name] = op
             self._list.emit(
                 ANGLES,
                 POINTWISE,
                 [],
                 [cos, sin],
                 ROWS,
-                weight=self._memory.vector(frequencies),
+                weight=weight,
+                weight_stride=stride,
                 n_angles=frequencies.size,
                 number=op.attention_factor,
                 cos=cos.address,
@@ -93,3 +143,12 @@ class RowsLowering:
                 angle_stride=cos.stride,
             )
         return cos, sin
+
+
+def turns(op: ops.RoPE) -> tuple:
+    """What the angles depend on but the position."""
+    return np.asarray(op.inv_freq, np.float32).tobytes(), op.attention_factor, op.same_up_to, op.longer
+
+
+def _gate(kind: str) -> Kernel:
+    return GATE if kind in GATES else GELU_GATE

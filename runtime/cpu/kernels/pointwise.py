@@ -14,7 +14,7 @@ from numba import carray
 
 from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
-from ....quant.simd import as_pointer, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
+from ....quant.simd import as_pointer, fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
 from ..records import POINTWISE
 from .floats import tanh
 from .matmul import gated
@@ -71,13 +71,43 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
                 out[i] = x[i] * factor * weight[i]
 
 
+@reassociating_kernel
+def layer_norm(arguments: int, step: int, thread: int) -> None:
+    """out = (x - mean) / sqrt(variance + number) · weight + bias, for each of `groups` parts of a row.
+
+    Weights and biases, if there are any, are those of the whole row.
+    """
+    a, s = arguments_at(arguments), step_at(step)
+    size = a.width // a.groups
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        for g in range(a.groups):
+            x = _floats(_x(a, thread, t) + 4 * g * size, size)
+            out = _floats(_out(a, thread, t) + 4 * g * size, size)
+            weight = _floats(a.weight + 4 * g * size, size)
+            total = np.float32(0.0)
+            for i in range(size):
+                total += x[i]
+            mean = np.float32(total / size)
+            total = np.float32(0.0)
+            for i in range(size):
+                total += (x[i] - mean) * (x[i] - mean)
+            factor = np.float32(1.0 / math.sqrt(total / size + a.number))
+            for i in range(size):
+                out[i] = (x[i] - mean) * factor * weight[i]
+            if a.bias != 0:
+                bias = _floats(a.bias + 4 * g * size, size)
+                for i in range(size):
+                    out[i] += bias[i]
+
+
 @kernel
 def angles(arguments: int, step: int, thread: int) -> None:
     """cos and sin of position · inverse frequency (`weight`), times the attention factor (`number`)."""
     a, s = arguments_at(arguments), step_at(step)
-    frequencies = _floats(a.weight, a.n_angles)
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
+        frequencies = _floats(a.weight + t * a.weight_stride, a.n_angles)
         position = np.float32(load_i32(s.positions + 4 * t))
         cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
         sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
@@ -129,13 +159,37 @@ def gelu_gate(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def add(arguments: int, step: int, thread: int) -> None:
-    """out = x + y."""
+    """out = number · x + y."""
     a, s = arguments_at(arguments), step_at(step)
+    scale = splat_f32(np.float32(a.number))
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
-            total = loadv_f32(_x(a, thread, t) + i) + loadv_f32(_y(a, thread, t) + i)
-            storev_f32(_out(a, thread, t) + i, total)
+            x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
+            storev_f32(_out(a, thread, t) + i, fma(x, scale, y))
+
+
+@kernel
+def add_positions(arguments: int, step: int, thread: int) -> None:
+    """out = x + row number position of the table `weight`."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        row = a.weight + load_i32(s.positions + 4 * t) * a.weight_stride
+        for i in range(0, 4 * a.width, 4 * LANES):
+            storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) + loadv_f32(row + i))
+
+
+@kernel
+def grow(arguments: int, step: int, thread: int) -> None:
+    """out = x · (1 + number · ln(1 + position // length))."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        passed = load_i32(s.positions + 4 * t) // a.length
+        growth = splat_f32(np.float32(1.0 + a.number * math.log(1.0 + passed)))
+        for i in range(0, 4 * a.width, 4 * LANES):
+            storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) * growth)
 
 
 @kernel
