@@ -14,6 +14,10 @@ def _gaps(op: ops.Op) -> list[str]:
     match op:
         case ops.AddPositions() | ops.LayerNorm() | ops.GrowQueries() | ops.Activation():
             return [type(op).__name__]
+        case ops.SigmoidGate() | ops.Route() | ops.MoE():
+            return [type(op).__name__]
+        case ops.Attend() if op.sinks is not None:
+            return ["Attend with sinks"]
         case ops.RoPE() if op.longer is not None:
             return ["RoPE by length"]
         case ops.Add() if op.scale != 1.0:

@@ -13,6 +13,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.config import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.experts import PROJECTIONS, Experts
 
 LLAMA = {
     "model_type": "llama",
@@ -208,6 +209,48 @@ def test_biases_by_switch():
     assert hf({**LLAMA, "model_type": "ernie4_5"}, use_bias=True).biases == qkv | ffn | {"attn_output"}
 
 
+def test_experts():
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    router = {"model.layers.1.block_sparse_moe.gate.weight": tensor(4, 64)}
+    config = config_from_hf(mixtral, {**TENSORS, **router})
+    assert config.experts == Experts(count=4, top=2, width=128)
+    assert [layer.experts for layer in config.layers] == [False, True]  # where there is a router
+    assert hf().experts is None
+    keys = {"expert_count": 4, "expert_used_count": 3, "expert_feed_forward_length": 32}
+    config = gguf(tensors={**TENSORS, "blk.0.ffn_gate_inp.weight": tensor(4, 64)}, **keys)
+    assert (config.arch, config.experts) == ("mixtral", Experts(count=4, top=3, width=32))
+    assert [layer.experts for layer in config.layers] == [True, False]
+    assert (gguf().arch, gguf(expert_count=0).arch) == ("llama", "llama")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts_per_tok": 5},
+        {"num_experts_per_tok": 0},
+        {"num_local_experts": 2**40},
+        {"num_local_experts": "4"},
+        {"n_group": 3},
+        {"n_group": 2, "topk_group": 3},
+        {"routed_scaling_factor": 0},
+        {"norm_topk_prob": 1},
+    ],
+)
+def test_damaged_routing(changes):
+    with pytest.raises(DamagedFile) as error:
+        hf({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, **changes)
+    assert not isinstance(error.value, UnsupportedModel)
+
+
+def test_experts_where_there_are_none():
+    with pytest.raises(UnsupportedModel, match="gemma3 with experts"):
+        gguf(GEMMA3_GGUF, expert_count=4)
+    with pytest.raises(UnsupportedModel, match="qwen2 with experts"):
+        hf({**LLAMA, "model_type": "qwen2"}, num_experts=4)
+    with pytest.raises(UnsupportedModel, match="expert_gating_func"):
+        gguf(expert_count=4, expert_used_count=2, expert_gating_func=3)
+
+
 def test_optional_keys():
     assert hf(num_key_value_heads=None).n_kv_heads == 4
     assert hf(head_dim=None).head_dim == 16
@@ -364,7 +407,6 @@ def test_unsupported_config_json(changes, named, listed):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"expert_count": 8}, "expert"),
         ({"rope.scaling.type": "spiral"}, "spiral"),
         ({"attention.value_length": 8}, "8"),
         ({"attention.head_count": np.array([4, 2], np.int32)}, "head_count"),
@@ -416,5 +458,6 @@ def test_any_value_anywhere(data, value):
 def test_rows_are_complete():
     for name, arch in ARCHS.items():
         assert name == arch.name
-        assert {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"} <= set(arch.layer)
+        assert {"attn_q", "attn_k", "attn_v", "attn_output"} <= set(arch.layer)
+        assert {"ffn_up", "ffn_down"} <= set(arch.layer) or {*PROJECTIONS, "ffn_gate_inp"} <= set(arch.layer)
         json.dumps(dict(arch.hf_defaults))

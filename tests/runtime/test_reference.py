@@ -12,10 +12,11 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
+from kukri.runtime.activations import ACTIVATIONS
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_hf
 from kukri.runtime.program import build_program
-from kukri.runtime.reference import ACTIVATIONS, ReferenceMachine
+from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
 
 RNG = np.random.default_rng(7)
