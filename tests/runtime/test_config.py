@@ -61,6 +61,31 @@ GEMMA3_GGUF = {
     "gemma3.rope.freq_base": 1e6,
 }
 
+PHI3 = {
+    **LLAMA,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 64,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "mscale": 1.0},
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 40}
+YARN_GGUF = {
+    **{key.replace("llama.", "mistral3."): value for key, value in GGUF.items()},
+    "general.architecture": "mistral3",
+    "mistral3.rope.scaling.type": "yarn",
+    "mistral3.rope.scaling.factor": 4.0,
+    "mistral3.rope.scaling.original_context_length": 64,
+    "mistral3.rope.scaling.yarn_beta_fast": 32.0,
+    "mistral3.attention.temperature_scale": 0.1,
+}
+
 
 def tensor(*shape: int) -> QTensor:
     data = np.zeros((int(np.prod(shape[:-1])), shape[-1] * 4), np.uint8)
@@ -183,19 +208,11 @@ def test_gelu_of_gemma_is_the_approximation():
 
 
 def test_keys_of_gpt2():
-    gpt2 = {
-        "model_type": "gpt2",
-        "vocab_size": 256,
-        "n_embd": 48,
-        "n_layer": 2,
-        "n_head": 3,
-        "n_positions": 40,
-    }
-    config = hf(gpt2)
+    config = hf(GPT2)
     assert (config.hidden, config.n_layers, config.n_heads, config.ffn) == (48, 2, 3, 192)
     assert (config.context_length, config.max_context, hf().max_context) == (40, 40, None)
     assert (config.gated, config.tied, config.activation) == (False, True, "gelu_tanh")
-    assert hf(gpt2, n_inner=100).ffn == 100
+    assert hf(GPT2, n_inner=100).ffn == 100
     assert rotates(config) == [False, False]
 
 
@@ -442,14 +459,21 @@ JUNK = st.one_of(
 @given(data=st.data(), value=JUNK)
 def test_any_value_anywhere(data, value):
     """A wrong value gives a config or one line, never another exception."""
-    base = data.draw(st.sampled_from([LLAMA, GEMMA3, GGUF, GEMMA3_GGUF]))
+    base = data.draw(st.sampled_from([LLAMA, GEMMA3, PHI3, MIXTRAL, GPT2, GGUF, GEMMA3_GGUF, YARN_GGUF]))
     optional = ["layer_types", "rope_parameters", "text_config", "sliding_window_pattern", "attention_bias"]
+    optional += ["no_rope_layers", "rotary_dim", "logit_scale", "expert_count", "num_experts", "n_group"]
     key = data.draw(st.sampled_from([*base, *optional]))
+    if isinstance(base.get(key), dict):
+        inner = data.draw(st.sampled_from(list(base[key])))
+        value = {**base[key], inner: value}
     read = config_from_gguf if "general.architecture" in base else config_from_hf
     message = ""
     try:
         config = read({**base, key: value}, TENSORS)
         assert config.n_layers <= len(TENSORS)
+        for rope in {layer.rope for layer in config.layers} - {None}:
+            rope.inv_freq()
+            rope.inv_freq(rope.same_up_to + 1)
     except DamagedFile as error:
         message = str(error)
     assert "\n" not in message

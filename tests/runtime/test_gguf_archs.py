@@ -212,3 +212,16 @@ def test_damaged_tensors(conformance, tmp_path, name, change, message):
             tensors[tensor] = QTensor(tensor, FORMATS["F32"], shape, data)
     with pytest.raises(DamagedFile, match=message):
         Weights(config_from_gguf(file.metadata, tensors), tensors)
+
+
+def test_layers_for_predicting_more_tokens_are_skipped(conformance, tmp_path):
+    """In GGUF files they count as layers."""
+    arch, keys = CASES["glm4-moe"]
+    file = GGUFFile.open(as_gguf(conformance("glm4-moe"), tmp_path / "model.gguf", arch, **keys))
+    tensors = {**file.tensors, "blk.2.nextn.enorm.weight": file.tensors["output_norm.weight"]}
+    with pytest.raises(DamagedFile, match=r"blk\.2\.nextn"):
+        Weights(config_from_gguf(file.metadata, tensors), tensors)
+    metadata = {**file.metadata, "glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    config = config_from_gguf(metadata, tensors)
+    assert config.n_layers == 2
+    Weights(config, tensors)
