@@ -18,7 +18,7 @@ from ..runtime.cache import PAGE_SIZE, PageTable
 from ..runtime.cpu_gaps import cpu_gaps
 from ..runtime.engine import Engine
 from ..runtime.fields import UnsupportedModel
-from ..runtime.ops import MatMul, Program
+from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
 from ..runtime.stats import GenerationStats
@@ -309,6 +309,10 @@ def _choose_context(
 
 def _prefill_chunk(program: Program, threads: int) -> int:
     """Rows of a prefill step: few enough that Ctrl-C is answered soon, whatever the model's size."""
-    matrices = [op for op in program.ops if isinstance(op, MatMul) and not op.out.wanted]
-    weights = sum(prod(op.weight.shape) for op in matrices)
+    weights = 0
+    for op in program.ops:
+        if isinstance(op, MatMul) and not op.out.wanted:
+            weights += prod(op.weight.shape)
+        elif isinstance(op, MoE):  # of which a row meets only those chosen for it
+            weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down))
     return max(64, min(512, int(CHUNK_WORK * threads / max(1, weights)) // 32 * 32))

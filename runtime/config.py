@@ -33,6 +33,17 @@ ACTIVATIONS = {
     "gelu": "gelu",
 }
 
+# Switches of config.json that change what is computed, and the only setting of them that is supported
+USUAL = {
+    "use_bidirectional_attention": False,
+    "add_cross_attention": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "use_cla": False,
+    "use_parallel_block": True,
+    "use_gated_activation": True,
+}
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -174,8 +185,9 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     values = {**arch.hf_defaults, **keys.values}
     values |= {usual: values[own] for usual, own in arch.hf_keys.items() if own in values}
     keys = Fields(values, keys.source)
-    if keys.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel("bidirectional attention is not supported; causal models are")
+    for key, usual in USUAL.items():
+        if keys.flag(key, usual) != usual:
+            raise UnsupportedModel(f"{key} = {str(not usual).lower()} is not supported")
 
     experts, names = experts_from_hf(keys, arch, tensors), Names(arch, tensors, from_gguf=False)
     n_layers = _n_layers(keys, "num_hidden_layers", tensors)

@@ -15,7 +15,7 @@ import numpy as np
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import Arch
-from .fields import Fields, UnsupportedModel
+from .fields import Fields, UnsupportedModel, show
 from .names import Names
 
 MAX_EXPERTS = 1 << 16
@@ -88,13 +88,16 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
     shared = keys.integer("n_shared_experts", keys.integer("moe_num_shared_experts", 0, low=0), low=0) * width
     shared = keys.integer("shared_expert_intermediate_size", shared, low=0)
     bias = arch.layer.get("exp_probs_b")
+    scoring = keys.text("scoring_func", arch.scoring)
+    if scoring not in ("softmax", "sigmoid"):
+        raise UnsupportedModel(f"scoring_func {show(scoring)} is not supported; softmax and sigmoid are")
     return Experts(
         count=count,
         top=keys.integer("num_experts_per_tok"),
         width=width,
         shared_width=shared if "ffn_up_shexp" in arch.layer else 0,
         shared_gate="ffn_gate_inp_shexp" in arch.layer,
-        scoring=arch.scoring,
+        scoring="sigmoid" if scoring == "sigmoid" else "softmax",
         choice_bias=bias is not None and _any_layer(held, f".{bias}"),
         normalised=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", 1.0),

@@ -19,7 +19,7 @@ from .names import Names
 # Buffers that some writers store although they follow from the configuration.
 _DERIVED = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
-    r"|(.*\.)?attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
+    r"|(.*\.)?layers\.\d+\.attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
 )
 # Read with the configuration.
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")

@@ -409,6 +409,10 @@ def test_damaged_layer_types():
             "sliding_attention",
         ),
         ({"hidden_act": "relu2"}, "relu2", "silu"),
+        ({"use_cla": True}, "use_cla", "true"),
+        ({"scale_attn_weights": False}, "scale_attn_weights", "false"),
+        ({"use_bidirectional_attention": True}, "bidirectional", "true"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "scoring_func": "x"}, "scoring_func", "sigmoid"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "BF16"),
     ],
 )
