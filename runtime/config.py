@@ -255,7 +255,8 @@ def _biases(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[
     """The stems with a bias: the row's, and those of the file's. Only matrices may have them unasked: an RMS
     norm with a bias would be something else."""
     matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps", "_sinks", "_probs_b"))}
-    return arch.biases | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
+    output = {"output"} if names("output.bias") in held else set()
+    return arch.biases | output | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
 
 
 def _activation(keys: Fields, arch: Arch) -> str:

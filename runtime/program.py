@@ -207,9 +207,11 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         norms, n = ([], s.f) if one_norm else pre_norm(i, "ffn_norm", s.f)
         ops += [*norms, *attended] if c.parallel else [*attended, *norms]  # n [rows, hidden]
         ops += mixture(i, n, c.experts) if layer.experts and c.experts else feed_forward(i, n)
+    head = "token_embd.weight" if c.tied else "output.weight"
+    head_bias = w.vector("output.bias") if "output" in c.biases else None
     ops += [
         norm("output_norm", s.x, s.x, scale=c.logit_scale),  # x [wanted, hidden]
-        MatMul(s.x, logits, w.matrix("token_embd.weight" if c.tied else "output.weight")),  # [wanted, vocab]
+        MatMul(s.x, logits, w.matrix(head), head_bias),  # logits [wanted, vocab]
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))

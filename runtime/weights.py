@@ -70,6 +70,8 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "output_norm.bias", (c.hidden,)
     if not c.tied:
         yield "output.weight", (c.vocab_size, c.hidden)
+    if "output" in c.biases:
+        yield "output.bias", (c.vocab_size,)
 
 
 def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:

@@ -173,6 +173,19 @@ def test_norms_of_gemma3(conformance):
     np.testing.assert_array_equal(weights.norm("output_norm.weight"), stored + np.float32(1))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # the second is tied
+def test_a_bias_on_the_output(conformance, feed, name):
+    checkpoint = Checkpoint.open(conformance(name))
+    bias = np.arange(256, dtype=np.float32)
+    logits = []
+    for more in ({}, {"lm_head.bias": float_tensor("lm_head.bias", bias)}):
+        tensors = {**checkpoint.tensors, **more}
+        config = config_from_hf(checkpoint.config, tensors)
+        machine = ReferenceMachine(build_program(config, Weights(config, tensors)), n_pages=1)
+        logits.append(feed(machine, PageTable(1), [5, 6, 7]))
+    np.testing.assert_allclose(logits[1], logits[0] + bias, atol=1e-4)
+
+
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model.", ""])
 def test_prefixes_of_names(conformance, prefix):
     """Wrappers of the text model are written with several prefixes; bare ones without any."""
