@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import Arch
-from .fields import Fields, UnsupportedModel
+from .fields import Fields, UnsupportedModel, show
 from .rope import (
     DynamicNTK,
     Llama3Scaling,
@@ -77,7 +77,7 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
         return replace(rope, scaling=scaling)
     if kind not in ("yarn", "longrope", "su"):
         raise UnsupportedModel(
-            f"RoPE scaling {kind!r} is not supported; supported are {', '.join(SUPPORTED)}"
+            f"RoPE scaling {show(kind)} is not supported; supported are {', '.join(SUPPORTED)}"
         )
     trained = config.integer("max_position_embeddings")
     original = config.integer("original_max_position_embeddings", trained)
@@ -124,7 +124,7 @@ def rope_from_gguf(
     kind = metadata.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if kind not in SUPPORTED_IN_GGUF:
         raise UnsupportedModel(
-            f"RoPE scaling {kind!r} is not supported; supported are {', '.join(SUPPORTED_IN_GGUF)}"
+            f"RoPE scaling {show(kind)} is not supported; supported are {', '.join(SUPPORTED_IN_GGUF)}"
         )
     plain = Rope(metadata.number("rope.freq_base", arch.rope_base), dims, arch.interleaved_in_gguf)
     attention_factor = metadata.number("rope.scaling.attn_factor", 1.0)
