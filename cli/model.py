@@ -15,8 +15,10 @@ import numpy as np
 
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
+from ..runtime.cpu_gaps import cpu_gaps
 from ..runtime.engine import Engine
-from ..runtime.ops import MatMul, Program
+from ..runtime.fields import UnsupportedModel
+from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
 from ..runtime.stats import GenerationStats
@@ -217,6 +219,11 @@ def load_model(
     else:
         from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads
 
+        if gaps := cpu_gaps(program):
+            raise UnsupportedModel(
+                f"the CPU machine cannot run {source.config.arch} models yet ({', '.join(gaps)}); "
+                "the device reference can, slowly"
+            )
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
     need = MemoryNeed(source.n_bytes + copied, cache_bytes_per_token(program.cache_layers, kv_type))
     context = _choose_context(source, need, context, warn)
@@ -301,6 +308,10 @@ def _choose_context(
 
 def _prefill_chunk(program: Program, threads: int) -> int:
     """Rows of a prefill step: few enough that Ctrl-C is answered soon, whatever the model's size."""
-    matrices = [op for op in program.ops if isinstance(op, MatMul) and not op.out.wanted]
-    weights = sum(prod(op.weight.shape) for op in matrices)
+    weights = 0
+    for op in program.ops:
+        if isinstance(op, MatMul) and not op.out.wanted:
+            weights += prod(op.weight.shape)
+        elif isinstance(op, MoE):  # of which a row meets only those chosen for it
+            weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down))
     return max(64, min(512, int(CHUNK_WORK * threads / max(1, weights)) // 32 * 32))

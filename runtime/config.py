@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import ARCHS, Arch
+from .experts import Experts, experts_from_gguf, experts_from_hf
 from .fields import Fields, UnsupportedModel, show
 from .layers import Layer, layers_from_gguf, layers_from_hf
 from .names import Names
@@ -30,6 +31,17 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
+}
+
+# Switches of config.json that change what is computed, and the only setting of them that is supported
+USUAL = {
+    "use_bidirectional_attention": False,
+    "add_cross_attention": False,
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "use_cla": False,
+    "use_parallel_block": True,
+    "use_gated_activation": True,
 }
 
 
@@ -66,6 +78,9 @@ class ModelConfig:
     norm_offset: float = 0.0  # added to the norm weights of the file
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
+    experts: Experts | None = None  # of the layers that have some
+    sinks: bool = False  # a learned score for each head that takes part in the softmax, and adds nothing
+    extra_layers: int = 0  # behind the others in the file, for predicting several tokens; not used
     # Queries are scaled by 1 + beta · ln(1 + position // length): (beta, length); beta 0: they are not.
     query_growth: tuple[float, int] = (0.0, 1)
 
@@ -95,15 +110,16 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     Raises DamagedFile, or UnsupportedModel for an architecture or variant that is not in `ARCHS`.
     """
     name = Fields(metadata, "GGUF metadata").text("general.architecture")
-    arch = next((row for row in ARCHS.values() if row.gguf == name and name), None)
-    if arch is None:
+    rows = [row for row in ARCHS.values() if row.gguf == name and name]
+    if not rows:
         raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
+    routed = bool(metadata.get(f"{name}.expert_count"))  # some names are those of two rows
+    arch = next((row for row in rows if ("ffn_gate_inp" in row.layer) == routed), rows[0])
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
-    if keys.integer("expert_count", 0, low=0):
-        raise UnsupportedModel(f"{name} with experts (expert_count) is not supported; dense models are")
-
-    n_layers = _n_layers(keys, "block_count", tensors)
+    experts, names = experts_from_gguf(keys, arch, tensors), Names(arch, tensors, from_gguf=True)
+    extra = keys.integer("nextn_predict_layers", 0, low=0)
+    n_layers = _n_layers(keys, "block_count", tensors, extra)
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
     head_dim = _head_dim(keys, "attention.key_length", hidden, heads)
@@ -131,10 +147,10 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         norm_eps=keys.number(eps, high=1.0),
         activation=arch.activation,
         attention_scale=keys.number("attention.scale", scale),
-        layers=layers_from_gguf(keys, arch, n_layers, ropes),
+        layers=layers_from_gguf(keys, arch, ropes, _routed(n_layers, experts, tensors, names)),
         tied="output.weight" not in tensors,
-        norms=_norms(arch, tensors, Names(arch, tensors, from_gguf=True)),
-        biases=_biases(arch, tensors, Names(arch, tensors, from_gguf=True)),
+        norms=_norms(arch, tensors, names),
+        biases=_biases(arch, tensors, names),
         parallel=keys.flag("use_parallel_residual", arch.parallel),
         embed_scale=hidden**0.5 if arch.scale_embedding else keys.number("embedding_scale", 1.0),
         residual_scale=keys.number("residual_scale", 1.0),
@@ -145,6 +161,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
             keys.number("attention.temperature_scale", 0.0, zero=True),
             keys.integer("attention.temperature_length", original),
         ),
+        experts=experts,
+        extra_layers=extra,
         **_of_row(arch),
     )
 
@@ -167,11 +185,11 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     values = {**arch.hf_defaults, **keys.values}
     values |= {usual: values[own] for usual, own in arch.hf_keys.items() if own in values}
     keys = Fields(values, keys.source)
-    if keys.flag("use_bidirectional_attention", False):
-        raise UnsupportedModel("bidirectional attention is not supported; causal models are")
-    if keys.integer("num_local_experts", 0, low=0):
-        raise UnsupportedModel(f"{name} with experts (num_local_experts) is not supported; dense models are")
+    for key, usual in USUAL.items():
+        if keys.flag(key, usual) != usual:
+            raise UnsupportedModel(f"{key} = {str(not usual).lower()} is not supported")
 
+    experts, names = experts_from_hf(keys, arch, tensors), Names(arch, tensors, from_gguf=False)
     n_layers = _n_layers(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -180,7 +198,6 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     scale = keys.number("query_pre_attn_scalar", head_dim) ** -0.5
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
     rope_entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
-    names = Names(arch, tensors, from_gguf=False)
     demanded = {stem for key, stems in arch.hf_biases.items() if keys.flag(key, False) for stem in stems}
     return ModelConfig(
         arch=arch.name,
@@ -195,7 +212,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         norm_eps=keys.number(arch.hf_norm_eps, high=1.0),
         activation=_activation(keys, arch),
         attention_scale=keys.number("attention_multiplier", scale),
-        layers=layers_from_hf(keys, arch, n_layers, ropes),
+        layers=layers_from_hf(keys, arch, ropes, _routed(n_layers, experts, tensors, names)),
         tied=keys.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", arch.tied)),
         norms=_norms(arch, tensors, names),
         biases=_biases(arch, tensors, names) | (demanded & set(arch.layer)),
@@ -210,6 +227,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
             rope_entry.number("llama_4_scaling_beta", 0.0, zero=True),
             rope_entry.integer("original_max_position_embeddings", keys.integer("max_position_embeddings")),
         ),
+        experts=experts,
+        extra_layers=keys.integer("num_nextn_predict_layers", 0, low=0),
         **_of_row(arch),
     )
 
@@ -220,7 +239,8 @@ def _of_row(arch: Arch) -> dict[str, Any]:
         "norm": arch.norm,
         "qk_norm": arch.qk_norm,
         "qk_norm_after_rope": arch.qk_norm_after_rope,
-        "gated": "ffn_gate" in arch.layer,
+        "gated": "ffn_up" not in arch.layer or "ffn_gate" in arch.layer,
+        "sinks": "attn_sinks" in arch.layer,
         "learned_positions": arch.learned_positions,
     }
 
@@ -234,8 +254,9 @@ def _norms(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[s
 def _biases(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
     """The stems with a bias: the row's, and those of the file's. Only matrices may have them unasked: an RMS
     norm with a bias would be something else."""
-    matrices = set(arch.layer) - arch.norms
-    return arch.biases | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
+    matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps", "_sinks", "_probs_b"))}
+    output = {"output"} if names("output.bias") in held else set()
+    return arch.biases | output | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
 
 
 def _activation(keys: Fields, arch: Arch) -> str:
@@ -248,9 +269,16 @@ def _activation(keys: Fields, arch: Arch) -> str:
     return "gelu_tanh" if spelling == "gelu" and arch.hf_gelu_is_tanh else ACTIVATIONS[spelling]
 
 
-def _n_layers(keys: Fields, key: str, tensors: Mapping[str, QTensor]) -> int:
-    """The number of layers, which a file cannot have more of than tensors."""
-    n_layers = keys.integer(key)
+def _routed(n_layers: int, experts: Experts | None, held: Mapping[str, QTensor], names: Names) -> list[bool]:
+    """Which layers have experts: those with a router."""
+    if experts is None:
+        return [False] * n_layers
+    return [names(f"blk.{i}.ffn_gate_inp.weight") in held for i in range(n_layers)]
+
+
+def _n_layers(keys: Fields, key: str, tensors: Mapping[str, QTensor], extra: int = 0) -> int:
+    """The number of layers but for `extra` ones, which a file cannot have more of than tensors."""
+    n_layers = keys.integer(key, low=extra + 1) - extra
     if n_layers > len(tensors):
         raise DamagedFile(f"{keys.source} claims {n_layers} layers, but there are {len(tensors)} tensors")
     return n_layers

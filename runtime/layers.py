@@ -24,10 +24,17 @@ class Layer:
 
     rope: Rope | None  # None: positions are not told apart, but by causality
     window: int = 0  # sliding window of attention, in tokens; 0: all
+    experts: bool = False  # its FFN is a mixture of experts
 
 
-def layers_from_gguf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope, Rope]) -> tuple[Layer, ...]:
-    """The layers of a GGUF file; `ropes` of full and of sliding ones. Raises DamagedFile."""
+def layers_from_gguf(
+    keys: Fields, arch: Arch, ropes: tuple[Rope, Rope], experts: list[bool]
+) -> tuple[Layer, ...]:
+    """The layers of a GGUF file; `ropes` of full and of sliding ones, `experts` for each whether it has them.
+
+    Raises DamagedFile.
+    """
+    n_layers = len(experts)
     window = keys.integer("attention.sliding_window", 0, low=0)
     pattern = keys.values.get(f"{keys.prefix}attention.sliding_window_pattern")
     if arch.window_in_gguf == "none":
@@ -44,14 +51,17 @@ def layers_from_gguf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope,
             window, keys.integer("attention.sliding_window_pattern", arch.window_period), n_layers
         )
     rotates = arch.nope != "switch" or keys.flag("rope.scaling.finetuned", True)
-    return _layers(windows, ropes, _rotating(arch, windows, rotates))
+    return _layers(windows, ropes, _rotating(arch, windows, rotates), experts)
 
 
-def layers_from_hf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope, Rope]) -> tuple[Layer, ...]:
-    """The layers of a Hugging Face checkpoint; `ropes` of full and of sliding ones.
+def layers_from_hf(
+    keys: Fields, arch: Arch, ropes: tuple[Rope, Rope], experts: list[bool]
+) -> tuple[Layer, ...]:
+    """The layers of a Hugging Face checkpoint; arguments as for `layers_from_gguf`.
 
     Raises DamagedFile, or UnsupportedModel for layers that are no attention.
     """
+    n_layers = len(experts)
     windows = _windows_hf(keys, arch, n_layers)
     rotates = arch.nope != "switch" or keys.text("position_embedding_type", "none") == "rope"
     rotating = _rotating(arch, windows, rotates)
@@ -60,7 +70,7 @@ def layers_from_hf(keys: Fields, arch: Arch, n_layers: int, ropes: tuple[Rope, R
         rotating = [bool((i + 1) % interval) for i in range(n_layers)]
         if "no_rope_layers" in keys:  # despite its name 1 where there is RoPE
             rotating = [bool(flag) for flag in _per_layer(keys, "no_rope_layers", n_layers)]
-    return _layers(windows, ropes, rotating)
+    return _layers(windows, ropes, rotating, experts)
 
 
 def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
@@ -115,9 +125,11 @@ def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
     return [rotates and arch.nope != "all"] * len(windows)
 
 
-def _layers(windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool]) -> tuple[Layer, ...]:
+def _layers(
+    windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool], experts: list[bool]
+) -> tuple[Layer, ...]:
     full, local = ropes
     return tuple(
-        Layer((local if window else full) if turns else None, window)
-        for window, turns in zip(windows, rotating, strict=True)
+        Layer((local if window else full) if turns else None, window, has_experts)
+        for window, turns, has_experts in zip(windows, rotating, experts, strict=True)
     )

@@ -10,13 +10,15 @@ from collections.abc import Container
 
 from .archs import Arch
 
+_BARE = frozenset({"attn_sinks", "exp_probs_b"})  # have no ".weight" or ".bias" at the end in folders
+
 
 class Names:
     """The name in a file of each tensor of an `arch` model; `held` are the names that the file has."""
 
     def __init__(self, arch: Arch, held: Container[str], from_gguf: bool) -> None:
         self._arch = arch
-        self._from_gguf = from_gguf
+        self.from_gguf = from_gguf
         self._layer: dict[str, str] = dict(arch.layer)
         if from_gguf:
             self._layer = {stem: arch.gguf_names.get(stem, stem) for stem in arch.layer}
@@ -31,15 +33,21 @@ class Names:
     def __call__(self, name: str) -> str:
         """The file's name of what is called `name` inside: "blk.0.attn_q.weight"."""
         stem, _, kind = name.rpartition(".")
-        layer = ""
+        layer, bare = "", False
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
+            bare = stem in _BARE
             stem = self._layer[stem]
-        if self._from_gguf:
+        if self.from_gguf:
             return f"blk.{layer}.{stem}.{kind}" if layer else name
         if layer:
-            return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}.{kind}"
+            suffix = "" if bare else f".{kind}"
+            return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}{suffix}"
         if stem == "output":  # outside of the text model; its prefix is the wrapper's
             wrapper = "language_model." if self._prefix == "language_model.model." else ""
             return f"{wrapper}{self._arch.hf_top[stem]}.{kind}"
         return f"{self._prefix}{self._arch.hf_top[stem]}.{kind}"
+
+    def layer_prefix(self, i: int) -> str:
+        """What the names of layer `i` begin with."""
+        return f"blk.{i}." if self.from_gguf else f"{self._prefix}{self._arch.hf_layers}.{i}."

@@ -129,7 +129,8 @@ class Attend:
 
     q is [rows, heads·head_dim], k and v [rows, kv_heads·head_dim]; query head h reads kv head
     h // (heads / kv_heads). scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
-    `window` w: a query at position p sees positions p-w+1 … p; 0 means all.
+    `window` w: a query at position p sees positions p-w+1 … p; 0 means all. `sinks`, float32 [heads],
+    are one more score for each head in the softmax, which goes to nothing.
     """
 
     q: Buffer
@@ -143,6 +144,7 @@ class Attend:
     scale: float
     window: int = 0
     softcap: float = 0.0
+    sinks: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +155,61 @@ class GatedActivation:
     up: Buffer
     out: Buffer
     kind: str
+
+
+@dataclass(frozen=True, eq=False)
+class SigmoidGate:
+    """x = sigmoid(gate) · x, in place. `gate` has the width of x, or 1."""
+
+    gate: Buffer
+    x: Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class Route:
+    """Choose experts for each row: the numbers of the best into `experts`, their shares into `shares`.
+
+    The scores, [rows, n], become probabilities by "softmax" or each by its "sigmoid". The best are those
+    with the highest probability + `bias` (float32 [n], or None), lower numbers first among equals; with
+    `groups` > 1 only of the `top_groups` groups of neighbours whose two best add up to most. Shares are
+    probabilities, without the bias, divided by their sum if `normalised`, times `scale`. `experts` and
+    `shares` have one column for each choice; numbers are whole float32.
+    """
+
+    scores: Buffer
+    experts: Buffer
+    shares: Buffer
+    scoring: str
+    bias: np.ndarray | None = None
+    normalised: bool = True
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class MoE:
+    """out = Σ share · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` chose for a row.
+
+    act(g, u) is f(g) · u as for GatedActivation; with a `limit` it is, for g at most `limit` and u clipped
+    to ±limit, g · sigmoid(alpha · g) · (u + 1). `gate` and `up` hold a (width, inputs) and `down` a
+    (outputs, width) matrix for each expert, of which only the chosen are read; biases are float32
+    [experts, …] or None, and added to the products.
+    """
+
+    x: Buffer
+    experts: Buffer
+    shares: Buffer
+    out: Buffer
+    gate: tuple[QTensor, ...]
+    up: tuple[QTensor, ...]
+    down: tuple[QTensor, ...]
+    kind: str
+    gate_bias: np.ndarray | None = None
+    up_bias: np.ndarray | None = None
+    down_bias: np.ndarray | None = None
+    limit: float = 0.0
+    alpha: float = 1.702
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,6 +256,9 @@ Op = (
     | GrowQueries
     | Attend
     | GatedActivation
+    | SigmoidGate
+    | Route
+    | MoE
     | Activation
     | Add
     | SelectRows

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
+from .activations import ACTIVATIONS, sigmoid
 from .cache import PAGE_SIZE, Batch, PageTable
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
@@ -89,6 +90,12 @@ class ReferenceMachine:
                 self.gated_activation(op)
             case ops.Activation():
                 self.activation(op)
+            case ops.SigmoidGate():
+                self.sigmoid_gate(op)
+            case ops.Route():
+                self.route(op)
+            case ops.MoE():
+                self.moe(op)
             case ops.Add():
                 self.add(op)
             case ops.SelectRows():
@@ -192,8 +199,13 @@ class ReferenceMachine:
             if op.window:
                 hidden |= seen <= at[:, None] - op.window
             scores[:, :, hidden] = -np.inf
-            weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            weights /= weights.sum(axis=-1, keepdims=True)
+            highest = scores.max(axis=-1, keepdims=True)
+            if op.sinks is not None:
+                sinks = op.sinks.reshape(op.kv_heads, -1, 1, 1)
+                highest = np.maximum(highest, sinks)
+            weights = np.exp(scores - highest)
+            total = weights.sum(axis=-1, keepdims=True)
+            weights /= total if op.sinks is None else total + np.exp(sinks - highest)
             out[rows] = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3)
         self.buffers[op.out.name] = out.reshape(n, -1)
 
@@ -203,6 +215,57 @@ class ReferenceMachine:
 
     def activation(self, op: ops.Activation) -> None:
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
+
+    def sigmoid_gate(self, op: ops.SigmoidGate) -> None:
+        self.buffers[op.x.name] = sigmoid(self.buffers[op.gate.name]) * self.buffers[op.x.name]
+
+    def route(self, op: ops.Route) -> None:
+        scores = self.buffers[op.scores.name]
+        if op.scoring == "softmax":
+            powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+            probabilities = powers / powers.sum(axis=-1, keepdims=True)
+        else:
+            probabilities = sigmoid(scores)
+        choice = probabilities if op.bias is None else probabilities + op.bias
+        if op.groups > 1:
+            grouped = choice.reshape(len(choice), op.groups, -1)
+            merit = np.sort(grouped, axis=-1)[:, :, -2:].sum(axis=-1)
+            best = np.argsort(-merit, axis=-1, kind="stable")[:, : op.top_groups]
+            allowed = np.zeros_like(merit, bool)
+            np.put_along_axis(allowed, best, True, axis=-1)
+            choice = np.where(allowed[:, :, None], grouped, -np.inf).reshape(choice.shape)
+        chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : op.experts.width]
+        shares = np.take_along_axis(probabilities, chosen, axis=-1)
+        if op.normalised:
+            shares = shares / np.maximum(shares.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        self.buffers[op.experts.name] = chosen.astype(np.float32)
+        self.buffers[op.shares.name] = shares * np.float32(op.scale)
+
+    def moe(self, op: ops.MoE) -> None:
+        x, chosen = self.buffers[op.x.name], self.buffers[op.experts.name].astype(int)
+        out = np.zeros((len(x), op.out.width), np.float32)
+        for e in np.unique(chosen):
+            rows, place = np.nonzero(chosen == e)
+            gate, up = (
+                self._product(x[rows], op.gate, op.gate_bias, e),
+                self._product(x[rows], op.up, op.up_bias, e),
+            )
+            if op.limit:
+                gate, up = np.minimum(gate, op.limit), np.clip(up, -op.limit, op.limit)
+                inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
+            else:
+                inner = ACTIVATIONS[op.kind](gate) * up
+            share = self.buffers[op.shares.name][rows, place, None]
+            out[rows] += share * self._product(inner, op.down, op.down_bias, e)
+        self.buffers[op.out.name] = out
+
+    def _product(
+        self, x: np.ndarray, weights: tuple[QTensor, ...], biases: np.ndarray | None, e: int
+    ) -> np.ndarray:
+        """x @ weights[e]ᵀ + biases[e]."""
+        parts = [x @ weight.T for _, weight in self._dequantized(weights[e])]
+        product = np.concatenate(parts, axis=1)
+        return product if biases is None else product + biases[e]
 
     def add(self, op: ops.Add) -> None:
         added = self.buffers[op.x.name] * np.float32(op.scale)
@@ -214,23 +277,3 @@ class ReferenceMachine:
     def soft_cap(self, op: ops.SoftCap) -> None:
         cap = np.float32(op.cap)
         self.buffers[op.x.name] = cap * np.tanh(self.buffers[op.x.name] / cap)
-
-
-def silu(x: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore"):  # exp(-x) may become infinite, which gives the right 0
-        return x / (np.float32(1.0) + np.exp(-x))
-
-
-def gelu_tanh(x: np.ndarray) -> np.ndarray:
-    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1.0) + np.tanh(inner))
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    erf = np.asarray(_ERF(x / np.float32(math.sqrt(2))), np.float32)
-    return np.float32(0.5) * x * (np.float32(1.0) + erf)
-
-
-_ERF = np.frompyfunc(math.erf, 1, 1)
-
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}

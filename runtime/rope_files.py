@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import Arch
-from .fields import Fields, UnsupportedModel
+from .fields import Fields, UnsupportedModel, show
 from .rope import (
     DynamicNTK,
     Llama3Scaling,
@@ -50,7 +50,10 @@ def rope_from_hf(config: Fields, head_dim: int, arch: Arch) -> tuple[Rope, Rope]
 
 def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int, arch: Arch) -> Rope:
     """The Rope for one entry of `rope_scaling` or `rope_parameters`, which may leave out anything."""
-    part = config.number("partial_rotary_factor", arch.rotary_factor, high=1.0)
+    part = arch.rotary_factor
+    if "rotary_dim" in config:
+        part = config.integer("rotary_dim", high=head_dim) / head_dim
+    part = config.number("partial_rotary_factor", part, high=1.0)
     entry = entry or Fields({}, config.source)
     dims = int(head_dim * entry.number("partial_rotary_factor", part, high=1.0))
     rope = Rope(entry.number("rope_theta", base), dims, arch.interleaved_in_hf)
@@ -74,7 +77,7 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
         return replace(rope, scaling=scaling)
     if kind not in ("yarn", "longrope", "su"):
         raise UnsupportedModel(
-            f"RoPE scaling {kind!r} is not supported; supported are {', '.join(SUPPORTED)}"
+            f"RoPE scaling {show(kind)} is not supported; supported are {', '.join(SUPPORTED)}"
         )
     trained = config.integer("max_position_embeddings")
     original = config.integer("original_max_position_embeddings", trained)
@@ -85,7 +88,7 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
         scales = entry.number("mscale", 0.0, zero=True), entry.number("mscale_all_dim", 0.0, zero=True)
         return replace(
             rope,
-            scaling=Yarn(factor, original, *beta, entry.flag("truncate", True)),
+            scaling=Yarn(factor, original, *beta, entry.flag("truncate", arch.yarn_truncates)),
             attention_factor=entry.number("attention_factor", yarn_attention_factor(factor, *scales)),
         )
     short, long = (_factors(entry, key, dims // 2) for key in ("short_factor", "long_factor"))
@@ -121,7 +124,7 @@ def rope_from_gguf(
     kind = metadata.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
     if kind not in SUPPORTED_IN_GGUF:
         raise UnsupportedModel(
-            f"RoPE scaling {kind!r} is not supported; supported are {', '.join(SUPPORTED_IN_GGUF)}"
+            f"RoPE scaling {show(kind)} is not supported; supported are {', '.join(SUPPORTED_IN_GGUF)}"
         )
     plain = Rope(metadata.number("rope.freq_base", arch.rope_base), dims, arch.interleaved_in_gguf)
     attention_factor = metadata.number("rope.scaling.attn_factor", 1.0)
@@ -147,7 +150,11 @@ def rope_from_gguf(
             factor, 1.0, metadata.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True)
         )
         grown = metadata.number("rope.scaling.yarn_attn_factor", grown)
-        full = replace(full, scaling=Yarn(factor, original, *beta), attention_factor=attention_factor * grown)
+        full = replace(
+            full,
+            scaling=Yarn(factor, original, *beta, arch.yarn_truncates),
+            attention_factor=attention_factor * grown,
+        )
     if arch.local_rope_unscaled:
         return full, plain
     if arch.local_rope_base is None:

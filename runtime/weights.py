@@ -12,13 +12,14 @@ from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from ..quant.formats import FORMATS
 from .archs import ARCHS
-from .config import ModelConfig
+from .config import Layer, ModelConfig
+from .experts import ExpertTensors
 from .names import Names
 
 # Buffers that some writers store although they follow from the configuration.
 _DERIVED = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
-    r"|(.*\.)?attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
+    r"|(.*\.)?layers\.\d+\.attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
 )
 # Read with the configuration.
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
@@ -43,23 +44,54 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         shapes |= {"attn_q_norm": (queries,), "attn_k_norm": (keys,)}
     elif c.qk_norm == "each head":
         shapes |= {"attn_q_norm": (c.n_heads, c.head_dim), "attn_k_norm": (c.n_kv_heads, c.head_dim)}
-    arch = ARCHS[c.arch]
+    if c.experts:
+        shared = c.experts.shared_width
+        shapes |= {
+            "ffn_gate_inp": (c.experts.count, c.hidden),
+            "ffn_gate_inp_shexp": (1, c.hidden),
+            "ffn_gate_shexp": (shared, c.hidden),
+            "ffn_up_shexp": (shared, c.hidden),
+            "ffn_down_shexp": (c.hidden, shared),
+            "exp_probs_b": (c.experts.count,),
+        }
+    shapes["attn_sinks"] = (c.n_heads,)
     yield "token_embd.weight", (c.vocab_size, c.hidden)
     if c.learned_positions:
         yield "position_embd.weight", (c.context_length, c.hidden)
-    for i in range(c.n_layers):
-        for stem in arch.layer:
-            if stem in arch.norms and stem not in c.norms:
-                continue
+    for i, layer in enumerate(c.layers):
+        for stem in _stems(c, layer):
             shape = shapes.get(stem, (c.hidden,))
-            yield f"blk.{i}.{stem}.weight", shape
-            if stem in c.biases:
+            if stem != "exp_probs_b":
+                yield f"blk.{i}.{stem}.weight", shape
+            if stem in c.biases or stem == "exp_probs_b":
                 yield f"blk.{i}.{stem}.bias", shape[:1]
     yield "output_norm.weight", (c.hidden,)
     if "output_norm" in c.biases:
         yield "output_norm.bias", (c.hidden,)
     if not c.tied:
         yield "output.weight", (c.vocab_size, c.hidden)
+    if "output" in c.biases:
+        yield "output.bias", (c.vocab_size,)
+
+
+def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
+    """What a layer has, but for the experts' matrices."""
+    arch, experts = ARCHS[config.arch], config.experts
+    for stem in arch.layer:
+        if stem in arch.norms:
+            held = stem in config.norms
+        elif stem == "exp_probs_b":
+            held = layer.experts and experts is not None and experts.choice_bias
+        elif stem.endswith("_shexp"):
+            held = layer.experts and experts is not None and experts.shared_width > 0
+        elif stem == "ffn_gate_inp":
+            held = layer.experts
+        elif stem in ("ffn_gate", "ffn_up", "ffn_down"):
+            held = not layer.experts
+        else:
+            held = not stem.endswith("_exps")
+        if held:
+            yield stem
 
 
 class Weights:
@@ -87,6 +119,8 @@ class Weights:
             in_layer = parts[0][0].startswith("blk.")
             turned = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
             needed = shape[::-1] if turned else shape
+            if (1, *needed) == tensor.shape or (1, *tensor.shape) == needed:
+                tensor = replace(tensor, shape=needed)
             if tensor.shape != needed:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
             if turned:
@@ -94,12 +128,18 @@ class Weights:
             if len(parts) > 1 and arch.hf_qkv_by_head and not config.from_gguf:
                 tensor = _by_projection(tensor, stored, [part[0] for _, part in parts], config.head_dim)
             self._tensors |= _split(tensor, parts)
-        self._refuse_left_overs(config, set(tensors) - set(together), names)
+        self._experts: dict[int, ExpertTensors] = {}
+        for i, layer in enumerate(config.layers):
+            if layer.experts and config.experts:
+                self._experts[i] = ExpertTensors(i, config.experts, config.hidden, arch, names, tensors)
+        used = set(together).union(*(experts.used for experts in self._experts.values()))
+        self._refuse_left_overs(config, set(tensors) - used, names)
 
     def _refuse_left_overs(self, config: ModelConfig, left: set[str], names: Names) -> None:
         if config.tied:
             left.discard(names("output.weight"))
         skip = () if config.from_gguf else ARCHS[config.arch].hf_skip
+        skip += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.extra_layers))
         for name in sorted(left):
             meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
             if not meant and not name.startswith(skip):
@@ -110,6 +150,10 @@ class Weights:
     def matrix(self, name: str) -> QTensor:
         """The tensor called `name`, (outputs, inputs), as it lies in the file."""
         return self._tensors[name]
+
+    def experts(self, layer: int) -> ExpertTensors:
+        """The experts of a layer."""
+        return self._experts[layer]
 
     def vector(self, name: str) -> np.ndarray:
         """A bias or other vector as float32."""

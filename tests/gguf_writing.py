@@ -39,7 +39,8 @@ def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
     writer.add_context_length(config.get("max_position_embeddings") or config["n_positions"])
     writer.add_embedding_length(hidden)
     writer.add_block_count(layers)
-    writer.add_feed_forward_length(width)
+    if "feed_forward_length" not in extra:
+        writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
     writer.add_head_count_kv(kv_heads)
     writer.add_vocab_size(config["vocab_size"])
@@ -93,7 +94,13 @@ def _tensors(
             else:
                 out[f"{block}.ffn_down.weight"] = values
             continue
+        if f".layers.{layers}." in stored or ".mtp_" in stored or ".experts." in stored:
+            continue
+        if stored.endswith("e_score_correction_bias"):
+            out[f"blk.{stored.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
+            continue
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
+        name = f"{name}.weight" if stored.endswith("sinks") else name
         assert name, stored
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
@@ -105,8 +112,34 @@ def _tensors(
         if arch in PERMUTED and ("attn_q." in name or "attn_k." in name):
             n = heads if "attn_q." in name else kv_heads
             values = values.reshape(n, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        out[name] = values
+        out[name] = values.reshape(-1) if "shared_expert_gate" in stored else values
+    for layer in range(layers):
+        out |= _experts(checkpoint, layer)
     return out | rope_tensors(checkpoint.config)
+
+
+def _experts(checkpoint: Checkpoint, layer: int) -> dict[str, np.ndarray]:
+    """The experts of a layer stacked, if it has any: [experts, outputs, inputs]."""
+    held = {
+        name.partition(".experts.")[2]: tensor.dequantize()
+        for name, tensor in checkpoint.tensors.items()
+        if f".layers.{layer}." in name and ".experts." in name
+    }
+    stacked = {}
+    for part, old in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
+        each = [
+            held.get(f"{e}.{part}_proj.weight", held.get(f"{e}.{old}.weight")) for e in range(len(held) // 3)
+        ]
+        if each and each[0] is not None:
+            stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = np.stack(each)
+    if "gate_up_proj" in held:  # gpt-oss: [experts, inputs, outputs], gate and up in turns
+        for first, part in enumerate(("gate", "up")):
+            name = f"blk.{layer}.ffn_{part}_exps"
+            stacked[f"{name}.weight"] = held["gate_up_proj"][:, :, first::2].swapaxes(1, 2)
+            stacked[f"{name}.bias"] = held["gate_up_proj_bias"][:, first::2]
+        stacked[f"blk.{layer}.ffn_down_exps.weight"] = held["down_proj"].swapaxes(1, 2)
+        stacked[f"blk.{layer}.ffn_down_exps.bias"] = held["down_proj_bias"]
+    return stacked
 
 
 def rope_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:

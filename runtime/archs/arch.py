@@ -44,7 +44,8 @@ class Arch:
 
     `layer` maps the stems of a layer's tensors from GGUF's names to Hugging Face's
     ("attn_q" → "self_attn.q_proj"); each has a `.weight`, and a `.bias` where the file has one or
-    `biases` demands it. Stems with the same name there are one tensor, its rows one after the other.
+    `biases` demands it. Stems with the same name there are one tensor, its rows one after the other; "{}"
+    stands for the number of an expert.
     A norm, or "ffn_gate", that is not in `layer` is one that the model does not have.
     """
 
@@ -77,6 +78,9 @@ class Arch:
     # ones, or all where the file says so (GGUF: rope.scaling.finetuned; else position_embedding_type).
     nope: Literal["none", "all", "period", "full", "switch"] = "none"
     nope_period: int = 4
+    yarn_truncates: bool = True  # where config.json does not say
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
+    swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: they have the usual activation
     logits_divided: bool = False  # by the scale that the metadata names, not multiplied
     # GGUF: the one size, by its number of layers, whose scores are scaled by hidden / heads, not head_dim
     scale_by_hidden_at: int | None = None
@@ -89,6 +93,7 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
+    normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what config.json may leave out
     hf_keys: Mapping[str, str] = field(default_factory=dict)  # the usual key → what this config.json calls it
@@ -103,6 +108,7 @@ class Arch:
     )
     hf_transposed: bool = False  # matrices in layers are (inputs, outputs)
     hf_qkv_by_head: bool = False  # rows of a fused projection: q, k, v of the first head, of the second, …
+    hf_experts_transposed: bool = False  # (experts, inputs, outputs), gate and up taking turns among outputs
     hf_skip: tuple[str, ...] = ()  # prefixes of tensors that the text model does not use
 
     @property

@@ -13,6 +13,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.config import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.experts import PROJECTIONS, Experts
 
 LLAMA = {
     "model_type": "llama",
@@ -58,6 +59,31 @@ GEMMA3_GGUF = {
     "gemma3.attention.value_length": 32,
     "gemma3.attention.sliding_window": 16,
     "gemma3.rope.freq_base": 1e6,
+}
+
+PHI3 = {
+    **LLAMA,
+    "model_type": "phi3",
+    "original_max_position_embeddings": 64,
+    "partial_rotary_factor": 0.75,
+    "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6},
+}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "mscale": 1.0},
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 40}
+YARN_GGUF = {
+    **{key.replace("llama.", "mistral3."): value for key, value in GGUF.items()},
+    "general.architecture": "mistral3",
+    "mistral3.rope.scaling.type": "yarn",
+    "mistral3.rope.scaling.factor": 4.0,
+    "mistral3.rope.scaling.original_context_length": 64,
+    "mistral3.rope.scaling.yarn_beta_fast": 32.0,
+    "mistral3.attention.temperature_scale": 0.1,
 }
 
 
@@ -182,19 +208,11 @@ def test_gelu_of_gemma_is_the_approximation():
 
 
 def test_keys_of_gpt2():
-    gpt2 = {
-        "model_type": "gpt2",
-        "vocab_size": 256,
-        "n_embd": 48,
-        "n_layer": 2,
-        "n_head": 3,
-        "n_positions": 40,
-    }
-    config = hf(gpt2)
+    config = hf(GPT2)
     assert (config.hidden, config.n_layers, config.n_heads, config.ffn) == (48, 2, 3, 192)
     assert (config.context_length, config.max_context, hf().max_context) == (40, 40, None)
     assert (config.gated, config.tied, config.activation) == (False, True, "gelu_tanh")
-    assert hf(gpt2, n_inner=100).ffn == 100
+    assert hf(GPT2, n_inner=100).ffn == 100
     assert rotates(config) == [False, False]
 
 
@@ -206,6 +224,48 @@ def test_biases_by_switch():
     assert hf({**LLAMA, "model_type": "glm4"}, attention_bias=True).biases == qkv
     ffn = {"ffn_gate", "ffn_up", "ffn_down"}
     assert hf({**LLAMA, "model_type": "ernie4_5"}, use_bias=True).biases == qkv | ffn | {"attn_output"}
+
+
+def test_experts():
+    mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
+    router = {"model.layers.1.block_sparse_moe.gate.weight": tensor(4, 64)}
+    config = config_from_hf(mixtral, {**TENSORS, **router})
+    assert config.experts == Experts(count=4, top=2, width=128)
+    assert [layer.experts for layer in config.layers] == [False, True]  # where there is a router
+    assert hf().experts is None
+    keys = {"expert_count": 4, "expert_used_count": 3, "expert_feed_forward_length": 32}
+    config = gguf(tensors={**TENSORS, "blk.0.ffn_gate_inp.weight": tensor(4, 64)}, **keys)
+    assert (config.arch, config.experts) == ("mixtral", Experts(count=4, top=3, width=32))
+    assert [layer.experts for layer in config.layers] == [True, False]
+    assert (gguf().arch, gguf(expert_count=0).arch) == ("llama", "llama")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_experts_per_tok": 5},
+        {"num_experts_per_tok": 0},
+        {"num_local_experts": 2**40},
+        {"num_local_experts": "4"},
+        {"n_group": 3},
+        {"n_group": 2, "topk_group": 3},
+        {"routed_scaling_factor": 0},
+        {"norm_topk_prob": 1},
+    ],
+)
+def test_damaged_routing(changes):
+    with pytest.raises(DamagedFile) as error:
+        hf({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, **changes)
+    assert not isinstance(error.value, UnsupportedModel)
+
+
+def test_experts_where_there_are_none():
+    with pytest.raises(UnsupportedModel, match="gemma3 with experts"):
+        gguf(GEMMA3_GGUF, expert_count=4)
+    with pytest.raises(UnsupportedModel, match="qwen2 with experts"):
+        hf({**LLAMA, "model_type": "qwen2"}, num_experts=4)
+    with pytest.raises(UnsupportedModel, match="expert_gating_func"):
+        gguf(expert_count=4, expert_used_count=2, expert_gating_func=3)
 
 
 def test_optional_keys():
@@ -349,6 +409,10 @@ def test_damaged_layer_types():
             "sliding_attention",
         ),
         ({"hidden_act": "relu2"}, "relu2", "silu"),
+        ({"use_cla": True}, "use_cla", "true"),
+        ({"scale_attn_weights": False}, "scale_attn_weights", "false"),
+        ({"use_bidirectional_attention": True}, "bidirectional", "true"),
+        ({"model_type": "mixtral", "num_local_experts": 4, "scoring_func": "x"}, "scoring_func", "sigmoid"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "BF16"),
     ],
 )
@@ -364,7 +428,6 @@ def test_unsupported_config_json(changes, named, listed):
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"expert_count": 8}, "expert"),
         ({"rope.scaling.type": "spiral"}, "spiral"),
         ({"attention.value_length": 8}, "8"),
         ({"attention.head_count": np.array([4, 2], np.int32)}, "head_count"),
@@ -400,14 +463,21 @@ JUNK = st.one_of(
 @given(data=st.data(), value=JUNK)
 def test_any_value_anywhere(data, value):
     """A wrong value gives a config or one line, never another exception."""
-    base = data.draw(st.sampled_from([LLAMA, GEMMA3, GGUF, GEMMA3_GGUF]))
+    base = data.draw(st.sampled_from([LLAMA, GEMMA3, PHI3, MIXTRAL, GPT2, GGUF, GEMMA3_GGUF, YARN_GGUF]))
     optional = ["layer_types", "rope_parameters", "text_config", "sliding_window_pattern", "attention_bias"]
+    optional += ["no_rope_layers", "rotary_dim", "logit_scale", "expert_count", "num_experts", "n_group"]
     key = data.draw(st.sampled_from([*base, *optional]))
+    if isinstance(base.get(key), dict):
+        inner = data.draw(st.sampled_from(list(base[key])))
+        value = {**base[key], inner: value}
     read = config_from_gguf if "general.architecture" in base else config_from_hf
     message = ""
     try:
         config = read({**base, key: value}, TENSORS)
         assert config.n_layers <= len(TENSORS)
+        for rope in {layer.rope for layer in config.layers} - {None}:
+            rope.inv_freq()
+            rope.inv_freq(rope.same_up_to + 1)
     except DamagedFile as error:
         message = str(error)
     assert "\n" not in message
@@ -416,5 +486,6 @@ def test_any_value_anywhere(data, value):
 def test_rows_are_complete():
     for name, arch in ARCHS.items():
         assert name == arch.name
-        assert {"attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down"} <= set(arch.layer)
+        assert {"attn_q", "attn_k", "attn_v", "attn_output"} <= set(arch.layer)
+        assert {"ffn_up", "ffn_down"} <= set(arch.layer) or {*PROJECTIONS, "ffn_gate_inp"} <= set(arch.layer)
         json.dumps(dict(arch.hf_defaults))

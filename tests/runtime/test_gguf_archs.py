@@ -91,6 +91,66 @@ CASES = {
     "starcoder2": ("starcoder2", {"attention.sliding_window": 16}),
     "gpt2-original": ("gpt2", {}),
     "gpt-neox": ("gptneox", {"rope.dimension_count": 8, "use_parallel_residual": True}),
+    "mixtral": ("llama", {"expert_count": 4, "expert_used_count": 2}),
+    "qwen2-moe": (
+        "qwen2moe",
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
+    "qwen3-moe": (
+        "qwen3moe",
+        {"expert_count": 8, "expert_used_count": 2, "expert_feed_forward_length": 32},
+    ),
+    "gpt-oss": (
+        "gpt-oss",
+        {
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "attention.sliding_window": 16,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 64,
+        },
+    ),
+    "glm4-moe": (
+        "glm4moe",
+        {
+            "rope.dimension_count": 16,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_shared_count": 1,
+            "expert_feed_forward_length": 32,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
+    "minimax-m2": (
+        "minimax-m2",
+        {
+            "rope.dimension_count": 16,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_gating_func": 2,
+        },
+    ),
+    "ernie4.5-moe": (
+        "ernie4_5-moe",
+        {
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 64,
+            "interleave_moe_layer_step": 1,
+        },
+    ),
 }
 
 
@@ -111,7 +171,7 @@ def test_gguf_of_a_fixture(conformance, feed, tmp_path, name):
     reference = np.load(conformance(name) / "reference.npz")
     logits = feed(ReferenceMachine(program, n_pages=3), PageTable(3), reference["input_ids"])
     expected = reference["logits_full" if "logits_full" in reference else "logits"]
-    np.testing.assert_allclose(logits[reference["rows"]], expected, rtol=0, atol=3e-4)
+    np.testing.assert_allclose(logits[reference["rows"]], expected, rtol=0, atol=4e-4)
     assert ARCHS[config.arch].gguf == arch
 
 
@@ -152,3 +212,16 @@ def test_damaged_tensors(conformance, tmp_path, name, change, message):
             tensors[tensor] = QTensor(tensor, FORMATS["F32"], shape, data)
     with pytest.raises(DamagedFile, match=message):
         Weights(config_from_gguf(file.metadata, tensors), tensors)
+
+
+def test_layers_for_predicting_more_tokens_are_skipped(conformance, tmp_path):
+    """In GGUF files they count as layers."""
+    arch, keys = CASES["glm4-moe"]
+    file = GGUFFile.open(as_gguf(conformance("glm4-moe"), tmp_path / "model.gguf", arch, **keys))
+    tensors = {**file.tensors, "blk.2.nextn.enorm.weight": file.tensors["output_norm.weight"]}
+    with pytest.raises(DamagedFile, match=r"blk\.2\.nextn"):
+        Weights(config_from_gguf(file.metadata, tensors), tensors)
+    metadata = {**file.metadata, "glm4moe.block_count": 3, "glm4moe.nextn_predict_layers": 1}
+    config = config_from_gguf(metadata, tensors)
+    assert config.n_layers == 2
+    Weights(config, tensors)

@@ -12,10 +12,11 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
+from kukri.runtime.activations import ACTIVATIONS, sigmoid
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_hf
 from kukri.runtime.program import build_program
-from kukri.runtime.reference import ACTIVATIONS, ReferenceMachine
+from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
 
 RNG = np.random.default_rng(7)
@@ -117,6 +118,102 @@ def test_grow_queries():
     got = run(machine_of(op, q=q), batch([0, 7, 8, 31]), "q")
     expected = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(4)]
     np.testing.assert_allclose(got, np.repeat(np.array(expected)[:, None], 2, axis=1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_sigmoid_gate(width):
+    gate, x = RNG.normal(size=(3, width)).astype(np.float32), RNG.normal(size=(3, 4)).astype(np.float32)
+    op = ops.SigmoidGate(buffer("gate", width), buffer("x", 4))
+    got = run(machine_of(op, gate=gate, x=x), batch([0, 1, 2]), "x")
+    np.testing.assert_allclose(got, x / (1 + np.exp(-gate)), rtol=1e-6)
+
+
+def route(scores, top=2, **how) -> tuple[list[list[int]], np.ndarray]:
+    """The experts chosen for each row of scores, and their shares."""
+    scores = np.array(scores, np.float32)
+    op = ops.Route(*(buffer("s", scores.shape[1]), buffer("e", top), buffer("w", top)), **how)
+    machine = machine_of(op, s=scores)
+    chosen = run(machine, batch(range(len(scores))), "e").astype(int).tolist()
+    return chosen, machine.buffers["w"]
+
+
+def test_route_by_softmax():
+    scores = np.log([[1.0, 4.0, 3.0, 2.0], [2.0, 2.0, 1.0, 2.0]])
+    chosen, shares = route(scores, scoring="softmax", normalised=False)
+    assert chosen == [[1, 2], [0, 1]]  # lower numbers first among equals
+    np.testing.assert_allclose(shares, [[0.4, 0.3], [2 / 7, 2 / 7]], rtol=1e-6)
+    _, shares = route(scores, scoring="softmax", scale=2.0)
+    np.testing.assert_allclose(shares, [[8 / 7, 6 / 7], [1, 1]], rtol=1e-6)
+
+
+def test_route_with_a_bias_for_the_choice_only():
+    scores = [[-1.0, 0.0, 1.0, 2.0]]
+    bias = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
+    chosen, shares = route(scores, scoring="sigmoid", bias=bias, normalised=False)
+    assert chosen == [[0, 3]]
+    np.testing.assert_allclose(shares, [[1 / (1 + math.e), 1 / (1 + math.exp(-2))]], rtol=1e-6)
+
+
+def test_route_within_groups():
+    """The two best of a group decide, not the best: the second group has 0.9 and nothing else."""
+    probabilities = np.array([[0.6, 0.55, 0.9, 0.1, 0.5, 0.45]])
+    scores = np.log(probabilities / (1 - probabilities))
+    how = {"scoring": "sigmoid", "groups": 3, "normalised": False}
+    assert route(scores, top_groups=1, **how)[0] == [[0, 1]]
+    assert route(scores, top_groups=2, **how)[0] == [[2, 0]]
+    assert route(scores, top=3, top_groups=3, **how)[0] == [[2, 0, 1]]
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.5])
+@pytest.mark.parametrize("biased", [False, True])
+def test_moe(limit, biased):
+    x = RNG.normal(size=(3, 4)).astype(np.float32)
+    gate, up = (RNG.normal(size=(5, 6, 4)).astype(np.float32) for _ in range(2))
+    down = RNG.normal(size=(5, 3, 6)).astype(np.float32)
+    biases = [RNG.normal(size=(5, n)).astype(np.float32) if biased else None for n in (6, 6, 3)]
+    chosen = np.array([[4, 0], [0, 2], [2, 4]], np.float32)  # never 1 or 3
+    shares = RNG.normal(size=(3, 2)).astype(np.float32)
+    op = ops.MoE(
+        *(buffer("x", 4), buffer("e", 2), buffer("w", 2), buffer("y", 3)),
+        *(tuple(matrix(m) for m in stack) for stack in (gate, up, down)),
+        "silu",
+        *biases,
+        limit=limit,
+        alpha=1.5,
+    )
+    expected = np.zeros((3, 3))
+    for row in range(3):
+        for e, share in zip(chosen[row].astype(int), shares[row], strict=True):
+            g, u = gate[e] @ x[row], up[e] @ x[row]
+            if biased:
+                g, u = g + biases[0][e], u + biases[1][e]
+            if limit:
+                g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
+            inner = g * sigmoid(1.5 * g) * (u + 1) if limit else g * sigmoid(g) * u
+            expected[row] += share * (down[e] @ inner + (biases[2][e] if biased else 0))
+    got = run(machine_of(op, x=x, e=chosen, w=shares), batch([0, 1, 2]), "y")
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_sinks_take_their_share_of_attention():
+    """With keys of zeros all scores are equal: n tokens and exp(sink) share what there is."""
+    heads, n = 2, 3
+    sinks = np.log(np.array([1.0, 5.0], np.float32))
+    q, k = np.ones((n, heads * 2), np.float32), np.zeros((n, 2), np.float32)
+    v = np.ones((n, 2), np.float32)
+    op = ops.Attend(
+        *(buffer("q", 4), buffer("k", 2), buffer("v", 2), buffer("a", 4)),
+        layer=0,
+        heads=heads,
+        kv_heads=1,
+        head_dim=2,
+        scale=1.0,
+        sinks=sinks,
+    )
+    machine = machine_of(op, layers=[ops.CacheLayer(1, 2)], q=q, k=k, v=v)
+    got = run(machine, batch([0, 1, 2]), "a")
+    expected = [[m / (m + s) for s in (1, 1, 5, 5)] for m in (1, 2, 3)]
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_rope_by_length():

@@ -173,6 +173,19 @@ def test_norms_of_gemma3(conformance):
     np.testing.assert_array_equal(weights.norm("output_norm.weight"), stored + np.float32(1))
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # the second is tied
+def test_a_bias_on_the_output(conformance, feed, name):
+    checkpoint = Checkpoint.open(conformance(name))
+    bias = np.arange(256, dtype=np.float32)
+    logits = []
+    for more in ({}, {"lm_head.bias": float_tensor("lm_head.bias", bias)}):
+        tensors = {**checkpoint.tensors, **more}
+        config = config_from_hf(checkpoint.config, tensors)
+        machine = ReferenceMachine(build_program(config, Weights(config, tensors)), n_pages=1)
+        logits.append(feed(machine, PageTable(1), [5, 6, 7]))
+    np.testing.assert_allclose(logits[1], logits[0] + bias, atol=1e-4)
+
+
 @pytest.mark.parametrize("prefix", ["model.language_model.", "model.", ""])
 def test_prefixes_of_names(conformance, prefix):
     """Wrappers of the text model are written with several prefixes; bare ones without any."""
@@ -212,6 +225,55 @@ def test_names_of_gpt2_with_and_without_a_prefix(conformance):
     tensors = {f"transformer.{name}": tensor for name, tensor in checkpoint.tensors.items()}
     tensors["lm_head.weight"] = tensors["transformer.wte.weight"]  # newer files have it, tied as it is
     Weights(config_from_hf(checkpoint.config, tensors), tensors)
+
+
+def stacked_experts(tensors: dict[str, QTensor], block: str) -> dict[str, QTensor]:
+    """The same with one tensor for gate and up of all experts, and one for down, as newer files have them."""
+    out = {name: tensor for name, tensor in tensors.items() if f"{block}.experts." not in name}
+    for i in range(2):
+        prefix = f"model.layers.{i}.{block}.experts"
+        each = [[tensors[f"{prefix}.{e}.w{n}.weight"].dequantize() for e in range(4)] for n in (1, 3, 2)]
+        gate, up, down = (np.stack(matrices) for matrices in each)
+        out[f"{prefix}.gate_up_proj"] = float_tensor("", np.concatenate([gate, up], axis=1))
+        out[f"{prefix}.down_proj"] = float_tensor("", down)
+    return out
+
+
+def test_stacked_experts_are_views(conformance):
+    checkpoint = Checkpoint.open(conformance("mixtral"))
+    config = config_from_hf(checkpoint.config, checkpoint.tensors)
+    tensors = stacked_experts(checkpoint.tensors, "block_sparse_moe")
+    single, stacked = Weights(config, checkpoint.tensors), Weights(config, tensors)
+    for stem in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
+        pairs = zip(single.experts(1).matrices[stem], stacked.experts(1).matrices[stem], strict=True)
+        for one, other in pairs:
+            np.testing.assert_array_equal(one.dequantize(), other.dequantize())
+    whole = tensors["model.layers.1.block_sparse_moe.experts.gate_up_proj"]
+    assert np.shares_memory(stacked.experts(1).matrices["ffn_up_exps"][3].data, whole.data)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name", "shape", "message"),
+    [
+        ("mixtral", "layers.0.block_sparse_moe.experts.3.w2.weight", None, "is missing"),
+        ("mixtral", "layers.1.block_sparse_moe.experts.0.w1.weight", (63, 64), "has shape"),
+        ("mixtral", "layers.1.block_sparse_moe.experts.4.w1.weight", (64, 64), "has no place"),
+        ("mixtral", "layers.1.block_sparse_moe.gate.weight", (5, 64), "has shape"),
+        ("gpt-oss", "layers.0.mlp.experts.gate_up_proj", (4, 64, 127), "has shape"),
+        ("gpt-oss", "layers.0.mlp.experts.down_proj_bias", (3, 64), "has shape"),
+        ("gpt-oss", "layers.0.self_attn.sinks", (3,), "has shape"),
+        ("glm4-moe", "layers.1.mlp.shared_experts.up_proj.weight", None, "is missing"),
+        ("glm4-moe", "layers.3.mlp.up_proj.weight", (1, 1), "has no place"),  # one layer more is skipped
+    ],
+)
+def test_damaged_experts(conformance, fixture, name, shape, message):
+    checkpoint = Checkpoint.open(conformance(fixture))
+    tensors = dict(checkpoint.tensors)
+    tensors.pop(f"model.{name}", None)
+    if shape:
+        tensors[f"model.{name}"] = float_tensor(name, np.zeros(shape))
+    with pytest.raises(DamagedFile, match=f"{name}.* {message}"):
+        Weights(config_from_hf(checkpoint.config, tensors), tensors)
 
 
 def test_a_bias_on_a_norm_is_refused():
