@@ -1,19 +1,12 @@
-"""What the CPU machine has no kernels for yet: it would skip such an op, or overlook such a field."""
+"""What the CPU machine has no kernels for yet."""
 
 from __future__ import annotations
 
 from . import ops
 
+MISSING: tuple[type, ...] = ()
+
 
 def cpu_gaps(program: ops.Program) -> list[str]:
-    """The ops and fields of a program that the CPU machine cannot run, each once, for an error message."""
-    return list(dict.fromkeys(gap for op in program.ops for gap in _gaps(op)))
-
-
-def _gaps(op: ops.Op) -> list[str]:
-    match op:
-        case ops.SigmoidGate() | ops.Route() | ops.MoE():
-            return [type(op).__name__]
-        case ops.Attend() if op.sinks is not None:
-            return ["Attend with sinks"]
-    return []
+    """The ops of a program that the CPU machine cannot run, each once, for an error message."""
+    return list(dict.fromkeys(type(op).__name__ for op in program.ops if isinstance(op, MISSING)))
