@@ -2,8 +2,8 @@
 
     python scripts/bench_tokenizer.py TEXT TOKENIZER...
 
-TEXT is a file of English text (maybe gzipped), a TOKENIZER anything that kukri.load_tokenizer takes. Each runs in a
-process of its own, and prints one line:
+TEXT is a file of English text (maybe gzipped), a TOKENIZER anything that kukri.load_tokenizer takes. Each
+runs in a process of its own, and prints one line:
 
     load    milliseconds, imports apart
     whole   MB/s of the whole text, by a tokenizer that has seen nothing before, and again

@@ -36,7 +36,7 @@ def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) ->
 
 
 class ProductRanks(Lookup):
-    """Ranks of pairs that are worked out from the id of what the pair makes: `rank` is given it and the pair."""
+    """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair."""
 
     def __init__(self, vocab: Lookup, joiner: str, rank: Callable[[int, str], int]) -> None:
         super().__init__(absent=NO_RANK)
@@ -81,7 +81,7 @@ def _in_order(merges: Strings, first: int) -> Callable[[int, str], int]:
 
 def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
     """Ranks of pairs without a joiner, by the scores (float [n]) of the vocabulary."""
-    # the bits of a float64, read as an integer, are in the order of the numbers (once negative ones are turned)
+    # the bits of a float64, read as an integer, are in the order of the numbers once negative ones are turned
     numbers = np.where(np.isnan(scores), -np.inf, scores).astype(np.float64) + 0.0
     bits = numbers.view(np.int64)
     order = memoryview(bits ^ ((bits >> 63) & np.int64((1 << 63) - 1)))

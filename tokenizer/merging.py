@@ -1,8 +1,8 @@
 """The merge loop of byte-pair encoding, over numbers instead of texts.
 
-A symbol is the id of its entry, or `NOT_IN_VOCAB` plus a code point. What becomes of two neighbours is one number,
-their rank above the id of the entry that they make, so that the smallest of several is the pair to join next and
-tells what takes its place.
+A symbol is the id of its entry, or `NOT_IN_VOCAB` plus a code point. What becomes of two neighbours is one
+number, their rank above the id of the entry that they make, so that the smallest of several is the pair to
+join next and tells what takes its place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The vocabulary and the merges of a tokenizer.json without an object for each of their strings.
 
-A tokenizer.json is JSON of up to 30 MB, nearly all of it in these two places, and nearly always written by the
-same program. Where it is laid out as usual its strings are cut out with array operations; any other layout is
-left to the `json` module, also to find out what is wrong with it.
+A tokenizer.json has up to 30 MB, nearly all of it in these two places, and is nearly always written by the
+same program. Where it is laid out as usual its strings are cut out with array operations; any other
+layout is left to the `json` module, also to find out what is wrong with it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class PackedVocabulary(NamedTuple):
 
 
 def read_packed(raw: bytes) -> PackedVocabulary | None:
-    """The parts of a tokenizer.json whose ids are 0, 1, 2, …; None where the file is laid out in another way."""
+    """The parts of a tokenizer.json whose ids are 0, 1, 2, …; None where it is laid out in another way."""
     start = _VOCAB.search(raw)
     between = start and _MERGES.search(raw, start.end())
     stop = raw.rfind(b"]")
@@ -63,7 +63,10 @@ def _vocabulary(raw: bytes) -> Strings | None:
     numbers = outside.translate(None, b":")
     if n < 1 or len(outside) != len(numbers) + n or numbers.count(b",") != n - 1 or numbers.strip(_NUMBERS):
         return None
-    if not np.array_equal(np.array(numbers.split(b","), "S8").astype(np.int64), np.arange(n)):
+    digits = sum(max(0, n - 10**k) for k in range(1, 8)) + n
+    if len(numbers) != digits + n - 1 or not np.array_equal(
+        np.array(numbers.split(b","), "S8").astype(np.int64), np.arange(n)
+    ):
         return None
     return _packed(strings, n)
 
@@ -83,7 +86,7 @@ def _merges(raw: bytes) -> Strings | None:
 
 
 def _strings(raw: bytes) -> tuple[bytes, bytes]:
-    """The strings, still escaped, with a zero byte before, between and after them; what is outside of them."""
+    """The strings, still escaped, a zero byte before, between and after them; and what is outside of them."""
     text = np.frombuffer(raw, np.uint8).copy()
     quotes = text == _QUOTE
     for escape in _ESCAPED_QUOTE.finditer(raw):

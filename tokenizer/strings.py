@@ -1,7 +1,7 @@
-"""Vocabularies of hundreds of thousands of texts without an object for each: packed texts and looking them up.
+"""Vocabularies of hundreds of thousands of texts without an object for each.
 
-A start reads a vocabulary whole but uses a hundredth of it, and making a Python string and a dictionary's slot
-for every entry would take most of its time.
+A start reads a vocabulary whole but uses a hundredth of it, and making a Python string and a slot of a
+dictionary for every entry would take most of its time.
 """
 
 from __future__ import annotations
@@ -69,9 +69,11 @@ class Replaced(Sequence[str | None]):
     def __getitem__(self, index: int) -> str | None: ...
     @overload
     def __getitem__(self, index: slice) -> list[str | None]: ...
-    def __getitem__(self, index: int | slice) -> str | None | list[str | None]:
+    def __getitem__(self, index: int | slice) -> str | list[str | None] | None:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._size))]
+        if not 0 <= index < self._size:
+            raise IndexError(index)
         changed = self._changes.get(index)
         return self._pieces[index] if changed is None and index < len(self._pieces) else changed
 
@@ -94,7 +96,7 @@ class PackedLookup(Lookup):
 
     The first look-up sorts the texts into buckets by their first and last 8 bytes, which takes a tenth of
     the time that a dictionary of them would; after `patience` look-ups a dictionary is made after all.
-    `usable` has a byte for each text; those with 0 are as good as absent.
+    `usable` has a byte for each text; those with 0 are as good as not there.
     """
 
     def __init__(
@@ -135,8 +137,8 @@ class PackedLookup(Lookup):
         bucket = (first * _FIRST + last * _LAST + len(raw) * _SIZE) >> 48 & _BUCKETS - 1
         blob, entry = self._texts.blob, b"\0%b\0" % raw
         for i in reversed(order[bounds[bucket] : bounds[bucket + 1]].tolist()):
-            if blob.startswith(entry, starts[i] - 1):
-                return i if self._usable is None or self._usable[i] else self.absent
+            if blob.startswith(entry, starts[i] - 1) and (self._usable is None or self._usable[i]):
+                return i
         return self.absent
 
     @cached_property
