@@ -70,7 +70,7 @@ def _in_order(merges: Strings, first: int) -> Callable[[int, str], int]:
     piece is cut in two must be compared."""
     spaces = np.flatnonzero(merges.raw == _SPACE)
     characters = np.cumsum((merges.raw & 0xC0) != 0x80, dtype=np.int32)
-    cuts = memoryview(characters[spaces] - characters[merges.starts - 1] - 1)
+    cuts = (characters[spaces] - characters[merges.starts - 1] - 1).data
     stop = first + len(merges)
 
     def rank(id: int, pair: str) -> int:
@@ -84,7 +84,7 @@ def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
     # the bits of a float64, read as an integer, are in the order of the numbers once negative ones are turned
     numbers = np.where(np.isnan(scores), -np.inf, scores).astype(np.float64) + 0.0
     bits = numbers.view(np.int64)
-    order = memoryview(bits ^ ((bits >> 63) & np.int64((1 << 63) - 1)))
+    order = (bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))).data
     return ProductRanks(vocab, "", lambda id, pair: -order[id])
 
 

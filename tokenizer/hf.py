@@ -23,13 +23,14 @@ from .pretokenize import Split, chain_steps, no_step, parts_at_spaces, spell_byt
 from .spm import SPACE, SentencePieceFile, byte_ids
 from .spm import parts_at_spaces as piece_parts
 from .strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
+from .tekken import tekken_tokenizer
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, a tokenizer.model, or a folder with one of them.
+    """The tokenizer of a tokenizer.json, tokenizer.model or tekken.json, or a folder with one of them.
 
     In a folder, tokenizer_config.json names begin and end tokens, and the chat template comes from there
     or from chat_template.jinja or .json. A tokenizer.model on its own behaves as in SentencePiece:
@@ -42,7 +43,11 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
             return _from_json(path / "tokenizer.json", config, _chat_templates(path, config))
         if (path / "tokenizer.model").is_file():
             return _from_model(path / "tokenizer.model", config, _chat_templates(path, config))
-        raise TokenizerError(f"{path}: neither tokenizer.json nor tokenizer.model in this folder")
+        if (path / "tekken.json").is_file():
+            return _from_json(path / "tekken.json", config, _chat_templates(path, config))
+        raise TokenizerError(
+            f"{path}: neither tokenizer.json nor tokenizer.model nor tekken.json in this folder"
+        )
     if path.suffix == ".model":
         return _from_model(path, {}, {})
     return _from_json(path, {}, {})
@@ -98,6 +103,8 @@ def _from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, st
     if not content:
         raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
     try:
+        if path.name.startswith("tekken") or ("model" not in content and "vocab" in content):
+            return tekken_tokenizer(content, templates)
         return _build(content, packed, config, templates)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None

@@ -30,7 +30,7 @@ class Strings(Sequence[str]):
         zeros = np.flatnonzero(self.raw == 0)
         self.starts = zeros[:-1] + 1  # int64 [n]
         self.stops = zeros[1:]
-        self._starts, self._stops = memoryview(self.starts), memoryview(self.stops)
+        self._starts, self._stops = self.starts.data, self.stops.data
 
     @classmethod
     def pack(cls, texts: Sequence[str]) -> Strings | None:
@@ -165,4 +165,4 @@ class PackedLookup(Lookup):
         order = np.argsort(bucket, kind="stable").astype(np.int32)  # a radix sort
         bounds = np.zeros(_BUCKETS + 1, np.int64)
         np.cumsum(counts, out=bounds[1:])
-        return memoryview(order), memoryview(bounds), memoryview(texts.starts)
+        return order.data, bounds.data, texts.starts.data
