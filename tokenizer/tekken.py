@@ -39,7 +39,7 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
         raise TokenizerError(f"tekken.json: {n_control} control tokens of {size}")
     entries = value(content, "vocab", list)[: size - n_control]
     try:
-        raw = [base64.b64decode(entry["token_bytes"]) for entry in entries]
+        raw = [base64.b64decode(entry["token_bytes"], validate=True) for entry in entries]
     except (TypeError, KeyError, binascii.Error, ValueError):
         raise TokenizerError("tekken.json: vocab has an entry without token_bytes in base64") from None
     words = [text.decode("latin-1").translate(_SYMBOLS) for text in raw]
