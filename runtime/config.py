@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import ARCHS, Arch
-from .experts import Experts, experts_from_gguf, experts_from_hf
+from .experts import EXPERT_COUNTS, Experts, experts_from_gguf, experts_from_hf
 from .fields import Fields, UnsupportedModel, show
 from .layers import Layer, ffn_width, layers_from_gguf, layers_from_hf
 from .names import Names
@@ -127,7 +127,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     rows = [row for row in ARCHS.values() if row.gguf == name and name]
     if not rows:
         raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
-    arch = _best(rows, tensors, from_gguf=True)
+    arch = _best(rows, bool(metadata.get(f"{name}.expert_count")))
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
     experts, names = experts_from_gguf(keys, arch, tensors), Names(arch, tensors, from_gguf=True)
@@ -194,7 +194,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     rows = [row for row in ARCHS.values() if name in row.hf]
     if not rows:
         raise _unsupported(name, [kind for row in ARCHS.values() for kind in row.hf])
-    arch = _best(rows, tensors, from_gguf=False)
+    counts = Fields({**rows[0].hf_defaults, **keys.values}, keys.source)
+    arch = _best(rows, any(counts.integer(key, 0, low=0) for key in EXPERT_COUNTS))
     if "quantization_config" in outer or "quantization_config" in keys:
         raise UnsupportedModel(
             "quantised checkpoints (quantization_config) are not supported; F32, F16 and BF16 are"
@@ -270,14 +271,9 @@ def _of_row(arch: Arch) -> dict[str, Any]:
     }
 
 
-def _best(rows: list[Arch], held: Mapping[str, QTensor], from_gguf: bool) -> Arch:
-    """Of rows with the same name in files, the one whose first layer is like the file's: with or without
-    experts."""
-    router = "blk.0.ffn_gate_inp"
-    routed = [row for row in rows if "ffn_gate_inp" in row.layer]
-    dense = [row for row in rows if row not in routed]
-    found = any(Names(row, held, from_gguf)(f"{router}.weight") in held for row in routed)
-    return ((routed if found else dense) or rows)[0]
+def _best(rows: list[Arch], routed: bool) -> Arch:
+    """Of rows with the same name in files, the one with or without experts."""
+    return next((row for row in rows if ("ffn_gate_inp" in row.layer) == routed), rows[0])
 
 
 def _norms(arch: Arch, n_layers: int, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:

@@ -20,7 +20,7 @@ from .names import Names
 
 MAX_EXPERTS = 1 << 16
 PROJECTIONS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _SCORINGS: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}  # expert_gating_func
 
 
@@ -80,7 +80,7 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
 
 def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Experts | None:
     """None for a dense model. Raises DamagedFile; UnsupportedModel for experts that `arch` does not have."""
-    named = next((key for key in _COUNTS if key in keys), None)
+    named = next((key for key in EXPERT_COUNTS if key in keys), None)
     count = keys.integer(named, low=0, high=MAX_EXPERTS) if named else 0
     if not named or not count:
         return None

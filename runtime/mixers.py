@@ -62,7 +62,7 @@ class Mixer:
         grouped = r.groups * r.state_size
         sizes = (r.inner, grouped, grouped) if r.kind == "scan" else (r.channels, 0, 0)
         # A convolution's scaled inputs are its scaled weights.
-        weight = weight * np.repeat(np.float32(of_mix), sizes)[:, None]
+        weight = weight * np.repeat(np.array(of_mix, np.float32), sizes)[:, None]
         ops: list[Op] = [
             linear("ssm_mix", n, mix),  # mix [rows, channels]
             linear("ssm_z", n, z),  # z [rows, inner]

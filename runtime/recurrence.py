@@ -96,22 +96,16 @@ def by_tensors(
     if not arch.recurrence:
         return layers
 
-    def has(i: int, stem: str) -> bool:
-        return stem in arch.layer and names(f"blk.{i}.{stem}.weight") in held
+    def has(i: int, part: str) -> bool:
+        stems = (stem for stem in arch.layer if stem.startswith(part) and not stem.endswith("norm"))
+        return any(names(f"blk.{i}.{stem}.weight") in held for stem in stems)
 
-    found = tuple(
-        replace(
-            layer,
-            attends=has(i, "attn_output"),
-            recurs=has(i, "ssm_out"),
-            feeds=layer.experts or has(i, "ffn_down"),
-        )
-        for i, layer in enumerate(layers)
-    )
-    for i, layer in enumerate(found):
-        if not (layer.attends or layer.recurs or layer.feeds):
-            raise DamagedFile(f"layer {i} has no tensors of attention, recurrence or FFN")
-    return found
+    found = []
+    for i, layer in enumerate(layers):
+        parts = has(i, "attn_"), has(i, "ssm_"), layer.experts or has(i, "ffn_")
+        attends, recurs, feeds = parts if any(parts) else (True, False, True)  # whose tensors will be missed
+        found.append(replace(layer, attends=attends, recurs=recurs, feeds=feeds))
+    return tuple(found)
 
 
 def recurrence_from_gguf(keys: Fields, arch: Arch, layers: tuple[Layer, ...]) -> Recurrence | None:

@@ -128,7 +128,7 @@ class ReferenceMachine:
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, -1)
+        parts = x.reshape(len(x), op.groups, op.x.width // op.groups)
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
         normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, parts.shape[-1])
         self.buffers[op.out.name] = normed.reshape(x.shape)

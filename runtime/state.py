@@ -71,6 +71,7 @@ class SequenceStates:
 
     def restore(self, sequence: int, saved: SavedState) -> None:
         """Make `saved` a sequence's state."""
+        self.lengths[sequence] = UNKNOWN  # Ctrl-C may come in between
         for array, kept in zip(self.arrays, saved.arrays, strict=True):
             array[sequence] = kept
         self.lengths[sequence] = saved.length

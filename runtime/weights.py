@@ -143,7 +143,7 @@ class Weights:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
             if turned:
                 tensor = _transposed(tensor)
-            if order := _by_groups(config, [name for name, _ in parts]):
+            if order := _by_groups(config, stored, [name for name, _ in parts]):
                 tensor = _by_projection(tensor, *order)
             self._tensors |= _split(tensor, parts)
         self._experts: dict[int, ExpertTensors] = {}
@@ -225,7 +225,7 @@ def _reshaped(tensor: QTensor, shape: tuple[int, ...]) -> QTensor:
     return replace(tensor, shape=shape, data=tensor.data.reshape(math.prod(shape[:-1]), -1))
 
 
-def _by_groups(config: ModelConfig, names: list[str]) -> tuple[int, list[int]] | None:
+def _by_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
     """How many groups the rows of a tensor that is kept for several projections come in, and how many rows of
     each projection are in a group; None if the projections just follow each other."""
     arch, c, r = ARCHS[config.arch], config, config.recurrence
@@ -235,7 +235,7 @@ def _by_groups(config: ModelConfig, names: list[str]) -> tuple[int, list[int]] |
     if len(stems) > 1 and arch.hf_qkv_by_head and not c.from_gguf:
         if c.n_heads != c.n_kv_heads:
             raise DamagedFile(
-                f"{names[0]} goes by heads, which queries, keys and values must have alike many of"
+                f"tensor {stored} goes by heads, which queries, keys and values must have alike many of"
             )
         return c.n_heads, [c.head_dim] * 3
     if r and stems == ["ssm_mix", "ssm_z"]:

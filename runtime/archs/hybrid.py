@@ -173,6 +173,7 @@ GRANITE4 = replace(
         "position_embedding_type": "none",
         "shared_intermediate_size": 1024,
         "num_local_experts": 8,
+        "num_experts_per_tok": 8,
         "mamba_n_heads": 128,
         "mamba_expand": 2,
     },
