@@ -12,16 +12,14 @@ def cpu_gaps(program: ops.Program) -> list[str]:
 
 def _gaps(op: ops.Op) -> list[str]:
     match op:
-        case ops.SigmoidGate() | ops.Route() | ops.MoE():
-            return [type(op).__name__]
         case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
             return [type(op).__name__]
         case ops.RMSNorm() if len(op.weight) * op.groups != op.x.width:
             return ["RMSNorm of parts with weights of their own"]
+        case ops.MoE() if not op.gate:
+            return ["MoE without gates"]
         case ops.GatedActivation() if op.scale != 1.0:
             return ["GatedActivation with a scale"]
-        case ops.GatedActivation() | ops.Activation() if op.kind in ("relu2", "identity"):
+        case ops.GatedActivation() | ops.Activation() | ops.MoE() if op.kind in ("relu2", "identity"):
             return [f"the activation {op.kind}"]
-        case ops.Attend() if op.sinks is not None:
-            return ["Attend with sinks"]
     return []

@@ -9,7 +9,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
-from .layout import Layout
+from .layout import Layout, matrices_of
 from .lowering import Lowering
 from .processors import default_threads
 from .records import STEP
@@ -114,8 +114,7 @@ class CpuMachine:
 def cache_type(program: ops.Program, kv_type: str) -> str:
     """The cache's element type, one of `CACHE_TYPES`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
-        weights = [op.weight for op in program.ops if isinstance(op, ops.MatMul)]
-        if all(w.format.is_float for w in weights):
+        if all(weight.format.is_float for weight in matrices_of(program)):
             return "F32"
         return "F16" if _uneven_keys(program) else "Q8_0"
     if kv_type.upper() not in CACHE_TYPES:

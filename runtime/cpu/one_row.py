@@ -13,6 +13,7 @@ from typing import Any
 from ...quant.kernel import Kernel
 from .. import ops
 from . import sizes
+from .experts import OneRowExperts
 from .instructions import OTHER
 from .kernels import (
     ADD,
@@ -26,10 +27,10 @@ from .kernels import (
 from .layout import GatedMatMul, Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
-from .rows import RowsLowering, turns
+from .rows import turns
 
 
-class OneRow(RowsLowering):
+class OneRow(OneRowExperts):
     """What pointwise work writes are rows that each thread has of its own."""
 
     def __init__(
@@ -73,6 +74,10 @@ class OneRow(RowsLowering):
                 self._wrote(op.out, self._shared(op.out))
             case ops.Attend():
                 self._attend(op)
+            case ops.Route():
+                self._route(op)
+            case ops.MoE():
+                self._mix(op)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
@@ -201,7 +206,7 @@ class OneRow(RowsLowering):
             f"spans {op.heads} {op.head_dim}", 1, sizes.partials_bytes(op.heads, op.head_dim, max_tokens)
         )
         out = self._own(op.out)
-        fields = attention_fields(op, keys, values, q=q, k=k, v=v) | prepared
+        fields = attention_fields(self._memory, op, keys, values, q=q, k=k, v=v) | prepared
         fields |= {
             "scratch": scratch.address,
             "scratch_stride": scratch.private,

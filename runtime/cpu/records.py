@@ -30,7 +30,7 @@ STEP = record(
 )
 INSTRUCTION = record("kernel", "arguments", "barrier")  # barrier: all threads wait for each other after it
 
-SILU, GELU_TANH = 1, 2  # values of `gate`
+SILU, GELU_TANH, CLIPPED = 1, 2, 3  # values of `gate`
 
 MATMUL = record(
     "weights",  # panels
@@ -49,11 +49,22 @@ MATMUL = record(
     "out",
     "out_stride",
     "bias",  # float32 [n_panels · LANES], or 0
+    "other_bias",  # that of a pair's second panel, where it is of another matrix
     "accumulate",
     "gate",  # 0, or out = f(first panel's product) · second's, a pair being a panel of each of two matrices
     "on_wanted",  # only the rows whose logits are wanted
+    "rows_at",  # address of the int32 number of rows; 0: the step's
     "scratch",
     "scratch_stride",
+    # Matrices of several experts, one behind the other:
+    "expert_bytes",
+    "bias_stride",
+    "n_experts",  # of many rows: expert e has tiles[e] … tiles[e + 1] - 1 to itself; 0: one matrix for all
+    "tiles",  # int32 [n_experts + 1]
+    "choice",  # of a single row: address of the expert's number, a whole float32; 0: there is one matrix
+    "share",  # of a single row: address of the float32 that products count by
+    "choice_private",  # bytes between the threads' copies of these two
+    floats=("limit", "alpha"),  # of CLIPPED
 )
 
 EMBED = record(
@@ -88,6 +99,7 @@ POINTWISE = record(
     "bias",
     "length",
     "on_wanted",
+    "rows_at",  # as in MATMUL
     "every",
     "gate",
     "interleaved",
@@ -95,7 +107,7 @@ POINTWISE = record(
     "sin",
     "angle_stride",
     "n_angles",
-    floats=("number",),  # epsilon, attention factor, scale, growth or cap
+    floats=("number", "limit", "alpha"),  # epsilon, attention factor, scale, growth or cap; those of CLIPPED
 )
 
 QUANTIZE = record(
@@ -108,6 +120,50 @@ QUANTIZE = record(
     "seconds",
     "lists",
     "list_stride",
+    "on_wanted",
+    "rows_at",  # as in MATMUL
+)
+
+ROUTE = record(
+    "scores",  # float32 rows [n]
+    "scores_stride",
+    "scores_private",  # bytes between the threads' copies of a row, 0 if they share it
+    "experts",  # float32 rows [top]: whole numbers
+    "experts_stride",
+    "shares",  # float32 rows [top]
+    "shares_stride",
+    "private",  # the same of experts and of shares
+    "n",
+    "top",
+    "bias",  # float32 [n], or 0
+    "sigmoid",  # instead of softmax
+    "normalised",
+    "groups",
+    "top_groups",
+    "scratch",  # see `sizes`, a thread
+    "scratch_stride",
+    "on_wanted",
+    "every",
+    floats=("scale",),
+)
+
+# Rows dealt out to experts: copies of rows, those of an expert side by side in tiles of their own.
+DEAL = record(
+    "experts",  # float32 rows [top]
+    "experts_stride",
+    "shares",
+    "shares_stride",
+    "top",
+    "n_experts",
+    "x",  # float32 rows [width]: those that are dealt, or what came of them
+    "x_stride",
+    "out",
+    "out_stride",
+    "width",
+    "sources",  # int32 [dealt rows]: of which row each is a copy, -1 if it fills a tile
+    "places",  # int32 [rows, top]: which dealt row is its
+    "tiles",  # int32 [n_experts + 1]: each expert's first tile; behind them int32 [n_experts] to count with
+    "rows_at",  # int32: how many dealt rows there are
     "on_wanted",
 )
 
@@ -139,6 +195,7 @@ ATTENTION = record(
     "sin",
     "n_angles",
     "interleaved",
+    "sinks",  # float32 [heads], in units of ln 2; 0: none
     floats=("scale", "softcap", "norm_eps"),
 )
 

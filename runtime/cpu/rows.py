@@ -7,11 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from ...quant.block import QTensor
 from ...quant.kernel import Kernel
 from .. import ops
 from .instructions import ROWS, Instructions
-from .kernels import ADD, ADD_POSITIONS, ANGLES, EMBEDS, GATE, GELU_GATE, GROW, LAYER_NORM, RMS_NORM
-from .layout import GATES, GatedMatMul, Layout, Matrix, fused
+from .kernels import (
+    ADD,
+    ADD_POSITIONS,
+    ANGLES,
+    EMBEDS,
+    GATE,
+    GELU_GATE,
+    GROW,
+    LAYER_NORM,
+    RMS_NORM,
+    SIGMOID_GATE,
+)
+from .layout import GATES, Experts, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -44,7 +56,18 @@ class RowsLowering:
 
     def _shared(self, buffer: ops.Buffer) -> Region:
         """The buffer as all threads see it."""
-        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
+        return self._memory.rows(buffer.name, self._most(buffer), 4 * buffer.width)
+
+    def _most(self, buffer: ops.Buffer) -> int:
+        """The most rows that a step can have of a buffer."""
+        return self._layout.rows(buffer)
+
+    def _experts(self, tensors: tuple[QTensor, ...]) -> Experts:
+        return Experts(tuple(self._matrices[id(tensor)] for tensor in tensors))
+
+    def _expert_biases(self, biases: np.ndarray | None) -> tuple[int, int]:
+        """Address of float32 [experts, …] and bytes from one to the next; zeros if there are none."""
+        return (0, 0) if biases is None else self._memory.matrix(biases)
 
     def _embed_into(self, op: ops.Embed, out: Region) -> bool:
         """Look the step's tokens up, each thread by itself into a private region; False if the table is not
@@ -94,6 +117,8 @@ class RowsLowering:
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
+            case ops.SigmoidGate():
+                run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
             case ops.GrowQueries():
                 run(GROW, op.q, op.q, number=op.beta, length=op.length)
             case _:

@@ -64,7 +64,7 @@ def _attend_kernel(kind: Codes) -> EntryPoint:
                     lowest, highest = min(lowest, position), max(highest, position)
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.stage, a.head_dim, dim)
                     prepare_query(kind, a, m, i, m.stage, position)
-                    begin_sums(a, m, i)
+                    begin_sums(a, m, i, head + i % heads)
                 begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
                 attend_tile(
                     kind, FULL, a, s, m, n * heads, sequence, kv_head, begin, highest + 1, highest + 1
@@ -126,7 +126,7 @@ def _attend_one_kernel(kind: Codes) -> EntryPoint:
                             copy_padded(q + 4 * (head + i) * a.head_dim, m.stage, a.head_dim, dim)
                             _norm_and_rotate(a, m.stage, a.q_norm)
                             prepare_query(kind, a, m, i, m.stage, position)
-                        begin_sums(a, m, i)
+                        begin_sums(a, m, i, -1)
                     prepared = head
                     attend_tile(kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1)
                     for i in range(heads):
@@ -181,8 +181,12 @@ def combine(a: Any, s: Any, out: int) -> None:
     for head in range(a.heads):
         start = _partial(a, 0, head)
         peak, norm = LOWEST, np.float32(0.0)
+        if a.sinks != 0:
+            peak, norm = load_f32(a.sinks + 4 * head), np.float32(1.0)
+        sink = peak
         for i in range(count):
             peak = max(peak, load_f32(start + i * stride + 4 * dim))
+        norm *= exp2_of(sink - peak)
         for i in range(count):
             tail = start + i * stride + 4 * dim
             norm += load_f32(tail + 4) * exp2_of(load_f32(tail) - peak)

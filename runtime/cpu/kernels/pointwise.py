@@ -16,10 +16,10 @@ from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
 from ....quant.simd import as_pointer, fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
 from ..records import POINTWISE
-from .floats import tanh
+from .floats import sigmoid, tanh
 from .matmul import gated
 from .rotate import rotate
-from .views import reader, share, share_rows, step_at
+from .views import reader, rows_of, share, share_rows, step_at
 
 arguments_at = reader(POINTWISE)
 
@@ -34,7 +34,7 @@ def _floats(address: int, n: int) -> Any:
 def _my_rows(a: Any, s: Any, thread: int) -> Any:
     if a.every:
         return 0, 1
-    return share_rows(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
+    return share_rows(rows_of(a, s), thread, s.n_threads)
 
 
 @jit
@@ -135,13 +135,13 @@ def rope(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def gate(arguments: int, step: int, thread: int) -> None:
-    """out = f(x) · y; f is number `gate` of `matmul.gated`."""
+    """out = f(x) · y; f is `matmul.gated`."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
             x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
-            storev_f32(_out(a, thread, t) + i, gated(a.gate, x, y))
+            storev_f32(_out(a, thread, t) + i, gated(a, x, y))
 
 
 @kernel
@@ -193,6 +193,18 @@ def grow(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
+def sigmoid_gate(arguments: int, step: int, thread: int) -> None:
+    """out = sigmoid(y) · x; y has the width of x, or one number (`length`)."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        y = _y(a, thread, t)
+        for i in range(0, 4 * a.width, 4 * LANES):
+            gate = splat_f32(load_f32(y)) if a.length == 1 else loadv_f32(y + i)
+            storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) * sigmoid(gate))
+
+
+@kernel
 def select_rows(arguments: int, step: int, thread: int) -> None:
     """out[i] = x[wanted[i]]."""
     a, s = arguments_at(arguments), step_at(step)
@@ -209,7 +221,7 @@ def soft_cap(arguments: int, step: int, thread: int) -> None:
     a, s = arguments_at(arguments), step_at(step)
     cap, inverse = splat_f32(np.float32(a.number)), splat_f32(np.float32(1.0 / a.number))
     first, last = share((a.width + LANES - 1) // LANES, thread, s.n_threads)
-    for t in range(s.n_wanted if a.on_wanted else s.n_rows):
+    for t in range(rows_of(a, s)):
         for i in range(4 * LANES * first, 4 * LANES * last, 4 * LANES):
             at = a.x + t * a.x_stride + i
             storev_f32(at, cap * tanh(loadv_f32(at) * inverse))
