@@ -10,7 +10,9 @@ from collections.abc import Container
 
 from .archs import Arch
 
-_BARE = frozenset({"attn_sinks", "exp_probs_b"})  # have no ".weight" or ".bias" at the end in folders
+# Without ".weight" or ".bias" at the end in folders, and in GGUF files
+_BARE = frozenset({"attn_sinks", "exp_probs_b", "ssm_a", "ssm_d", "ssm_dt"})
+_BARE_IN_GGUF = frozenset({"ssm_a", "ssm_d"})
 
 
 class Names:
@@ -22,7 +24,7 @@ class Names:
         self._layer: dict[str, str] = dict(arch.layer)
         if from_gguf:
             self._layer = {stem: arch.gguf_names.get(stem, stem) for stem in arch.layer}
-            if "blk.0.attn_qkv.weight" in held:
+            if "blk.0.attn_qkv.weight" in held and "attn_qkv" not in self._layer.values():
                 self._layer |= dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn_qkv")
             if "ffn_gate" in self._layer and "blk.0.ffn_gate.weight" not in held:
                 self._layer["ffn_gate"] = self._layer["ffn_up"]
@@ -36,10 +38,11 @@ class Names:
         layer, bare = "", False
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
-            bare = stem in _BARE
+            bare = stem in (_BARE_IN_GGUF if self.from_gguf else _BARE)
             stem = self._layer[stem]
         if self.from_gguf:
-            return f"blk.{layer}.{stem}.{kind}" if layer else name
+            stem = f"blk.{layer}.{stem}" if layer else self._arch.gguf_names.get(stem, stem)
+            return stem if bare else f"{stem}.{kind}"
         if layer:
             suffix = "" if bare else f".{kind}"
             return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}{suffix}"

@@ -15,15 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..quant.block import QTensor
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A float32 matrix [rows, width] that ops read and write; `name` is unique in a program."""
-
-    name: str
-    width: int
-    wanted: bool = False
+from .buffer import Buffer
+from .ops_recurrent import CausalConv, DeltaRule, StateLayer, StateScan
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +32,8 @@ class Embed:
 class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
 
-    `weight` is float32 [width / groups]. groups > 1 is the per-head q/k norm. `out` may be `x`.
+    `weight` is float32 [width / groups], for all parts (groups > 1 is the per-head q/k norm), or [width] if
+    each has its own. `out` may be `x`.
     """
 
     x: Buffer
@@ -149,12 +143,16 @@ class Attend:
 
 @dataclass(frozen=True, eq=False)
 class GatedActivation:
-    """out = f(gate) · up; f is "silu", "gelu_tanh" or "gelu". `out` may be `gate`."""
+    """out = f(scale · gate) · up; f is "silu", "gelu_tanh", "gelu", "relu2" (max(x, 0)²) or "identity".
+
+    `out` may be `gate` or `up`.
+    """
 
     gate: Buffer
     up: Buffer
     out: Buffer
     kind: str
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +192,7 @@ class MoE:
     act(g, u) is f(g) · u as for GatedActivation; with a `limit` it is, for g at most `limit` and u clipped
     to ±limit, g · sigmoid(alpha · g) · (u + 1). `gate` and `up` hold a (width, inputs) and `down` a
     (outputs, width) matrix for each expert, of which only the chosen are read; biases are float32
-    [experts, …] or None, and added to the products.
+    [experts, …] or None, and added to the products. Without matrices for the `gate`, act is f(u).
     """
 
     x: Buffer
@@ -263,6 +261,9 @@ Op = (
     | Add
     | SelectRows
     | SoftCap
+    | CausalConv
+    | DeltaRule
+    | StateScan
 )
 
 
@@ -282,6 +283,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     cache_layers: tuple[CacheLayer, ...]
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
+    state_layers: tuple[StateLayer, ...] = ()  # what recurrent ops keep of a sequence
 
     @property
     def n_positions(self) -> int:

@@ -6,14 +6,17 @@ It is the specification that the fast machines are tested against, and slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
 from .activations import ACTIVATIONS, sigmoid
+from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
+from .reference_scan import causal_conv, delta_rule, state_scan
+from .state import SequenceStates
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
 _WANTED_BYTES = 1 << 26  # of logits a step
@@ -24,12 +27,17 @@ class ReferenceMachine:
 
     `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
     and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim].
-    Dequantised matrices are kept up to `keep_bytes`, first come first kept; beyond that each use
-    makes them anew, in blocks.
+    `states` are those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept up to
+    `keep_bytes`, first come first kept; beyond that each use makes them anew, in blocks.
     """
 
     def __init__(
-        self, program: ops.Program, n_pages: int, page_size: int = PAGE_SIZE, keep_bytes: int = 3 << 30
+        self,
+        program: ops.Program,
+        n_pages: int,
+        page_size: int = PAGE_SIZE,
+        keep_bytes: int = 3 << 30,
+        max_sequences: int = 1,
     ) -> None:
         self.program = program
         self.page_size = page_size
@@ -40,6 +48,7 @@ class ReferenceMachine:
         pools = [(n_pages, page_size, layer.kv_heads, layer.head_dim) for layer in program.cache_layers]
         self.keys = [np.zeros(pool, np.float32) for pool in pools]
         self.values = [np.zeros(pool, np.float32) for pool in pools]
+        self.states = SequenceStates(program.state_layers, max_sequences)
         self._kept: dict[int, np.ndarray] = {}
         self._keep_bytes = keep_bytes
 
@@ -59,10 +68,12 @@ class ReferenceMachine:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
         batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted, self.program.n_positions)
+        self.states.begin(batch)
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
             yield op
+        self.states.end(batch)
 
     def close(self) -> None:
         self.buffers.clear()
@@ -102,6 +113,12 @@ class ReferenceMachine:
                 self.select_rows(op)
             case ops.SoftCap():
                 self.soft_cap(op)
+            case ops.CausalConv():
+                self._recur(op, causal_conv, op.x)
+            case ops.DeltaRule():
+                self._recur(op, delta_rule, op.qkv, op.beta, op.step)
+            case ops.StateScan():
+                self._recur(op, state_scan, op.xbc, op.step)
 
     def embed(self, op: ops.Embed) -> None:
         self.buffers[op.out.name] = op.table.rows(self._batch.tokens) * np.float32(op.scale)
@@ -111,9 +128,9 @@ class ReferenceMachine:
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, len(op.weight))
+        parts = x.reshape(len(x), op.groups, op.x.width // op.groups)
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
-        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
+        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, parts.shape[-1])
         self.buffers[op.out.name] = normed.reshape(x.shape)
 
     def layer_norm(self, op: ops.LayerNorm) -> None:
@@ -211,7 +228,7 @@ class ReferenceMachine:
 
     def gated_activation(self, op: ops.GatedActivation) -> None:
         gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
-        self.buffers[op.out.name] = ACTIVATIONS[op.kind](gate) * up
+        self.buffers[op.out.name] = ACTIVATIONS[op.kind](np.float32(op.scale) * gate) * up
 
     def activation(self, op: ops.Activation) -> None:
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
@@ -246,11 +263,11 @@ class ReferenceMachine:
         out = np.zeros((len(x), op.out.width), np.float32)
         for e in np.unique(chosen):
             rows, place = np.nonzero(chosen == e)
-            gate, up = (
-                self._product(x[rows], op.gate, op.gate_bias, e),
-                self._product(x[rows], op.up, op.up_bias, e),
-            )
-            if op.limit:
+            up = self._product(x[rows], op.up, op.up_bias, e)
+            gate = self._product(x[rows], op.gate, op.gate_bias, e) if op.gate else up
+            if not op.gate:
+                inner = ACTIVATIONS[op.kind](up)
+            elif op.limit:
                 gate, up = np.minimum(gate, op.limit), np.clip(up, -op.limit, op.limit)
                 inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
             else:
@@ -277,3 +294,17 @@ class ReferenceMachine:
     def soft_cap(self, op: ops.SoftCap) -> None:
         cap = np.float32(op.cap)
         self.buffers[op.x.name] = cap * np.tanh(self.buffers[op.x.name] / cap)
+
+    def _recur(
+        self,
+        op: ops.CausalConv | ops.DeltaRule | ops.StateScan,
+        scan: Callable[..., np.ndarray],
+        *inputs: Buffer,
+    ) -> None:
+        """Run `scan` over the rows of each sequence, with its state."""
+        read = [self.buffers[b.name] for b in inputs]
+        out = np.empty((len(self._batch.tokens), op.out.width), np.float32)
+        for sequence in np.unique(self._batch.sequences):
+            rows = self._batch.sequences == sequence
+            out[rows] = scan(op, self.states.arrays[op.state][sequence], *(x[rows] for x in read))
+        self.buffers[op.out.name] = out

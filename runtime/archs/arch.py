@@ -79,6 +79,9 @@ class Arch:
     nope: Literal["none", "all", "period", "full", "switch"] = "none"
     nope_period: int = 4
     yarn_truncates: bool = True  # where config.json does not say
+    # The kind of Recurrence that layers may have in the place of attention, or beside it; and which parts a
+    # layer has, its tensors tell.
+    recurrence: Literal["", "conv", "delta", "scan"] = ""
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
     swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: they have the usual activation
     logits_divided: bool = False  # by the scale that the metadata names, not multiplied
@@ -93,6 +96,7 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
+    tiled_in_gguf: bool = False  # see Recurrence.tiled
     normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what config.json may leave out
