@@ -30,7 +30,7 @@ STEP = record(
 )
 INSTRUCTION = record("kernel", "arguments", "barrier")  # barrier: all threads wait for each other after it
 
-SILU, GELU_TANH, CLIPPED = 1, 2, 3  # values of `gate`
+SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)  # values of `gate`
 
 MATMUL = record(
     "weights",  # panels
@@ -197,6 +197,39 @@ ATTENTION = record(
     "interleaved",
     "sinks",  # float32 [heads], in units of ln 2; 0: none
     floats=("scale", "softcap", "norm_eps"),
+)
+
+RECUR = record(
+    "x",  # float32 rows: what is convolved; queries, keys and values; x, B and C
+    "x_stride",
+    "x_private",  # bytes between the threads' copies of a row, 0 if they share it
+    "step",  # float32 rows [heads]
+    "step_stride",
+    "step_private",
+    "beta",  # float32 rows [heads]
+    "beta_stride",
+    "beta_private",
+    "out",
+    "out_stride",
+    "state",  # float32, a sequence's behind another's
+    "state_bytes",
+    "channels",
+    "taps",
+    "weight",  # float32 [taps, channels]
+    "weight_stride",
+    "bias",  # float32 [channels], or 0
+    "silu",
+    "groups",
+    "heads",
+    "head_dim",
+    "size",  # of a key; of B and C
+    "tiled",
+    "a",  # float32 [heads], as the next two
+    "step_bias",
+    "skip",
+    "scratch",  # see `sizes`, a thread
+    "scratch_stride",
+    floats=("step_scale", "eps"),
 )
 
 # Each counter has a cache line of its own.

@@ -23,7 +23,7 @@ from .kernels import (
     RMS_NORM,
     SIGMOID_GATE,
 )
-from .layout import GATES, Experts, GatedMatMul, Layout, Matrix, fused
+from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -102,16 +102,21 @@ class RowsLowering:
         vector, run = self._memory.vector, self._pointwise
         match op:
             case ops.RMSNorm():
-                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps)
+                own = 4 * op.x.width // op.groups if len(op.weight) == op.x.width else 0
+                weight = vector(op.weight)
+                groups, eps = op.groups, op.eps
+                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, groups=groups, number=eps)
             case ops.LayerNorm():
                 bias = 0 if op.bias is None else vector(op.bias)
                 weight = vector(op.weight)
                 run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
             case ops.GatedActivation():
-                run(_gate(op.kind), op.out, op.gate, op.up, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.gate, op.up, gate=gate, number=op.scale)
             case ops.Activation():
                 ones = Region("ones", vector(self._ones(op.x.width)), 0)
-                run(_gate(op.kind), op.out, op.x, ones, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
             case ops.Add():
                 run(ADD, op.out, op.x, op.out, number=op.scale)
             case ops.AddPositions():
@@ -176,4 +181,4 @@ def turns(op: ops.RoPE) -> tuple:
 
 
 def _gate(kind: str) -> Kernel:
-    return GATE if kind in GATES else GELU_GATE
+    return GATE if kind in ACTIVATIONS else GELU_GATE

@@ -64,6 +64,14 @@ def most_dealt(rows: int, top: int, n_experts: int) -> int:
     return full // TOKENS * TOKENS
 
 
+# --- recurrent ops (kernels/recurrent.py) ----------------------------------------------------------------
+
+
+def delta_scratch_bytes(key_dim: int, head_dim: int) -> int:
+    """What a thread needs: a query, a key, and what is new under it."""
+    return 4 * (2 * key_dim + head_dim)
+
+
 # --- the KV cache (kernels/kv.py) ------------------------------------------------------------------------
 
 KEYS = 32  # pages hold a multiple of them

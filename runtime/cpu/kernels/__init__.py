@@ -58,5 +58,9 @@ DEAL_ROWS = _one("experts", "deal")
 COPY_DEALT = _one("experts", "copy_dealt")
 GATHER_DEALT = _one("experts", "gather_dealt")
 
+CAUSAL_CONV = _one("recurrent", "causal_conv")
+DELTA_RULE = _one("recurrent", "delta_rule")
+STATE_SCAN = _one("recurrent", "state_scan")
+
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("team", name) for name in ("post", "lead", "follow"))
 READ_ALL = _one("read", "read_all")

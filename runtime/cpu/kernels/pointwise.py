@@ -14,9 +14,19 @@ from numba import carray
 
 from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
-from ....quant.simd import as_pointer, fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
-from ..records import POINTWISE
-from .floats import sigmoid, tanh
+from ....quant.simd import (
+    as_pointer,
+    fma,
+    load_f32,
+    load_i32,
+    loadv_f32,
+    maximum,
+    splat_f32,
+    store_f32,
+    storev_f32,
+)
+from ..records import IDENTITY, POINTWISE, RELU2, TANH
+from .floats import constant, sigmoid, tanh
 from .matmul import gated
 from .rotate import rotate
 from .views import reader, rows_of, share, share_rows, step_at
@@ -57,12 +67,12 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
     """out = x / sqrt(mean(x²) + number) · weight, for each of `groups` parts of a row."""
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
-    weight = _floats(a.weight, size)
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
             x = _floats(_x(a, thread, t) + 4 * g * size, size)
             out = _floats(_out(a, thread, t) + 4 * g * size, size)
+            weight = _floats(a.weight + g * a.weight_stride, size)
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i] * x[i]
@@ -135,13 +145,23 @@ def rope(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def gate(arguments: int, step: int, thread: int) -> None:
-    """out = f(x) · y; f is `matmul.gated`."""
+    """out = f(number · x) · y; f is `matmul.gated`, the square of what is above 0, tanh, or nothing."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = _my_rows(a, s, thread)
+    scale = splat_f32(np.float32(a.number))
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
-            x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
-            storev_f32(_out(a, thread, t) + i, gated(a, x, y))
+            x, y = loadv_f32(_x(a, thread, t) + i) * scale, loadv_f32(_y(a, thread, t) + i)
+            if a.gate == RELU2:
+                x = maximum(constant(0.0), x)  # in this order NaN stays NaN
+                value = x * x * y
+            elif a.gate == TANH:
+                value = tanh(x) * y
+            elif a.gate == IDENTITY:
+                value = x * y
+            else:
+                value = gated(a, x, y)
+            storev_f32(_out(a, thread, t) + i, value)
 
 
 @kernel
@@ -153,6 +173,7 @@ def gelu_gate(arguments: int, step: int, thread: int) -> None:
         for i in range(0, 4 * a.width, 4):
             x = load_f32(_x(a, thread, t) + i)
             y = load_f32(_y(a, thread, t) + i)
+            x = np.float32(x * np.float32(a.number))
             value = 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476)) * y
             store_f32(_out(a, thread, t) + i, np.float32(value))
 
