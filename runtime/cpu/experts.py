@@ -39,6 +39,7 @@ class ExpertsLowering(RecurrentLowering):
             "normalised": op.normalised,
             "groups": op.groups,
             "top_groups": op.top_groups,
+            "group_best": 2,
             "scale": op.scale,
             "scratch": scratch.address,
             "scratch_stride": scratch.private,

@@ -168,7 +168,7 @@ class OneRow(OneRowExperts):
         region = self._memory.rows(product.name, 1, 4 * product.width)
         self._multiply(op.x, kind, region, values, False)
         self._wrote(product, region)
-        self._pointwise(ADD, op.out, op.out, product, number=1.0)
+        self._pointwise(ADD, op.out, op.out, product, number=1.0, other_number=1.0)
 
     def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
         source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)

@@ -93,6 +93,7 @@ class RowsLowering:
             scratch=scratch.address,
             scratch_stride=scratch.private,
             every=bool(out.private),
+            tokens=op.table.shape[0],
             scale=op.scale,
         )
         return True
@@ -105,7 +106,8 @@ class RowsLowering:
                 own = 4 * op.x.width // op.groups if len(op.weight) == op.x.width else 0
                 weight = vector(op.weight)
                 groups, eps = op.groups, op.eps
-                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, groups=groups, number=eps)
+                how: dict[str, Any] = {"groups": groups, "number": eps, "length": op.x.width}
+                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, **how)
             case ops.LayerNorm():
                 bias = 0 if op.bias is None else vector(op.bias)
                 weight = vector(op.weight)
@@ -118,7 +120,7 @@ class RowsLowering:
                 gate = ACTIVATIONS.get(op.kind, 0)
                 run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
             case ops.Add():
-                run(ADD, op.out, op.x, op.out, number=op.scale)
+                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=1.0)
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)

@@ -55,7 +55,7 @@ def embed_scratch_bytes() -> int:
 
 def route_scratch_bytes(n_experts: int) -> int:
     """What a thread needs: probabilities, what experts are chosen by, and as much again for groups."""
-    return 3 * 4 * (-(-n_experts // 16) * 16)
+    return 4 * 4 * (-(-n_experts // 16) * 16)
 
 
 def most_dealt(rows: int, top: int, n_experts: int) -> int:
