@@ -60,6 +60,9 @@ DEAL_ROWS = _one("experts", "deal")
 COPY_DEALT = _one("experts", "copy_dealt")
 GATHER_DEALT = _one("experts", "gather_dealt")
 
+PREDICT_STREAMS = _one("streams", "predict_streams")
+CORRECT_STREAMS = _one("streams", "correct_streams")
+
 CAUSAL_CONV = _one("recurrent", "causal_conv")
 DELTA_RULE = _one("recurrent", "delta_rule")
 STATE_SCAN = _one("recurrent", "state_scan")
