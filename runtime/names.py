@@ -10,9 +10,8 @@ from collections.abc import Container
 
 from .archs import Arch
 
-# Without ".weight" or ".bias" at the end in folders, and in GGUF files
+# Without ".weight" or ".bias" at the end in folders
 _BARE = frozenset({"attn_sinks", "exp_probs_b", "ssm_a", "ssm_d", "ssm_dt"})
-_BARE_IN_GGUF = frozenset({"ssm_a", "ssm_d"})
 
 
 class Names:
@@ -20,6 +19,7 @@ class Names:
 
     def __init__(self, arch: Arch, held: Container[str], from_gguf: bool) -> None:
         self._arch = arch
+        self._held = held
         self.from_gguf = from_gguf
         self._layer: dict[str, str] = dict(arch.layer)
         if from_gguf:
@@ -38,11 +38,12 @@ class Names:
         layer, bare = "", False
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
-            bare = stem in (_BARE_IN_GGUF if self.from_gguf else _BARE)
+            bare = stem in _BARE
             stem = self._layer[stem]
         if self.from_gguf:
             stem = f"blk.{layer}.{stem}" if layer else self._arch.gguf_names.get(stem, stem)
-            return stem if bare else f"{stem}.{kind}"
+            full = f"{stem}.{kind}"  # a few have no such ending in some files
+            return stem if kind == "weight" and stem in self._held and full not in self._held else full
         if layer:
             suffix = "" if bare else f".{kind}"
             return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}{suffix}"

@@ -13,6 +13,7 @@ import gguf
 import numpy as np
 
 from kukri.quant.checkpoint import Checkpoint
+from kukri.tests.gguf_recurrent import falcon_scale, recurrent_tensors
 
 PERMUTED = {
     "llama",
@@ -28,7 +29,7 @@ WIDTHS = ("intermediate_size", "n_inner")
 def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
     """Write the fixture in `folder` to `path`. `extra` are keys without the architecture's name in front."""
     checkpoint = Checkpoint.open(folder)
-    config: dict[str, Any] = checkpoint.config
+    config: dict[str, Any] = checkpoint.config.get("text_config", checkpoint.config)
     hidden = config.get("hidden_size") or config["n_embd"]
     heads = config.get("num_attention_heads") or config["n_head"]
     kv_heads = config.get("num_key_value_heads", heads)
@@ -42,14 +43,16 @@ def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
     if "feed_forward_length" not in extra:
         writer.add_feed_forward_length(width)
     writer.add_head_count(heads)
-    writer.add_head_count_kv(kv_heads)
+    if "attention.head_count_kv" not in extra:
+        writer.add_head_count_kv(kv_heads)
     writer.add_vocab_size(config["vocab_size"])
     if "head_dim" in config:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     eps = next(config[key] for key in config if key.endswith(("norm_eps", "norm_epsilon")))
     (writer.add_layer_norm_eps if arch in LAYER_NORM else writer.add_layer_norm_rms_eps)(eps)
-    v5 = json.loads((folder / "config.v5.json").read_text()).get("rope_parameters", {})
+    v5 = json.loads((folder / "config.v5.json").read_text())
+    v5 = v5.get("text_config", v5).get("rope_parameters", {})
     base = v5.get("full_attention", v5).get("rope_theta")
     if base and "rope.freq_base" not in extra:
         writer.add_rope_freq_base(float(base))
@@ -83,26 +86,35 @@ def _tensors(
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     table = gguf.get_tensor_name_map(number, layers)
     out: dict[str, np.ndarray] = {}
+    config: dict[str, Any] = checkpoint.config.get("text_config", checkpoint.config)
     for stored, tensor in checkpoint.tensors.items():
         values = tensor.dequantize()
-        if stored.endswith(".attn.bias"):
+        if stored.endswith(".attn.bias") or stored.startswith(("model.visual.", "mtp.")):
             continue
-        if arch == "granitehybrid" and "shared_mlp" in stored:  # a dense one's, which the table does not have
-            block = f"blk.{stored.split('.')[2]}"
+        if arch == "granitehybrid" and "_linear" in stored:  # names that the table does not have
+            block, dense = f"blk.{stored.split('.')[2]}", not config["num_local_experts"]
+            kind = "_exps" if "block_sparse" in stored else "" if dense else "_shexp"
             if "input" in stored:
-                out[f"{block}.ffn_gate.weight"], out[f"{block}.ffn_up.weight"] = np.split(values, 2)
+                halves = np.split(values, 2, axis=-2)
+                out |= zip(
+                    (f"{block}.ffn_{part}{kind}.weight" for part in ("gate", "up")), halves, strict=True
+                )
             else:
-                out[f"{block}.ffn_down.weight"] = values
+                out[f"{block}.ffn_down{kind}.weight"] = values
             continue
+        if mixer := recurrent_tensors(stored, values, config, arch):
+            out |= mixer
+            continue
+        stored = stored.replace("model.language_model.", "model.")
         if f".layers.{layers}." in stored or ".mtp_" in stored or ".experts." in stored:
             continue
-        if stored.endswith("e_score_correction_bias"):
+        if stored.endswith(("e_score_correction_bias", "expert_bias")):
             out[f"blk.{stored.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
             continue
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
         name = f"{name}.weight" if stored.endswith("sinks") else name
         assert name, stored
-        if arch.startswith("gemma") and name.endswith("norm.weight"):
+        if arch.startswith(("gemma", "qwen3next", "qwen35")) and name.endswith("norm.weight"):
             values = values + 1
         if arch == "gpt2" and name.startswith("blk.") and values.ndim == 2:
             values = values.T
@@ -112,6 +124,7 @@ def _tensors(
         if arch in PERMUTED and ("attn_q." in name or "attn_k." in name):
             n = heads if "attn_q." in name else kv_heads
             values = values.reshape(n, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        values = values * falcon_scale(name, config) if arch == "falcon-h1" else values
         out[name] = values.reshape(-1) if "shared_expert_gate" in stored else values
     for layer in range(layers):
         out |= _experts(checkpoint, layer)
@@ -127,12 +140,15 @@ def _experts(checkpoint: Checkpoint, layer: int) -> dict[str, np.ndarray]:
     }
     stacked = {}
     for part, old in (("gate", "w1"), ("up", "w3"), ("down", "w2")):
-        each = [
-            held.get(f"{e}.{part}_proj.weight", held.get(f"{e}.{old}.weight")) for e in range(len(held) // 3)
-        ]
-        if each and each[0] is not None:
+        names = [f"{part}_proj.weight", f"{old}.weight"]
+        each = [held[f"{e}.{n}"] for e in range(len(held)) for n in names if f"{e}.{n}" in held]
+        if each:
             stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = np.stack(each)
-    if "gate_up_proj" in held:  # gpt-oss: [experts, inputs, outputs], gate and up in turns
+    if "gate_up_proj" in held and "gate_up_proj_bias" not in held:  # [experts, outputs, inputs]
+        for part, values in zip(("gate", "up"), np.split(held["gate_up_proj"], 2, axis=1), strict=True):
+            stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = values
+        stacked[f"blk.{layer}.ffn_down_exps.weight"] = held["down_proj"]
+    elif "gate_up_proj" in held:  # gpt-oss: [experts, inputs, outputs], gate and up in turns
         for first, part in enumerate(("gate", "up")):
             name = f"blk.{layer}.ffn_{part}_exps"
             stacked[f"{name}.weight"] = held["gate_up_proj"][:, :, first::2].swapaxes(1, 2)

@@ -22,6 +22,28 @@ from kukri.tests.gguf_writing import as_gguf
 
 GRANITE = {"embedding_scale": 6.0, "attention.scale": 0.4, "residual_scale": 0.6, "logit_scale": 4.0}
 SLIDING = [True, True, True, False]
+MAMBA = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 1,
+}
+DELTA = {
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 64,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 4,
+    "ssm.group_count": 2,
+    "full_attention_interval": 2,
+    "rope.dimension_count": 8,
+}
+QWEN_EXPERTS = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "expert_shared_feed_forward_length": 32,
+}
 # fixture → its architecture in GGUF, and the keys that say what its config.json does
 CASES = {
     "qwen3": ("qwen3", {}),
@@ -152,6 +174,58 @@ CASES = {
             "interleave_moe_layer_step": 1,
         },
     ),
+    "lfm2": (
+        "lfm2",
+        {"feed_forward_length": 128, "attention.head_count_kv": [0, 2], "shortconv.l_cache": 3},
+    ),
+    "lfm2-moe": (
+        "lfm2moe",
+        {
+            "attention.head_count_kv": [0, 2, 0],
+            "shortconv.l_cache": 3,
+            "expert_count": 8,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "leading_dense_block_count": 1,
+            "expert_gating_func": 2,
+        },
+    ),
+    "qwen3-next": ("qwen3next", {**DELTA, **QWEN_EXPERTS}),
+    "qwen3.5": ("qwen35", {**DELTA, "rope.dimension_sections": [2, 1, 1, 0]}),
+    "qwen3.5-moe": (
+        "qwen35moe",
+        {**DELTA, **QWEN_EXPERTS, "feed_forward_length": 0, "rope.dimension_sections": [2, 1, 1, 0]},
+    ),
+    "granite4-h": (
+        "granitehybrid",
+        {
+            **GRANITE,
+            **MAMBA,
+            "attention.head_count_kv": [0, 2, 0],
+            "rope.scaling.finetuned": False,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_shared_feed_forward_length": 64,
+        },
+    ),
+    "nemotron-h": (
+        "nemotron_h_moe",
+        {
+            **MAMBA,
+            "ssm.group_count": 2,
+            "attention.head_count_kv": [0, 0, 2, 0, 0],
+            "feed_forward_length": [0, 0, 0, 96, 0],
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 64,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "expert_group_count": 1,
+        },
+    ),
+    "falcon-h1": ("falcon-h1", {**MAMBA, "ssm.inner_size": 96, "ssm.time_step_rank": 6}),
 }
 
 
