@@ -27,6 +27,10 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (np.float32(1.0) + erf)
 
 
+def tanh(x: np.ndarray) -> np.ndarray:
+    return np.tanh(x)
+
+
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "tanh": tanh}

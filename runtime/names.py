@@ -10,7 +10,22 @@ from collections.abc import Container
 
 from .archs import Arch
 
-_BARE = frozenset({"attn_sinks", "exp_probs_b"})  # have no ".weight" or ".bias" at the end in folders
+# Have no ".weight" or ".bias" at the end in folders; of the last two neither in GGUF files.
+BARE = frozenset(
+    {
+        "attn_sinks",
+        "exp_probs_b",
+        "layer_output_scale",
+        "altup_correct_scale",
+        "ffn_gate_inp_scale",
+        "ffn_down_exps_scale",
+    }
+)
+_TOGETHER = (  # stems of GGUF tensors → what a file may have instead, all in one
+    (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
+    (("attn_k_b", "attn_v_b"), "attn_kv_b"),
+    (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
+)
 
 
 class Names:
@@ -22,8 +37,9 @@ class Names:
         self._layer: dict[str, str] = dict(arch.layer)
         if from_gguf:
             self._layer = {stem: arch.gguf_names.get(stem, stem) for stem in arch.layer}
-            if "blk.0.attn_qkv.weight" in held:
-                self._layer |= dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn_qkv")
+            for stems, whole in _TOGETHER:
+                if f"blk.0.{whole}.weight" in held and set(stems) <= set(self._layer):
+                    self._layer |= dict.fromkeys(stems, whole)
             if "ffn_gate" in self._layer and "blk.0.ffn_gate.weight" not in held:
                 self._layer["ffn_gate"] = self._layer["ffn_up"]
             return
@@ -36,17 +52,20 @@ class Names:
         layer, bare = "", False
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
-            bare = stem in _BARE
+            bare = stem in BARE
             stem = self._layer[stem]
-        if self.from_gguf:
-            return f"blk.{layer}.{stem}.{kind}" if layer else name
+        if self.from_gguf and layer:
+            return f"blk.{layer}.{stem}" if "." in stem else f"blk.{layer}.{stem}.{kind}"
         if layer:
             suffix = "" if bare else f".{kind}"
             return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}{suffix}"
+        stem, dot, number = stem.partition(".")  # "altup_proj.0": of several, which a GGUF file has in one
+        if self.from_gguf:
+            return f"{stem}.{kind}"
         if stem == "output":  # outside of the text model; its prefix is the wrapper's
             wrapper = "language_model." if self._prefix == "language_model.model." else ""
             return f"{wrapper}{self._arch.hf_top[stem]}.{kind}"
-        return f"{self._prefix}{self._arch.hf_top[stem]}.{kind}"
+        return f"{self._prefix}{self._arch.hf_top[stem]}{dot}{number}.{kind}"
 
     def layer_prefix(self, i: int) -> str:
         """What the names of layer `i` begin with."""

@@ -28,7 +28,7 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """out = table[token] * scale. `table` is (vocab, width)."""
+    """out = table[token] * scale. `table` is (tokens, width); a token that it does not have reads row 0."""
 
     out: Buffer
     table: QTensor
@@ -39,7 +39,8 @@ class Embed:
 class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
 
-    `weight` is float32 [width / groups]. groups > 1 is the per-head q/k norm. `out` may be `x`.
+    `weight` is float32 [width / groups]. groups > 1 is the per-head q/k norm. `out` may be `x`, and then
+    a weight may be shorter: columns from groups · len(weight) on are left as they are.
     """
 
     x: Buffer
@@ -87,11 +88,25 @@ class MatMul:
 
 
 @dataclass(frozen=True, eq=False)
-class RoPE:
-    """Rotate, in place, the first 2·len(inv_freq) dimensions of each head by position·inv_freq.
+class HeadMatMul:
+    """out = x @ weightᵀ, head by head: `weights` holds a (outputs, inputs) matrix for each.
 
-    Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)). cos and sin are multiplied by
-    `attention_factor`. The angle is the float32 product of the position and `inv_freq` (float32).
+    x is [rows, heads · n], of which each head's first `inputs` columns are multiplied; the n - inputs
+    behind them follow the product in `out`, [rows, heads · (outputs + n - inputs)], as they are.
+    """
+
+    x: Buffer
+    out: Buffer
+    weights: tuple[QTensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RoPE:
+    """Rotate, in place, 2·len(inv_freq) dimensions of each head, from `start` on, by position·inv_freq.
+
+    Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)), counted from `start`. cos and sin are
+    multiplied by `attention_factor`. The angle is the float32 product of the position and `inv_freq`
+    (float32).
 
     `inv_freq` is for sequences of up to `same_up_to` tokens (0: of any length); the rows of a longer
     one use `longer(length)` instead, of the same size; see `Batch.sequence_lengths`.
@@ -104,6 +119,7 @@ class RoPE:
     attention_factor: float = 1.0
     same_up_to: int = 0
     longer: Callable[[int], np.ndarray] | None = None
+    start: int = 0
 
     def frequencies(self, lengths: np.ndarray) -> np.ndarray:
         """float32 [n, pairs]: those of rows whose sequences have these lengths, int [n]."""
@@ -127,8 +143,11 @@ class GrowQueries:
 class Attend:
     """Append k and v of the rows to cache layer `layer`, then causal attention of q over the cache.
 
-    q is [rows, heads·head_dim], k and v [rows, kv_heads·head_dim]; query head h reads kv head
-    h // (heads / kv_heads). scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
+    q is [rows, heads·head_dim], k [rows, kv_heads·head_dim], v [rows, kv_heads·value_dim] and out
+    [rows, heads·value_dim]; query head h reads kv head h // (heads / kv_heads). If v is k, values are the
+    first value_dim dimensions of the keys, and the cache layer keeps nothing else (latent attention).
+    Unless `append`, an earlier op of the step has appended the rows, and k and v are not looked at.
+    scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
     `window` w: a query at position p sees positions p-w+1 … p; 0 means all. `sinks`, float32 [heads],
     are one more score for each head in the softmax, which goes to nothing.
     """
@@ -145,16 +164,33 @@ class Attend:
     window: int = 0
     softcap: float = 0.0
     sinks: np.ndarray | None = None
+    append: bool = True
+
+    @property
+    def value_dim(self) -> int:
+        return self.out.width // self.heads
 
 
 @dataclass(frozen=True, eq=False)
 class GatedActivation:
-    """out = f(gate) · up; f is "silu", "gelu_tanh" or "gelu". `out` may be `gate`."""
+    """out = f(gate) · up; f is "silu", "gelu_tanh" or "gelu". `out` may be `gate`.
+
+    `up` may be wider than `gate`: its columns from `up_start` on are taken.
+    """
 
     gate: Buffer
     up: Buffer
     out: Buffer
     kind: str
+    up_start: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Sparsify:
+    """x = max(x - (mean + deviations · std), 0), in place, with the mean and standard deviation of a row."""
+
+    x: Buffer
+    deviations: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,9 +207,10 @@ class Route:
 
     The scores, [rows, n], become probabilities by "softmax" or each by its "sigmoid". The best are those
     with the highest probability + `bias` (float32 [n], or None), lower numbers first among equals; with
-    `groups` > 1 only of the `top_groups` groups of neighbours whose two best add up to most. Shares are
-    probabilities, without the bias, divided by their sum if `normalised`, times `scale`. `experts` and
-    `shares` have one column for each choice; numbers are whole float32.
+    `groups` > 1 only of the `top_groups` groups of neighbours whose `group_best` best add up to most. Shares
+    are probabilities, without the bias, divided by their sum if `normalised`, times `scale`, and times each
+    expert's own `expert_scales` (float32 [n], or None). `experts` and `shares` have one column for each
+    choice; numbers are whole float32.
     """
 
     scores: Buffer
@@ -185,6 +222,8 @@ class Route:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
+    expert_scales: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +253,7 @@ class MoE:
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """out = f(x); f as for GatedActivation. `out` may be `x`."""
+    """out = f(x); f as for GatedActivation, or "tanh". `out` may be `x`."""
 
     x: Buffer
     out: Buffer
@@ -223,11 +262,49 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Add:
-    """out += scale · x."""
+    """out = keep · out + scale · x."""
 
     x: Buffer
     out: Buffer
     scale: float = 1.0
+    keep: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class MatchMagnitude:
+    """x = x · rms(like) / max(rms(x), floor), in place; rms is the root of a row's mean square."""
+
+    x: Buffer
+    like: Buffer
+    floor: float
+
+
+@dataclass(frozen=True, eq=False)
+class PredictStreams:
+    """streams_j += Σ_i coefficients[j · n + i] · streams_i for all n streams at once; out = streams_active.
+
+    Baykal et al. 2023, "Alternating Updates for Efficient Transformers". `coefficients` is [rows, n · n].
+    """
+
+    streams: tuple[Buffer, ...]
+    coefficients: Buffer
+    active: int
+    out: Buffer
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectStreams:
+    """streams_j += (1 + coefficients[j]) · (x - streams_active) for all n streams, by what streams_active was
+    before; then x = streams_active · weight.
+
+    `x` is what a layer made of the active stream, `coefficients` [rows, n], `weight` float32 [width].
+    """
+
+    streams: tuple[Buffer, ...]
+    coefficients: Buffer
+    active: int
+    x: Buffer
+    weight: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,15 +329,20 @@ Op = (
     | RMSNorm
     | LayerNorm
     | MatMul
+    | HeadMatMul
     | RoPE
     | GrowQueries
     | Attend
     | GatedActivation
+    | Sparsify
     | SigmoidGate
     | Route
     | MoE
     | Activation
     | Add
+    | MatchMagnitude
+    | PredictStreams
+    | CorrectStreams
     | SelectRows
     | SoftCap
 )
@@ -268,10 +350,18 @@ Op = (
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """What one attention layer keeps of each token: `kv_heads` keys and values of `head_dim`."""
+    """What one attention layer keeps of each token: `kv_heads` keys of `head_dim`, and as many values of
+    `value_dim`; value_dim 0: values are the beginnings of the keys. None: as long as keys."""
 
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+
+    @property
+    def width(self) -> int:
+        """How many numbers that is."""
+        values = self.head_dim if self.value_dim is None else self.value_dim
+        return self.kv_heads * (self.head_dim + values)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class ReferenceMachine:
     """Runs a Program in NumPy float32.
 
     `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
-    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim].
+    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim or value_dim].
     Dequantised matrices are kept up to `keep_bytes`, first come first kept; beyond that each use
     makes them anew, in blocks.
     """
@@ -37,9 +37,13 @@ class ReferenceMachine:
         self.max_rows = 512
         self.max_wanted = max(1, min(self.max_rows, _WANTED_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
-        pools = [(n_pages, page_size, layer.kv_heads, layer.head_dim) for layer in program.cache_layers]
-        self.keys = [np.zeros(pool, np.float32) for pool in pools]
-        self.values = [np.zeros(pool, np.float32) for pool in pools]
+        pages = (n_pages, page_size)
+        layers = program.cache_layers
+        self.keys = [np.zeros((*pages, at.kv_heads, at.head_dim), np.float32) for at in layers]
+        self.values = [
+            np.zeros((*pages, at.kv_heads, at.width // at.kv_heads - at.head_dim), np.float32)
+            for at in layers
+        ]
         self._kept: dict[int, np.ndarray] = {}
         self._keep_bytes = keep_bytes
 
@@ -80,6 +84,8 @@ class ReferenceMachine:
                 self.layer_norm(op)
             case ops.MatMul():
                 self.matmul(op)
+            case ops.HeadMatMul():
+                self.head_matmul(op)
             case ops.RoPE():
                 self.rope(op)
             case ops.GrowQueries():
@@ -88,6 +94,8 @@ class ReferenceMachine:
                 self.attend(op)
             case ops.GatedActivation():
                 self.gated_activation(op)
+            case ops.Sparsify():
+                self.sparsify(op)
             case ops.Activation():
                 self.activation(op)
             case ops.SigmoidGate():
@@ -98,23 +106,31 @@ class ReferenceMachine:
                 self.moe(op)
             case ops.Add():
                 self.add(op)
+            case ops.MatchMagnitude():
+                self.match_magnitude(op)
+            case ops.PredictStreams():
+                self.predict_streams(op)
+            case ops.CorrectStreams():
+                self.correct_streams(op)
             case ops.SelectRows():
                 self.select_rows(op)
             case ops.SoftCap():
                 self.soft_cap(op)
 
     def embed(self, op: ops.Embed) -> None:
-        self.buffers[op.out.name] = op.table.rows(self._batch.tokens) * np.float32(op.scale)
+        tokens = np.where(self._batch.tokens < op.table.shape[0], self._batch.tokens, 0)
+        self.buffers[op.out.name] = op.table.rows(tokens) * np.float32(op.scale)
 
     def add_positions(self, op: ops.AddPositions) -> None:
         self.buffers[op.x.name] = self.buffers[op.x.name] + op.table.rows(self._batch.positions)
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, len(op.weight))
+        width = op.groups * len(op.weight)
+        parts = x[:, :width].reshape(len(x), op.groups, len(op.weight))
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
         normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
-        self.buffers[op.out.name] = normed.reshape(x.shape)
+        self.buffers[op.out.name] = np.concatenate([normed.reshape(len(x), width), x[:, width:]], axis=1)
 
     def layer_norm(self, op: ops.LayerNorm) -> None:
         x = self.buffers[op.x.name]
@@ -150,11 +166,21 @@ class ReferenceMachine:
         for start in range(0, n_rows, block):
             yield start, tensor.rows(np.arange(start, min(start + block, n_rows)))
 
+    def head_matmul(self, op: ops.HeadMatMul) -> None:
+        x = self.buffers[op.x.name]
+        heads = x.reshape(len(x), len(op.weights), -1)
+        parts = []
+        for h, tensor in enumerate(op.weights):
+            inputs = tensor.shape[1]
+            parts += [heads[:, h, :inputs] @ weight.T for _, weight in self._dequantized(tensor)]
+            parts.append(heads[:, h, inputs:])
+        self.buffers[op.out.name] = np.concatenate(parts, axis=1)
+
     def rope(self, op: ops.RoPE) -> None:
         x = self.buffers[op.x.name]
         half = len(op.inv_freq)
         heads = x.reshape(len(x), op.heads, -1).copy()
-        turned = heads[:, :, : 2 * half]
+        turned = heads[:, :, op.start : op.start + 2 * half]
         first, second = (
             (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
         )
@@ -179,9 +205,13 @@ class ReferenceMachine:
         q = self.buffers[op.q.name].reshape(n, op.kv_heads, -1, op.head_dim)
         keys, values = self.keys[op.layer], self.values[op.layer]
         blocks = table.blocks[batch.sequences, batch.positions // page]
-        keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
-        values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
-        out = np.empty_like(q)
+        if op.append:
+            keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
+        if op.append and op.v != op.k:
+            values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
+        if op.v == op.k:
+            values = keys[..., : op.value_dim]
+        out = np.empty((*q.shape[:-1], op.value_dim), np.float32)
         for sequence in np.unique(batch.sequences):
             rows = np.flatnonzero(batch.sequences == sequence)
             at = batch.positions[rows]
@@ -211,7 +241,13 @@ class ReferenceMachine:
 
     def gated_activation(self, op: ops.GatedActivation) -> None:
         gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
+        up = up[:, op.up_start : op.up_start + op.gate.width]
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](gate) * up
+
+    def sparsify(self, op: ops.Sparsify) -> None:
+        x = self.buffers[op.x.name]
+        mean, deviation = x.mean(axis=-1, keepdims=True), x.std(axis=-1, keepdims=True)
+        self.buffers[op.x.name] = np.maximum(x - (mean + deviation * np.float32(op.deviations)), 0)
 
     def activation(self, op: ops.Activation) -> None:
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
@@ -229,7 +265,7 @@ class ReferenceMachine:
         choice = probabilities if op.bias is None else probabilities + op.bias
         if op.groups > 1:
             grouped = choice.reshape(len(choice), op.groups, -1)
-            merit = np.sort(grouped, axis=-1)[:, :, -2:].sum(axis=-1)
+            merit = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
             best = np.argsort(-merit, axis=-1, kind="stable")[:, : op.top_groups]
             allowed = np.zeros_like(merit, bool)
             np.put_along_axis(allowed, best, True, axis=-1)
@@ -238,6 +274,8 @@ class ReferenceMachine:
         shares = np.take_along_axis(probabilities, chosen, axis=-1)
         if op.normalised:
             shares = shares / np.maximum(shares.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        if op.expert_scales is not None:
+            shares = shares * op.expert_scales[chosen]
         self.buffers[op.experts.name] = chosen.astype(np.float32)
         self.buffers[op.shares.name] = shares * np.float32(op.scale)
 
@@ -269,7 +307,27 @@ class ReferenceMachine:
 
     def add(self, op: ops.Add) -> None:
         added = self.buffers[op.x.name] * np.float32(op.scale)
-        self.buffers[op.out.name] = self.buffers[op.out.name] + added
+        self.buffers[op.out.name] = self.buffers[op.out.name] * np.float32(op.keep) + added
+
+    def match_magnitude(self, op: ops.MatchMagnitude) -> None:
+        x, like = self.buffers[op.x.name], self.buffers[op.like.name]
+        own, wanted = (np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True)) for rows in (x, like))
+        self.buffers[op.x.name] = x * wanted / np.maximum(own, np.float32(op.floor))
+
+    def predict_streams(self, op: ops.PredictStreams) -> None:
+        streams = np.stack([self.buffers[stream.name] for stream in op.streams], axis=1)  # [rows, n, width]
+        n = len(op.streams)
+        streams = streams + self.buffers[op.coefficients.name].reshape(-1, n, n) @ streams
+        for i, stream in enumerate(op.streams):
+            self.buffers[stream.name] = streams[:, i]
+        self.buffers[op.out.name] = streams[:, op.active]
+
+    def correct_streams(self, op: ops.CorrectStreams) -> None:
+        innovation = self.buffers[op.x.name] - self.buffers[op.streams[op.active].name]
+        coefficients = self.buffers[op.coefficients.name] + 1
+        for i, stream in enumerate(op.streams):
+            self.buffers[stream.name] = self.buffers[stream.name] + coefficients[:, i, None] * innovation
+        self.buffers[op.x.name] = self.buffers[op.streams[op.active].name] * op.weight
 
     def select_rows(self, op: ops.SelectRows) -> None:
         self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]
