@@ -21,6 +21,8 @@ from .ops import Attend, Buffer, HeadMatMul
 from .rope import yarn_growth
 from .tensors import rows_of, turned
 
+NORM_EPS = 1e-6  # of the latents' norms, whatever the model's others have
+
 
 @dataclass(frozen=True)
 class Latent:

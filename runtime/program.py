@@ -9,7 +9,7 @@ import numpy as np
 from .altup import Streams
 from .config import Layer, ModelConfig
 from .experts import PROJECTIONS, Experts
-from .latent import Latent, attend_latent
+from .latent import NORM_EPS, Latent, attend_latent
 from .ops import (
     Activation,
     Add,
@@ -49,13 +49,15 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     cache: list[CacheLayer] = []
     cached: dict[int, int] = {}  # layer → which of them
 
-    def norm(name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0) -> Op:
+    def norm(
+        name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0, eps: float = c.norm_eps
+    ) -> Op:
         weight = w.norm(f"{name}.weight") * np.float32(scale)
         if c.norm == "rms":
-            return RMSNorm(x, out, weight, c.norm_eps, groups)
+            return RMSNorm(x, out, weight, eps, groups)
         has_bias = name.rpartition(".")[2] in c.biases
         bias = w.vector(f"{name}.bias") * np.float32(scale) if has_bias else None
-        return LayerNorm(x, out, weight.reshape(-1), bias, c.norm_eps, groups)
+        return LayerNorm(x, out, weight.reshape(-1), bias, eps, groups)
 
     def pre_norm(i: int, stem: str, out: Buffer) -> tuple[list[Op], Buffer]:
         """The norm of the stream in front of a part, and what that part reads."""
@@ -126,12 +128,12 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         if latent.query_rank:
             low = Buffer("latent query", latent.query_rank)
             ops.append(linear(i, "attn_q_a", n, low))  # low [rows, query_rank]
-            ops.append(norm(f"blk.{i}.attn_q_a_norm", low, low))
+            ops.append(norm(f"blk.{i}.attn_q_a_norm", low, low, eps=NORM_EPS))
             ops.append(linear(i, "attn_q_b", low, s.q))  # q [rows, heads * (plain + rotated)]
         else:
             ops.append(linear(i, "attn_q", n, s.q))
         ops.append(linear(i, "attn_kv_a_mqa", n, s.k))  # k [rows, rank + rotated]
-        ops.append(norm(f"blk.{i}.attn_kv_a_norm", s.k, s.k))  # of the latent
+        ops.append(norm(f"blk.{i}.attn_kv_a_norm", s.k, s.k, eps=NORM_EPS))  # of the latent
         if layer.rope:
             ops.append(turn(layer.rope, s.q, c.n_heads, start=latent.plain))
             ops.append(turn(layer.rope, s.k, 1, start=latent.rank))
