@@ -39,10 +39,14 @@ class Experts:
     scale: float = 1.0  # of all shares
     groups: int = 1
     top_groups: int = 1  # the choice is among the experts of so many groups
-    group_best: int = 2  # with the highest sum of so many scores
     limit: float = 0.0  # clamped SwiGLU, see ops.MoE; 0: the model's usual activation
     alpha: float = 1.702
     beside_dense: bool = False  # the layer's usual FFN takes part as well, and both have norms of their own
+
+    @property
+    def group_best(self) -> int:
+        """How many scores a group is chosen by: DeepSeek V2 takes its best, V3 the sum of its best two."""
+        return 1 if self.scoring == "softmax" else 2
 
     def __post_init__(self) -> None:
         if not self.top <= self.count or self.count % self.groups or not self.top_groups <= self.groups:
@@ -75,7 +79,6 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
         scale=keys.number("expert_weights_scale", 1.0, zero=True) or 1.0,
         groups=keys.integer("expert_group_count", 1),
         top_groups=keys.integer("expert_group_used_count", keys.integer("expert_group_count", 1)),
-        group_best=_group_best(_SCORINGS.get(scoring, arch.scoring)),
         limit=arch.swiglu_limit,
         beside_dense=arch.dense_beside_experts,
     )
@@ -108,16 +111,10 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
         scale=keys.number("routed_scaling_factor", 1.0),
         groups=keys.integer("n_group", 1) if grouped else 1,
         top_groups=keys.integer("topk_group", keys.integer("n_group", 1)) if grouped else 1,
-        group_best=_group_best(scoring),
         limit=keys.number("swiglu_limit", arch.swiglu_limit, zero=True),
         alpha=keys.number("swiglu_alpha", 1.702),
         beside_dense=arch.dense_beside_experts,
     )
-
-
-def _group_best(scoring: str) -> int:
-    """DeepSeek V2 goes by a group's best expert, V3 by its best two."""
-    return 1 if scoring == "softmax" else 2
 
 
 def _check_supported(arch: Arch, key: str) -> None:

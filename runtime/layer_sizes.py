@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import NormalDist
 
 import numpy as np
 
@@ -69,10 +68,17 @@ def varied_from_hf(
     sources = _sources(keys, "num_kv_shared_layers", layers)
     same_values = keys.flag("attention_k_eq_v", False)
     double = keys.flag("use_double_wide_mlp", False)
-    sparsity = keys.values.get("activation_sparsity_pattern") or [0.0] * len(layers)
-    sparsity = sparsity if isinstance(sparsity, list) else [sparsity] * len(layers)
+    sparsity = keys.values.get("activation_sparsity_pattern")
+    if not isinstance(sparsity, list):
+        sparsity = [0.0 if sparsity is None else sparsity] * len(layers)
     if len(sparsity) != len(layers) or not all(type(s) in (int, float) and 0 <= s < 1 for s in sparsity):
         raise keys.fail("activation_sparsity_pattern", f"{len(layers)} numbers from 0 to below 1")
+    if any(sparsity):
+        from statistics import NormalDist  # only here: its import is a slow one
+
+        deviations = [NormalDist().inv_cdf(s) if s else None for s in sparsity]
+    else:
+        deviations = [None] * len(layers)
     return tuple(
         replace(
             layer,
@@ -81,7 +87,7 @@ def varied_from_hf(
             ffn=_other(ffns[i] * (2 if double and sources[i] is not None else 1), ffns[0]),
             kv_from=sources[i],
             values_are_keys=same_values and not layer.window and sources[i] is None,
-            deviations=NormalDist().inv_cdf(sparsity[i]) if sparsity[i] else None,
+            deviations=deviations[i],
         )
         for i, layer in enumerate(layers)
     )
