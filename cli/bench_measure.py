@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..runtime.cache import Batch
-from ..runtime.ops import Attend, Embed, HeadMatMul, MatMul, Program, RMSNorm
+from ..runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
 from .bench_plan import Test
 from .memory import KV_BYTES
 
@@ -85,8 +85,9 @@ def _step(machine: Machine, table: PageTable, ids: Any, wanted: list[int]) -> No
 def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
     """Bytes that a decode step of `test` reads on average, at least: what the memory limit is about.
 
-    Every weight once, as large as in the file; of the embedding table one row (if it is the output matrix
-    as well, it counts as that); of the cache the keys and values that the token sees.
+    Every weight once, as large as in the file; of experts, those that are chosen; of the embedding table one
+    row (if it is the output matrix as well, it counts as that); of the cache the keys and values that the
+    token sees.
     """
     weights: float = 0
     for op in program.ops:
@@ -97,8 +98,11 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
                 weights += op.weight.n_bytes + (0 if op.bias is None else op.bias.nbytes)
             case HeadMatMul():
                 weights += sum(weight.n_bytes for weight in op.weights)
-            case RMSNorm():
+            case RMSNorm() | LayerNorm():
                 weights += op.weight.nbytes
+            case MoE():
+                every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
+                weights += every * op.experts.width / len(op.gate)
     first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
     cached = sum(
         program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)

@@ -18,6 +18,7 @@ from .terminal import human_bytes
 
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number in the cache
 OVERHEAD = 150_000_000  # interpreter, Numba and compiled kernels, activations, tokenizer
+MOST_CONTEXT = 1 << 30  # of a model that keeps nothing of a token
 LEAST_CONTEXT = 512  # a context below this is not worth suggesting
 
 
@@ -27,13 +28,14 @@ class NotEnoughMemory(RuntimeError):
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model needs: `weights` at once, and `per_token` for every token of context."""
+    """Bytes that a model needs: `weights` and `states` at once, `per_token` for every token of context."""
 
     weights: int
     per_token: float
+    states: int = 0  # recurrent ones, with the copies of them
 
     def total(self, context: int) -> int:
-        return self.weights + OVERHEAD + self.cache(context)
+        return self.weights + self.states + OVERHEAD + self.cache(context)
 
     def cache(self, context: int) -> int:
         """Bytes of the KV cache, which comes in whole pages."""
@@ -41,8 +43,9 @@ class MemoryNeed:
 
     def largest_context(self, available: int) -> int:
         """Tokens of context that fit into `available` bytes, in whole pages; 0 if none do."""
-        left = available - self.weights - OVERHEAD
-        return max(0, int(left / self.per_token) // PAGE_SIZE * PAGE_SIZE)
+        left = available - self.weights - self.states - OVERHEAD
+        tokens = int(left / self.per_token) if self.per_token else MOST_CONTEXT if left > 0 else 0
+        return max(0, tokens // PAGE_SIZE * PAGE_SIZE)
 
     def check(self, name: str, context: int, available: int) -> None:
         """Raise NotEnoughMemory unless model `name` fits into `available` bytes with `context` tokens."""
@@ -50,7 +53,7 @@ class MemoryNeed:
             return
         least = min(context, LEAST_CONTEXT)
         fitting = self.largest_context(available)
-        room = available - OVERHEAD - self.cache(least)
+        room = available - OVERHEAD - self.states - self.cache(least)
         if fitting >= least:
             advice = f"a context of {fitting} tokens would fit (-c {fitting})"
         elif room > 0:

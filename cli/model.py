@@ -16,11 +16,12 @@ import numpy as np
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
 from ..runtime.cpu_gaps import cpu_gaps
-from ..runtime.engine import Engine
+from ..runtime.engine import SAVED_STATES, Engine
 from ..runtime.fields import UnsupportedModel
 from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
+from ..runtime.state import state_bytes
 from ..runtime.stats import GenerationStats
 from ..runtime.weights import Weights
 from ..tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
@@ -225,7 +226,11 @@ def load_model(
                 "the device reference can, slowly"
             )
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
-    need = MemoryNeed(source.n_bytes + copied, cache_bytes_per_token(program.cache_layers, kv_type))
+    need = MemoryNeed(
+        source.n_bytes + copied,
+        cache_bytes_per_token(program.cache_layers, kv_type),
+        (1 + SAVED_STATES) * state_bytes(program.state_layers),
+    )
     context = _choose_context(source, need, context, warn)
     n_pages = -(-context // PAGE_SIZE)
     machine: CpuMachine | ReferenceMachine
@@ -252,6 +257,7 @@ def load_model(
         n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
         prefill_chunk=chunk,
         same_up_to=program.same_up_to,
+        states=machine.states,
     )
     return Model(source, machine, engine)
 
@@ -313,5 +319,5 @@ def _prefill_chunk(program: Program, threads: int) -> int:
         if isinstance(op, MatMul) and not op.out.wanted:
             weights += prod(op.weight.shape)
         elif isinstance(op, MoE):  # of which a row meets only those chosen for it
-            weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down))
+            weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down) if m)
     return max(64, min(512, int(CHUNK_WORK * threads / max(1, weights)) // 32 * 32))

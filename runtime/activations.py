@@ -27,10 +27,26 @@ def gelu(x: np.ndarray) -> np.ndarray:
     return np.float32(0.5) * x * (np.float32(1.0) + erf)
 
 
+def relu2(x: np.ndarray) -> np.ndarray:
+    above = np.maximum(x, np.float32(0))
+    return above * above
+
+
+def identity(x: np.ndarray) -> np.ndarray:
+    return x
+
+
 def tanh(x: np.ndarray) -> np.ndarray:
     return np.tanh(x)
 
 
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
-ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu, "tanh": tanh}
+ACTIVATIONS = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "gelu": gelu,
+    "relu2": relu2,
+    "identity": identity,
+    "tanh": tanh,
+}

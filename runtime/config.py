@@ -10,20 +10,28 @@ defaults apply where config.json leaves a key out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .altup import AltUp, altup_from_gguf, altup_from_hf
 from .archs import ARCHS, Arch
-from .experts import Experts, experts_from_gguf, experts_from_hf
+from .experts import EXPERT_COUNTS, Experts, experts_from_gguf, experts_from_hf
 from .fields import Fields, UnsupportedModel, show
 from .latent import Latent, latent_from_gguf, latent_from_hf, score_growth_from_gguf, score_growth_from_hf
-from .layer_sizes import full_sizes_from_hf, varied_from_gguf, varied_from_hf, widths
+from .layer_sizes import ffns_from_hf, full_sizes_from_hf, usual_width, varied_from_gguf, varied_from_hf
 from .layers import Layer, layers_from_gguf, layers_from_hf
 from .names import BARE, Names
 from .per_layer import PerLayer, per_layer_from_gguf, per_layer_from_hf
+from .recurrence import (
+    Recurrence,
+    Scales,
+    by_tensors,
+    recurrence_from_gguf,
+    recurrence_from_hf,
+    scales_from_hf,
+)
 from .rope_files import rope_from_gguf, rope_from_hf
 
 __all__ = ["ARCHS", "Layer", "ModelConfig", "UnsupportedModel", "config_from_gguf", "config_from_hf"]
@@ -35,6 +43,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu": "gelu",
+    "relu2": "relu2",
 }
 
 # Switches of config.json that change what is computed, and the only setting of them that is supported
@@ -45,6 +54,8 @@ USUAL = {
     "use_cla": False,
     "use_parallel_block": True,
     "use_gated_activation": True,
+    "attn_output_gate": True,
+    "mamba_use_mlp": True,
 }
 
 
@@ -82,6 +93,9 @@ class ModelConfig:
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     experts: Experts | None = None  # of the layers that have some
+    recurrence: Recurrence | None = None  # of the layers that have one
+    output_gate: bool = False  # attention's output is scaled by a sigmoid of the layer's input
+    scales: Scales = field(default_factory=Scales)
     sinks: bool = False  # a learned score for each head that takes part in the softmax, and adds nothing
     extra_layers: int = 0  # behind the others in the file, for predicting several tokens; not used
     # Queries are scaled by 1 + beta · ln(1 + position // length): (beta, length); beta 0: they are not.
@@ -124,8 +138,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     rows = [row for row in ARCHS.values() if row.gguf == name and name]
     if not rows:
         raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
-    routed = bool(metadata.get(f"{name}.expert_count"))  # some names are those of two rows
-    arch = next((row for row in rows if ("ffn_gate_inp" in row.layer) == routed), rows[0])
+    arch = _best(rows, bool(metadata.get(f"{name}.expert_count")))
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
     experts, names = experts_from_gguf(keys, arch, tensors), Names(arch, tensors, from_gguf=True)
@@ -142,6 +155,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     scale *= score_growth_from_gguf(keys, arch) if latent else 1.0
     ropes = rope_from_gguf(keys, tensors, latent.rotated if latent else head_dim, arch)
     layers = layers_from_gguf(keys, arch, ropes, _routed(n_layers, experts, tensors, names))
+    layers = by_tensors(layers, arch, tensors, names)
     embedding = tensors.get("token_embd.weight")
     eps = "attention.layer_norm_rms_epsilon" if arch.norm == "rms" else "attention.layer_norm_epsilon"
     logit_scale = keys.number("logit_scale", 1.0)
@@ -151,9 +165,9 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         from_gguf=True,
         hidden=hidden,
         n_heads=heads,
-        n_kv_heads=1 if latent else widths(keys, "attention.head_count_kv", n_layers, heads)[0],
+        n_kv_heads=1 if latent else usual_width(keys, "attention.head_count_kv", n_layers, heads),
         head_dim=head_dim,
-        ffn=widths(keys, "feed_forward_length", n_layers)[0],
+        ffn=usual_width(keys, "feed_forward_length", n_layers, low=0),
         vocab_size=keys.integer("vocab_size", embedding.shape[0] if embedding else None),
         context_length=keys.integer("context_length"),
         norm_eps=keys.number(eps, high=1.0),
@@ -161,8 +175,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         attention_scale=keys.number("attention.scale", scale),
         layers=varied_from_gguf(keys, layers, arch, tensors, names),
         tied="output.weight" not in tensors,
-        norms=_norms(arch, tensors, names),
-        biases=_biases(arch, tensors, names),
+        norms=_norms(arch, n_layers, tensors, names),
+        biases=_biases(arch, n_layers, tensors, names),
         parallel=keys.flag("use_parallel_residual", arch.parallel),
         embed_scale=hidden**0.5 if arch.scale_embedding else keys.number("embedding_scale", 1.0),
         residual_scale=keys.number("residual_scale", 1.0),
@@ -174,6 +188,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
             keys.integer("attention.temperature_length", original),
         ),
         experts=experts,
+        recurrence=recurrence_from_gguf(keys, arch, layers),
         extra_layers=extra,
         latent=latent,
         per_layer=per_layer_from_gguf(keys, arch, tensors),
@@ -190,15 +205,19 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     outer = Fields(config, "config.json")
     keys = outer.section("text_config") or outer
     name = keys.text("model_type", outer.text("model_type", ""))
-    arch = next((row for row in ARCHS.values() if name in row.hf), None)
-    if arch is None:
+    rows = [row for row in ARCHS.values() if name in row.hf]
+    if not rows:
         raise _unsupported(name, [kind for row in ARCHS.values() for kind in row.hf])
+    counts = Fields({**rows[0].hf_defaults, **keys.values}, keys.source)
+    arch = _best(rows, any(counts.integer(key, 0, low=0) for key in EXPERT_COUNTS))
     if "quantization_config" in outer or "quantization_config" in keys:
         raise UnsupportedModel(
             "quantised checkpoints (quantization_config) are not supported; F32, F16 and BF16 are"
         )
     values = {**arch.hf_defaults, **keys.values}
     values |= {usual: values[own] for usual, own in arch.hf_keys.items() if own in values}
+    if isinstance(kinds := values.get("layers_block_type"), list):
+        values.setdefault("num_hidden_layers", len(kinds))
     keys = Fields(values, keys.source)
     backwards = keys.values.get("use_bidirectional_attention")
     # With "vision", text is read forwards all the same.
@@ -218,12 +237,15 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     head_dim = latent.head_dim if latent else _head_dim(keys, "head_dim", hidden, heads)
     full = full_sizes_from_hf(keys)
     ropes = rope_from_hf(keys, latent.rotated if latent else head_dim, arch, full[0])
+    layers = layers_from_hf(keys, arch, ropes, _routed(n_layers, experts, tensors, names))
+    layers = by_tensors(layers, arch, tensors, names)
+    scales = scales_from_hf(keys)
     scale = arch.attention_scale or keys.number("query_pre_attn_scalar", head_dim) ** -0.5
+    scale *= scales.key
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
     rope_entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
     scale *= score_growth_from_hf(rope_entry) if latent else 1.0
-    ffns = widths(keys, "intermediate_size", n_layers, arch.hf_ffn_factor and arch.hf_ffn_factor * hidden)
-    layers = layers_from_hf(keys, arch, ropes, _routed(n_layers, experts, tensors, names))
+    ffns = ffns_from_hf(keys, n_layers, arch.hf_ffn_factor and arch.hf_ffn_factor * hidden, experts)
     demanded = {stem for key, stems in arch.hf_biases.items() if keys.flag(key, False) for stem in stems}
     return ModelConfig(
         arch=arch.name,
@@ -240,8 +262,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         attention_scale=keys.number("attention_multiplier", scale),
         layers=varied_from_hf(keys, layers, ffns, full),
         tied=keys.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", arch.tied)),
-        norms=_norms(arch, tensors, names),
-        biases=_biases(arch, tensors, names) | (demanded & set(arch.layer)),
+        norms=_norms(arch, n_layers, tensors, names),
+        biases=_biases(arch, n_layers, tensors, names) | (demanded & set(arch.layer)),
         parallel=keys.flag("use_parallel_residual", arch.parallel),
         embed_scale=hidden**0.5 if arch.scale_embedding else keys.number("embedding_multiplier", 1.0),
         residual_scale=keys.number("residual_multiplier", 1.0),
@@ -254,6 +276,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
             rope_entry.integer("original_max_position_embeddings", keys.integer("max_position_embeddings")),
         ),
         experts=experts,
+        recurrence=recurrence_from_hf(keys, arch, layers),
+        scales=scales,
         extra_layers=keys.integer("num_nextn_predict_layers", 0, low=0),
         latent=latent,
         per_layer=per_layer_from_hf(keys, arch),
@@ -270,24 +294,34 @@ def _of_row(arch: Arch) -> dict[str, Any]:
         "qk_norm_after_rope": arch.qk_norm_after_rope,
         "gated": "ffn_up" not in arch.layer or "ffn_gate" in arch.layer,
         "sinks": "attn_sinks" in arch.layer,
+        "output_gate": "attn_q_gate" in arch.layer,
         "learned_positions": arch.learned_positions,
         "value_norm": arch.value_norm,
         "layer_scales": "layer_output_scale" in arch.layer,
     }
 
 
-def _norms(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
+def _best(rows: list[Arch], routed: bool) -> Arch:
+    """Of rows with the same name in files, the one with or without experts."""
+    return next((row for row in rows if ("ffn_gate_inp" in row.layer) == routed), rows[0])
+
+
+def _norms(arch: Arch, n_layers: int, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
     """The stems of a layer's norms."""
-    absent = {stem for stem in arch.optional if names(f"blk.0.{stem}.weight") not in held}
-    return arch.norms - absent
+    return arch.norms - {s for s in arch.optional if not _in_any(f"{s}.weight", n_layers, held, names)}
 
 
-def _biases(arch: Arch, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
+def _biases(arch: Arch, n_layers: int, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
     """The stems with a bias: the row's, and those of the file's. Only matrices may have them unasked: an RMS
     norm with a bias would be something else."""
     matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps"))} - BARE
     output = {"output"} if names("output.bias") in held else set()
-    return arch.biases | output | {stem for stem in matrices if names(f"blk.0.{stem}.bias") in held}
+    return arch.biases | output | {s for s in matrices if _in_any(f"{s}.bias", n_layers, held, names)}
+
+
+def _in_any(name: str, n_layers: int, held: Mapping[str, QTensor], names: Names) -> bool:
+    """Whether any layer has this tensor: those of one kind need not be the first."""
+    return any(names(f"blk.{i}.{name}") in held for i in range(n_layers))
 
 
 def _activation(keys: Fields, arch: Arch) -> str:

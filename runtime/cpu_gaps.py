@@ -1,19 +1,10 @@
-"""What the CPU machine has no kernels for yet: it would skip such an op, or overlook such a field."""
+"""What the CPU machine has no kernels for yet."""
 
 from __future__ import annotations
 
 from . import ops
 
-_OPS = (
-    ops.SigmoidGate
-    | ops.Route
-    | ops.MoE
-    | ops.HeadMatMul
-    | ops.Sparsify
-    | ops.MatchMagnitude
-    | ops.PredictStreams
-    | ops.CorrectStreams
-)
+MISSING = ops.HeadMatMul | ops.Sparsify | ops.MatchMagnitude | ops.PredictStreams | ops.CorrectStreams
 
 
 def cpu_gaps(program: ops.Program) -> list[str]:
@@ -25,18 +16,18 @@ def cpu_gaps(program: ops.Program) -> list[str]:
 
 
 def _gaps(op: ops.Op) -> list[str]:
-    if isinstance(op, _OPS):
+    if isinstance(op, MISSING):
         return [type(op).__name__]
     match op:
-        case ops.Attend() if op.sinks is not None:
-            return ["Attend with sinks"]
+        case ops.Route() if op.expert_scales is not None or (op.groups > 1 and op.group_best != 2):
+            return ["Route with scales of experts, or groups by their best"]
         case ops.Attend() if op.v == op.k:
             return ["Attend with values in keys"]
         case ops.Attend() if not op.append:
             return ["Attend to another layer's cache"]
         case ops.RoPE() if op.start:
             return ["RoPE within heads"]
-        case ops.RMSNorm() if op.groups * len(op.weight) != op.x.width:
+        case ops.RMSNorm() if op.groups * len(op.weight) < op.x.width:
             return ["RMSNorm of a part of a row"]
         case ops.GatedActivation() if op.up.width != op.gate.width:
             return ["GatedActivation with a part of a row"]

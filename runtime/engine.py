@@ -11,10 +11,13 @@ import numpy as np
 from .cache import Batch, PageTable
 from .config import ModelConfig
 from .sampler import BadLogits, Sampler, SamplingParams
+from .state import SavedState, SequenceStates
 from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
 NONE = np.empty(0, np.int32)  # wanted rows of a step whose logits nobody needs
+SAVED_STATES = 2  # copies of a recurrent state that are kept
+REWIND = 16  # tokens before the end of a prompt where one is taken: the next prompt may end otherwise
 FIRST = np.zeros(1, np.int32)  # wanted rows of a decode step
 
 
@@ -46,7 +49,9 @@ class Engine:
     a sequence of more tokens are rotated otherwise (`Program.same_up_to`), and not mixed with the others.
 
     The tokens of a generation stay in the cache, and the next one computes only what follows the
-    longest common prefix. Between two steps the engine is always consistent, so a generation may be
+    longest common prefix. `states` are the machine's, of a model with recurrent ops: these cannot be cut
+    short, so copies of the latest prompts' are kept, and it goes on from the longest that is part of the
+    new one, or from the start. Between two steps the engine is always consistent, so a generation may be
     closed or interrupted anywhere. Not for use from several threads at once.
     """
 
@@ -62,6 +67,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
         same_up_to: int = 0,
+        states: SequenceStates | None = None,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -77,6 +83,8 @@ class Engine:
         self._sequence = sequence
         self._same_up_to = same_up_to
         self._short = 0  # how many of the cached ids were read when the sequence was no longer than that
+        self._states = states if states and states.layers else None
+        self._saved: list[SavedState] = []  # of beginnings of the sequence, the longest last
         self._cached: list[int] = []  # the ids whose keys and values are in the cache
         self._running: object = None  # the generation that the cache belongs to
 
@@ -174,7 +182,7 @@ class Engine:
 
     def _reuse(self, prompt: list[int]) -> int:
         """Keep what the cache has in common with `prompt`, but never its last token: that one's logits
-        are needed. Returns the number of tokens kept."""
+        are needed. Returns the number of tokens kept, which is less where a state cannot be rewound."""
         common = 0
         for ours, theirs in zip(self._cached, prompt[:-1], strict=False):
             if ours != theirs:
@@ -185,16 +193,25 @@ class Engine:
         elif self._same_up_to and self._short:
             common = 0
         self._keep(common)
-        return common
+        return len(self._cached)
 
     def _prefill(self, tokens: list[int]) -> np.ndarray:
         """Feed `tokens` in chunks; the logits after the last."""
-        last = (len(tokens) - 1) // self._chunk * self._chunk
         length = len(self._cached) + len(tokens)
-        for start in range(0, last, self._chunk):
-            self._step(tokens[start : start + self._chunk], NONE, length)
+        if self._states and len(tokens) > REWIND:
+            self._feed(tokens[:-REWIND], length)
+            del self._saved[: 1 - SAVED_STATES]
+            self._saved.append(self._states.save(self._sequence))
+            tokens = tokens[-REWIND:]
+        last = (len(tokens) - 1) // self._chunk * self._chunk
+        self._feed(tokens[:last], length)
         rest = tokens[last:]
         return self._step(rest, np.array([len(rest) - 1], np.int32), length)[0]
+
+    def _feed(self, tokens: list[int], length: int) -> None:
+        """Run `tokens` in chunks, for what they leave in the cache."""
+        for start in range(0, len(tokens), self._chunk):
+            self._step(tokens[start : start + self._chunk], NONE, length)
 
     def _step(self, tokens: list[int], wanted: np.ndarray, length: int = 0) -> np.ndarray:
         """Run `tokens`, the next ones of a sequence that will have `length` (0: that ends with them)."""
@@ -220,6 +237,13 @@ class Engine:
         return logits
 
     def _keep(self, length: int) -> None:
+        """Forget what comes after `length` tokens; more, where there is a state that is not known there."""
+        if self._states:
+            self._saved = [saved for saved in self._saved if saved.length <= length]
+            if length and self._states.lengths[self._sequence] != length:
+                length = self._saved[-1].length if self._saved else 0
+                if self._saved:
+                    self._states.restore(self._sequence, self._saved[-1])
         del self._cached[length:]
         self._short = min(self._short, len(self._cached))
         self.table.truncate(self._sequence, length)

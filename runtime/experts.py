@@ -20,7 +20,7 @@ from .names import Names
 
 MAX_EXPERTS = 1 << 16
 PROJECTIONS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
-_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _SCORINGS: dict[int, Literal["softmax", "sigmoid"]] = {1: "softmax", 2: "sigmoid"}  # expert_gating_func
 
 
@@ -61,7 +61,8 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
     if not count:
         return None
     _check_supported(arch, "expert_count")
-    width = keys.integer("expert_feed_forward_length", keys.integer("feed_forward_length"))
+    width = keys.integer("feed_forward_length", 0, low=0, some=True)
+    width = keys.integer("expert_feed_forward_length", width, some=True)
     shared = keys.integer("expert_shared_count", 1, low=0) * width
     shared = keys.integer("expert_shared_feed_forward_length", shared, low=0)
     scoring = keys.integer("expert_gating_func", 0, low=0)
@@ -86,12 +87,12 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
 
 def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Experts | None:
     """None for a dense model. Raises DamagedFile; UnsupportedModel for experts that `arch` does not have."""
-    named = next((key for key in _COUNTS if key in keys), None)
+    named = next((key for key in EXPERT_COUNTS if key in keys), None)
     count = keys.integer(named, low=0, high=MAX_EXPERTS) if named else 0
     if not named or not count:
         return None
     _check_supported(arch, named)
-    width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size"))
+    width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size", 0, low=0))
     shared = keys.integer("n_shared_experts", keys.integer("moe_num_shared_experts", 0, low=0), low=0) * width
     shared = keys.integer("shared_expert_intermediate_size", shared, low=0)
     bias = arch.layer.get("exp_probs_b")
@@ -140,7 +141,8 @@ class ExpertTensors:
         self.biases: dict[str, np.ndarray] = {}
         self.used: set[str] = set()
         self._held = held
-        for stem in PROJECTIONS:
+        stems = [stem for stem in PROJECTIONS if stem in arch.layer]
+        for stem in stems:
             down = stem == "ffn_down_exps"
             shape = (hidden, experts.width) if down else (experts.width, hidden)
             name = names(f"blk.{layer}.{stem}.weight")
@@ -155,7 +157,7 @@ class ExpertTensors:
                 )
                 part, of = int(fused and stem == "ffn_up_exps"), 2 if fused else 1
             else:
-                whole = stacked if "{}" in name else name.removesuffix(".weight")
+                whole = stacked if "{}" in name else name if name in held else name.removesuffix(".weight")
                 bias, part, of = f"{whole}_bias", int(stem == "ffn_up_exps"), 1 if down else 2
             alternating = arch.hf_experts_transposed and not names.from_gguf
             self.matrices[stem] = self._stack(whole, experts.count, shape, part, of, alternating)

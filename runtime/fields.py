@@ -41,7 +41,7 @@ class Fields:
         name = self.prefix + key
         return DamagedFile(f"{self.source}: {name} is {show(self.values.get(name))}, not {expected}")
 
-    def _get(self, key: str, default: Any) -> Any:
+    def _get(self, key: str, default: Any, some: bool = False) -> Any:
         value = self.values.get(self.prefix + key)
         if value is None:
             value = default
@@ -50,6 +50,8 @@ class Fields:
         if isinstance(value, np.ndarray):  # one value a layer: fine while they agree
             if value.ndim != 1 or not value.size:
                 raise self.fail(key, "a number")
+            if some and (value != 0).any():
+                value = value[value != 0]
             if (value != value[0]).any():
                 raise UnsupportedModel(
                     f"{self.source}: {self.prefix + key} differs from layer to layer, "
@@ -58,8 +60,11 @@ class Fields:
             return value[0].item()
         return value
 
-    def integer(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
-        value = self._get(key, default)
+    def integer(
+        self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE, some: bool = False
+    ) -> int:
+        """`some`: where there is one value a layer, those that are 0 do not count."""
+        value = self._get(key, default, some)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.fail(key, f"an integer from {low} to {high}")
         return value
@@ -71,6 +76,16 @@ class Fields:
         if not fits or (value == 0 and not zero):
             raise self.fail(key, f"a number {'from' if zero else 'above'} 0 up to {high:g}")
         return float(value)
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...] | None:
+        """A list of `count` numbers above 0; None if there is none."""
+        values = self.values.get(self.prefix + key)
+        if values is None:
+            return None
+        known = isinstance(values, list) and len(values) == count
+        if not known or not all(type(v) in (int, float) and 0 < v < 1e30 for v in values):
+            raise self.fail(key, f"a list of {count} numbers above 0")
+        return tuple(float(v) for v in values)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._get(key, default)

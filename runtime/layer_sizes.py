@@ -11,22 +11,37 @@ import numpy as np
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from .archs import Arch
+from .experts import Experts
 from .fields import Fields, UnsupportedModel
-from .layers import Layer
+from .layers import Layer, ffn_width
 from .names import Names
 
 
-def widths(keys: Fields, key: str, n_layers: int, default: int | None = None) -> list[int]:
-    """The positive integers at `key`, one for each layer, of which a file may give only one for all."""
+def widths(keys: Fields, key: str, n_layers: int, default: int | None = None, low: int = 1) -> list[int]:
+    """The integers from `low` on at `key`, one for each layer, of which a file may give only one for all;
+    0 for a layer without that part. Raises DamagedFile."""
     values = keys.values.get(keys.prefix + key)
     if not isinstance(values, list | np.ndarray):
-        return [keys.integer(key, default)] * n_layers
-    each = list(values)
-    if len(each) != n_layers:
+        return [keys.integer(key, default, low)] * n_layers
+    if len(values) < n_layers or (isinstance(values, np.ndarray) and values.ndim != 1):
         raise keys.fail(key, f"a number, or {n_layers} of them")
-    return [
-        Fields({key: v.item() if isinstance(v, np.generic) else v}, keys.source).integer(key) for v in each
-    ]
+    each = [v.item() if isinstance(v, np.generic) else v for v in list(values)[:n_layers]]
+    return [Fields({key: v}, keys.source).integer(key, low=0) for v in each]
+
+
+def usual_width(keys: Fields, key: str, n_layers: int, default: int | None = None, low: int = 1) -> int:
+    """The first of `widths` that is not 0."""
+    usual = next(filter(None, widths(keys, key, n_layers, default, low)), 0)
+    if usual < low:
+        raise keys.fail(key, "a number above 0 for any layer")
+    return usual
+
+
+def ffns_from_hf(keys: Fields, n_layers: int, default: int | None, experts: Experts | None) -> list[int]:
+    """The widths of all layers' FFNs from config.json. Raises DamagedFile."""
+    if isinstance(keys.values.get("intermediate_size"), list):
+        return widths(keys, "intermediate_size", n_layers)
+    return [ffn_width(keys, default, experts)] * n_layers
 
 
 def full_sizes_from_hf(keys: Fields) -> tuple[int | None, int | None]:
@@ -98,8 +113,9 @@ def varied_from_gguf(
 ) -> tuple[Layer, ...]:
     """`layers` with what metadata and tensors say of each. Raises DamagedFile."""
     n = len(layers)
-    ffns = widths(keys, "feed_forward_length", n)
+    ffns = widths(keys, "feed_forward_length", n, low=0)
     kv_heads = widths(keys, "attention.head_count_kv", n, keys.integer("attention.head_count"))
+    ffn, heads = (next(filter(None, each), 0) for each in (ffns, kv_heads))
     local = keys.integer("attention.key_length_swa") if "attention.key_length_swa" in keys else None
     sources = _sources(keys, "attention.shared_kv_layers", layers)
     deviations = keys.values.get(f"{keys.prefix}activation_sparsity_scale", [-math.inf] * n)
@@ -112,8 +128,8 @@ def varied_from_gguf(
         replace(
             layer,
             head_dim=local if layer.window else None,
-            kv_heads=_other(kv_heads[i], kv_heads[0]),
-            ffn=_other(ffns[i], ffns[0]),
+            kv_heads=_other(kv_heads[i], heads),
+            ffn=_other(ffns[i], ffn),
             kv_from=sources[i],
             values_are_keys=arch.values_from_keys
             and sources[i] is None
@@ -125,7 +141,7 @@ def varied_from_gguf(
 
 
 def _other(value: int, usual: int) -> int | None:
-    return value if value != usual else None
+    return value if value not in (0, usual) else None
 
 
 def _sources(keys: Fields, key: str, layers: tuple[Layer, ...]) -> list[int | None]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .archs import Arch
+from .experts import Experts
 from .fields import Fields, UnsupportedModel, show
 from .rope import Rope
 
@@ -16,6 +17,7 @@ LAYER_TYPES = {  # spellings of config.json → whether the layer has the slidin
     "attention": False,
     "sliding_attention": True,
 }
+RECURRENT_TYPES = ("conv", "mamba", "linear_attention")  # of architectures that have such layers
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Layer:
     values_are_keys: bool = False  # its values are its keys, before norm and rotation
     # Only gates of the FFN so many standard deviations above their mean take part; None: all do.
     deviations: float | None = None
+    attends: bool = True
+    recurs: bool = False  # see ModelConfig.recurrence
+    feeds: bool = True  # has an FFN
 
 
 def layers_from_gguf(
@@ -80,20 +85,36 @@ def layers_from_hf(
     return _layers(windows, ropes, rotating, experts)
 
 
+def ffn_width(keys: Fields, default: int | None, experts: Experts | None) -> int:
+    """The width of a dense FFN from config.json; of a model that has none, any. Raises DamagedFile.
+
+    LFM2 (`block_auto_adjust_ff_dim`) says how to work it out from what it names.
+    """
+    width = keys.integer("intermediate_size", default or (experts.width if experts else None))
+    if not keys.flag("block_auto_adjust_ff_dim", False):
+        return width
+    width = 2 * width // 3
+    if "block_ffn_dim_multiplier" in keys:
+        unit = keys.integer("block_multiple_of")
+        width = -(-int(keys.number("block_ffn_dim_multiplier") * width) // unit) * unit
+    return width
+
+
 def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
     window = keys.integer("sliding_window", 0, low=0)
     types = None
     if "layer_types" in keys:
         types = _per_layer(keys, "layer_types", n_layers)
-        if strange := [t for t in types if not isinstance(t, str) or t not in LAYER_TYPES]:
+        known = (*LAYER_TYPES, *(RECURRENT_TYPES if arch.recurrence else ()))
+        if strange := [t for t in types if not isinstance(t, str) or t not in known]:
             raise UnsupportedModel(
-                f"layer type {show(strange[0])} is not supported; supported are {', '.join(LAYER_TYPES)}"
+                f"layer type {show(strange[0])} is not supported; supported are {', '.join(known)}"
             )
     switched = arch.window in ("from", "named")
     if arch.window == "none" or (switched and not keys.flag("use_sliding_window", False)):
         return [0] * n_layers
     if types is not None:
-        return [window if LAYER_TYPES[t] else 0 for t in types]
+        return [window if LAYER_TYPES.get(t) else 0 for t in types]
     if arch.window == "all":
         return [window] * n_layers
     if arch.window == "named":

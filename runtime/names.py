@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from .archs import Arch
 
-# Have no ".weight" or ".bias" at the end in folders; of the last two neither in GGUF files.
+# Without ".weight" or ".bias" at the end in folders, and in GGUF files
 BARE = frozenset(
     {
         "attn_sinks",
@@ -19,8 +19,12 @@ BARE = frozenset(
         "altup_correct_scale",
         "ffn_gate_inp_scale",
         "ffn_down_exps_scale",
+        "ssm_a",
+        "ssm_d",
+        "ssm_dt",
     }
 )
+_BARE_IN_GGUF = frozenset({"ssm_a", "ssm_d", "ffn_gate_inp_scale", "ffn_down_exps_scale"})
 _TOGETHER = (  # stems of GGUF tensors → what a file may have instead, all in one
     (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
     (("attn_k_b", "attn_v_b"), "attn_kv_b"),
@@ -38,7 +42,8 @@ class Names:
         if from_gguf:
             self._layer = {stem: arch.gguf_names.get(stem, stem) for stem in arch.layer}
             for stems, whole in _TOGETHER:
-                if f"blk.0.{whole}.weight" in held and set(stems) <= set(self._layer):
+                given = f"blk.0.{whole}.weight" in held and whole not in self._layer.values()
+                if given and set(stems) <= set(self._layer):
                     self._layer |= dict.fromkeys(stems, whole)
             if "ffn_gate" in self._layer and "blk.0.ffn_gate.weight" not in held:
                 self._layer["ffn_gate"] = self._layer["ffn_up"]
@@ -52,16 +57,17 @@ class Names:
         layer, bare = "", False
         if stem.startswith("blk."):
             _, layer, stem = stem.split(".")
-            bare = stem in BARE
+            bare = stem in (_BARE_IN_GGUF if self.from_gguf else BARE)
             stem = self._layer[stem]
         if self.from_gguf and layer:
-            return f"blk.{layer}.{stem}" if "." in stem else f"blk.{layer}.{stem}.{kind}"
+            stem = f"blk.{layer}.{stem}"
+            return stem if bare else f"{stem}.{kind}"
         if layer:
             suffix = "" if bare else f".{kind}"
             return f"{self._prefix}{self._arch.hf_layers}.{layer}.{stem}{suffix}"
         stem, dot, number = stem.partition(".")  # "altup_proj.0": of several, which a GGUF file has in one
         if self.from_gguf:
-            return f"{stem}.{kind}"
+            return f"{self._arch.gguf_names.get(stem, stem)}.{kind}"
         if stem == "output":  # outside of the text model; its prefix is the wrapper's
             wrapper = "language_model." if self._prefix == "language_model.model." else ""
             return f"{wrapper}{self._arch.hf_top[stem]}.{kind}"

@@ -15,15 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..quant.block import QTensor
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """A float32 matrix [rows, width] that ops read and write; `name` is unique in a program."""
-
-    name: str
-    width: int
-    wanted: bool = False
+from .buffer import Buffer
+from .ops_recurrent import CausalConv, DeltaRule, StateLayer, StateScan
+from .ops_streams import CorrectStreams, MatchMagnitude, PredictStreams, Sparsify
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +33,9 @@ class Embed:
 class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
 
-    `weight` is float32 [width / groups]. groups > 1 is the per-head q/k norm. `out` may be `x`, and then
-    a weight may be shorter: columns from groups · len(weight) on are left as they are.
+    `weight` is float32 [width / groups], for all parts (groups > 1 is the per-head q/k norm), or [width] if
+    each has its own. `out` may be `x`, and then parts, as long as a weight for all of them, need not fill the
+    row: columns behind the last are left as they are.
     """
 
     x: Buffer
@@ -173,24 +168,17 @@ class Attend:
 
 @dataclass(frozen=True, eq=False)
 class GatedActivation:
-    """out = f(gate) · up; f is "silu", "gelu_tanh" or "gelu". `out` may be `gate`.
+    """out = f(scale · gate) · up; f is "silu", "gelu_tanh", "gelu", "relu2" (max(x, 0)²) or "identity".
 
-    `up` may be wider than `gate`: its columns from `up_start` on are taken.
+    `out` may be `gate`, or `up` if that is as wide; of a wider one the columns from `up_start` on are taken.
     """
 
     gate: Buffer
     up: Buffer
     out: Buffer
     kind: str
+    scale: float = 1.0
     up_start: int = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Sparsify:
-    """x = max(x - (mean + deviations · std), 0), in place, with the mean and standard deviation of a row."""
-
-    x: Buffer
-    deviations: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +221,7 @@ class MoE:
     act(g, u) is f(g) · u as for GatedActivation; with a `limit` it is, for g at most `limit` and u clipped
     to ±limit, g · sigmoid(alpha · g) · (u + 1). `gate` and `up` hold a (width, inputs) and `down` a
     (outputs, width) matrix for each expert, of which only the chosen are read; biases are float32
-    [experts, …] or None, and added to the products.
+    [experts, …] or None, and added to the products. Without matrices for the `gate`, act is f(u).
     """
 
     x: Buffer
@@ -268,43 +256,6 @@ class Add:
     out: Buffer
     scale: float = 1.0
     keep: float = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class MatchMagnitude:
-    """x = x · rms(like) / max(rms(x), floor), in place; rms is the root of a row's mean square."""
-
-    x: Buffer
-    like: Buffer
-    floor: float
-
-
-@dataclass(frozen=True, eq=False)
-class PredictStreams:
-    """streams_j += Σ_i coefficients[j · n + i] · streams_i for all n streams at once; out = streams_active.
-
-    Baykal et al. 2023, "Alternating Updates for Efficient Transformers". `coefficients` is [rows, n · n].
-    """
-
-    streams: tuple[Buffer, ...]
-    coefficients: Buffer
-    active: int
-    out: Buffer
-
-
-@dataclass(frozen=True, eq=False)
-class CorrectStreams:
-    """streams_j += (1 + coefficients[j]) · (x - streams_active) for all n streams, by what streams_active was
-    before; then x = streams_active · weight.
-
-    `x` is what a layer made of the active stream, `coefficients` [rows, n], `weight` float32 [width].
-    """
-
-    streams: tuple[Buffer, ...]
-    coefficients: Buffer
-    active: int
-    x: Buffer
-    weight: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,6 +296,9 @@ Op = (
     | CorrectStreams
     | SelectRows
     | SoftCap
+    | CausalConv
+    | DeltaRule
+    | StateScan
 )
 
 
@@ -372,6 +326,7 @@ class Program:
     buffers: tuple[Buffer, ...]
     cache_layers: tuple[CacheLayer, ...]
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
+    state_layers: tuple[StateLayer, ...] = ()  # what recurrent ops keep of a sequence
 
     @property
     def n_positions(self) -> int:

@@ -67,6 +67,6 @@ def enter_layer(
     """h = projection(f(gate of x) · the layer's inputs), of which `inputs` has all layers', side by side."""
     return [
         linear(i, "inp_gate", x, gate),  # gate [rows, width]
-        GatedActivation(gate, inputs, gate, kind, i * gate.width),
+        GatedActivation(gate, inputs, gate, kind, up_start=i * gate.width),
         linear(i, "proj", gate, h),  # h [rows, hidden]
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from .altup import Streams
 from .config import Layer, ModelConfig
 from .experts import PROJECTIONS, Experts
 from .latent import NORM_EPS, Latent, attend_latent
+from .mixers import Mixer
 from .ops import (
     Activation,
     Add,
@@ -33,6 +35,7 @@ from .ops import (
     SoftCap,
     Sparsify,
 )
+from .ops_recurrent import StateLayer
 from .per_layer import embed_per_layer, enter_layer
 from .rope import Rope
 from .stream import Stream, wanted
@@ -43,11 +46,12 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     """The program of a model; `x` is the residual stream. Raises DamagedFile for unusable RoPE."""
     c, w = config, weights
     s = Stream.of(c, c.layers[0])
+    mixer = Mixer.of(c.recurrence)
+    caches, states = list[CacheLayer](), list[StateLayer]()
+    cached: dict[int, int] = {}  # layer → which of the caches
     logits = Buffer("logits", c.vocab_size, wanted=True)
     inv_freqs = {rope: _frequencies(rope) for layer in c.layers if (rope := layer.rope)}
     one_norm = c.parallel and "ffn_norm" not in c.norms  # for attention and FFN
-    cache: list[CacheLayer] = []
-    cached: dict[int, int] = {}  # layer → which of them
 
     def norm(
         name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0, eps: float = c.norm_eps
@@ -59,24 +63,24 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         bias = w.vector(f"{name}.bias") * np.float32(scale) if has_bias else None
         return LayerNorm(x, out, weight.reshape(-1), bias, eps, groups)
 
-    def pre_norm(i: int, stem: str, out: Buffer) -> tuple[list[Op], Buffer]:
+    def pre_norm(i: int, stem: str, out: Buffer, scale: float = 1.0) -> tuple[list[Op], Buffer]:
         """The norm of the stream in front of a part, and what that part reads."""
-        return ([norm(f"blk.{i}.{stem}", s.x, out)], out) if stem in c.norms else ([], s.x)
+        return ([norm(f"blk.{i}.{stem}", s.x, out, 1, scale)], out) if stem in c.norms else ([], s.x)
 
     def linear(i: int, stem: str, x: Buffer, out: Buffer, accumulate: bool = False) -> Op:
         bias = w.vector(f"blk.{i}.{stem}.bias") if stem in c.biases else None
         return MatMul(x, out, w.matrix(f"blk.{i}.{stem}.weight"), bias, accumulate)
 
-    def add(i: int, post_norm: str) -> list[Op]:
+    def add(i: int, post_norm: str, scale: float = 1.0) -> list[Op]:
         """x += h, with a norm or a scale in between if the model has one."""
         norms = [norm(f"blk.{i}.{post_norm}", s.h, s.h)] if post_norm in c.norms else []
-        return [*norms, Add(s.h, s.x, c.residual_scale)]
+        return [*norms, Add(s.h, s.x, c.residual_scale * scale)]
 
-    def residual(i: int, stem: str, source: Buffer, post_norm: str) -> list[Op]:
+    def residual(i: int, stem: str, source: Buffer, post_norm: str, scale: float = 1.0) -> list[Op]:
         """x += source @ weightᵀ, with a norm or a scale in between if the model has one."""
-        if post_norm not in c.norms and c.residual_scale == 1.0:
+        if post_norm not in c.norms and c.residual_scale * scale == 1.0:
             return [linear(i, stem, source, s.x, accumulate=True)]
-        return [linear(i, stem, source, s.h), *add(i, post_norm)]
+        return [linear(i, stem, source, s.h), *add(i, post_norm, scale)]
 
     def turn(rope: Rope, b: Buffer, heads: int, start: int = 0) -> Op:
         longer = rope.inv_freq if rope.same_up_to else None
@@ -101,8 +105,8 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         head_dim, kv_heads, _ = c.sizes(layer)
         ops = [linear(i, "attn_q", n, s.q)]  # q [rows, heads * head_dim]
         if layer.kv_from is None:
-            cached[i] = len(cache)
-            cache.append(CacheLayer(kv_heads, head_dim))
+            cached[i] = len(caches)
+            caches.append(CacheLayer(kv_heads, head_dim))
             values = "attn_k" if layer.values_are_keys else "attn_v"
             ops.append(linear(i, "attn_k", n, s.k))  # k [rows, kv_heads * head_dim]
             ops.append(linear(i, values, n, s.v))  # v [rows, kv_heads * head_dim]
@@ -120,7 +124,10 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             sinks=w.vector(f"blk.{i}.attn_sinks.weight") if c.sinks else None,
             append=layer.kv_from is None,
         )
-        return [*ops, *positioned(i, layer), attend]
+        ops += [*positioned(i, layer), attend]
+        if c.output_gate:
+            ops += [linear(i, "attn_q_gate", n, s.q_gate), SigmoidGate(s.q_gate, s.a)]
+        return ops
 
     def latent_attention(i: int, layer: Layer, n: Buffer, latent: Latent) -> list[Op]:
         """The same with a latent that keys and values are made of."""
@@ -137,8 +144,8 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         if layer.rope:
             ops.append(turn(layer.rope, s.q, c.n_heads, start=latent.plain))
             ops.append(turn(layer.rope, s.k, 1, start=latent.rank))
-        cache.append(CacheLayer(1, latent.cached, value_dim=0))
-        attend = attend_latent(latent, w.heads(i), s.q, s.k, s.a, len(cache) - 1, c.attention_scale)
+        caches.append(CacheLayer(1, latent.cached, value_dim=0))
+        attend = attend_latent(latent, w.heads(i), s.q, s.k, s.a, len(caches) - 1, c.attention_scale)
         return [*ops, *attend]  # a [rows, heads * value]
 
     def feed_forward(i: int, layer: Layer, n: Buffer) -> tuple[list[Op], Buffer]:
@@ -150,13 +157,13 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             linear(i, "ffn_gate", n, s.gate),  # gate [rows, ffn]
             *sparse,
             linear(i, "ffn_up", n, s.up),  # up [rows, ffn]
-            GatedActivation(s.gate, s.up, s.gate, c.activation),  # gate [rows, ffn]
+            GatedActivation(s.gate, s.up, s.gate, c.activation, c.scales.gate),  # gate [rows, ffn]
         ], s.gate
 
     def experts(i: int, seen: Buffer, n: Buffer, out: Buffer, e: Experts) -> list[Op]:
         """out = what the experts chosen for each row of `seen` make of `n`."""
         held = w.experts(i)
-        gate, up, down = (held.matrices[stem] for stem in PROJECTIONS)
+        gate, up, down = (held.matrices.get(stem, ()) for stem in PROJECTIONS)
         gate_bias, up_bias, down_bias = (held.biases.get(stem) for stem in PROJECTIONS)
         bias = w.vector(f"blk.{i}.exp_probs_b.bias") if e.choice_bias else None
         scales = w.vector(f"blk.{i}.ffn_down_exps_scale.weight") if e.beside_dense else None
@@ -178,15 +185,20 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         """x += what the experts chosen for each row of `n` make of it, and the one that all rows pass."""
         ops = experts(i, n, n, s.h, e)  # h [rows, hidden]
         if e.shared_width:
-            ops += [
-                linear(i, "ffn_gate_shexp", n, s.shared_gate),  # shared_gate [rows, shared]
-                linear(i, "ffn_up_shexp", n, s.shared_up),  # shared_up [rows, shared]
-                GatedActivation(s.shared_gate, s.shared_up, s.shared_gate, c.activation),
-            ]
+            inner = s.shared_gate if c.gated else s.shared_up
+            if c.gated:
+                ops += [
+                    linear(i, "ffn_gate_shexp", n, s.shared_gate),  # shared_gate [rows, shared]
+                    linear(i, "ffn_up_shexp", n, s.shared_up),  # shared_up [rows, shared]
+                    GatedActivation(s.shared_gate, s.shared_up, inner, c.activation),
+                ]
+            else:
+                ops.append(linear(i, "ffn_up_shexp", n, s.shared_up))  # shared_up [rows, shared]
+                ops.append(Activation(s.shared_up, inner, c.activation))
             if e.shared_gate:
                 ops.append(linear(i, "ffn_gate_inp_shexp", n, s.share))  # share [rows, 1]
-                ops.append(SigmoidGate(s.share, s.shared_gate))
-            ops.append(linear(i, "ffn_down_shexp", s.shared_gate, s.h, accumulate=True))  # h [rows, hidden]
+                ops.append(SigmoidGate(s.share, inner))
+            ops.append(linear(i, "ffn_down_shexp", inner, s.h, accumulate=True))  # h [rows, hidden]
         return [*ops, *add(i, "post_ffw_norm")]
 
     def mixture_beside(i: int, layer: Layer, n: Buffer, e: Experts) -> list[Op]:
@@ -224,6 +236,15 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             ops.append(Add(s.x, s.x, scaled, 0.0))
         return ops
 
+    def laurel(i: int, n: Buffer) -> list[Op]:
+        """laurel = n + norm(right(left n)), a path around attention."""
+        return [
+            linear(i, "laurel_l", n, s.laurel_low),  # laurel_low [rows, rank]
+            linear(i, "laurel_r", s.laurel_low, s.laurel),  # laurel [rows, hidden]
+            norm(f"blk.{i}.laurel_post_norm", s.laurel, s.laurel),
+            Add(n, s.laurel),
+        ]
+
     def streams() -> Streams:
         assert c.altup
         parts = (s.streams, s.x, s.h, s.seen, s.coefficients, s.correction)
@@ -243,31 +264,39 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         s = Stream.of(c, layer)
         if c.altup:
             ops += streams().predict(i)  # x [rows, hidden]
-        norms, n = pre_norm(i, "attn_norm", s.f if one_norm else s.h)
-        ops += norms  # n [rows, hidden]
-        if c.altup:
-            ops.append(linear(i, "laurel_l", n, s.laurel_low))
-            ops.append(linear(i, "laurel_r", s.laurel_low, s.laurel))  # laurel [rows, hidden]
-            ops += [norm(f"blk.{i}.laurel_post_norm", s.laurel, s.laurel), Add(n, s.laurel)]
-        ops += latent_attention(i, layer, n, c.latent) if c.latent else attention(i, layer, n)
+        mixed = list[tuple[str, Buffer, float]]()  # what is added to the stream, by which matrix, scaled
+        if layer.recurs and c.recurrence:
+            norms, n = pre_norm(i, "attn_norm", s.h, c.scales.recurrent_in)
+            product = partial(linear, i)
+            ops += [*norms, *mixer.ops(c.recurrence, i, n, w, product, len(states), c.norm_eps)]
+            states += c.recurrence.states
+            mixed.append(("ssm_out", s.y, c.scales.recurrent_out))
+        if layer.attends:
+            norms, n = pre_norm(i, "attn_norm", s.f if one_norm else s.h, c.scales.attention_in)
+            ops += [*norms, *(laurel(i, n) if c.altup else [])]  # n [rows, hidden]
+            ops += latent_attention(i, layer, n, c.latent) if c.latent else attention(i, layer, n)
+            mixed.append(("attn_output", s.a, c.scales.attention_out))
         if i + 1 == c.n_layers:
             # From here on the rows whose logits are wanted are enough: the others have left their mark.
-            last = s.wanted()
-            alive = [s.a, s.x, *([s.f] if one_norm else []), *([s.inputs] if c.per_layer else [])]
+            alive = [*(b for _, b, _ in mixed), s.x, *([s.f] if one_norm else [])]
+            alive += [s.inputs] if c.per_layer else []
             alive += [s.laurel, *s.streams] if c.altup else []
             ops += [SelectRows(b, wanted(b)) for b in alive]  # [wanted, …]
-            s = last
-        attended = residual(i, "attn_output", s.a, "post_attention_norm")  # x [rows, hidden]
+            mixed = [(stem, wanted(b), scale) for stem, b, scale in mixed]
+            s = wanted(s)
+        added = [op for stem, b, scale in mixed for op in residual(i, stem, b, "post_attention_norm", scale)]
         if c.altup:
-            attended.append(Add(s.laurel, s.x, 0.5**0.5, 0.5**0.5))
-        norms, n = ([], s.f) if one_norm else pre_norm(i, "ffn_norm", s.f)
-        ops += [*norms, *attended] if c.parallel else [*attended, *norms]  # n [rows, hidden]
-        if not layer.experts or not c.experts:
+            added.append(Add(s.laurel, s.x, 0.5**0.5, 0.5**0.5))
+        ffn_norm = "ffn_norm" if mixed else "attn_norm"  # the one norm of a layer that is nothing else
+        norms, n = ([], s.f) if one_norm or not layer.feeds else pre_norm(i, ffn_norm, s.f)
+        ops += [*norms, *added] if c.parallel else [*added, *norms]  # n [rows, hidden]
+        if layer.experts and c.experts and c.experts.beside_dense:
+            ops += mixture_beside(i, layer, n, c.experts)
+        elif layer.experts and c.experts:
+            ops += mixture(i, n, c.experts)
+        elif layer.feeds:
             inner, b = feed_forward(i, layer, n)
-            ops += [*inner, *residual(i, "ffn_down", b, "post_ffw_norm")]
-        else:
-            beside = c.experts.beside_dense
-            ops += mixture_beside(i, layer, n, c.experts) if beside else mixture(i, n, c.experts)
+            ops += [*inner, *residual(i, "ffn_down", b, "post_ffw_norm", c.scales.down)]
         ops += beside_stream(i)
     if c.altup:
         ops += streams().join(w.matrix)
@@ -279,7 +308,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
-    return Program(tuple(ops), _buffers(ops), tuple(cache), logits)
+    return Program(tuple(ops), _buffers(ops), tuple(caches), logits, tuple(states))
 
 
 def _buffers(ops: list[Op]) -> tuple[Buffer, ...]:

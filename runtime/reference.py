@@ -6,14 +6,18 @@ It is the specification that the fast machines are tested against, and slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
 from .activations import ACTIVATIONS, sigmoid
+from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
+from .reference_scan import causal_conv, delta_rule, state_scan
+from .reference_streams import correct_streams, match_magnitude, predict_streams, sparsify
+from .state import SequenceStates
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
 _WANTED_BYTES = 1 << 26  # of logits a step
@@ -24,12 +28,17 @@ class ReferenceMachine:
 
     `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
     and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim or value_dim].
-    Dequantised matrices are kept up to `keep_bytes`, first come first kept; beyond that each use
-    makes them anew, in blocks.
+    `states` are those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept up to
+    `keep_bytes`, first come first kept; beyond that each use makes them anew, in blocks.
     """
 
     def __init__(
-        self, program: ops.Program, n_pages: int, page_size: int = PAGE_SIZE, keep_bytes: int = 3 << 30
+        self,
+        program: ops.Program,
+        n_pages: int,
+        page_size: int = PAGE_SIZE,
+        keep_bytes: int = 3 << 30,
+        max_sequences: int = 1,
     ) -> None:
         self.program = program
         self.page_size = page_size
@@ -44,6 +53,7 @@ class ReferenceMachine:
             np.zeros((*pages, at.kv_heads, at.width // at.kv_heads - at.head_dim), np.float32)
             for at in layers
         ]
+        self.states = SequenceStates(program.state_layers, max_sequences)
         self._kept: dict[int, np.ndarray] = {}
         self._keep_bytes = keep_bytes
 
@@ -63,10 +73,12 @@ class ReferenceMachine:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
         batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted, self.program.n_positions)
+        self.states.begin(batch)
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
             yield op
+        self.states.end(batch)
 
     def close(self) -> None:
         self.buffers.clear()
@@ -94,8 +106,6 @@ class ReferenceMachine:
                 self.attend(op)
             case ops.GatedActivation():
                 self.gated_activation(op)
-            case ops.Sparsify():
-                self.sparsify(op)
             case ops.Activation():
                 self.activation(op)
             case ops.SigmoidGate():
@@ -106,16 +116,24 @@ class ReferenceMachine:
                 self.moe(op)
             case ops.Add():
                 self.add(op)
+            case ops.Sparsify():
+                sparsify(op, self.buffers)
             case ops.MatchMagnitude():
-                self.match_magnitude(op)
+                match_magnitude(op, self.buffers)
             case ops.PredictStreams():
-                self.predict_streams(op)
+                predict_streams(op, self.buffers)
             case ops.CorrectStreams():
-                self.correct_streams(op)
+                correct_streams(op, self.buffers)
             case ops.SelectRows():
                 self.select_rows(op)
             case ops.SoftCap():
                 self.soft_cap(op)
+            case ops.CausalConv():
+                self._recur(op, causal_conv, op.x)
+            case ops.DeltaRule():
+                self._recur(op, delta_rule, op.qkv, op.beta, op.step)
+            case ops.StateScan():
+                self._recur(op, state_scan, op.xbc, op.step)
 
     def embed(self, op: ops.Embed) -> None:
         tokens = np.where(self._batch.tokens < op.table.shape[0], self._batch.tokens, 0)
@@ -126,11 +144,13 @@ class ReferenceMachine:
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        width = op.groups * len(op.weight)
-        parts = x[:, :width].reshape(len(x), op.groups, len(op.weight))
+        each = op.groups * len(op.weight) > op.x.width  # parts have weights of their own
+        size = op.x.width // op.groups if each else len(op.weight)
+        parts = x[:, : op.groups * size].reshape(len(x), op.groups, size)
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
-        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight
-        self.buffers[op.out.name] = np.concatenate([normed.reshape(len(x), width), x[:, width:]], axis=1)
+        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, size)
+        rest = x[:, op.groups * size :]
+        self.buffers[op.out.name] = np.concatenate([normed.reshape(len(x), op.groups * size), rest], axis=1)
 
     def layer_norm(self, op: ops.LayerNorm) -> None:
         x = self.buffers[op.x.name]
@@ -242,12 +262,7 @@ class ReferenceMachine:
     def gated_activation(self, op: ops.GatedActivation) -> None:
         gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
         up = up[:, op.up_start : op.up_start + op.gate.width]
-        self.buffers[op.out.name] = ACTIVATIONS[op.kind](gate) * up
-
-    def sparsify(self, op: ops.Sparsify) -> None:
-        x = self.buffers[op.x.name]
-        mean, deviation = x.mean(axis=-1, keepdims=True), x.std(axis=-1, keepdims=True)
-        self.buffers[op.x.name] = np.maximum(x - (mean + deviation * np.float32(op.deviations)), 0)
+        self.buffers[op.out.name] = ACTIVATIONS[op.kind](np.float32(op.scale) * gate) * up
 
     def activation(self, op: ops.Activation) -> None:
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
@@ -284,11 +299,11 @@ class ReferenceMachine:
         out = np.zeros((len(x), op.out.width), np.float32)
         for e in np.unique(chosen):
             rows, place = np.nonzero(chosen == e)
-            gate, up = (
-                self._product(x[rows], op.gate, op.gate_bias, e),
-                self._product(x[rows], op.up, op.up_bias, e),
-            )
-            if op.limit:
+            up = self._product(x[rows], op.up, op.up_bias, e)
+            gate = self._product(x[rows], op.gate, op.gate_bias, e) if op.gate else up
+            if not op.gate:
+                inner = ACTIVATIONS[op.kind](up)
+            elif op.limit:
                 gate, up = np.minimum(gate, op.limit), np.clip(up, -op.limit, op.limit)
                 inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
             else:
@@ -309,29 +324,23 @@ class ReferenceMachine:
         added = self.buffers[op.x.name] * np.float32(op.scale)
         self.buffers[op.out.name] = self.buffers[op.out.name] * np.float32(op.keep) + added
 
-    def match_magnitude(self, op: ops.MatchMagnitude) -> None:
-        x, like = self.buffers[op.x.name], self.buffers[op.like.name]
-        own, wanted = (np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True)) for rows in (x, like))
-        self.buffers[op.x.name] = x * wanted / np.maximum(own, np.float32(op.floor))
-
-    def predict_streams(self, op: ops.PredictStreams) -> None:
-        streams = np.stack([self.buffers[stream.name] for stream in op.streams], axis=1)  # [rows, n, width]
-        n = len(op.streams)
-        streams = streams + self.buffers[op.coefficients.name].reshape(-1, n, n) @ streams
-        for i, stream in enumerate(op.streams):
-            self.buffers[stream.name] = streams[:, i]
-        self.buffers[op.out.name] = streams[:, op.active]
-
-    def correct_streams(self, op: ops.CorrectStreams) -> None:
-        innovation = self.buffers[op.x.name] - self.buffers[op.streams[op.active].name]
-        coefficients = self.buffers[op.coefficients.name] + 1
-        for i, stream in enumerate(op.streams):
-            self.buffers[stream.name] = self.buffers[stream.name] + coefficients[:, i, None] * innovation
-        self.buffers[op.x.name] = self.buffers[op.streams[op.active].name] * op.weight
-
     def select_rows(self, op: ops.SelectRows) -> None:
         self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]
 
     def soft_cap(self, op: ops.SoftCap) -> None:
         cap = np.float32(op.cap)
         self.buffers[op.x.name] = cap * np.tanh(self.buffers[op.x.name] / cap)
+
+    def _recur(
+        self,
+        op: ops.CausalConv | ops.DeltaRule | ops.StateScan,
+        scan: Callable[..., np.ndarray],
+        *inputs: Buffer,
+    ) -> None:
+        """Run `scan` over the rows of each sequence, with its state."""
+        read = [self.buffers[b.name] for b in inputs]
+        out = np.empty((len(self._batch.tokens), op.out.width), np.float32)
+        for sequence in np.unique(self._batch.sequences):
+            rows = self._batch.sequences == sequence
+            out[rows] = scan(op, self.states.arrays[op.state][sequence], *(x[rows] for x in read))
+        self.buffers[op.out.name] = out

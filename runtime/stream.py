@@ -7,6 +7,7 @@ from typing import Any
 
 from .config import Layer, ModelConfig
 from .experts import Experts
+from .mixers import Mixer
 from .ops import Buffer
 
 
@@ -20,7 +21,9 @@ class Stream:
     q: Buffer
     k: Buffer
     v: Buffer
+    q_gate: Buffer
     a: Buffer  # what attention gives
+    y: Buffer  # what recurrence gives
     gate: Buffer
     up: Buffer
     scores: Buffer  # of experts
@@ -62,6 +65,8 @@ class Stream:
             k=Buffer("k", keys) if c.latent else sized("k", keys, first_heads * first_dim),
             v=sized("v", values, first_heads * first_dim),
             a=Buffer("a", given) if c.latent else sized("a", given, c.n_heads * first_dim),
+            q_gate=Buffer("q gate", c.n_heads * head_dim if c.output_gate else 0),
+            y=Mixer.of(c.recurrence).y,
             gate=sized("gate", ffn, first_ffn),
             up=sized("up", ffn, first_ffn),
             scores=Buffer("scores", e.count),
@@ -81,13 +86,11 @@ class Stream:
             laurel_low=Buffer("laurel low", c.altup.laurel_rank if c.altup else 0),
         )
 
-    def wanted(self) -> Stream:
-        """The same for the rows whose logits are wanted."""
-        return Stream(**{field.name: wanted(getattr(self, field.name)) for field in fields(self)})
-
 
 def wanted(buffer: Any) -> Any:
-    """A buffer, or a tuple of them, of the rows whose logits are wanted."""
+    """A buffer, a tuple or a Stream of them for the rows whose logits are wanted."""
+    if isinstance(buffer, Stream):
+        return Stream(**{field.name: wanted(getattr(buffer, field.name)) for field in fields(buffer)})
     if isinstance(buffer, tuple):
         return tuple(wanted(b) for b in buffer)
     return Buffer(f"last {buffer.name}", buffer.width, wanted=True)

@@ -24,6 +24,7 @@ _DERIVED = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
     r"|(.*\.)?layers\.\d+\.attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
 )
+_BIAS_ONLY = frozenset({"exp_probs_b", "ssm_dt"})
 # Read with the configuration.
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
 _OF_KEYS = frozenset({"attn_k", "attn_v", "attn_k_norm"})  # and values
@@ -47,9 +48,9 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         shapes = _shapes_of_layer(c, layer)
         for stem in _stems(c, layer):
             shape = shapes.get(stem, (c.hidden,))
-            if stem != "exp_probs_b":
+            if stem not in _BIAS_ONLY:
                 yield f"blk.{i}.{stem}.weight", shape
-            if stem in c.biases or stem == "exp_probs_b":
+            if stem in c.biases or stem in _BIAS_ONLY:
                 yield f"blk.{i}.{stem}.bias", shape[:1]
     yield "output_norm.weight", (c.hidden,)
     if "output_norm" in c.biases:
@@ -67,6 +68,7 @@ def _shapes_of_layer(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, 
     queries, keys = c.n_heads * head_dim, kv_heads * head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "attn_q": (queries, c.hidden),
+        "attn_q_gate": (queries, c.hidden),
         "attn_k": (keys, c.hidden),
         "attn_v": (keys, c.hidden),
         "attn_output": (c.hidden, queries),
@@ -93,6 +95,8 @@ def _shapes_of_layer(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, 
             "ffn_down_exps_scale": (c.experts.count,),
             "exp_probs_b": (c.experts.count,),
         }
+    if c.recurrence:
+        shapes |= c.recurrence.shapes(c.hidden)
     if c.latent:
         shapes |= {
             "attn_q_a": (c.latent.query_rank, c.hidden),
@@ -149,9 +153,20 @@ def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
         absent |= {"inp_gate", "proj"}
     for stem in arch.layer:
         shared = stem.endswith("_shexp")
-        if stem in absent or stem.endswith("_exps") or (shared and not (experts and experts.shared_width)):
+        if stem in absent or stem.endswith("_exps") or not _in_layer(stem, layer):
             continue
-        yield stem
+        if not shared or (experts and experts.shared_width):
+            yield stem
+
+
+def _in_layer(stem: str, layer: Layer) -> bool:
+    """Whether the part of a layer that a tensor belongs to is one that `layer` has."""
+    if stem == "attn_norm":  # in front of whatever comes first
+        return True
+    if stem == "ffn_norm" and not (layer.attends or layer.recurs):
+        return False
+    part = stem.partition("_")[0]
+    return {"attn": layer.attends, "ssm": layer.recurs, "ffn": layer.feeds}.get(part, True)
 
 
 class Weights:
@@ -166,6 +181,7 @@ class Weights:
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
         arch = ARCHS[config.arch]
         names = Names(arch, tensors, config.from_gguf)
+        self._from_gguf = config.from_gguf
         self._norm_offset = np.float32(config.norm_offset)
         self._tensors: dict[str, QTensor] = {}
         together: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
@@ -180,14 +196,14 @@ class Weights:
             exchanged = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
             needed = shape[::-1] if exchanged else shape
             stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
-            if (1, *needed) == tensor.shape or (1, *tensor.shape) == needed or stacked:
-                tensor = replace(tensor, shape=needed)
+            if stacked or _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):
+                tensor = _reshaped(tensor, needed)
             if tensor.shape != needed:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
             if exchanged:
                 tensor = turned(tensor)
-            if len(parts) > 1 and arch.hf_qkv_by_head and not config.from_gguf:
-                tensor = _by_projection(tensor, stored, [part[0] for _, part in parts], config.head_dim)
+            if order := _by_groups(config, stored, [name for name, _ in parts]):
+                tensor = _by_projection(tensor, *order)
             self._tensors |= _split(tensor, parts)
         self._experts: dict[int, ExpertTensors] = {}
         for i, layer in enumerate(config.layers):
@@ -232,6 +248,15 @@ class Weights:
         """A bias or other vector as float32."""
         return self._tensors[name].dequantize()
 
+    def optional(self, name: str) -> np.ndarray | None:
+        """A vector as float32, or None if the model has none."""
+        return self.vector(name) if name in self._tensors else None
+
+    def decay(self, name: str) -> np.ndarray:
+        """A recurrence's decay rates, below 0: files that are not GGUF have ln(-rate)."""
+        stored = self.vector(name)
+        return stored if self._from_gguf else -np.exp(stored)
+
     def norm(self, name: str) -> np.ndarray:
         """The weights of a norm as float32, ready to multiply with."""
         return self.vector(name) + self._norm_offset
@@ -252,11 +277,42 @@ def _split(tensor: QTensor, parts: list[tuple[str, tuple[int, ...]]]) -> dict[st
     return split
 
 
-def _by_projection(tensor: QTensor, name: str, n_rows: list[int], head_dim: int) -> QTensor:
-    """A copy whose rows, `n_rows` of each projection, are ordered by projection first, not by head."""
-    if len(set(n_rows)) > 1:
-        raise DamagedFile(
-            f"tensor {name} goes by heads, which queries, keys and values must have alike many of"
-        )
-    rows = tensor.data.reshape(n_rows[0] // head_dim, len(n_rows), -1)
-    return replace(tensor, data=np.ascontiguousarray(rows.swapaxes(0, 1)).reshape(tensor.data.shape))
+def _is_same(shape: tuple[int, ...], needed: tuple[int, ...]) -> bool:
+    """Whether two shapes only differ by dimensions of 1."""
+    return [n for n in shape if n != 1] == [n for n in needed if n != 1]
+
+
+def _reshaped(tensor: QTensor, shape: tuple[int, ...]) -> QTensor:
+    """The same values in another shape, if it takes as many; rows of blocks must be left whole."""
+    if tensor.shape == shape or math.prod(tensor.shape) != math.prod(shape):
+        return tensor
+    return replace(tensor, shape=shape, data=tensor.data.reshape(math.prod(shape[:-1]), -1))
+
+
+def _by_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
+    """How many groups the rows of a tensor that is kept for several projections come in, and how many rows of
+    each projection are in a group; None if the projections just follow each other."""
+    arch, c, r = ARCHS[config.arch], config, config.recurrence
+    stems = [name.split(".")[2] for name in names if name.startswith("blk.")]
+    if stems == ["attn_q", "attn_q_gate"]:
+        return c.n_heads, [c.head_dim] * 2
+    if len(stems) > 1 and arch.hf_qkv_by_head and not c.from_gguf:
+        if c.n_heads != c.n_kv_heads:
+            raise DamagedFile(
+                f"tensor {stored} goes by heads, which queries, keys and values must have alike many of"
+            )
+        return c.n_heads, [c.head_dim] * 3
+    if r and stems == ["ssm_mix", "ssm_z"]:
+        values = r.inner // r.groups
+        return r.groups, [r.state_size, r.state_size, values, values]
+    if r and stems == ["ssm_beta", "ssm_step"]:
+        return r.groups, [r.heads // r.groups] * 2
+    return None
+
+
+def _by_projection(tensor: QTensor, groups: int, n_rows: list[int]) -> QTensor:
+    """A copy whose rows are ordered by projection first; each of `groups` groups has `n_rows` of them."""
+    rows = tensor.data.reshape(groups, sum(n_rows), -1)
+    parts = np.split(rows, np.cumsum(n_rows)[:-1], axis=1)
+    data = np.concatenate([part.reshape(-1, rows.shape[-1]) for part in parts])
+    return replace(tensor, data=data.reshape(tensor.data.shape))

@@ -22,7 +22,7 @@ PERMUTED = {
     "granitehybrid",
     "smollm3",
 }  # q and k in pairs; halves in the other
-LAYER_NORM = {"command-r", "cohere2", "starcoder2", "gpt2", "gptneox"}
+LAYER_NORM = {"stablelm", "command-r", "cohere2", "starcoder2", "gpt2", "gptneox"}
 WIDTHS = ("intermediate_size", "n_inner")
 
 

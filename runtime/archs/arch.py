@@ -83,6 +83,9 @@ class Arch:
     attention_scale: float | None = None  # of scores, where it is the same for all sizes
     value_norm: bool = False  # values are normed like keys, without weights
     values_from_keys: bool = False  # a GGUF file's layers without attn_v take keys for values
+    # The kind of Recurrence that layers may have in the place of attention, or beside it; and which parts a
+    # layer has, its tensors tell.
+    recurrence: Literal["", "conv", "delta", "scan"] = ""
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
     dense_beside_experts: bool = False  # layers with experts have a usual FFN as well
     swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: they have the usual activation
@@ -98,6 +101,7 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
+    tiled_in_gguf: bool = False  # see Recurrence.tiled
     normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what config.json may leave out

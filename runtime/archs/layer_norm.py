@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import ATTENTION, FFN, Arch, layer_names
+from .arch import ATTENTION, FFN, QKV, Arch, layer_names
 
 COHERE = Arch(
     name="cohere",
@@ -39,6 +39,18 @@ ROWS = (
         window_period=4,
         nope="full",
         hf_defaults={**COHERE.hf_defaults, "sliding_window": 4096},
+    ),
+    Arch(
+        name="stablelm",
+        gguf="stablelm",
+        hf=("stablelm",),
+        optional=frozenset({"ffn_norm"}),
+        norm="layer",
+        rotary_factor=0.25,
+        biases=frozenset({"attn_norm", "ffn_norm", "output_norm"}),
+        hf_biases={"use_qkv_bias": QKV},
+        hf_norm_eps="layer_norm_eps",
+        hf_defaults={"max_position_embeddings": 4096, "layer_norm_eps": 1e-5},
     ),
     Arch(
         name="starcoder2",

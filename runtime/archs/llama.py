@@ -116,26 +116,6 @@ ROWS = (
         },
     ),
     GRANITE,
-    replace(
-        GRANITE,
-        name="granite4",
-        gguf="granitehybrid",
-        hf=("granitemoehybrid",),
-        layer=layer_names(
-            ffn_gate="shared_mlp.input_linear",
-            ffn_up="shared_mlp.input_linear",
-            ffn_down="shared_mlp.output_linear",
-        ),
-        hf_defaults={
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "attention_multiplier": 1.0,
-            "position_embedding_type": "none",
-            "shared_intermediate_size": 1024,
-            "num_local_experts": 8,
-        },
-        hf_keys={"intermediate_size": "shared_intermediate_size"},
-    ),
     Arch(
         name="seed-oss",
         gguf="seed_oss",

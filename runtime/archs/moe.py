@@ -12,7 +12,7 @@ BY_NAME = {row.name: row for row in llama.ROWS}
 DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 
 
-def _experts(
+def experts(
     block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> dict[str, str]:
     """The router of `block`, and its experts."""
@@ -24,7 +24,7 @@ def _experts(
     }
 
 
-def _shared(block: str) -> dict[str, str]:
+def shared(block: str) -> dict[str, str]:
     """The FFN that all tokens pass."""
     return {f"ffn_{part}_shexp": f"{block}.{part}_proj" for part in ("gate", "up", "down")}
 
@@ -34,7 +34,7 @@ def _with(layer: Mapping[str, str], more: Mapping[str, str], *without: str) -> d
 
 
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-MIXTRAL_EXPERTS = _experts("block_sparse_moe", "w1", "w3", "w2")
+MIXTRAL_EXPERTS = experts("block_sparse_moe", "w1", "w3", "w2")
 
 ROWS = (
     replace(
@@ -59,8 +59,8 @@ ROWS = (
         layer=_with(
             llama.LLAMA.layer,
             {
-                **_experts("mlp"),
-                **_shared("mlp.shared_expert"),
+                **experts("mlp"),
+                **shared("mlp.shared_expert"),
                 "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
             },
         ),
@@ -82,7 +82,7 @@ ROWS = (
         name="qwen3moe",
         gguf="qwen3moe",
         hf=("qwen3_moe",),
-        layer=_with(BY_NAME["qwen3"].layer, _experts("mlp")),
+        layer=_with(BY_NAME["qwen3"].layer, experts("mlp")),
         hf_defaults={
             **llama.QWEN2.hf_defaults,
             "num_key_value_heads": 4,
@@ -127,8 +127,8 @@ ROWS = (
         hf=("glm4_moe",),
         layer=layer_names(
             **QK_NORMS,
-            **_experts("mlp"),
-            **_shared("mlp.shared_experts"),
+            **experts("mlp"),
+            **shared("mlp.shared_experts"),
             exp_probs_b="mlp.gate.e_score_correction_bias",
         ),
         optional=frozenset(QK_NORMS),
@@ -175,8 +175,8 @@ ROWS = (
         layer=_with(
             llama.LLAMA.layer,
             {
-                **_experts("mlp"),
-                **_shared("mlp.shared_experts"),
+                **experts("mlp"),
+                **shared("mlp.shared_experts"),
                 "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
             },
         ),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...quant.block import QTensor
+import numpy as np
+
+from ...quant.block import BlockFormat, QTensor
 from ...quant.levels import LANES
 from .. import ops
+from ..fields import UnsupportedModel
 from .memory import Memory, Region
-from .records import GELU_TANH, SILU
+from .records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from .sizes import pool_bytes
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}  # activations that matrix products can end with
+ACTIVATIONS = GATES | {"relu2": RELU2, "identity": IDENTITY, "tanh": TANH}
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,7 @@ class Layout:
     max_rows: int
     max_wanted: int
     cache_type: str
+    states: tuple[np.ndarray, ...] = ()  # of recurrent ops, float32 [sequences, …] each
 
     def rows(self, buffer: ops.Buffer) -> int:
         """The most rows that a step can have of a buffer."""
@@ -64,6 +70,47 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """The same matrix of each expert, their panels at equal distances.
+
+    UnsupportedModel if they are not all of one format.
+    """
+
+    matrices: tuple[Matrix, ...]
+
+    def __post_init__(self) -> None:
+        names = sorted({m.weight.format.name for m in self.matrices})
+        if len(names) > 1:
+            raise UnsupportedModel(f"experts of different formats ({', '.join(names)}) are not supported")
+
+    @property
+    def format(self) -> BlockFormat:
+        return self.matrices[0].weight.format
+
+    @property
+    def distance(self) -> int:
+        """Bytes from one to the next."""
+        first, second = (self.matrices[i].address for i in (0, min(1, len(self.matrices) - 1)))
+        return second - first
+
+    def fields(self) -> dict[str, int]:
+        """As `Matrix.fields`."""
+        return self.matrices[0].fields() | {"expert_bytes": self.distance}
+
+    def fits(self, other: Experts) -> bool:
+        """Whether `paired` can be asked for."""
+        return self.format is other.format and self.distance == other.distance
+
+    def paired(self, other: Experts) -> dict[str, int]:
+        """The same for pairs of a panel of each."""
+        first, second = self.matrices[0], other.matrices[0]
+        return self.fields() | {
+            "pair_bytes": first.panel_bytes,
+            "other_bytes": second.address - first.address,
+        }
+
+
+@dataclass(frozen=True)
 class GatedMatMul:
     """Two products and their activation in one: out = f(gate · x) · (up · x)."""
 
@@ -72,6 +119,15 @@ class GatedMatMul:
     gate: QTensor
     up: QTensor
     kind: str
+
+
+def matrices_of(program: ops.Program) -> Iterator[QTensor]:
+    """Every weight matrix of the program's products, experts' side by side."""
+    for op in program.ops:
+        if isinstance(op, ops.MatMul):
+            yield op.weight
+        elif isinstance(op, ops.MoE):
+            yield from (*op.gate, *op.up, *op.down)
 
 
 def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
@@ -83,7 +139,7 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
             case [
                 ops.MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),
                 ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
-                ops.GatedActivation(gate=g, up=u, out=result, kind=kind),
+                ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0),
                 *tail,
             ] if (
                 (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape
@@ -104,7 +160,9 @@ def cache(memory: Memory, op: ops.Attend, layout: Layout) -> tuple[Region, Regio
     return keys, memory.rows(f"values {op.layer}", 1, pages * value_bytes)
 
 
-def attention_fields(op: ops.Attend, keys: Region, values: Region, **others: Region) -> dict[str, Any]:
+def attention_fields(
+    memory: Memory, op: ops.Attend, keys: Region, values: Region, **others: Region
+) -> dict[str, Any]:
     """What `ATTENTION` says of an op and its memory."""
     fields: dict[str, Any] = {
         "keys": keys.address,
@@ -112,10 +170,15 @@ def attention_fields(op: ops.Attend, keys: Region, values: Region, **others: Reg
         "heads": op.heads,
         "kv_heads": op.kv_heads,
         "head_dim": op.head_dim,
+        "value_step": op.head_dim,
+        "value_dim": op.head_dim,
+        "append": True,
         "window": op.window,
         "scale": op.scale,
         "softcap": op.softcap,
     }
+    if op.sinks is not None:  # the kernels' scores are powers of two
+        fields["sinks"] = memory.vector(op.sinks * np.float32(np.log2(np.e)))
     for name, region in others.items():
         fields |= {name: region.address, f"{name}_stride": region.stride}
     return fields

@@ -15,7 +15,7 @@ from ...quant.precompile import compile_kernels
 from .. import ops
 from .instructions import Progress
 from .kernels import TEAM_KERNELS
-from .layout import Layout, Matrix
+from .layout import Layout, Matrix, matrices_of
 from .many_rows import ManyRows
 from .memory import Memory
 from .one_row import OneRow
@@ -50,7 +50,7 @@ class Lowering:
         memory = Memory(self.layout.n_threads)
         for buffer in self.program.buffers:
             memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
-        weights = {id(op.weight): op.weight for op in self.program.ops if isinstance(op, ops.MatMul)}
+        weights = {id(weight): weight for weight in matrices_of(self.program)}
         panels = self._panels(memory, weights.values())
         pool = ThreadPoolExecutor(self.layout.n_threads)
         try:

@@ -11,7 +11,8 @@ from typing import Any
 from ...quant.kernel import Kernel
 from .. import ops
 from . import sizes
-from .instructions import OTHER, ROWS, WANTED_ROWS
+from .experts import ManyRowsExperts
+from .instructions import OTHER, ROWS
 from .kernels import (
     ATTENDS,
     FLOAT_MATMULS,
@@ -26,10 +27,9 @@ from .kernels import (
 from .layout import GatedMatMul, attention_fields, cache
 from .memory import Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
-from .rows import RowsLowering
 
 
-class ManyRows(RowsLowering):
+class ManyRows(ManyRowsExperts):
     """Buffers are matrices that all threads see."""
 
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
@@ -49,6 +49,12 @@ class ManyRows(RowsLowering):
                 self._rope(op)
             case ops.Attend():
                 self._attend(op)
+            case ops.Route():
+                self._route(op)
+            case ops.MoE():
+                self._mix(op)
+            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
+                self._recur(op)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
                 self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
@@ -56,6 +62,13 @@ class ManyRows(RowsLowering):
                 self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
             case _:
                 self._lower_pointwise(op)
+
+    def _input(self, buffer: ops.Buffer) -> Region:
+        return self._shared(buffer)
+
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer)
+        return self._shared(buffer)
 
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)
@@ -76,7 +89,7 @@ class ManyRows(RowsLowering):
             POINTWISE,
             [source, other],
             [target],
-            sharing or (WANTED_ROWS if out.wanted else ROWS),
+            sharing or self._sharing(out),
             x=source.address,
             x_stride=source.stride,
             y=other.address,
@@ -85,6 +98,7 @@ class ManyRows(RowsLowering):
             out_stride=target.stride,
             width=x.width,
             on_wanted=out.wanted,
+            rows_at=self._rows_at(out),
             **{"groups": 1} | values,
         )
         self._wrote(out)
@@ -99,7 +113,7 @@ class ManyRows(RowsLowering):
             kernel = TILED_MATMULS[kind]
             source, lists = self._quantize(x)
             reads.append(lists)
-            scratch = self._memory.private("tiled", sizes.tiled_scratch_bytes(self._layout.rows(x)))
+            scratch = self._memory.private("tiled", sizes.tiled_scratch_bytes(self._layout.max_rows))
             values |= {"scratch": scratch.address, "scratch_stride": scratch.private}
             values |= self._tiles(x, source, lists)
         self._list.emit(
@@ -111,31 +125,32 @@ class ManyRows(RowsLowering):
             out=target.address,
             out_stride=target.stride,
             on_wanted=out.wanted,
+            rows_at=self._rows_at(out),
             **values,
         )
         self._wrote(out)
 
     def _tiles(self, x: ops.Buffer, tiles: Region, lists: Region) -> dict[str, int]:
         """What `MATMUL` says of quantised rows."""
-        records, _ = sizes.tile_bytes(x.width, self._layout.rows(x))
+        records, _ = sizes.tile_bytes(x.width, self._most(x))
         return {
             "x": tiles.address,
             "seconds": tiles.address + records,
             "lists": lists.address,
-            "list_stride": sizes.list_bytes(x.width, self._layout.rows(x))[1],
+            "list_stride": sizes.list_bytes(x.width, self._most(x))[1],
         }
 
     def _quantize(self, x: ops.Buffer) -> tuple[Region, Region]:
         """The 8-bit form of a buffer's present contents, made once for all that read it: tiles and lists."""
-        rows = self._layout.rows(x)
+        rows = self._most(x)
         region = self._memory.rows(f"{x.name} in tiles", 1, sum(sizes.tile_bytes(x.width, rows)))
         lists = self._memory.rows(f"{x.name} listed", 1, sizes.list_bytes(x.width, rows)[0])
         if x.name not in self._quantized:
             source = self._shared(x)
             fields = self._tiles(x, region, lists)
             fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
-            fields |= {"width": x.width, "on_wanted": x.wanted}
-            sharing = WANTED_ROWS if x.wanted else ROWS
+            fields |= {"width": x.width, "on_wanted": x.wanted, "rows_at": self._rows_at(x)}
+            sharing = self._sharing(x)
             record = QUANTIZE
             self._list.emit(QUANTIZE_TILES, record, [source], [region], sharing, **fields)
             self._list.emit(LIST_SECONDS, record, [region], [lists], OTHER, **fields)
@@ -171,7 +186,7 @@ class ManyRows(RowsLowering):
         scratch_bytes = sizes.attention_scratch_bytes(op.head_dim)
         scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
         q, k, v, out = (self._shared(b) for b in (op.q, op.k, op.v, op.out))
-        fields = attention_fields(op, keys, values, q=q, k=k, v=v, out=out)
+        fields = attention_fields(self._memory, op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
         record = ATTENTION
         self._list.emit(STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)

@@ -67,10 +67,14 @@ class Memory:
 
     def table(self, tensor: QTensor) -> tuple[int, int]:
         """The address of a matrix as float32, its rows padded with zeros like vectors, and their stride."""
-        rows, width = tensor.shape
+        return self.matrix(tensor.dequantize())
+
+    def matrix(self, values: np.ndarray) -> tuple[int, int]:
+        """The same of float32 [rows, width]."""
+        rows, width = values.shape
         stride = -(-width // 16) * 64
         memory = self._zeros(rows * stride).view(np.float32).reshape(rows, -1)
-        memory[:, :width] = tensor.dequantize()
+        memory[:, :width] = values
         return memory.ctypes.data, stride
 
     def keep(self, array: np.ndarray) -> np.ndarray:

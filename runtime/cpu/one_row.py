@@ -13,6 +13,7 @@ from typing import Any
 from ...quant.kernel import Kernel
 from .. import ops
 from . import sizes
+from .experts import OneRowExperts
 from .instructions import OTHER
 from .kernels import (
     ADD,
@@ -26,10 +27,10 @@ from .kernels import (
 from .layout import GatedMatMul, Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
-from .rows import RowsLowering, turns
+from .rows import turns
 
 
-class OneRow(RowsLowering):
+class OneRow(OneRowExperts):
     """What pointwise work writes are rows that each thread has of its own."""
 
     def __init__(
@@ -47,6 +48,13 @@ class OneRow(RowsLowering):
         for op in self._waiting.pop(buffer.name, []):
             self._apply(op)
         return self._where[buffer.name]
+
+    def _input(self, buffer: ops.Buffer) -> Region:
+        return self._source(buffer)
+
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer, self._shared(buffer))
+        return self._shared(buffer)
 
     def _wrote(self, buffer: ops.Buffer, region: Region) -> None:
         self._where[buffer.name] = region
@@ -73,6 +81,12 @@ class OneRow(RowsLowering):
                 self._wrote(op.out, self._shared(op.out))
             case ops.Attend():
                 self._attend(op)
+            case ops.Route():
+                self._route(op)
+            case ops.MoE():
+                self._mix(op)
+            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
+                self._recur(op)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
@@ -154,7 +168,7 @@ class OneRow(RowsLowering):
         region = self._memory.rows(product.name, 1, 4 * product.width)
         self._multiply(op.x, kind, region, values, False)
         self._wrote(product, region)
-        self._pointwise(ADD, op.out, op.out, product, number=1.0)
+        self._pointwise(ADD, op.out, op.out, product, number=1.0, other_number=1.0)
 
     def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
         source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
@@ -201,7 +215,7 @@ class OneRow(RowsLowering):
             f"spans {op.heads} {op.head_dim}", 1, sizes.partials_bytes(op.heads, op.head_dim, max_tokens)
         )
         out = self._own(op.out)
-        fields = attention_fields(op, keys, values, q=q, k=k, v=v) | prepared
+        fields = attention_fields(self._memory, op, keys, values, q=q, k=k, v=v) | prepared
         fields |= {
             "scratch": scratch.address,
             "scratch_stride": scratch.private,
@@ -269,4 +283,5 @@ def _per_head(norms: list[list[ops.RMSNorm]], op: ops.Attend) -> bool:
     (q, k) = norms
     eps = {n.eps for n in (*q, *k)}
     heads = all(n.groups == op.heads for n in q) and all(n.groups == op.kv_heads for n in k)
+    heads = heads and all(len(n.weight) == op.head_dim for n in (*q, *k))
     return heads and len(eps) <= 1

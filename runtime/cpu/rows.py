@@ -7,11 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from ...quant.block import QTensor
 from ...quant.kernel import Kernel
 from .. import ops
 from .instructions import ROWS, Instructions
-from .kernels import ADD, ADD_POSITIONS, ANGLES, EMBEDS, GATE, GELU_GATE, GROW, LAYER_NORM, RMS_NORM
-from .layout import GATES, GatedMatMul, Layout, Matrix, fused
+from .kernels import (
+    ADD,
+    ADD_POSITIONS,
+    ANGLES,
+    EMBEDS,
+    GATE,
+    GELU_GATE,
+    GROW,
+    LAYER_NORM,
+    RMS_NORM,
+    SIGMOID_GATE,
+)
+from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -44,7 +56,18 @@ class RowsLowering:
 
     def _shared(self, buffer: ops.Buffer) -> Region:
         """The buffer as all threads see it."""
-        return self._memory.rows(buffer.name, self._layout.rows(buffer), 4 * buffer.width)
+        return self._memory.rows(buffer.name, self._most(buffer), 4 * buffer.width)
+
+    def _most(self, buffer: ops.Buffer) -> int:
+        """The most rows that a step can have of a buffer."""
+        return self._layout.rows(buffer)
+
+    def _experts(self, tensors: tuple[QTensor, ...]) -> Experts:
+        return Experts(tuple(self._matrices[id(tensor)] for tensor in tensors))
+
+    def _expert_biases(self, biases: np.ndarray | None) -> tuple[int, int]:
+        """Address of float32 [experts, …] and bytes from one to the next; zeros if there are none."""
+        return (0, 0) if biases is None else self._memory.matrix(biases)
 
     def _embed_into(self, op: ops.Embed, out: Region) -> bool:
         """Look the step's tokens up, each thread by itself into a private region; False if the table is not
@@ -70,6 +93,7 @@ class RowsLowering:
             scratch=scratch.address,
             scratch_stride=scratch.private,
             every=bool(out.private),
+            tokens=op.table.shape[0],
             scale=op.scale,
         )
         return True
@@ -79,21 +103,29 @@ class RowsLowering:
         vector, run = self._memory.vector, self._pointwise
         match op:
             case ops.RMSNorm():
-                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps)
+                own = 4 * op.x.width // op.groups if len(op.weight) == op.x.width else 0
+                weight = vector(op.weight)
+                groups, eps = op.groups, op.eps
+                how: dict[str, Any] = {"groups": groups, "number": eps, "length": op.x.width}
+                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, **how)
             case ops.LayerNorm():
                 bias = 0 if op.bias is None else vector(op.bias)
                 weight = vector(op.weight)
                 run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
             case ops.GatedActivation():
-                run(_gate(op.kind), op.out, op.gate, op.up, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.gate, op.up, gate=gate, number=op.scale)
             case ops.Activation():
                 ones = Region("ones", vector(self._ones(op.x.width)), 0)
-                run(_gate(op.kind), op.out, op.x, ones, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
             case ops.Add():
-                run(ADD, op.out, op.x, op.out, number=op.scale)
+                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=1.0)
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
+            case ops.SigmoidGate():
+                run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
             case ops.GrowQueries():
                 run(GROW, op.q, op.q, number=op.beta, length=op.length)
             case _:
@@ -151,4 +183,4 @@ def turns(op: ops.RoPE) -> tuple:
 
 
 def _gate(kind: str) -> Kernel:
-    return GATE if kind in GATES else GELU_GATE
+    return GATE if kind in ACTIVATIONS else GELU_GATE

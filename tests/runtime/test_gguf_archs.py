@@ -112,6 +112,7 @@ CASES = {
     "glm4": ("glm4", {"rope.dimension_count": 16}),
     "cohere": ("command-r", {"logit_scale": 0.25}),
     "cohere2": ("cohere2", {"logit_scale": 0.25, "attention.sliding_window": 16}),
+    "stablelm": ("stablelm", {"rope.dimension_count": 4}),
     "starcoder2": ("starcoder2", {"attention.sliding_window": 16}),
     "gpt2-original": ("gpt2", {}),
     "gpt-neox": ("gptneox", {"rope.dimension_count": 8, "use_parallel_residual": True}),

@@ -325,6 +325,8 @@ def test_attend(kwargs, page_size):
         ("silu", lambda x: x / (1 + math.exp(-x)) if x > -700 else 0.0),
         ("gelu", lambda x: 0.5 * x * (1 + math.erf(x / math.sqrt(2)))),
         ("gelu_tanh", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+        ("relu2", lambda x: max(x, 0.0) ** 2),
+        ("identity", lambda x: x),
     ],
 )
 def test_gated_activation(kind, function):
@@ -334,7 +336,7 @@ def test_gated_activation(kind, function):
     got = run(machine_of(op, gate=gate, up=up), batch([0]), "gate")
     np.testing.assert_allclose(got[0], [2 * function(float(x)) for x in gate[0]], rtol=1e-5, atol=1e-6)
     assert got.dtype == np.float32
-    assert set(ACTIVATIONS) == {"silu", "gelu", "gelu_tanh", "tanh"}
+    assert set(ACTIVATIONS) == {"silu", "gelu", "gelu_tanh", "relu2", "identity", "tanh"}
 
 
 def test_add_select_and_soft_cap():

@@ -49,8 +49,23 @@ GELU_GATE = _one("pointwise", "gelu_gate")
 ADD = _one("pointwise", "add")
 ADD_POSITIONS = _one("pointwise", "add_positions")
 GROW = _one("pointwise", "grow")
+SPARSIFY = _one("pointwise", "sparsify")
+MATCH_MAGNITUDE = _one("pointwise", "match_magnitude")
+SIGMOID_GATE = _one("pointwise", "sigmoid_gate")
 SELECT_ROWS = _one("pointwise", "select_rows")
 SOFT_CAP = _one("pointwise", "soft_cap")
+
+ROUTE_ROWS = _one("experts", "route")
+DEAL_ROWS = _one("experts", "deal")
+COPY_DEALT = _one("experts", "copy_dealt")
+GATHER_DEALT = _one("experts", "gather_dealt")
+
+PREDICT_STREAMS = _one("streams", "predict_streams")
+CORRECT_STREAMS = _one("streams", "correct_streams")
+
+CAUSAL_CONV = _one("recurrent", "causal_conv")
+DELTA_RULE = _one("recurrent", "delta_rule")
+STATE_SCAN = _one("recurrent", "state_scan")
 
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("team", name) for name in ("post", "lead", "follow"))
 READ_ALL = _one("read", "read_all")

@@ -45,7 +45,7 @@ from ....quant.simd import (
 from ..records import QUANTIZE
 from ..sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import constant
-from .views import reader, share, share_rows, step_at
+from .views import reader, rows_of, share, share_rows, step_at
 
 OUTLIER = 5.0
 DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 of them span half a unit
@@ -135,7 +135,7 @@ def quantize_row(arguments: int, step: int, thread: int) -> None:
 def quantize_tiles(arguments: int, step: int, thread: int) -> None:
     """Many rows into tiles. Rows that lack to a whole tile become zeros."""
     a, s = quantize_at(arguments), step_at(step)
-    n = s.n_wanted if a.on_wanted else s.n_rows
+    n = rows_of(a, s)
     first, last = share_rows(n, thread, s.n_threads)
     groups = a.width // GROUP
     for start in range(first, last, TOKENS):
@@ -165,7 +165,7 @@ def quantize_tiles(arguments: int, step: int, thread: int) -> None:
 def list_seconds(arguments: int, step: int, thread: int) -> None:
     """The lists of rows with second digits; threads share the groups."""
     a, s = quantize_at(arguments), step_at(step)
-    n = s.n_wanted if a.on_wanted else s.n_rows
+    n = rows_of(a, s)
     groups, tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
     first, last = share(groups, thread, s.n_threads)
     for g in range(first, last):

@@ -42,6 +42,7 @@ from ....quant.simd import (
     absolute,
     lane_max,
     lane_sum,
+    load_f32,
     loadv_f16,
     loadv_f32,
     maximum,
@@ -114,10 +115,13 @@ def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int
 
 
 @jit
-def begin_sums(a: Any, m: Scratch, i: int) -> None:
-    """Query i has seen nothing yet."""
-    store_f32(m.peaks + slot_of(i), LOWEST)
-    store_f32(m.norms + slot_of(i), np.float32(0.0))
+def begin_sums(a: Any, m: Scratch, i: int, head: int) -> None:
+    """Query i has seen nothing yet, but the sink of its head; -1: not that either."""
+    peak, norm = LOWEST, np.float32(0.0)
+    if a.sinks != 0 and head >= 0:
+        peak, norm = load_f32(a.sinks + 4 * head), np.float32(1.0)
+    store_f32(m.peaks + slot_of(i), peak)
+    store_f32(m.norms + slot_of(i), norm)
     for d in range(0, 4 * padded_dim(a), 4 * LANES):
         storev_f32(m.sums + 4 * i * padded_dim(a) + d, constant(0.0))
 

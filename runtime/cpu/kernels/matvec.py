@@ -14,10 +14,20 @@ from ....quant.jit import EntryPoint, jit, kernel
 from ....quant.levels import LANES
 from ....quant.panels import PLANES
 from ....quant.shapes import GROUP, VECTOR
-from ....quant.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
+from ....quant.simd import (
+    fma,
+    load_f32,
+    load_i32,
+    loadv_f32,
+    prefetch,
+    splat_f32,
+    splat_i32,
+    storev_f32,
+    to_f32,
+)
 from ..sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import FLOATS, constant, load_floats
-from .matmul import finish, gated, matmul_at
+from .matmul import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 from .views import share, step_at
 
@@ -164,14 +174,28 @@ def _matvec(codes: Codes) -> EntryPoint:
         first, last = share(a.n_panels, thread, s.n_threads)
         if a.on_wanted and s.n_wanted == 0:
             last = first
+        e = np.int64(0)
+        if a.choice != 0:
+            e = np.int64(load_f32(a.choice + thread * a.choice_private))
+        weights, bias = a.weights + e * a.expert_bytes, e * a.bias_stride
         for panel in range(first, last):
+            column = panel * VECTOR
             if a.gate:
-                at = a.weights + panel * a.pair_bytes
+                at = weights + panel * a.pair_bytes
                 value = _product(codes, at, a, x)
                 other = _product(codes, at + a.other_bytes, a, x)
-                storev_f32(a.out + panel * VECTOR, gated(a.gate, value, other))
+                storev_f32(a.out + column, gated_outputs(a, column, bias, value, other))
             else:
-                finish(a, a.out, panel * VECTOR, _product(codes, a.weights + panel * a.panel_bytes, a, x))
+                value = _product(codes, weights + panel * a.panel_bytes, a, x)
+                if a.share != 0:
+                    if a.bias != 0:
+                        value = value + loadv_f32(a.bias + bias + column)
+                    value = value * splat_f32(load_f32(a.share + thread * a.choice_private))
+                    if a.accumulate:
+                        value = value + loadv_f32(a.out + column)
+                    storev_f32(a.out + column, value)
+                else:
+                    finish(a, a.out, column, bias, value)
 
     return matvec
 

@@ -23,10 +23,10 @@ from ....quant.tiles import (
     store_sums,
 )
 from ..sizes import BLOCK, SLOT
-from .matmul import finish, gated, matmul_at
+from .matmul import expert_tiles, finish, gated_outputs, matmul_at
 from .prepare import TILE_CODES, store_group
 from .unpack import CODES, unpack
-from .views import share, step_at
+from .views import rows_of, share, step_at
 
 MIN_TILES = 32  # that an unpacked pair of panels should meet
 
@@ -86,7 +86,7 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
     @kernel
     def tiled_matmul(arguments: int, step: int, thread: int) -> None:
         a, s = matmul_at(arguments), step_at(step)
-        n = s.n_wanted if a.on_wanted else s.n_rows
+        n = rows_of(a, s)
         groups, n_tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
         zeros = (
             a.list_stride // 4 - 1 + TOKENS - 1
@@ -97,46 +97,54 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
         # Few panels for many threads: they share the tiles as well.
         splits = 1
-        while pairs * splits < 4 * s.n_threads and n_tiles >= 2 * splits * MIN_TILES:
+        while pairs * splits < 4 * s.n_threads and n_tiles >= 2 * splits * MIN_TILES and a.n_experts == 0:
             splits *= 2
         first, last = share(pairs * splits, thread, s.n_threads)
-        for task in range(first, last):
-            pair, split = task // splits, task % splits
-            first_tile, last_tile = share(n_tiles, split, splits)
-            left = a.weights + pair * a.pair_bytes
-            alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
-            right = left if alone else left + a.other_bytes
-            for block in range(blocks):
-                start = block * BLOCK
-                n_groups = min(BLOCK, groups - start)
-                for g in range(n_groups):
-                    at = weights + g * record
-                    store_group(unpack(codes, left, a.n_blocks, start + g), codes, tile, at, 0)
-                    store_group(unpack(codes, right, a.n_blocks, start + g), codes, tile, at, 1)
+        for e in range(max(1, a.n_experts)):
+            begin, end = expert_tiles(a, e, n_tiles)
+            if begin == end:
+                continue
+            matrix, bias = a.weights + e * a.expert_bytes, e * a.bias_stride
+            for task in range(first, last):
+                pair, split = task // splits, task % splits
+                first_tile, last_tile = share(end - begin, split, splits)
+                first_tile += begin
+                last_tile += begin
+                left = matrix + pair * a.pair_bytes
+                alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
+                right = left if alone else left + a.other_bytes
+                for block in range(blocks):
+                    start = block * BLOCK
+                    n_groups = min(BLOCK, groups - start)
+                    for g in range(n_groups):
+                        at = weights + g * record
+                        store_group(unpack(codes, left, a.n_blocks, start + g), codes, tile, at, 0)
+                        store_group(unpack(codes, right, a.n_blocks, start + g), codes, tile, at, 1)
+                    for i in range(first_tile, last_tile):
+                        slot = sums_at + (i - first_tile) * SLOT
+                        sums = no_sums() if block == 0 else load_sums(slot)
+                        x, at = a.x + (i * groups + start) * RECORD, weights
+                        for _ in range(n_groups):
+                            sums = add_products(sums, at, x, tile)
+                            at += record
+                            x += RECORD
+                        store_sums(slot, sums)
+                    for g in range(n_groups):
+                        at = weights + g * record
+                        _add_listed(a, start + g, groups, first_tile, last_tile, zeros, sums_at, at, tile)
                 for i in range(first_tile, last_tile):
                     slot = sums_at + (i - first_tile) * SLOT
-                    sums = no_sums() if block == 0 else load_sums(slot)
-                    x, at = a.x + (i * groups + start) * RECORD, weights
-                    for _ in range(n_groups):
-                        sums = add_products(sums, at, x, tile)
-                        at += record
-                        x += RECORD
-                    store_sums(slot, sums)
-                for g in range(n_groups):
-                    at = weights + g * record
-                    _add_listed(a, start + g, groups, first_tile, last_tile, zeros, sums_at, at, tile)
-            for i in range(first_tile, last_tile):
-                slot = sums_at + (i - first_tile) * SLOT
-                for t in range(min(TOKENS, n - i * TOKENS)):
-                    value = loadv_f32(slot + t * VECTOR)
-                    other = loadv_f32(slot + (TOKENS + t) * VECTOR)
-                    row = a.out + (i * TOKENS + t) * a.out_stride
-                    if a.gate:
-                        storev_f32(row + pair * VECTOR, gated(a.gate, value, other))
-                    else:
-                        finish(a, row, 2 * pair * VECTOR, value)
-                        if not alone:
-                            finish(a, row, (2 * pair + 1) * VECTOR, other)
+                    for t in range(min(TOKENS, n - i * TOKENS)):
+                        value = loadv_f32(slot + t * VECTOR)
+                        other = loadv_f32(slot + (TOKENS + t) * VECTOR)
+                        row = a.out + (i * TOKENS + t) * a.out_stride
+                        if a.gate:
+                            column = pair * VECTOR
+                            storev_f32(row + column, gated_outputs(a, column, bias, value, other))
+                        else:
+                            finish(a, row, 2 * pair * VECTOR, bias, value)
+                            if not alone:
+                                finish(a, row, (2 * pair + 1) * VECTOR, bias, other)
 
     return tiled_matmul
 

@@ -9,7 +9,7 @@ from numba import carray
 
 from ....quant.jit import jit
 from ....quant.shapes import TOKENS
-from ....quant.simd import as_pointer
+from ....quant.simd import as_pointer, load_i32
 from ..records import STEP
 
 
@@ -24,6 +24,14 @@ def reader(dtype: np.dtype) -> Any:
 
 
 step_at = reader(STEP)
+
+
+@jit
+def rows_of(a: Any, s: Any) -> int:
+    """How many rows an instruction has to do."""
+    if a.rows_at != 0:
+        return load_i32(a.rows_at)
+    return s.n_wanted if a.on_wanted else s.n_rows
 
 
 @jit
