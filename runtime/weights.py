@@ -225,15 +225,21 @@ class Weights:
         for i, layer in enumerate(config.layers):
             if layer.kv_from is not None:  # some files have them all the same
                 left -= {names(f"blk.{i}.{stem}.weight") for stem in _OF_KEYS & set(ARCHS[config.arch].layer)}
+        skipped: dict[str, int] = {}
         for name in sorted(left):
             meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
-            if not meant and not name.startswith(skip):
+            if part := next((prefix for prefix in skip if name.startswith(prefix)), None):
+                skipped[part] = skipped.get(part, 0) + 1
+            elif not meant:
                 raise DamagedFile(
                     f"tensor {name} has no place in a {config.arch} model of {config.n_layers} layers"
                 )
 
+        self.skipped = {f"{part.rstrip('._')} ({n} tensors)" for part, n in skipped.items()}
+
     def matrix(self, name: str) -> QTensor:
-        """The tensor called `name`, (outputs, inputs), as it lies in the file."""
+    `skipped` says which parts of the model were left, and how many tensors each has.
+    """The tensor called `name`, (outputs, inputs), as it lies in the file."""
         return self._tensors[name]
 
     def experts(self, layer: int) -> ExpertTensors:
