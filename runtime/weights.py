@@ -175,7 +175,8 @@ class Weights:
     Binding is strict: a tensor that is missing, left over or of another shape raises DamagedFile
     naming it. Left-overs that are meant to be skipped: derived buffers, an output matrix next to tied
     embeddings, and the parts of a larger model that the architecture's row lists. Projections that a
-    file keeps in one tensor are views of its rows, if they lie side by side in it.
+    file keeps in one tensor are views of its rows, if they lie side by side in it. `skipped`
+    says which parts of a larger model were left, and how many tensors each has.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
@@ -238,8 +239,7 @@ class Weights:
         self.skipped = {f"{part.rstrip('._')} ({n} tensors)" for part, n in skipped.items()}
 
     def matrix(self, name: str) -> QTensor:
-    `skipped` says which parts of the model were left, and how many tensors each has.
-    """The tensor called `name`, (outputs, inputs), as it lies in the file."""
+        """The tensor called `name`, (outputs, inputs), as it lies in the file."""
         return self._tensors[name]
 
     def experts(self, layer: int) -> ExpertTensors:
