@@ -169,9 +169,9 @@ def test_value_heads_take_turns_in_gguf_files_of_qwen35(conformance, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"ssm.time_step_rank": 7}, {"ssm.conv_kernel": None}, {"ssm.group_count": 3}]
+    ("key", "value"), [("ssm.time_step_rank", 7), ("ssm.conv_kernel", None), ("ssm.group_count", 3)]
 )
-def test_wrong_gguf_keys(conformance, tmp_path, change):
+def test_wrong_gguf_keys(conformance, tmp_path, key, value):
     arch, keys = CASES["granite4-h"]
     file = GGUFFile.open(as_gguf(conformance("granite4-h"), tmp_path / "model.gguf", arch, **keys))
     metadata = {**file.metadata, f"{arch}.{key}": value}
