@@ -234,12 +234,10 @@ def load_model(
     context = _choose_context(source, need, context, warn)
     n_pages = -(-context // PAGE_SIZE)
     machine: CpuMachine | ReferenceMachine
-    states = None
     if device == "reference":
         from ..runtime.reference import ReferenceMachine
 
         machine = ReferenceMachine(program, n_pages, keep_bytes=copied)
-        states = machine.states
     else:
         machine = CpuMachine(
             program,
@@ -259,7 +257,7 @@ def load_model(
         n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
         prefill_chunk=chunk,
         same_up_to=program.same_up_to,
-        states=states,
+        states=machine.states,
     )
     return Model(source, machine, engine)
 

@@ -13,7 +13,7 @@ from ..quant.gguf import MAGIC, GGUFFile
 from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
 from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ class Machine(Protocol):
     @property
     def max_wanted(self) -> int: ...  # rows a step whose logits may be wanted at most
 
+    @property
+    def states(self) -> SequenceStates: ...  # of recurrent ops, if the model has any
+
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """float32 [len(batch.wanted), vocab], valid until the next step."""
         ...

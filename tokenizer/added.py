@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-import regex
 
 # Unicode White_Space. str.isspace() would also count the separators U+001C to U+001F.
 WHITE_SPACE = (
@@ -50,7 +49,7 @@ class AddedTokens:
             seconds.setdefault(content[0], set()).add(content[1:2])
             lengths.setdefault(content[0], set()).add(len(content))
         self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
-        self._candidate = regex.compile(
+        self._candidate = re.compile(
             "|".join(_prefix(first, seen) for first, seen in sorted(seconds.items()))
         )
 
@@ -91,9 +90,11 @@ class AddedTokens:
     def starts(self, text: str) -> Iterator[int]:
         """Every position where a token is spelled, also inside another one."""
         if self._by_content:
-            for found in self._candidate.finditer(text, overlapped=True):
+            position = 0
+            while found := self._candidate.search(text, position):
                 if self._longest(text, found.start()) is not None:
                     yield found.start()
+                position = found.start() + 1
 
     def _longest(self, text: str, position: int) -> AddedToken | None:
         for length in self._lengths[text[position]]:
@@ -106,11 +107,13 @@ class AddedTokens:
 def _prefix(first: str, seconds: set[str]) -> str:
     """A pattern for the first two characters; "" among the seconds is a token of one character."""
     if "" in seconds:
-        return regex.escape(first)
-    return regex.escape(first) + "[" + "".join(regex.escape(second) for second in sorted(seconds)) + "]"
+        return re.escape(first)
+    return re.escape(first) + "[" + "".join(re.escape(second) for second in sorted(seconds)) + "]"
 
 
 def _touches_word(text: str, start: int, stop: int) -> bool:
+    import regex  # its \\w is Unicode's, that of `re` is not
+
     before = start > 0 and regex.match(r"\w", text[start - 1])
     after = stop < len(text) and regex.match(r"\w", text[stop])
     return bool(before or after)

@@ -1,35 +1,91 @@
-"""Byte-pair encoding of words: the merge loop and the model around it.
+"""Byte-pair encoding of words: ranks of pairs, and the model around the merge loop.
 
 The same loop serves two kinds of vocabulary. One has a list of merges, and a pair's rank is its
 place in it (Sennrich et al. 2016, "Neural machine translation of rare words with subword units").
 The other, SentencePiece's (Kudo and Richardson 2018), has a score for each piece, and a pair's rank
-is the place of the piece that it makes when pieces are sorted by falling score. `ranks` maps the
-joined pair to the rank; `joiner` is what stands between the two halves in its keys.
+is that of the piece that it makes, the best score first. `ranks` maps the joined pair to the rank;
+`joiner` is what stands between the two halves in its keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from heapq import heapify, heappop, heappush
-from itertools import chain, pairwise
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
 
 from .errors import TokenizerError
+from .merging import NOT_IN_VOCAB, Merger
 from .pretokenize import bytes_to_symbols
+from .strings import NO_ID, Lookup, PackedLookup, Strings
 
-_NO_RANK = 1 << 60
-_SCAN_LIMIT = 48  # symbols; longer words use the heap
+NO_RANK = 1 << 80
 _CACHED_LENGTH = 64  # characters; longer words are not kept
 _CACHED_WORDS = 200_000
+_SPACE = 0x20
 
 
-def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) -> dict[str, int]:
+def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) -> Lookup:
     """Merges in order, each a pair joined by `joiner`, as ranks; each must make an entry of `vocab`."""
-    ranks = dict(zip(merges, range(len(merges)), strict=True))
+    ranks = Lookup(zip(merges, range(len(merges)), strict=True), NO_RANK)
     made = [pair.replace(joiner, "", 1) for pair in merges]
     if not all(map(vocab.__contains__, made)):
         wrong = next(pair for pair, entry in zip(merges, made, strict=True) if entry not in vocab)
         raise TokenizerError(f"the merge {wrong[:80]!a} makes no entry of the vocabulary")
     return ranks
+
+
+class ProductRanks(Lookup):
+    """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair."""
+
+    def __init__(self, vocab: Lookup, joiner: str, rank: Callable[[int, str], int]) -> None:
+        super().__init__(absent=NO_RANK)
+        self._vocab = vocab
+        self._joiner = joiner
+        self._rank = rank
+
+    def __missing__(self, pair: str) -> int:
+        id = self._vocab[pair.replace(self._joiner, "", 1) if self._joiner else pair]
+        return NO_RANK if id == NO_ID else self._rank(id, pair)
+
+
+def packed_ranks(merges: Strings, vocab: Lookup, pieces: Strings) -> Lookup:
+    """Ranks for packed merges, "a b" each. One that makes no entry of the vocabulary has none."""
+    if not len(merges):
+        return Lookup(absent=NO_RANK)
+    made = merges.raw[merges.raw != _SPACE]
+    ends = np.flatnonzero(made == 0)
+    first = vocab[made[1 : ends[1]].tobytes().decode()]
+    stop = first + len(merges)
+    if first != NO_ID and len(ends) == len(merges) + 1 and stop <= len(pieces):
+        start = pieces.starts[first] - 1
+        if np.array_equal(made, pieces.raw[start : pieces.stops[stop - 1] + 1]):
+            return ProductRanks(vocab, " ", _in_order(merges, first))
+    places = PackedLookup(merges, NO_RANK, patience=len(merges) // 8)
+    return ProductRanks(vocab, " ", lambda id, pair: places[pair])
+
+
+def _in_order(merges: Strings, first: int) -> Callable[[int, str], int]:
+    """The rank where the merges make one entry after the other from id `first` on: only the place at which a
+    piece is cut in two must be compared."""
+    spaces = np.flatnonzero(merges.raw == _SPACE)
+    characters = np.cumsum((merges.raw & 0xC0) != 0x80, dtype=np.int32)
+    cuts = (characters[spaces] - characters[merges.starts - 1] - 1).data
+    stop = first + len(merges)
+
+    def rank(id: int, pair: str) -> int:
+        return id if first <= id < stop and cuts[id - first] == pair.find(" ") else NO_RANK
+
+    return rank
+
+
+def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
+    """Ranks of pairs without a joiner, by the scores (float [n]) of the vocabulary."""
+    # the bits of a float64, read as an integer, are in the order of the numbers once negative ones are turned
+    numbers = np.where(np.isnan(scores), -np.inf, scores).astype(np.float64) + 0.0
+    bits = numbers.view(np.int64)
+    order = (bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))).data
+    return ProductRanks(vocab, "", lambda id, pair: -order[id])
 
 
 class BPE:
@@ -44,8 +100,8 @@ class BPE:
 
     def __init__(
         self,
-        vocab: Mapping[str, int],
-        ranks: Mapping[str, int],
+        vocab: Lookup,
+        ranks: Lookup,
         joiner: str,
         *,
         byte_level: bool = False,
@@ -55,8 +111,7 @@ class BPE:
         fuse_unknown: bool = False,
     ) -> None:
         self._vocab = vocab
-        self._ranks = ranks
-        self._joiner = joiner
+        self._merger = Merger(vocab, ranks, joiner)
         self._byte_level = byte_level
         self._ignore_merges = ignore_merges
         self._byte_ids = byte_ids
@@ -70,23 +125,31 @@ class BPE:
 
     def encode_word(self, word: str) -> list[int]:
         if self._byte_level:
-            word = bytes_to_symbols(word)
-        if self._ignore_merges and (whole := self._vocab.get(word)) is not None:
+            # of ASCII only the space and control characters have a symbol other than themselves
+            plain = word.isascii() and word.isprintable()
+            word = word.replace(" ", "\u0120") if plain else bytes_to_symbols(word)
+        if self._ignore_merges and (whole := self._vocab[word]) != NO_ID:
             return [whole]
-        vocab = self._vocab
+        symbols = self._merger.symbols(word)
+        if max(symbols, default=0) < NOT_IN_VOCAB:
+            return self._merger.merge(symbols)
         if self._byte_ids is None and self._unknown_id is None:
-            return [vocab[s] for s in merge([c for c in word if c in vocab], self._ranks, self._joiner)]
+            return self._merger.merge([symbol for symbol in symbols if symbol < NOT_IN_VOCAB])
+        return self._without_unknown(self._merger.merge(symbols))
+
+    def _without_unknown(self, symbols: list[int]) -> list[int]:
+        """Symbols that are no entries as bytes or as the unknown token."""
         ids: list[int] = []
         after_unknown = False
-        for symbol in merge(list(word), self._ranks, self._joiner):
-            known = vocab.get(symbol)
-            if known is not None:
-                ids.append(known)
+        for symbol in symbols:
+            unknown = symbol >= NOT_IN_VOCAB
+            if not unknown:
+                ids.append(symbol)
             elif self._byte_ids is not None:
-                ids += [self._byte_ids[byte] for byte in symbol.encode()]
+                ids += [self._byte_ids[byte] for byte in chr(symbol - NOT_IN_VOCAB).encode()]
             elif self._unknown_id is not None and not (after_unknown and self._fuse_unknown):
                 ids.append(self._unknown_id)
-            after_unknown = known is None
+            after_unknown = unknown
         return ids
 
 
@@ -104,68 +167,3 @@ class _Words(dict[str, list[int]]):
                 self.clear()
             self[word] = ids
         return ids
-
-
-def merge(symbols: list[str], ranks: Mapping[str, int], joiner: str) -> list[str]:
-    """Join neighbours, lowest rank first and leftmost among equals, until no pair has a rank."""
-    if len(symbols) < 2:
-        return symbols
-    return (_merge_scan if len(symbols) <= _SCAN_LIMIT else _merge_heap)(symbols, ranks, joiner)
-
-
-def _merge_scan(symbols: list[str], ranks: Mapping[str, int], joiner: str) -> list[str]:
-    """Quadratic, but each step is a scan at C speed: the fastest way for words of usual length."""
-    symbols = list(symbols)
-    rank = ranks.get
-    pairs = [rank(a + joiner + b, _NO_RANK) for a, b in pairwise(symbols)]
-    while pairs:
-        best = min(pairs)
-        if best == _NO_RANK:
-            break
-        i = pairs.index(best)
-        symbols[i] += symbols.pop(i + 1)
-        pairs.pop(i)
-        if i:
-            pairs[i - 1] = rank(symbols[i - 1] + joiner + symbols[i], _NO_RANK)
-        if i < len(pairs):
-            pairs[i] = rank(symbols[i] + joiner + symbols[i + 1], _NO_RANK)
-    return symbols
-
-
-def _merge_heap(symbols: list[str], ranks: Mapping[str, int], joiner: str) -> list[str]:
-    """O(n log n): a heap of (rank, position) over a doubly linked list of symbols.
-
-    A heap entry is one integer, rank·n + position. It is stale when the rank at that position has
-    changed since; a symbol that was merged into its left neighbour has no rank.
-    """
-    n = len(symbols)
-    text: list[str] = list(symbols)
-    left = list(range(-1, n - 1))
-    right = list(range(1, n + 1))  # n is the end
-    rank = ranks.get
-    current = [rank(a + joiner + b, _NO_RANK) for a, b in pairwise(text)]
-    current.append(_NO_RANK)
-    heap = [r * n + i for i, r in enumerate(current) if r != _NO_RANK]
-    heapify(heap)
-    while heap:
-        best, i = divmod(heappop(heap), n)
-        if current[i] != best:
-            continue
-        j = right[i]
-        text[i] += text[j]
-        text[j] = ""
-        current[j] = _NO_RANK
-        after = right[i] = right[j]
-        if after < n:
-            left[after] = i
-            current[i] = rank(text[i] + joiner + text[after], _NO_RANK)
-            if current[i] != _NO_RANK:
-                heappush(heap, current[i] * n + i)
-        else:
-            current[i] = _NO_RANK
-        before = left[i]
-        if before >= 0:
-            current[before] = rank(text[before] + joiner + text[i], _NO_RANK)
-            if current[before] != _NO_RANK:
-                heappush(heap, current[before] * n + before)
-    return [symbol for symbol in text if symbol]

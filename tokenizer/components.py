@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-
-import regex
 
 from .errors import TokenizerError
 from .normalize import (
@@ -17,17 +16,8 @@ from .normalize import (
     substitute,
     unicode_form,
 )
-from .presets import KNOWN_PATTERNS
-from .pretokenize import (
-    GPT2,
-    PUNCTUATION,
-    Step,
-    compile_pattern,
-    metaspace,
-    prefix_space,
-    spell_bytes,
-    split,
-)
+from .patterns import DIGIT, GPT2, PUNCTUATION, known
+from .pretokenize import Split, Step, compile_pattern, metaspace, prefix_space, spell_bytes
 
 Spec = Mapping[str, Any]
 
@@ -56,12 +46,12 @@ def _items(spec: Spec, key: str) -> list[Any]:
     return items
 
 
-def _pattern(spec: Spec) -> regex.Pattern[str]:
-    """{"String": …} or {"Regex": …}."""
+def _pattern(spec: Spec) -> str:
+    """The source of {"String": …} or {"Regex": …}."""
     pattern = value(spec, "pattern", dict)
     if isinstance(pattern.get("Regex"), str):
-        return compile_pattern(pattern["Regex"])
-    return compile_pattern(regex.escape(value(pattern, "String", str)))
+        return str(pattern["Regex"])
+    return re.escape(value(pattern, "String", str))
 
 
 def normalizers(spec: object) -> list[Normalizer]:
@@ -80,12 +70,27 @@ def normalizers(spec: object) -> list[Normalizer]:
             pattern, content = value(fields, "pattern", dict), value(fields, "content", str)
             if isinstance(pattern.get("String"), str) and pattern["String"]:
                 return [replace(pattern["String"], content)]
-            return [substitute(_pattern(fields), content, PATTERN_SECONDS)]
+            return [substitute(compile_pattern(_pattern(fields)), content, PATTERN_SECONDS)]
         case "Strip":
             return [strip(value(fields, "strip_left", bool, True), value(fields, "strip_right", bool, True))]
         case "Lowercase":
             return [lowercase]
     raise TokenizerError(f"unsupported normalizer {name!a}")
+
+
+def leaves_no_space(spec: object) -> bool:
+    """Whether a normaliser replaces every space, and puts none in again."""
+    parts = _items(spec, "normalizers") if isinstance(spec, dict) and "normalizers" in spec else [spec]
+    gone = False
+    for part in parts:
+        if not isinstance(part, dict) or part.get("type") not in ("Replace", "Prepend"):
+            gone = False
+            continue
+        made = part.get("content", part.get("prepend"))
+        if part.get("pattern") == {"String": " "}:
+            gone = True
+        gone = gone and isinstance(made, str) and " " not in made
+    return gone
 
 
 def steps(spec: object) -> list[Step]:
@@ -99,21 +104,20 @@ def steps(spec: object) -> list[Step]:
         case "Split":
             behavior, invert = value(fields, "behavior", str), value(fields, "invert", bool, False)
             pattern = _pattern(fields)
-            seconds = None if pattern.pattern in KNOWN_PATTERNS else PATTERN_SECONDS
-            return [split(pattern, behavior, invert, seconds)]
+            return [Split(pattern, behavior, invert, None if known(pattern) else PATTERN_SECONDS)]
         case "ByteLevel":
             prefix = [prefix_space] if value(fields, "add_prefix_space", bool, True) else []
-            words = [split(compile_pattern(GPT2))] if value(fields, "use_regex", bool, True) else []
+            words = [Split(GPT2)] if value(fields, "use_regex", bool, True) else []
             return [*prefix, *words, spell_bytes]
         case "Digits":
             behavior = "Isolated" if value(fields, "individual_digits", bool, False) else "Contiguous"
-            return [split(compile_pattern(r"\p{N}"), behavior)]
+            return [Split(DIGIT, behavior)]
         case "Punctuation":
-            return [split(compile_pattern(PUNCTUATION), value(fields, "behavior", str, "Isolated"))]
+            return [Split(PUNCTUATION, value(fields, "behavior", str, "Isolated"))]
         case "Whitespace":
-            return [split(compile_pattern(r"\w+|[^\w\s]+"), "Removed", invert=True)]
+            return [Split(r"\w+|[^\w\s]+", "Removed", invert=True)]
         case "WhitespaceSplit":
-            return [split(compile_pattern(r"\s+"), "Removed")]
+            return [Split(r"\s+", "Removed")]
         case "Metaspace":
             scheme = value(fields, "prepend_scheme", str, "always")
             if not value(fields, "add_prefix_space", bool, True):

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from .added import AddedToken
-from .bpe import BPE, merge_ranks
+from .bpe import BPE, merge_ranks, packed_ranks
 from .core import Tokenizer, TokenizerSettings
 from .detokenize import Detokenizer
 from .endings import end_ids
 from .errors import TokenizerError
 from .normalize import chain, prepend, replace, unicode_form
 from .presets import preset
-from .spm import SPACE, TokenType, bpe_from_scores, cut_at_spaces
+from .pretokenize import chain_steps, no_step, parts_at_spaces
+from .spm import SPACE, TokenType, bpe_from_scores, byte_ids
+from .spm import parts_at_spaces as piece_parts
+from .strings import Lookup, PackedLookup, Strings
 
 _PREFIX = "tokenizer.ggml."
 
 
+@runtime_checkable
+class Packed(Protocol):
+    """An array of strings that was read without making them."""
+
+    packed: bytes  # UTF-8, a zero byte before, between and after the strings, none in them
+
+
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer described by a GGUF's metadata (string arrays as lists, numeric arrays as NumPy arrays).
+    """The tokenizer described by a GGUF's metadata (string arrays as lists or
+    `Packed`, numeric arrays as NumPy arrays).
 
     `tokenizer.ggml.model` "gpt2" is byte-level BPE with the pre-tokeniser that `tokenizer.ggml.pre` names,
     "llama" is SentencePiece's BPE. Where the original tokenizer normalises its text (Qwen: NFC) this does
@@ -37,41 +48,50 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         return _byte_level(metadata, pieces, types)
     if model == "llama":
         return _sentencepiece(metadata, pieces, types)
-    raise TokenizerError(f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2 and llama are supported")
+    if model == "gemma4":
+        return _spaced_bpe(metadata, pieces, types)
+    raise TokenizerError(
+        f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2, llama and gemma4 are supported"
+    )
 
 
-def _byte_level(metadata: Mapping[str, Any], pieces: list[str], types: np.ndarray) -> Tokenizer:
+def _byte_level(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
     pre = preset(_text(metadata, "pre", "default"))
-    merges = _texts(metadata, "merges")
-    vocab = dict(zip(pieces, range(len(pieces)), strict=True))
-    ranks = merge_ranks(merges, vocab, " ")
-    for id in np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNUSED))).tolist():
-        vocab.pop(pieces[id], None)  # never what ordinary text becomes
+    vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
+    steps = pre.steps()
     return Tokenizer(
         len(pieces),
         _added(pieces, types),
         BPE(vocab, ranks, " ", byte_level=pre.byte_level_words, ignore_merges=pre.ignore_merges),
-        pre.step(),
+        chain_steps(steps),
         Detokenizer(pieces, byte_level=True),
         _settings(metadata, pieces, types, add_bos=pre.add_bos),
         unicode_form("NFC") if pre.nfc else None,
+        parts_at_spaces(steps),
     )
 
 
-def _sentencepiece(metadata: Mapping[str, Any], pieces: list[str], types: np.ndarray) -> Tokenizer:
+def _vocabulary(pieces: Sequence[str], types: np.ndarray, merges: Sequence[str]) -> tuple[Lookup, Lookup]:
+    """Ids by piece, but for those that ordinary text never becomes, and ranks of merges."""
+    usable = ~np.isin(types, (TokenType.CONTROL, TokenType.UNUSED))
+    if isinstance(pieces, Strings) and isinstance(merges, Strings):
+        packed = PackedLookup(pieces, usable=usable.tobytes())
+        return packed, packed_ranks(merges, packed, pieces)
+    vocab = Lookup(zip(pieces, range(len(pieces)), strict=True))
+    ranks = merge_ranks([*merges], vocab, " ")
+    for id in np.flatnonzero(~usable).tolist():
+        vocab.pop(pieces[id], None)
+    return vocab, ranks
+
+
+def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
     scores = _array(metadata, "scores", len(pieces))
     if scores.dtype.kind != "f":
         raise TokenizerError(f"{_PREFIX}scores are {scores.dtype} and should be float32")
-    spelled = list(pieces)
-    added = []
-    for token in _added(pieces, types):
-        if token.special or " " not in token.content:
-            added.append(token)
-            continue
-        # Gemma's runs of spaces. Its tokenizer.json has them in U+2581 and finds such a run in the text
-        # first; runs of spaces are found once they are spelled that way.
-        spelled[token.id] = token.content.replace(" ", SPACE)
-        added += [AddedToken(token.id, spelled[token.id], normalized=later) for later in (False, True)]
+    packed = pieces if isinstance(pieces, Strings) else Strings.pack(pieces)
+    if packed is None:
+        raise TokenizerError(f"{_PREFIX}tokens has an entry with a NUL character")
+    added, respelled = _runs_of_spaces(_added(pieces, types))
     prefix = _flag(metadata, "add_space_prefix", True)
     normalizers = [replace(" ", SPACE)]
     if prefix:
@@ -79,11 +99,55 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: list[str], types: np.nda
     return Tokenizer(
         len(pieces),
         added,
-        bpe_from_scores(spelled, scores, types),
-        cut_at_spaces(spelled),
+        bpe_from_scores(packed, scores, types, respelled),
+        no_step,
         Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=prefix),
         _settings(metadata, pieces, types, add_bos=True),
         chain(normalizers),
+        piece_parts(packed),
+    )
+
+
+def _runs_of_spaces(tokens: Iterable[AddedToken]) -> tuple[list[AddedToken], dict[str, int]]:
+    """Added tokens as they are found in a text, and new spellings by id for the vocabulary.
+
+    Gemma's tokenizer.json spells runs of spaces in U+2581, its GGUF in spaces. It finds such a run in the
+    text first; runs of spaces are found once they are spelled that way.
+    """
+    added = []
+    respelled: dict[str, int] = {}
+    for token in tokens:
+        if token.special or " " not in token.content:
+            added.append(token)
+            continue
+        spelled = token.content.replace(" ", SPACE)
+        respelled[spelled] = token.id
+        added += [AddedToken(token.id, spelled, normalized=later) for later in (False, True)]
+    return added, respelled
+
+
+def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
+    """Gemma 4: a list of merges, but spaces as U+2581 and bytes as "<0x0A>" as in SentencePiece."""
+    vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
+    added, respelled = _runs_of_spaces(_added(pieces, types))
+    vocab.update(respelled)
+    unknown = np.flatnonzero(types == TokenType.UNKNOWN)
+    return Tokenizer(
+        len(pieces),
+        added,
+        BPE(
+            vocab,
+            ranks,
+            " ",
+            byte_ids=byte_ids(vocab),
+            unknown_id=int(unknown[0]) if unknown.size else None,
+            fuse_unknown=True,
+        ),
+        no_step,
+        Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")]),
+        _settings(metadata, pieces, types, add_bos=True),
+        replace(" ", SPACE),
+        piece_parts(pieces) if isinstance(pieces, Strings) else None,
     )
 
 
@@ -128,8 +192,11 @@ def _text(metadata: Mapping[str, Any], key: str, default: str | None = None) -> 
     return value
 
 
-def _texts(metadata: Mapping[str, Any], key: str) -> list[str]:
+def _texts(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    """An array of strings, packed if that is how it was read and nothing in it forbids it."""
     value = metadata.get(_PREFIX + key)
+    if isinstance(value, Packed):
+        return Strings(value.packed)
     if not isinstance(value, list) or set(map(type, value)) - {str}:
         raise TokenizerError(_wrong(key, value, "an array of strings"))
     try:

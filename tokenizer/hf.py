@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .added import AddedToken
-from .bpe import BPE, merge_ranks
-from .components import decoder, kind, normalizers, steps, value
+from .bpe import BPE, merge_ranks, packed_ranks
+from .components import decoder, kind, leaves_no_space, normalizers, steps, value
 from .core import Tokenizer, TokenizerSettings
 from .detokenize import Detokenizer
 from .endings import end_ids
 from .errors import TokenizerError
 from .files import read_file
 from .normalize import chain
-from .pretokenize import chain_steps, spell_bytes
-from .spm import SPACE, SentencePieceFile, byte_ids, cut_at_spaces
+from .packed_json import PackedVocabulary, read_packed
+from .pretokenize import Split, chain_steps, no_step, parts_at_spaces, spell_bytes
+from .spm import SPACE, SentencePieceFile, byte_ids
+from .spm import parts_at_spaces as piece_parts
+from .strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
+from .tekken import tekken_tokenizer
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, a tokenizer.model, or a folder with one of them.
+    """The tokenizer of a tokenizer.json, tokenizer.model or tekken.json, or a folder with one of them.
 
     In a folder, tokenizer_config.json names begin and end tokens, and the chat template comes from there
     or from chat_template.jinja or .json. A tokenizer.model on its own behaves as in SentencePiece:
@@ -39,7 +43,11 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
             return _from_json(path / "tokenizer.json", config, _chat_templates(path, config))
         if (path / "tokenizer.model").is_file():
             return _from_model(path / "tokenizer.model", config, _chat_templates(path, config))
-        raise TokenizerError(f"{path}: neither tokenizer.json nor tokenizer.model in this folder")
+        if (path / "tekken.json").is_file():
+            return _from_json(path / "tekken.json", config, _chat_templates(path, config))
+        raise TokenizerError(
+            f"{path}: neither tokenizer.json nor tokenizer.model nor tekken.json in this folder"
+        )
     if path.suffix == ".model":
         return _from_model(path, {}, {})
     return _from_json(path, {}, {})
@@ -85,63 +93,92 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
-    content = _read_object(path)
+    packed = None
+    if path.exists():
+        try:
+            packed = read_packed(read_file(path))
+        except OSError as error:
+            raise TokenizerError(f"{path}: {error}") from None
+    content = packed.rest if packed else _read_object(path)
     if not content:
         raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
     try:
-        return _build(content, config, templates)
+        if path.name.startswith("tekken") or ("model" not in content and "vocab" in content):
+            return tekken_tokenizer(content, templates)
+        return _build(content, packed, config, templates)
     except TokenizerError as error:
         raise TokenizerError(f"{path}: {error}") from None
     except RecursionError:
         raise TokenizerError(f"{path}: nested too deeply") from None
 
 
-def _build(content: Mapping[str, Any], config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+def _build(
+    content: Mapping[str, Any],
+    packed: PackedVocabulary | None,
+    config: Mapping[str, Any],
+    templates: Mapping[str, str],
+) -> Tokenizer:
     name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
     if name != "BPE":
         raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
-    vocab: dict[str, int] = value(model, "vocab", dict)
+    vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
     added = [_added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
-    pieces = _pieces(vocab, added)
+    pieces = _pieces(packed.pieces if packed else vocab, added)
     cutting = steps(content.get("pre_tokenizer"))
+    if leaves_no_space(content.get("normalizer")):  # Gemma cuts at spaces that are no longer there
+        cutting = [step for step in cutting if not (isinstance(step, Split) and step.source == r"\ ")]
     byte_level = bool(cutting) and cutting[-1] is spell_bytes
     if byte_level:
         cutting.pop()  # the model spells only the words that it has not seen before
-    elif spell_bytes not in cutting:
-        cutting.append(cut_at_spaces([*vocab]))
+    parts = parts_at_spaces(cutting)
+    if not cutting and not byte_level:
+        texts = packed.pieces if packed else Strings.pack([*vocab])
+        parts = piece_parts(texts) if texts else None
     normalizer = chain(normalizers(content.get("normalizer")))
     spelled = added
     if normalizer is not None:
         spelled = [replace(t, content=normalizer(t.content)) if t.normalized else t for t in added]
+    if packed:
+        ranks, joiner = packed_ranks(packed.merges, vocab, packed.pieces), " "
+    else:
+        ranks, joiner = _ranks(model, vocab)
     return Tokenizer(
         len(pieces),
         spelled,
-        _bpe(model, vocab, byte_level),
+        _bpe(model, vocab, ranks, joiner, byte_level),
         chain_steps(cutting),
         Detokenizer(pieces, **decoder(content.get("decoder"))),
         _settings(config, added, templates, content.get("post_processor")),
         normalizer,
+        parts,
     )
 
 
-def _pieces(vocab: Mapping[str, int], added: Iterable[AddedToken]) -> list[str | None]:
-    """The vocabulary by id, None for ids that it skips."""
-    by_id: dict[int, str] = {}
+def _valid(vocab: Mapping[str, int]) -> Mapping[str, int]:
     for piece, id in vocab.items():
         if type(id) is not int or not 0 <= id < MAX_VOCAB:
             raise TokenizerError(f"the token {piece[:80]!a} has no valid id")
-        by_id[id] = piece
-    by_id.update((token.id, token.content) for token in added)
+    return vocab
+
+
+def _pieces(vocab: Lookup | Strings, added: Iterable[AddedToken]) -> Sequence[str | None]:
+    """The vocabulary by id, None for ids that it skips."""
+    changes = {token.id: token.content for token in added}
+    if isinstance(vocab, Strings):
+        return Replaced(vocab, changes)
+    by_id = {**{id: piece for piece, id in vocab.items()}, **changes}
     if not by_id:
         raise TokenizerError("the vocabulary is empty")
     return [by_id.get(id) for id in range(max(by_id) + 1)]
 
 
-def _added_token(item: object, vocab: Mapping[str, int]) -> AddedToken:
+def _added_token(item: object, vocab: Lookup) -> AddedToken:
     if not isinstance(item, dict):
         raise TokenizerError("added_tokens has an entry that is not an object")
     content = value(item, "content", str)
-    id = vocab.get(content, item.get("id"))
+    id: object = vocab[content]
+    if id == NO_ID:
+        id = item.get("id")
     if type(id) is not int or not 0 <= id < MAX_VOCAB:
         raise TokenizerError(f"the added token {content[:80]!a} has no valid id")
     flags = {
@@ -151,28 +188,29 @@ def _added_token(item: object, vocab: Mapping[str, int]) -> AddedToken:
     return AddedToken(id, content, **flags)
 
 
-def _bpe(model: Mapping[str, Any], vocab: dict[str, int], byte_level: bool) -> BPE:
+def _ranks(model: Mapping[str, Any], vocab: Lookup) -> tuple[Lookup, str]:
+    """The merges as ranks, and what joins the pairs in them."""
+    merges = value(model, "merges", list)
+    joiner = "\0" if merges and isinstance(merges[0], list) else " "
+    try:
+        return merge_ranks(merges if joiner == " " else list(map(joiner.join, merges)), vocab, joiner), joiner
+    except (TypeError, AttributeError):
+        raise TokenizerError("merges are neither all pairs of texts nor all texts") from None
+
+
+def _bpe(model: Mapping[str, Any], vocab: Lookup, ranks: Lookup, joiner: str, byte_level: bool) -> BPE:
     for unsupported in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(unsupported):
             raise TokenizerError(f"unsupported: {unsupported} {model[unsupported]!a}")
-    merges = value(model, "merges", list)
-    joiner = " "
-    if merges and isinstance(merges[0], list):
-        joiner = "\0"
-    try:
-        pairs = merges if joiner == " " else list(map(joiner.join, merges))
-        ranks = merge_ranks(pairs, vocab, joiner)
-    except (TypeError, AttributeError):
-        raise TokenizerError("merges are neither all pairs of texts nor all texts") from None
-    fallback = byte_ids(vocab) if model.get("byte_fallback") else None
+    unknown = vocab[model["unk_token"]] if isinstance(model.get("unk_token"), str) else NO_ID
     return BPE(
         vocab,
         ranks,
         joiner,
         byte_level=byte_level,
         ignore_merges=bool(model.get("ignore_merges")),
-        byte_ids=fallback,
-        unknown_id=vocab.get(model["unk_token"]) if isinstance(model.get("unk_token"), str) else None,
+        byte_ids=byte_ids(vocab) if model.get("byte_fallback") else None,
+        unknown_id=None if unknown == NO_ID else unknown,
         fuse_unknown=bool(model.get("fuse_unk")),
     )
 
@@ -237,7 +275,7 @@ def _from_model(path: Path, config: Mapping[str, Any], templates: Mapping[str, s
         for text, item in value(config, "added_tokens_decoder", dict, {}).items():
             if not text.isdecimal() or not isinstance(item, dict):
                 raise TokenizerError(f"{path}: added_tokens_decoder has a bad entry {text[:80]!a}")
-            token = _added_token({**item, "id": int(text[:9])}, {})
+            token = _added_token({**item, "id": int(text[:9])}, Lookup())
             added[token.id] = token
         pieces += [None] * (max(added, default=0) + 1 - len(pieces))
         for token in added.values():
@@ -254,7 +292,7 @@ def _from_model(path: Path, config: Mapping[str, Any], templates: Mapping[str, s
         len(pieces),
         added.values(),
         file,
-        lambda text, at_start: [text],
+        no_step,
         Detokenizer(
             pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=file.has_dummy_prefix
         ),

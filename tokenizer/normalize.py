@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Sequence
-from typing import Literal
-
-import regex
+from functools import cache
+from typing import TYPE_CHECKING, Literal
 
 from .added import WHITE_SPACE
 from .errors import TokenizerError
 
+if TYPE_CHECKING:
+    import regex
+
 Normalizer = Callable[[str], str]
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
-# Python orders combining marks by insertion, in quadratic time. Longer runs are ordered here first.
-_LONG_MARK_RUN = regex.compile(r"\p{M}{64,}")
+
+@cache
+def _long_mark_run() -> regex.Pattern[str]:
+    """Python orders combining marks by insertion, in quadratic time. Longer runs are ordered here first."""
+    import regex
+
+    return regex.compile(r"\p{M}{64,}")
 
 
 def unicode_form(form: Form) -> Normalizer:
@@ -24,7 +31,7 @@ def unicode_form(form: Form) -> Normalizer:
     def run(text: str) -> str:
         if text.isascii():
             return text
-        return unicodedata.normalize(form, _LONG_MARK_RUN.sub(_order_marks, text))
+        return unicodedata.normalize(form, _long_mark_run().sub(_order_marks, text))
 
     return run
 

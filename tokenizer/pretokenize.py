@@ -6,20 +6,20 @@ Unicode classes such as \\p{L} and are therefore compiled with the `regex` packa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import pairwise
-
-import regex
+from typing import TYPE_CHECKING
 
 from .errors import TokenizerError
+from .patterns import cuts_at_spaces, in_ascii, known
+
+if TYPE_CHECKING:
+    import regex
 
 # Arguments: the piece, and whether it begins where the whole text begins.
 Step = Callable[[str, bool], Sequence[str]]
-
-# The pattern of GPT-2's tokenizer (Radford et al. 2019), which "ByteLevel" applies in a tokenizer.json.
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-# Rust's is_ascii_punctuation or a Unicode P category, as "Punctuation" in a tokenizer.json has it.
-PUNCTUATION = r"[\p{P}$+<=>^`|~]"
 
 BEHAVIORS = ("Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 
@@ -42,6 +42,8 @@ def bytes_to_symbols(text: str) -> str:
 
 def compile_pattern(source: str) -> regex.Pattern[str]:
     """A pattern in the syntax of Oniguruma, which `tokenizers` uses; TokenizerError if it is not one."""
+    import regex
+
     try:
         if "&&" not in source:
             return regex.compile(source, regex.V0)
@@ -51,38 +53,51 @@ def compile_pattern(source: str) -> regex.Pattern[str]:
         raise TokenizerError(f"bad pre-tokenizer pattern {source[:80]!a}: {error}") from None
 
 
-def split(
-    pattern: regex.Pattern[str],
-    behavior: str = "Isolated",
-    invert: bool = False,
-    seconds: float | None = None,
-) -> Step:
-    """Cut at the matches of a pattern; `behavior` says what becomes of the matches.
+class Split:
+    """Cuts at the matches of a pattern; `behavior` says what becomes of the matches.
 
     Removed drops them, Isolated makes them pieces, MergedWithPrevious and MergedWithNext join each to
     its neighbour, Contiguous joins those that touch. `invert` swaps matches and the text between.
     A pattern that backtracks for longer than `seconds` is a TokenizerError (such watching takes time).
     """
 
-    def isolated(text: str, at_start: bool) -> Sequence[str]:
-        return list(filter(None, whole.split(text, timeout=seconds)))
+    def __init__(
+        self, source: str, behavior: str = "Isolated", invert: bool = False, seconds: float | None = None
+    ) -> None:
+        if behavior not in BEHAVIORS:
+            raise TokenizerError(f"unsupported split behavior {behavior!a}")
+        self.source = source
+        self.behavior = behavior
+        self.invert = invert
+        self._seconds = seconds
+        self._isolates = behavior == "Isolated"
+        if not known(source):
+            self._isolates = not self._pattern.groups and self._isolates  # and it is a pattern at all
 
-    def general(text: str, at_start: bool) -> Sequence[str]:
-        return _cut(text, list(_spans(pattern, text, invert, seconds)), behavior)
-
-    def watched(text: str, at_start: bool) -> Sequence[str]:
+    def __call__(self, text: str, at_start: bool) -> Sequence[str]:
+        if self._isolates and text.isascii() and self._ascii is not None:
+            return list(filter(None, self._ascii(text)))
         try:
-            return run(text, at_start)
+            if self._isolates:
+                return list(filter(None, self._whole.split(text, timeout=self._seconds)))
+            return _cut(text, list(_spans(self._pattern, text, self.invert, self._seconds)), self.behavior)
         except TimeoutError:
-            raise TokenizerError(f"a pre-tokenizer pattern takes over {seconds:.0f} s") from None
+            raise TokenizerError(f"a pre-tokenizer pattern takes over {self._seconds:.0f} s") from None
 
-    if behavior not in BEHAVIORS:
-        raise TokenizerError(f"unsupported split behavior {behavior!a}")
-    run = general
-    if behavior == "Isolated" and not pattern.groups:
-        whole = regex.compile(f"({pattern.pattern})", pattern.flags)  # split() gives groups back
-        run = isolated
-    return run if seconds is None else watched
+    @cached_property
+    def _ascii(self) -> Callable[[str], list[str]] | None:
+        """The pattern for texts of ASCII only, without the `regex` package, whose import takes time."""
+        return re.compile(f"({in_ascii(self.source)})").split if known(self.source) else None
+
+    @cached_property
+    def _pattern(self) -> regex.Pattern[str]:
+        return compile_pattern(self.source)
+
+    @cached_property
+    def _whole(self) -> regex.Pattern[str]:
+        import regex
+
+        return regex.compile(f"({self._pattern.pattern})", self._pattern.flags)  # split() gives groups back
 
 
 def _spans(
@@ -119,6 +134,22 @@ def _cut(text: str, parts: list[tuple[int, int, bool]], behavior: str) -> list[s
     return [text[a:b] for a, b in pairwise([*cuts, len(text)])] if parts else []
 
 
+# A piece for `parts_at_spaces`: it ends where a single space with a character on either side follows.
+_PART = re.compile(r"\s*\S+(?:(?! \S)\s+\S*)*|\s+")
+
+
+def parts_at_spaces(steps: Sequence[Step]) -> Callable[[str], list[str]] | None:
+    """A quick function that cuts a text where the steps will always cut it too; None if none is known.
+
+    Most of its pieces are single words, so that it pays to remember what became of them.
+    """
+    patterns = [step.source for step in steps if isinstance(step, Split) and step.behavior != "Removed"]
+    if len(patterns) + steps.count(spell_bytes) < len(steps) or not all(map(known, patterns)):
+        return None
+    isolating = [step.source for step in steps if isinstance(step, Split) and step.behavior == "Isolated"]
+    return _PART.findall if any(map(cuts_at_spaces, isolating)) else None
+
+
 def chain_steps(steps: Sequence[Step]) -> Step:
     """All steps, each on every piece of the one before."""
     if len(steps) == 1:
@@ -136,6 +167,10 @@ def chain_steps(steps: Sequence[Step]) -> Step:
     return run
 
 
+def no_step(text: str, at_start: bool) -> Sequence[str]:
+    return [text]
+
+
 def prefix_space(text: str, at_start: bool) -> Sequence[str]:
     """A space in front unless there is one ("add_prefix_space" of a tokenizer.json)."""
     return [text if text.startswith(" ") else " " + text]
@@ -150,7 +185,7 @@ def metaspace(replacement: str, prepend: str, cut: bool) -> Step:
     """Spaces as `replacement`, one put in front ("always", "first" of a text, "never"), cut before each."""
     if prepend not in ("always", "first", "never"):
         raise TokenizerError(f"unsupported prepend_scheme {prepend!a}")
-    before = split(regex.compile(regex.escape(replacement)), "MergedWithNext")
+    before = Split(re.escape(replacement), "MergedWithNext")
 
     def run(text: str, at_start: bool) -> Sequence[str]:
         text = text.replace(" ", replacement)

@@ -6,19 +6,19 @@ independent subword tokenizer and detokenizer for neural text processing".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import regex
 
-from .bpe import BPE
+from .bpe import BPE, score_ranks
 from .errors import TokenizerError
 from .files import read_file
-from .pretokenize import Step, split
+from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 SPACE = "\u2581"
 
@@ -34,34 +34,41 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def cut_at_spaces(pieces: Sequence[str]) -> Step:
+def parts_at_spaces(pieces: Strings) -> Callable[[str], list[str]] | None:
     """Cuts in front of each run of U+2581, but not after a character that precedes one inside a piece.
 
-    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered.
+    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered. None
+    if too many characters precede one.
     """
-    joined = "\0".join(pieces)
-    inside = set(regex.findall(f"[^\0{SPACE}](?={SPACE})", joined))
-    if joined.count("\0") >= len(pieces) or len(inside) > 64:
-        return lambda text, at_start: [text]
-    joined_on = f"(?:(?<=[{''.join(map(regex.escape, sorted(inside)))}]){SPACE}++)?" if inside else ""
+    raw = pieces.raw
+    lead, middle, last = SPACE.encode()
+    spaces = np.flatnonzero((raw[:-2] == lead) & (raw[1:-1] == middle) & (raw[2:] == last))
+    begins = raw[spaces - 1] == 0
+    begins[1:] |= spaces[1:] == spaces[:-1] + 3
+    inside = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
+    if len(inside) > 64:
+        return None
+    joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(inside)))}]){SPACE}++)?" if inside else ""
     word = f"(?:[^{SPACE}]++{joined_on})"
-    return split(regex.compile(f"{SPACE}++{word}*+|{word}++"))
+    return re.compile(f"{SPACE}++{word}*+|{word}++").findall
 
 
-def bpe_from_scores(pieces: Sequence[str], scores: np.ndarray, types: np.ndarray) -> BPE:
+def bpe_from_scores(
+    pieces: Strings, scores: np.ndarray, types: np.ndarray, changes: Mapping[str, int]
+) -> BPE:
     """SentencePiece's BPE: of all neighbours that make a piece, the best score first.
 
-    `scores` is float [n] and `types` int [n] (TokenType).
+    `scores` is float [n] and `types` int [n] (TokenType); `changes` are ids by the texts that the vocabulary
+    spells in another way.
     """
-    order = np.unique(-scores.astype(np.float64), return_inverse=True)[1].reshape(-1).tolist()
-    usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED)).tolist()
-    vocab = dict(compress(zip(pieces, range(len(pieces)), strict=True), usable))
-    ranks = dict(compress(zip(pieces, order, strict=True), usable))
+    usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED))
+    vocab = PackedLookup(pieces, usable=usable.tobytes())
+    vocab.update(changes)
     unknown = np.flatnonzero(types == TokenType.UNKNOWN)
-    by_piece = {pieces[i]: i for i in np.flatnonzero(types == TokenType.BYTE).tolist()}
+    by_piece = Lookup((pieces[i], i) for i in np.flatnonzero(types == TokenType.BYTE).tolist())
     return BPE(
         vocab,
-        ranks,
+        score_ranks(vocab, scores),
         "",
         byte_ids=byte_ids(by_piece),
         unknown_id=int(unknown[0]) if unknown.size else None,
@@ -69,10 +76,10 @@ def bpe_from_scores(pieces: Sequence[str], scores: np.ndarray, types: np.ndarray
     )
 
 
-def byte_ids(vocab: dict[str, int]) -> list[int] | None:
+def byte_ids(vocab: Lookup) -> list[int] | None:
     """The ids of "<0x00>" … "<0xFF>", None unless all are there."""
-    ids = [vocab.get(f"<0x{byte:02X}>") for byte in range(256)]
-    return None if None in ids else [id for id in ids if id is not None]
+    ids = [vocab[f"<0x{byte:02X}>"] for byte in range(256)]
+    return None if NO_ID in ids else ids
 
 
 class SentencePieceFile:

@@ -9,24 +9,24 @@ from .. import ops
 from . import sizes
 from .instructions import OTHER, ROWS, WANTED_ROWS
 from .kernels import COPY_DEALT, DEAL_ROWS, GATE, GATHER_DEALT, GELU_GATE, MATVECS, ROUTE_ROWS
-from .layout import GATES, Experts
+from .layout import ACTIVATIONS, GATES, Experts
 from .memory import Region
 from .records import CLIPPED, DEAL, MATMUL, ROUTE
-from .rows import RowsLowering
+from .recurrent import RecurrentLowering
 
 
 def activation(op: ops.MoE) -> dict[str, Any]:
     """What records say of an op's activation."""
     if op.limit:
         return {"gate": CLIPPED, "limit": op.limit, "alpha": op.alpha}
-    return {"gate": GATES.get(op.kind, 0)}
+    return {"gate": ACTIVATIONS.get(op.kind, 0)}
 
 
 def gate_kernel(op: ops.MoE) -> Kernel:
-    return GATE if op.limit or op.kind in GATES else GELU_GATE
+    return GATE if op.limit or op.kind in ACTIVATIONS else GELU_GATE
 
 
-class ExpertsLowering(RowsLowering):
+class ExpertsLowering(RecurrentLowering):
     """What both kinds of lists have in common."""
 
     def _route_fields(self, op: ops.Route) -> dict[str, Any]:
@@ -39,6 +39,7 @@ class ExpertsLowering(RowsLowering):
             "normalised": op.normalised,
             "groups": op.groups,
             "top_groups": op.top_groups,
+            "group_best": 2,
             "scale": op.scale,
             "scratch": scratch.address,
             "scratch_stride": scratch.private,
@@ -46,8 +47,10 @@ class ExpertsLowering(RowsLowering):
 
     def _gate_and_up(self, op: ops.MoE) -> dict[str, Any] | None:
         """What `MATMUL` says of gate, up and activation in one; None if they must be done one by one."""
+        if not op.gate or not (op.limit or op.kind in GATES):
+            return None
         gate, up = self._experts(op.gate), self._experts(op.up)
-        if not gate.fits(up) or gate_kernel(op) is not GATE:
+        if not gate.fits(up):
             return None
         (bias, stride), (other, _) = self._expert_biases(op.gate_bias), self._expert_biases(op.up_bias)
         return {**gate.paired(up), **activation(op), "bias": bias, "other_bias": other, "bias_stride": stride}
@@ -56,6 +59,14 @@ class ExpertsLowering(RowsLowering):
         """What `MATMUL` says of experts' products with something."""
         bias, stride = self._expert_biases(biases)
         return {**experts.fields(), "bias": bias, "bias_stride": stride}
+
+    def _activate(self, op: ops.MoE, inner: ops.Buffer, up: ops.Buffer) -> None:
+        """inner = act(inner, up); f(up) if there is no gate."""
+        if op.gate:
+            self._pointwise(gate_kernel(op), inner, inner, up, number=1.0, **activation(op))
+        else:
+            ones = Region("ones", self._memory.vector(self._ones(up.width)), 0)
+            self._pointwise(gate_kernel(op), inner, up, ones, number=1.0, **activation(op))
 
 
 class ManyRowsExperts(ExpertsLowering):
@@ -102,7 +113,7 @@ class ManyRowsExperts(ExpertsLowering):
         )
 
     def _mix(self, op: ops.MoE) -> None:
-        name, n_experts, top = op.x.name, len(op.gate), op.experts.width
+        name, n_experts, top = op.x.name, len(op.up), op.experts.width
         most = sizes.most_dealt(self._most(op.x), top, n_experts)
         count = self._memory.rows(f"number of {name} dealt", 1, 64)
         sources = self._memory.rows(f"sources of {name}", 1, 4 * most)
@@ -115,7 +126,7 @@ class ManyRowsExperts(ExpertsLowering):
             return buffer
 
         x, out = dealt("dealt", op.x.width), dealt("mixed", op.out.width)
-        width = op.gate[0].shape[0]
+        width, kind = op.up[0].shape[0], op.up[0].format.name
         inner = dealt("inner", width)
         experts, shares = self._shared(op.experts), self._shared(op.shares)
         where = {
@@ -143,15 +154,16 @@ class ManyRowsExperts(ExpertsLowering):
         by_expert = {"n_experts": n_experts, "tiles": tiles.address}
         self._list.emit(DEAL_ROWS, DEAL, [experts], [count, sources, places, tiles], OTHER, **where)
         move(COPY_DEALT, op.x, x, [count, sources], count.name)
-        together = None if op.gate[0].format.is_float else self._gate_and_up(op)
+        together = None if op.up[0].format.is_float else self._gate_and_up(op)
         if together is not None:
-            self._matmul(x, inner, op.gate[0].format.name, together | by_expert)
+            self._matmul(x, inner, kind, together | by_expert)
         else:
             up = dealt("up", width)
             for target, tensors, biases in ((inner, op.gate, op.gate_bias), (up, op.up, op.up_bias)):
-                fields = self._product(self._experts(tensors), biases)
-                self._matmul(x, target, tensors[0].format.name, fields | by_expert)
-            self._pointwise(gate_kernel(op), inner, inner, up, **activation(op))
+                if tensors:
+                    fields = self._product(self._experts(tensors), biases)
+                    self._matmul(x, target, tensors[0].format.name, fields | by_expert)
+            self._activate(op, inner, up)
         down = self._product(self._experts(op.down), op.down_bias)
         self._matmul(inner, out, op.down[0].format.name, down | by_expert)
         move(GATHER_DEALT, out, op.out, [count, places, shares], self._sharing(op.out))
@@ -193,7 +205,7 @@ class OneRowExperts(ExpertsLowering):
 
     def _mix(self, op: ops.MoE) -> None:
         choices, shares = self._source(op.experts), self._source(op.shares)
-        width, together = op.gate[0].shape[0], self._gate_and_up(op)
+        width, together = op.up[0].shape[0], self._gate_and_up(op)
         down = self._product(self._experts(op.down), op.down_bias)
         target = self._shared(op.out)
         inners = [ops.Buffer(f"inner of choice {j}", width) for j in range(op.experts.width)]
@@ -208,15 +220,16 @@ class OneRowExperts(ExpertsLowering):
 
         for j, inner in enumerate(inners):
             if together is not None:
-                multiply(op.x, self._shared(inner), op.gate[0].format.name, j, **together)
+                multiply(op.x, self._shared(inner), op.up[0].format.name, j, **together)
                 self._wrote(inner, self._shared(inner))
                 continue
             up = ops.Buffer(f"up of choice {j}", width)
             for b, tensors, biases in ((inner, op.gate, op.gate_bias), (up, op.up, op.up_bias)):
-                fields = self._product(self._experts(tensors), biases)
-                multiply(op.x, self._shared(b), tensors[0].format.name, j, **fields)
-                self._wrote(b, self._shared(b))
-            self._pointwise(gate_kernel(op), inner, inner, up, **activation(op))
+                if tensors:
+                    fields = self._product(self._experts(tensors), biases)
+                    multiply(op.x, self._shared(b), tensors[0].format.name, j, **fields)
+                    self._wrote(b, self._shared(b))
+            self._activate(op, inner, up)
         for j, inner in enumerate(inners):
             # Each thread adds to the panels that it wrote itself.
             share = {"share": shares.address + 4 * j, "accumulate": j > 0}

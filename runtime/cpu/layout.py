@@ -13,10 +13,11 @@ from ...quant.levels import LANES
 from .. import ops
 from ..fields import UnsupportedModel
 from .memory import Memory, Region
-from .records import GELU_TANH, SILU
+from .records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from .sizes import pool_bytes
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}  # activations that matrix products can end with
+ACTIVATIONS = GATES | {"relu2": RELU2, "identity": IDENTITY, "tanh": TANH}
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Layout:
     max_rows: int
     max_wanted: int
     cache_type: str
+    states: tuple[np.ndarray, ...] = ()  # of recurrent ops, float32 [sequences, …] each
 
     def rows(self, buffer: ops.Buffer) -> int:
         """The most rows that a step can have of a buffer."""
@@ -137,7 +139,7 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
             case [
                 ops.MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),
                 ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
-                ops.GatedActivation(gate=g, up=u, out=result, kind=kind),
+                ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0),
                 *tail,
             ] if (
                 (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape
@@ -168,6 +170,9 @@ def attention_fields(
         "heads": op.heads,
         "kv_heads": op.kv_heads,
         "head_dim": op.head_dim,
+        "value_step": op.head_dim,
+        "value_dim": op.head_dim,
+        "append": True,
         "window": op.window,
         "scale": op.scale,
         "softcap": op.softcap,

@@ -9,6 +9,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
+from ..state import SequenceStates
 from .layout import Layout, matrices_of
 from .lowering import Lowering
 from .processors import default_threads
@@ -25,8 +26,8 @@ class CpuMachine:
     Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
     in the file are not needed any more, and `progress` with what is being done, how much of it, of how
     much. `kv_type` is "f16", "f32", "q8_0", "q4_0" or "auto": f32 if all weights are floats, so that a
-    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. Not for use
-    from two threads at once.
+    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. `states` are
+    those of recurrent ops, for `max_sequences` sequences. Not for use from two threads at once.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class CpuMachine:
         max_rows: int = 512,
         release: Callable[[QTensor], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
+        max_sequences: int = 1,
     ) -> None:
         if page_size % KEYS:
             raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
@@ -51,8 +53,15 @@ class CpuMachine:
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
+        self.states = SequenceStates(program.state_layers, max_sequences)
         layout = Layout(
-            n_pages, page_size, self.n_threads, self.max_rows, self.max_wanted, cache_type(program, kv_type)
+            n_pages,
+            page_size,
+            self.n_threads,
+            self.max_rows,
+            self.max_wanted,
+            cache_type(program, kv_type),
+            tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, layout, release, progress).lower()
         self._embedding = self._lowered.memory.floats(embed.out.name)
@@ -82,6 +91,7 @@ class CpuMachine:
             raise RuntimeError("the machine is closed")
         if n == 0:
             return self._logits[:0]
+        self.states.begin(batch)
         tokens, sequences, positions, wanted = (
             np.ascontiguousarray(a, np.int32)
             for a in (batch.tokens, batch.sequences, batch.positions, batch.wanted)
@@ -102,6 +112,7 @@ class CpuMachine:
         step["positions"], step["wanted"] = positions.ctypes.data, wanted.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
         self._team.run(step)
+        self.states.end(batch)
         return self._logits[: len(wanted)]
 
     def close(self) -> None:

@@ -53,6 +53,8 @@ class ManyRows(ManyRowsExperts):
                 self._route(op)
             case ops.MoE():
                 self._mix(op)
+            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
+                self._recur(op)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
                 self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
@@ -60,6 +62,13 @@ class ManyRows(ManyRowsExperts):
                 self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
             case _:
                 self._lower_pointwise(op)
+
+    def _input(self, buffer: ops.Buffer) -> Region:
+        return self._shared(buffer)
+
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer)
+        return self._shared(buffer)
 
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)

@@ -49,6 +49,13 @@ class OneRow(OneRowExperts):
             self._apply(op)
         return self._where[buffer.name]
 
+    def _input(self, buffer: ops.Buffer) -> Region:
+        return self._source(buffer)
+
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer, self._shared(buffer))
+        return self._shared(buffer)
+
     def _wrote(self, buffer: ops.Buffer, region: Region) -> None:
         self._where[buffer.name] = region
         self._quantized.discard(buffer.name)
@@ -78,6 +85,8 @@ class OneRow(OneRowExperts):
                 self._route(op)
             case ops.MoE():
                 self._mix(op)
+            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
+                self._recur(op)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
@@ -159,7 +168,7 @@ class OneRow(OneRowExperts):
         region = self._memory.rows(product.name, 1, 4 * product.width)
         self._multiply(op.x, kind, region, values, False)
         self._wrote(product, region)
-        self._pointwise(ADD, op.out, op.out, product, number=1.0)
+        self._pointwise(ADD, op.out, op.out, product, number=1.0, other_number=1.0)
 
     def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
         source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
@@ -274,4 +283,5 @@ def _per_head(norms: list[list[ops.RMSNorm]], op: ops.Attend) -> bool:
     (q, k) = norms
     eps = {n.eps for n in (*q, *k)}
     heads = all(n.groups == op.heads for n in q) and all(n.groups == op.kv_heads for n in k)
+    heads = heads and all(len(n.weight) == op.head_dim for n in (*q, *k))
     return heads and len(eps) <= 1

@@ -30,7 +30,7 @@ STEP = record(
 )
 INSTRUCTION = record("kernel", "arguments", "barrier")  # barrier: all threads wait for each other after it
 
-SILU, GELU_TANH, CLIPPED = 1, 2, 3  # values of `gate`
+SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)  # values of `gate`
 
 MATMUL = record(
     "weights",  # panels
@@ -77,6 +77,7 @@ EMBED = record(
     "out_private",
     "scratch",  # a group's unpacked weights for each thread
     "scratch_stride",
+    "tokens",  # rows of the table; other tokens read row 0
     "every",  # each thread looks the one row up for itself
     floats=("scale",),
 )
@@ -95,9 +96,10 @@ POINTWISE = record(
     "width",
     "groups",
     "weight",
-    "weight_stride",  # bytes from row to row, 0 if all have the same
+    "weight_stride",  # bytes from row to row, or part to part; 0 if all have the same
     "bias",
     "length",
+    "start",  # the first dimension of a head that turns
     "on_wanted",
     "rows_at",  # as in MATMUL
     "every",
@@ -107,7 +109,12 @@ POINTWISE = record(
     "sin",
     "angle_stride",
     "n_angles",
-    floats=("number", "limit", "alpha"),  # epsilon, attention factor, scale, growth or cap; those of CLIPPED
+    floats=(
+        "number",
+        "other_number",
+        "limit",
+        "alpha",
+    ),  # epsilon, attention factor, scale, growth or cap; those of CLIPPED
 )
 
 QUANTIZE = record(
@@ -140,6 +147,8 @@ ROUTE = record(
     "normalised",
     "groups",
     "top_groups",
+    "group_best",  # how many of a group's members add up to its merit
+    "expert_scales",  # float32 [n], or 0
     "scratch",  # see `sizes`, a thread
     "scratch_stride",
     "on_wanted",
@@ -172,9 +181,11 @@ ATTENTION = record(
     "q_stride",
     "k",  # float32 rows [kv_heads · head_dim]
     "k_stride",
-    "v",
+    "v",  # float32 rows [kv_heads · value_step], of which the first value_dim of each head count
     "v_stride",
-    "out",  # float32 rows [heads · head_dim]; not used by ATTEND_ONES
+    "value_step",
+    "value_dim",  # head_dim at most
+    "out",  # float32 rows [heads · value_dim]; not used by ATTEND_ONES
     "out_stride",
     "keys",  # the layer's pool: [page, kv head] pieces, see `sizes`
     "values",
@@ -185,6 +196,7 @@ ATTENTION = record(
     "scratch",  # see `sizes`, a thread
     "scratch_stride",
     # For ATTEND_ONES only:
+    "append",  # write the key and the value first
     "q_private",  # bytes between the threads' copies, 0 if they share one
     "k_private",
     "v_private",
@@ -197,6 +209,62 @@ ATTENTION = record(
     "interleaved",
     "sinks",  # float32 [heads], in units of ln 2; 0: none
     floats=("scale", "softcap", "norm_eps"),
+)
+
+# Several residual streams at once.
+STREAMS = record(
+    "streams",  # int64 [n, 6]: address, stride and private bytes of each, and of where it is written
+    "n",
+    "active",
+    "coefficients",  # float32 rows
+    "coefficients_stride",
+    "coefficients_private",
+    "x",
+    "x_stride",
+    "x_private",
+    "out",
+    "out_stride",
+    "out_private",
+    "weight",  # float32 [width]
+    "width",
+    "scratch",  # a vector of each stream, a thread
+    "scratch_stride",
+    "on_wanted",
+    "rows_at",  # as in MATMUL
+    "every",
+)
+
+RECUR = record(
+    "x",  # float32 rows: what is convolved; queries, keys and values; x, B and C
+    "x_stride",
+    "x_private",  # bytes between the threads' copies of a row, 0 if they share it
+    "step",  # float32 rows [heads]
+    "step_stride",
+    "step_private",
+    "beta",  # float32 rows [heads]
+    "beta_stride",
+    "beta_private",
+    "out",
+    "out_stride",
+    "state",  # float32, a sequence's behind another's
+    "state_bytes",
+    "channels",
+    "taps",
+    "weight",  # float32 [taps, channels]
+    "weight_stride",
+    "bias",  # float32 [channels], or 0
+    "silu",
+    "groups",
+    "heads",
+    "head_dim",
+    "size",  # of a key; of B and C
+    "tiled",
+    "a",  # float32 [heads], as the next two
+    "step_bias",
+    "skip",
+    "scratch",  # see `sizes`, a thread
+    "scratch_stride",
+    floats=("step_scale", "eps"),
 )
 
 # Each counter has a cache line of its own.

@@ -23,7 +23,7 @@ from .kernels import (
     RMS_NORM,
     SIGMOID_GATE,
 )
-from .layout import GATES, Experts, GatedMatMul, Layout, Matrix, fused
+from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -93,6 +93,7 @@ class RowsLowering:
             scratch=scratch.address,
             scratch_stride=scratch.private,
             every=bool(out.private),
+            tokens=op.table.shape[0],
             scale=op.scale,
         )
         return True
@@ -102,18 +103,24 @@ class RowsLowering:
         vector, run = self._memory.vector, self._pointwise
         match op:
             case ops.RMSNorm():
-                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps)
+                own = 4 * op.x.width // op.groups if len(op.weight) == op.x.width else 0
+                weight = vector(op.weight)
+                groups, eps = op.groups, op.eps
+                how: dict[str, Any] = {"groups": groups, "number": eps, "length": op.x.width}
+                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, **how)
             case ops.LayerNorm():
                 bias = 0 if op.bias is None else vector(op.bias)
                 weight = vector(op.weight)
                 run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
             case ops.GatedActivation():
-                run(_gate(op.kind), op.out, op.gate, op.up, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.gate, op.up, gate=gate, number=op.scale)
             case ops.Activation():
                 ones = Region("ones", vector(self._ones(op.x.width)), 0)
-                run(_gate(op.kind), op.out, op.x, ones, gate=GATES.get(op.kind, 0))
+                gate = ACTIVATIONS.get(op.kind, 0)
+                run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
             case ops.Add():
-                run(ADD, op.out, op.x, op.out, number=op.scale)
+                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=1.0)
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
@@ -176,4 +183,4 @@ def turns(op: ops.RoPE) -> tuple:
 
 
 def _gate(kind: str) -> Kernel:
-    return GATE if kind in GATES else GELU_GATE
+    return GATE if kind in ACTIVATIONS else GELU_GATE

@@ -55,13 +55,21 @@ def embed_scratch_bytes() -> int:
 
 def route_scratch_bytes(n_experts: int) -> int:
     """What a thread needs: probabilities, what experts are chosen by, and as much again for groups."""
-    return 3 * 4 * (-(-n_experts // 16) * 16)
+    return 4 * 4 * (-(-n_experts // 16) * 16)
 
 
 def most_dealt(rows: int, top: int, n_experts: int) -> int:
     """How many rows there can be when each of `rows` is dealt to `top` experts, in whole tiles."""
     full = rows * top + min(n_experts, rows * top) * (TOKENS - 1)
     return full // TOKENS * TOKENS
+
+
+# --- recurrent ops (kernels/recurrent.py) ----------------------------------------------------------------
+
+
+def delta_scratch_bytes(key_dim: int, head_dim: int) -> int:
+    """What a thread needs: a query, a key, and what is new under it."""
+    return 4 * (2 * key_dim + head_dim)
 
 
 # --- the KV cache (kernels/kv.py) ------------------------------------------------------------------------

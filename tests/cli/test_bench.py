@@ -23,7 +23,9 @@ from kukri.cli.bench_report import markdown_table
 from kukri.cli.source import open_source
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu import bandwidth
+from kukri.runtime.ops import StateLayer
 from kukri.runtime.program import build_program
+from kukri.runtime.state import SequenceStates
 from kukri.runtime.weights import Weights
 
 from ..tiny_model import FFN, HEADS, HIDDEN, KV_HEADS, LAYERS, write_tiny_model
@@ -226,15 +228,18 @@ def test_names_of_tests() -> None:
 
 
 class Counting:
-    """A machine that only counts: (first position, rows, wanted rows) a step."""
+    """A machine that only counts: (first position, rows, wanted rows) a step; and minds its state."""
 
     max_rows = 8
     max_wanted = 8
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
+        self.states = SequenceStates([StateLayer((2,))])
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        self.states.begin(batch)
+        self.states.end(batch)
         self.steps.append((int(batch.positions[0]), len(batch.tokens), len(batch.wanted)))
         assert table.lengths[0] == batch.positions[-1] + 1
         return np.zeros((len(batch.wanted), 16), np.float32)

@@ -56,6 +56,8 @@ class Cache:
         a = self.arguments = np.zeros(1, ATTENTION)
         a["keys"], a["values"] = (p.ctypes.data for p in self.pools)
         a["heads"], a["kv_heads"], a["head_dim"] = self.heads, self.kv_heads, self.head_dim
+        a["value_step"] = a["value_dim"] = self.head_dim
+        a["append"] = True
         a["window"], a["softcap"], a["scale"] = self.window, self.softcap, self.head_dim**-0.5
         a["scratch"], a["scratch_stride"] = self.scratch.ctypes.data, self.scratch_bytes
         a["partials"] = self.partials.ctypes.data

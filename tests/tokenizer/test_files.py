@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -341,5 +342,37 @@ def test_random_bytes_as_a_tokenizer_json(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     for _ in range(50):
         path.write_bytes(rng.randbytes(rng.randrange(200)))
+        with pytest.raises(TokenizerError):
+            load_tokenizer(path)
+
+
+def test_tekken(tmp_path: Path) -> None:
+    words = [bytes([byte]) for byte in range(256)] + [b"he", b"ll", b"hell", b"not among them"]
+    vocab = [{"rank": i, "token_bytes": b64encode(word).decode()} for i, word in enumerate(words)]
+    config = {"pattern": r"\s?\S+", "default_vocab_size": 20 + 259, "default_num_special_tokens": 20}
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps({"config": config, "vocab": vocab}))
+    for source in (path, tmp_path):
+        read = load_tokenizer(source)
+        assert read.vocab_size == 279
+        assert (read.bos_id, read.eos_id, read.add_bos, read.end_ids) == (1, 2, True, {2})
+        assert read.encode("hello") == [278, 20 + ord("o")]
+        assert read.encode("[INST]é", special=True) == [3, 20 + 0xC3, 20 + 0xA9]
+        assert 3 not in read.encode("[INST]")
+        assert read.decode([3, 20 + 0xC3, 20 + 0xA9]) == "[INST]é"
+        assert read.token_text(19) == "<SPECIAL_19>"
+
+    named = [{"rank": 3, "token_str": "[X]", "is_control": True}]
+    path.write_text(json.dumps({"config": config, "vocab": vocab, "special_tokens": named}))
+    assert load_tokenizer(path).encode("[X]", special=True) == [3]
+    for change in (
+        {"vocab": [{"rank": 0, "token_bytes": "?"}]},
+        {"vocab": [1]},
+        {"config": {**config, "default_vocab_size": 1}},
+        {"config": {**config, "default_vocab_size": 1 << 40}},
+        {"special_tokens": [{"rank": 99, "token_str": "x"}]},
+        {"special_tokens": [3]},
+    ):
+        path.write_text(json.dumps({"config": config, "vocab": vocab, **change}))
         with pytest.raises(TokenizerError):
             load_tokenizer(path)

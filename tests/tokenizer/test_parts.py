@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import time
 import unicodedata
 
 import pytest
-import regex
 
 from kukri.tokenizer import TokenizerError, components
 from kukri.tokenizer.added import AddedToken, AddedTokens
 from kukri.tokenizer.components import decoder, normalizers, steps
 from kukri.tokenizer.normalize import unicode_form
 from kukri.tokenizer.presets import PRESETS, preset
-from kukri.tokenizer.pretokenize import chain_steps, compile_pattern, metaspace, split
-from kukri.tokenizer.spm import cut_at_spaces
+from kukri.tokenizer.pretokenize import Split, chain_steps, compile_pattern, metaspace, parts_at_spaces
+from kukri.tokenizer.spm import parts_at_spaces as piece_parts
+from kukri.tokenizer.strings import Strings
 
 
 def parts(text: str, *tokens: AddedToken, special: bool = True) -> list[str | int]:
@@ -61,26 +62,26 @@ def test_flags_of_added_tokens() -> None:
     ],
 )
 def test_split_behaviors(behavior: str, invert: bool, expected: list[str]) -> None:
-    assert split(regex.compile("-"), behavior, invert)("a--b-c", True) == expected
+    assert Split("-", behavior, invert)("a--b-c", True) == expected
 
 
 def test_split_of_nothing_and_with_groups() -> None:
     for behavior in ("Isolated", "Contiguous", "Removed"):
-        assert split(regex.compile("-"), behavior)("", True) == []
-    assert split(compile_pattern("(a)(b)?"))("cabca", True) == ["c", "ab", "c", "a"]
+        assert Split("-", behavior)("", True) == []
+    assert Split("(a)(b)?")("cabca", True) == ["c", "ab", "c", "a"]
     with pytest.raises(TokenizerError, match="behavior"):
-        split(regex.compile("-"), "Sideways")
+        Split("-", "Sideways")
 
 
 def test_patterns_of_oniguruma() -> None:
-    words = split(compile_pattern(r"[\p{L}&&[^\p{Han}]]+|\p{Han}+|(?i:'s)"))
+    words = Split(r"[\p{L}&&[^\p{Han}]]+|\p{Han}+|(?i:'s)")
     assert words("abc漢字d'S", True) == ["abc", "漢字", "d", "'S"]
     with pytest.raises(TokenizerError, match="pattern"):
         compile_pattern("(")
 
 
 def test_a_pattern_that_backtracks_is_given_up() -> None:
-    slow = split(compile_pattern(r"(?:a|a)+$"), seconds=0.2)
+    slow = Split(r"(?:a|a)+$", seconds=0.2)
     start = time.monotonic()
     with pytest.raises(TokenizerError, match="takes over"):
         slow("a" * 40 + "b", True)
@@ -101,10 +102,19 @@ def test_metaspace(scheme: str, start: bool, expected: list[str]) -> None:
 
 
 def test_cuts_in_front_of_spaces_never_part_a_piece() -> None:
-    assert cut_at_spaces(["▁a", "▁▁", "b"])("a▁▁b▁c▁", True) == ["a", "▁▁b", "▁c", "▁"]
-    cut = cut_at_spaces([">▁</", "▁a"])
-    assert cut("a>▁</b▁c>▁▁d", True) == ["a>▁</b", "▁c>▁▁d"]
-    assert cut_at_spaces(["a\0b"])("a▁b", True) == ["a▁b"]
+    def cut(pieces: list[str], text: str) -> list[str]:
+        packed = Strings.pack(pieces)
+        assert packed is not None
+        parts = piece_parts(packed)
+        assert parts is not None
+        return parts(text)
+
+    assert cut(["▁a", "▁▁", "b"], "a▁▁b▁c▁") == ["a", "▁▁b", "▁c", "▁"]
+    assert cut([">▁</", "▁a"], "a>▁</b▁c>▁▁d") == ["a>▁</b", "▁c>▁▁d"]
+    assert cut(["é▁", "字▁▁", "▁"], "é▁x字▁▁y▁z") == ["é▁x字▁▁y", "▁z"]
+    many = Strings.pack([chr(0x4E00 + i) + "▁" for i in range(100)])
+    assert many is not None
+    assert piece_parts(many) is None
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -112,7 +122,35 @@ def test_every_preset_keeps_every_character(name: str) -> None:
     row = preset(name)
     if row.byte_level_words:
         text = "Hello  World's 12345 ²½ \r\n\n x_y(z);\t日本語 नमस्ते 'LL ... $=<|>\u3000 é\0 "
-        assert "".join(row.step()(text, True)) == text
+        assert "".join(chain_steps(row.steps())(text, True)) == text
+
+
+ALPHABETS = (
+    "ab AB'sStTlL0129 \t\n\r.,/!$+_-\x1c\x00<|>()",
+    "aB' \u0301é字ǅʰ一ກ٣½\u200b\xa0\u3000\x85\u2028\U0001f600\ue000\x1f\u0378.+\n ",
+)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_what_is_known_of_patterns_changes_nothing(name: str) -> None:
+    """`re` finds in ASCII what `regex` finds, and parts cut only where the steps do."""
+    rng = random.Random(name)
+    written = preset(name).steps()
+    parts = parts_at_spaces(written)
+    plain = [
+        Split(step.source + "(?:)") if isinstance(step, Split) else step for step in written
+    ]  # which is a pattern that nothing is known of
+    for alphabet in ALPHABETS:
+        for _ in range(150):
+            text = "".join(rng.choices(alphabet, k=rng.randint(0, 30)))
+            expected = chain_steps(plain)(text, True)
+            assert chain_steps(written)(text, True) == expected, ascii(text)
+            if parts is not None:
+                pieces = parts(text)
+                assert "".join(pieces) == text
+                assert [w for piece in pieces for w in chain_steps(written)(piece, False)] == expected, ascii(
+                    text
+                )
 
 
 def test_unknown_preset() -> None:
@@ -121,7 +159,7 @@ def test_unknown_preset() -> None:
 
 
 def test_default_preset_is_that_of_old_files() -> None:
-    words = preset("default").step()("Hi there's $1234, ok", True)
+    words = chain_steps(preset("default").steps())("Hi there's $1234, ok", True)
     assert words == ["Hi", " there", "'", "s", " ", "$", "123", "4", ",", " ok"]
 
 

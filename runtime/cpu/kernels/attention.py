@@ -71,9 +71,9 @@ def _attend_kernel(kind: Codes) -> EntryPoint:
                 )
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads
-                    out = a.out + t * a.out_stride + 4 * h * a.head_dim
+                    out = a.out + t * a.out_stride + 4 * h * a.value_dim
                     factor = np.float32(1.0) / load_f32(m.norms + slot_of(i))
-                    for d in range(0, 4 * a.head_dim, 4):
+                    for d in range(0, 4 * a.value_dim, 4):
                         store_f32(out + d, load_f32(m.sums + 4 * i * dim + d) * factor)
             row += n
 
@@ -117,7 +117,7 @@ def _attend_one_kernel(kind: Codes) -> EntryPoint:
                 middle = 2 * context * kv_head + (low - begin) + (high - begin)
                 if middle * s.n_threads // whole != thread:
                     continue
-                if span == last:
+                if span == last and a.append:
                     _store_one(kind, a, s, m, sequence, position, kv_head, thread)
                 for head in range(kv_head * group, kv_head * group + group, together):
                     heads = min(together, kv_head * group + group - head)
@@ -146,7 +146,7 @@ def _store_one(
     dim = padded_dim(a)
     k, v = m.stage, m.stage + 4 * dim
     copy_padded(a.k + thread * a.k_private + 4 * h * a.head_dim, k, a.head_dim, dim)
-    copy_padded(a.v + thread * a.v_private + 4 * h * a.head_dim, v, a.head_dim, dim)
+    copy_padded(a.v + thread * a.v_private + 4 * h * a.value_step, v, a.value_dim, dim)
     _norm_and_rotate(a, k, a.k_norm)
     store_token(kind, a, s, sequence, position, h, k, v, v + 4 * dim)
 
@@ -174,7 +174,7 @@ def _norm_and_rotate(a: Any, x: int, weight: int) -> None:
 
 @jit
 def combine(a: Any, s: Any, out: int) -> None:
-    """Merge the spans of the step's only row into float32 [heads · head_dim] at `out`."""
+    """Merge the spans of the step's only row into float32 [heads · value_dim] at `out`."""
     _, _, first, last = _spans(a, np.int64(load_i32(s.positions)))
     dim = padded_dim(a)
     count, stride = last - first + 1, a.heads * 4 * (dim + 16)
@@ -190,16 +190,16 @@ def combine(a: Any, s: Any, out: int) -> None:
         for i in range(count):
             tail = start + i * stride + 4 * dim
             norm += load_f32(tail + 4) * exp2_of(load_f32(tail) - peak)
-        at = out + 4 * head * a.head_dim
+        at = out + 4 * head * a.value_dim
         for i in range(count):
             row = start + i * stride
             factor = exp2_of(load_f32(row + 4 * dim) - peak) / norm
             d = 0
-            while d + LANES <= a.head_dim:
+            while d + LANES <= a.value_dim:
                 total = loadv_f32(at + 4 * d) if i else constant(0.0)
                 storev_f32(at + 4 * d, fma(loadv_f32(row + 4 * d), splat_f32(factor), total))
                 d += LANES
-            while d < a.head_dim:
+            while d < a.value_dim:
                 rest = load_f32(at + 4 * d) if i else np.float32(0.0)
                 store_f32(at + 4 * d, load_f32(row + 4 * d) * factor + rest)
                 d += 1

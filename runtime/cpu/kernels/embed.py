@@ -75,6 +75,8 @@ def _embed(codes: Codes) -> EntryPoint:
             first, last = 0, 1
         for t in range(first, last):
             token = load_i32(s.tokens + 4 * t)
+            if token >= a.tokens:
+                token = np.int32(0)
             panel = a.panels + token // LANES * a.panel_bytes
             out = a.out + thread * a.out_private + t * a.out_stride
             _look_up(codes, a, panel, token % LANES, scratch, out)

@@ -57,20 +57,22 @@ def _best(values: int, n: int) -> int:
 
 @jit
 def _keep_best_groups(a: Any, merits: int, room: int) -> None:
-    """Rule out the members of all but the `top_groups` groups whose two best add up to most.
+    """Rule out the members of all but the `top_groups` groups whose `group_best` best add up to most.
 
-    `room` is float32 [groups].
+    `room` is float32 [groups + n / groups].
     """
     size = a.n // a.groups
     for g in range(a.groups):
         at = merits + 4 * g * size
-        first = _best(at, size)
-        highest = load_f32(at + 4 * first)
-        second = LOWEST
-        for i in range(size):
-            if i != first:
-                second = max(second, load_f32(at + 4 * i))
-        store_f32(room + 4 * g, highest + second if size > 1 else highest)
+        members = room + 4 * a.groups
+        for i in range(0, 4 * size, 4):
+            store_f32(members + i, load_f32(at + i))
+        merit = np.float32(0.0)
+        for _ in range(min(a.group_best, size)):
+            best = members + 4 * _best(members, size)
+            merit += load_f32(best)
+            store_f32(best, LOWEST)
+        store_f32(room + 4 * g, merit)
     for _ in range(a.top_groups):
         store_f32(room + 4 * _best(room, a.groups), LOWEST)
     for g in range(a.groups):
@@ -109,7 +111,10 @@ def route(arguments: int, step: int, thread: int) -> None:
         if a.normalised:
             factor = factor / max(total, LEAST) if total == total else total
         for j in range(0, 4 * a.top, 4):
-            store_f32(shares + j, load_f32(shares + j) * factor)
+            share = load_f32(shares + j) * factor
+            if a.expert_scales != 0:
+                share *= load_f32(a.expert_scales + 4 * np.int64(load_f32(experts + j)))
+            store_f32(shares + j, share)
 
 
 @kernel

@@ -272,7 +272,7 @@ def _store_kernel(kind: Codes) -> EntryPoint:
             sequence, position = load_i32(s.sequences + 4 * t), load_i32(s.positions + 4 * t)
             for h in range(a.kv_heads):
                 copy_padded(a.k + t * a.k_stride + 4 * h * a.head_dim, k, a.head_dim, dim)
-                copy_padded(a.v + t * a.v_stride + 4 * h * a.head_dim, v, a.head_dim, dim)
+                copy_padded(a.v + t * a.v_stride + 4 * h * a.value_step, v, a.value_dim, dim)
                 store_token(kind, a, s, sequence, position, h, k, v, codes)
 
     return store_kv

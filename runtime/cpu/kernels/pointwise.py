@@ -14,9 +14,19 @@ from numba import carray
 
 from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
-from ....quant.simd import as_pointer, fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
-from ..records import POINTWISE
-from .floats import sigmoid, tanh
+from ....quant.simd import (
+    as_pointer,
+    fma,
+    load_f32,
+    load_i32,
+    loadv_f32,
+    maximum,
+    splat_f32,
+    store_f32,
+    storev_f32,
+)
+from ..records import IDENTITY, POINTWISE, RELU2, TANH
+from .floats import constant, sigmoid, tanh
 from .matmul import gated
 from .rotate import rotate
 from .views import reader, rows_of, share, share_rows, step_at
@@ -54,21 +64,26 @@ def _out(a: Any, thread: int, row: int) -> int:
 
 @reassociating_kernel
 def rms_norm(arguments: int, step: int, thread: int) -> None:
-    """out = x / sqrt(mean(x²) + number) · weight, for each of `groups` parts of a row."""
+    """out = x / sqrt(mean(x²) + number) · weight, for each of `groups` parts of a row.
+
+    The parts are of its first `length` columns, and the others are copied.
+    """
     a, s = arguments_at(arguments), step_at(step)
-    size = a.width // a.groups
-    weight = _floats(a.weight, size)
+    size = a.length // a.groups
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
             x = _floats(_x(a, thread, t) + 4 * g * size, size)
             out = _floats(_out(a, thread, t) + 4 * g * size, size)
+            weight = _floats(a.weight + g * a.weight_stride, size)
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i] * x[i]
             factor = np.float32(1.0 / math.sqrt(total / size + a.number))
             for i in range(size):
                 out[i] = x[i] * factor * weight[i]
+        for i in range(4 * a.length, 4 * a.width, 4):
+            store_f32(_out(a, thread, t) + i, load_f32(_x(a, thread, t) + i))
 
 
 @reassociating_kernel
@@ -128,20 +143,32 @@ def rope(arguments: int, step: int, thread: int) -> None:
         cos, sin = a.cos + t * a.angle_stride, a.sin + t * a.angle_stride
         for h in range(a.groups):
             x, out = _x(a, thread, t) + 4 * h * size, _out(a, thread, t) + 4 * h * size
-            rotate(x, out, cos, sin, a.n_angles, a.interleaved)
-            for i in range(4 * 2 * a.n_angles, 4 * size, 4):
+            rotate(x + 4 * a.start, out + 4 * a.start, cos, sin, a.n_angles, a.interleaved)
+            for i in range(0, 4 * a.start, 4):
+                store_f32(out + i, load_f32(x + i))
+            for i in range(4 * (a.start + 2 * a.n_angles), 4 * size, 4):
                 store_f32(out + i, load_f32(x + i))
 
 
 @kernel
 def gate(arguments: int, step: int, thread: int) -> None:
-    """out = f(x) · y; f is `matmul.gated`."""
+    """out = f(number · x) · y; f is `matmul.gated`, the square of what is above 0, tanh, or nothing."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = _my_rows(a, s, thread)
+    scale = splat_f32(np.float32(a.number))
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
-            x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
-            storev_f32(_out(a, thread, t) + i, gated(a, x, y))
+            x, y = loadv_f32(_x(a, thread, t) + i) * scale, loadv_f32(_y(a, thread, t) + i)
+            if a.gate == RELU2:
+                x = maximum(constant(0.0), x)  # in this order NaN stays NaN
+                value = x * x * y
+            elif a.gate == TANH:
+                value = tanh(x) * y
+            elif a.gate == IDENTITY:
+                value = x * y
+            else:
+                value = gated(a, x, y)
+            storev_f32(_out(a, thread, t) + i, value)
 
 
 @kernel
@@ -153,20 +180,21 @@ def gelu_gate(arguments: int, step: int, thread: int) -> None:
         for i in range(0, 4 * a.width, 4):
             x = load_f32(_x(a, thread, t) + i)
             y = load_f32(_y(a, thread, t) + i)
+            x = np.float32(x * np.float32(a.number))
             value = 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476)) * y
             store_f32(_out(a, thread, t) + i, np.float32(value))
 
 
 @kernel
 def add(arguments: int, step: int, thread: int) -> None:
-    """out = number · x + y."""
+    """out = number · x + other_number · y."""
     a, s = arguments_at(arguments), step_at(step)
-    scale = splat_f32(np.float32(a.number))
+    scale, keep = splat_f32(np.float32(a.number)), splat_f32(np.float32(a.other_number))
     first, last = _my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
             x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
-            storev_f32(_out(a, thread, t) + i, fma(x, scale, y))
+            storev_f32(_out(a, thread, t) + i, fma(x, scale, y * keep))
 
 
 @kernel
@@ -190,6 +218,43 @@ def grow(arguments: int, step: int, thread: int) -> None:
         growth = splat_f32(np.float32(1.0 + a.number * math.log(1.0 + passed)))
         for i in range(0, 4 * a.width, 4 * LANES):
             storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) * growth)
+
+
+@reassociating_kernel
+def sparsify(arguments: int, step: int, thread: int) -> None:
+    """out = max(x - (mean + number · standard deviation), 0), of a row."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        x, out = _floats(_x(a, thread, t), a.width), _floats(_out(a, thread, t), a.width)
+        total = np.float32(0.0)
+        for i in range(a.width):
+            total += x[i]
+        mean = np.float32(total / a.width)
+        total = np.float32(0.0)
+        for i in range(a.width):
+            total += (x[i] - mean) * (x[i] - mean)
+        least = np.float32(mean + a.number * math.sqrt(total / a.width))
+        for i in range(a.width):
+            above = x[i] - least
+            out[i] = np.float32(0.0) if above < 0 else above  # NaN stays NaN
+
+
+@reassociating_kernel
+def match_magnitude(arguments: int, step: int, thread: int) -> None:
+    """out = x · rms(y) / max(rms(x), number), of a row."""
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    for t in range(first, last):
+        x, y = _floats(_x(a, thread, t), a.width), _floats(_y(a, thread, t), a.width)
+        out, own, other = _floats(_out(a, thread, t), a.width), np.float32(0.0), np.float32(0.0)
+        for i in range(a.width):
+            own += x[i] * x[i]
+            other += y[i] * y[i]
+        least = max(math.sqrt(own / a.width), a.number)
+        factor = np.float32(math.sqrt(other / a.width) / least)
+        for i in range(a.width):
+            out[i] = x[i] * factor
 
 
 @kernel

@@ -1,0 +1,72 @@
+"""Mistral's tekken.json: byte strings by rank, a pattern, and the control tokens in front of them."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from .added import AddedToken
+from .bpe import BPE, NO_RANK, ProductRanks
+from .components import PATTERN_SECONDS, value
+from .core import Tokenizer, TokenizerSettings
+from .detokenize import Detokenizer
+from .endings import end_ids
+from .errors import TokenizerError
+from .patterns import known
+from .pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
+from .strings import Lookup
+
+MAX_VOCAB = 1 << 22
+_SYMBOLS = dict(enumerate(BYTE_SYMBOLS))
+# The control tokens of files that name none (version 3), by id.
+_CONTROL = (
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
+    *("[PREFIX]", "[MIDDLE]", "[SUFFIX]"),
+)
+
+
+def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+    """The tokenizer of a tekken.json that has been read. TokenizerError if it contradicts itself.
+
+    As in tiktoken, any two neighbours that make an entry may join, the one of lowest rank first.
+    """
+    config = value(content, "config", dict)
+    n_control, size = (value(config, f"default_{key}", int) for key in ("num_special_tokens", "vocab_size"))
+    if not 0 <= n_control <= size <= MAX_VOCAB:
+        raise TokenizerError(f"tekken.json: {n_control} control tokens of {size}")
+    entries = value(content, "vocab", list)[: size - n_control]
+    try:
+        raw = [base64.b64decode(entry["token_bytes"], validate=True) for entry in entries]
+    except (TypeError, KeyError, binascii.Error, ValueError):
+        raise TokenizerError("tekken.json: vocab has an entry without token_bytes in base64") from None
+    words = [text.decode("latin-1").translate(_SYMBOLS) for text in raw]
+    control = [f"<SPECIAL_{id}>" for id in range(n_control)]
+    control[: len(_CONTROL)] = _CONTROL[:n_control]
+    for item in content.get("special_tokens") or []:
+        id = value(item, "rank", int) if isinstance(item, dict) else -1
+        if not 0 <= id < n_control:
+            raise TokenizerError("tekken.json: a special token has no valid rank")
+        control[id] = value(item, "token_str", str)
+    vocab = Lookup(zip(words, range(n_control, n_control + len(words)), strict=True))
+    pattern = value(config, "pattern", str)
+    step = Split(pattern, seconds=None if known(pattern) else PATTERN_SECONDS)
+    ids = {text: id for id, text in enumerate(control)}
+    bos, eos = ids.get("<s>"), ids.get("</s>")
+    return Tokenizer(
+        n_control + len(words),
+        [AddedToken(id, text, special=True) for id, text in enumerate(control)],
+        BPE(vocab, _ranks(vocab), "", byte_level=True, ignore_merges=True),
+        step,
+        Detokenizer([*control, *words], byte_level=True),
+        TokenizerSettings(
+            bos, eos, add_bos=bos is not None, end_ids=end_ids(ids, eos), chat_templates=templates
+        ),
+        parts=parts_at_spaces([step]),
+    )
+
+
+def _ranks(vocab: Lookup) -> Lookup:
+    return ProductRanks(vocab, "", lambda id, pair: id if id >= 0 else NO_RANK)
