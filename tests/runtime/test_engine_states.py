@@ -11,6 +11,7 @@ import pytest
 from kukri.quant.checkpoint import Checkpoint
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_hf
+from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine import REWIND, SAVED_STATES, Engine
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
@@ -20,11 +21,11 @@ from kukri.runtime.weights import Weights
 NAMES = ["lfm2", "qwen3.5", "falcon-h1", "nemotron-h"]
 
 
-def new_engine(folder: Path, chunk: int = 512) -> Engine:
+def new_engine(folder: Path, chunk: int = 512, kind: type = ReferenceMachine) -> Engine:
     checkpoint = Checkpoint.open(folder)
     config = config_from_hf(checkpoint.config, checkpoint.tensors)
     program = build_program(config, Weights(config, checkpoint.tensors))
-    machine = ReferenceMachine(program, 3)
+    machine = kind(program, 3)
     return Engine(machine, PageTable(3), config, prefill_chunk=chunk, states=machine.states)
 
 
@@ -38,10 +39,12 @@ def model(request: pytest.FixtureRequest, conformance: Callable[[str], Path]) ->
     return folder, np.load(folder / "reference.npz")["input_ids"][:40].tolist()
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 512])
-def test_turns_edits_and_the_same_again(model: tuple[Path, list[int]], chunk: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "chunk"), [*((ReferenceMachine, n) for n in (1, 7, 512)), (CpuMachine, 7), (CpuMachine, 512)]
+)
+def test_turns_edits_and_the_same_again(model: tuple[Path, list[int]], kind: type, chunk: int) -> None:
     folder, ids = model
-    engine = new_engine(folder, chunk)
+    engine = new_engine(folder, chunk, kind)
 
     def fresh(prompt: list[int]) -> list[int]:
         return answer(new_engine(folder), prompt)
@@ -63,6 +66,7 @@ def test_turns_edits_and_the_same_again(model: tuple[Path, list[int]], chunk: in
     # An earlier difference: from the start.
     assert answer(engine, [9, *ids[1:30]]) == fresh([9, *ids[1:30]])
     assert engine.stats.cached_tokens == 0
+    engine.machine.close()
 
 
 def test_few_copies_are_kept(model: tuple[Path, list[int]]) -> None:
