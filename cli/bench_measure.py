@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ..runtime.cache import Batch
-from ..runtime.ops import Attend, Embed, LayerNorm, MatMul, MoE, Program, RMSNorm
+from ..runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
 from .bench_plan import Test
 from .memory import KV_BYTES
 
@@ -99,6 +99,8 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
                 weights += op.table.data.shape[1]
             case MatMul():
                 weights += op.weight.n_bytes + (0 if op.bias is None else op.bias.nbytes)
+            case HeadMatMul():
+                weights += sum(weight.n_bytes for weight in op.weights)
             case RMSNorm() | LayerNorm():
                 weights += op.weight.nbytes
             case MoE():
@@ -106,7 +108,7 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
                 weights += every * op.experts.width / len(op.gate)
     first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
     cached = sum(
-        2 * op.kv_heads * op.head_dim * _mean_seen(first, first + test.n_gen, op.window)
+        program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)
         for op in program.ops
         if isinstance(op, Attend)
     )

@@ -71,7 +71,7 @@ def cache_bytes_per_token(layers: Sequence[CacheLayer], kv_type: str) -> float:
     """Bytes that all layers together keep of one token. ValueError for an unknown `kv_type`."""
     if kv_type not in KV_BYTES:
         raise ValueError(f"unknown KV cache type {kv_type!r}; there are {', '.join(KV_BYTES)}")
-    return sum(2 * layer.kv_heads * layer.head_dim for layer in layers) * KV_BYTES[kv_type]
+    return sum(layer.width for layer in layers) * KV_BYTES[kv_type]
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

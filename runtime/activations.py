@@ -36,6 +36,10 @@ def identity(x: np.ndarray) -> np.ndarray:
     return x
 
 
+def tanh(x: np.ndarray) -> np.ndarray:
+    return np.tanh(x)
+
+
 _ERF = np.frompyfunc(math.erf, 1, 1)
 
 ACTIVATIONS = {
@@ -44,4 +48,5 @@ ACTIVATIONS = {
     "gelu": gelu,
     "relu2": relu2,
     "identity": identity,
+    "tanh": tanh,
 }

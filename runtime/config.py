@@ -15,11 +15,15 @@ from typing import Any, Literal
 
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
+from .altup import AltUp, altup_from_gguf, altup_from_hf
 from .archs import ARCHS, Arch
 from .experts import EXPERT_COUNTS, Experts, experts_from_gguf, experts_from_hf
 from .fields import Fields, UnsupportedModel, show
-from .layers import Layer, ffn_width, layers_from_gguf, layers_from_hf
-from .names import Names
+from .latent import Latent, latent_from_gguf, latent_from_hf, score_growth_from_gguf, score_growth_from_hf
+from .layer_sizes import ffns_from_hf, full_sizes_from_hf, usual_width, varied_from_gguf, varied_from_hf
+from .layers import Layer, layers_from_gguf, layers_from_hf
+from .names import BARE, Names
+from .per_layer import PerLayer, per_layer_from_gguf, per_layer_from_hf
 from .recurrence import (
     Recurrence,
     Scales,
@@ -44,7 +48,6 @@ ACTIVATIONS = {
 
 # Switches of config.json that change what is computed, and the only setting of them that is supported
 USUAL = {
-    "use_bidirectional_attention": False,
     "add_cross_attention": False,
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
@@ -97,6 +100,11 @@ class ModelConfig:
     extra_layers: int = 0  # behind the others in the file, for predicting several tokens; not used
     # Queries are scaled by 1 + beta · ln(1 + position // length): (beta, length); beta 0: they are not.
     query_growth: tuple[float, int] = (0.0, 1)
+    latent: Latent | None = None  # keys and values are made of a latent, which is what is cached
+    value_norm: bool = False  # values are normed like keys, without weights
+    layer_scales: bool = False  # the stream is scaled behind each layer
+    per_layer: PerLayer | None = None  # inputs of each layer besides the stream
+    altup: AltUp | None = None  # there are several streams
 
     @property
     def n_layers(self) -> int:
@@ -107,15 +115,18 @@ class ModelConfig:
         """The most tokens that the model can read at all; None: any number."""
         return self.context_length if self.learned_positions else None
 
+    def sizes(self, layer: Layer) -> tuple[int, int, int]:
+        """head_dim, n_kv_heads and ffn of a layer."""
+        return layer.head_dim or self.head_dim, layer.kv_heads or self.n_kv_heads, layer.ffn or self.ffn
+
     def __post_init__(self) -> None:
-        if self.n_heads % self.n_kv_heads:
-            raise DamagedFile(
-                f"{self.n_heads} attention heads cannot share {self.n_kv_heads} key-value heads"
-            )
         for layer in self.layers:
+            head_dim, kv_heads, _ = self.sizes(layer)
+            if self.n_heads % kv_heads:
+                raise DamagedFile(f"{self.n_heads} attention heads cannot share {kv_heads} key-value heads")
             dims = layer.rope.dims if layer.rope else 2
-            if dims % 2 or not 2 <= dims <= self.head_dim:
-                raise DamagedFile(f"RoPE cannot rotate {dims} dimensions of a head of {self.head_dim}")
+            if dims % 2 or not 2 <= dims <= (self.latent.rotated if self.latent else head_dim):
+                raise DamagedFile(f"RoPE cannot rotate {dims} dimensions of a head of {head_dim}")
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
@@ -135,14 +146,14 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     n_layers = _n_layers(keys, "block_count", tensors, extra)
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
-    head_dim = _head_dim(keys, "attention.key_length", hidden, heads)
-    if (value_length := keys.integer("attention.value_length", head_dim)) != head_dim:
-        raise UnsupportedModel(
-            f"values of {value_length} and keys of {head_dim} dimensions; equal ones are supported"
-        )
+    latent = latent_from_gguf(keys, arch)
+    head_dim = latent.head_dim if latent else _head_dim(keys, "attention.key_length", hidden, heads)
+    if not latent:
+        _check_value_lengths(keys, head_dim)
     by_hidden = n_layers == arch.scale_by_hidden_at
-    scale = (hidden / heads if by_hidden else head_dim) ** -0.5
-    ropes = rope_from_gguf(keys, tensors, head_dim, arch)
+    scale = arch.attention_scale or (hidden / heads if by_hidden else head_dim) ** -0.5
+    scale *= score_growth_from_gguf(keys, arch) if latent else 1.0
+    ropes = rope_from_gguf(keys, tensors, latent.rotated if latent else head_dim, arch)
     layers = layers_from_gguf(keys, arch, ropes, _routed(n_layers, experts, tensors, names))
     layers = by_tensors(layers, arch, tensors, names)
     embedding = tensors.get("token_embd.weight")
@@ -154,15 +165,15 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         from_gguf=True,
         hidden=hidden,
         n_heads=heads,
-        n_kv_heads=keys.integer("attention.head_count_kv", heads, some=True),
+        n_kv_heads=1 if latent else usual_width(keys, "attention.head_count_kv", n_layers, heads),
         head_dim=head_dim,
-        ffn=keys.integer("feed_forward_length", low=0, some=True),
+        ffn=usual_width(keys, "feed_forward_length", n_layers, low=0),
         vocab_size=keys.integer("vocab_size", embedding.shape[0] if embedding else None),
         context_length=keys.integer("context_length"),
         norm_eps=keys.number(eps, high=1.0),
         activation=arch.activation,
         attention_scale=keys.number("attention.scale", scale),
-        layers=layers,
+        layers=varied_from_gguf(keys, layers, arch, tensors, names),
         tied="output.weight" not in tensors,
         norms=_norms(arch, n_layers, tensors, names),
         biases=_biases(arch, n_layers, tensors, names),
@@ -179,6 +190,9 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         experts=experts,
         recurrence=recurrence_from_gguf(keys, arch, layers),
         extra_layers=extra,
+        latent=latent,
+        per_layer=per_layer_from_gguf(keys, arch, tensors),
+        altup=altup_from_gguf(keys, arch, tensors),
         **_of_row(arch),
     )
 
@@ -205,6 +219,12 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     if isinstance(kinds := values.get("layers_block_type"), list):
         values.setdefault("num_hidden_layers", len(kinds))
     keys = Fields(values, keys.source)
+    backwards = keys.values.get("use_bidirectional_attention")
+    # With "vision", text is read forwards all the same.
+    if not (
+        backwards is None or backwards is False or (isinstance(backwards, str) and backwards == "vision")
+    ):
+        raise UnsupportedModel(f"use_bidirectional_attention = {show(backwards).lower()} is not supported")
     for key, usual in USUAL.items():
         if keys.flag(key, usual) != usual:
             raise UnsupportedModel(f"{key} = {str(not usual).lower()} is not supported")
@@ -213,29 +233,34 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     n_layers = _n_layers(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
-    head_dim = _head_dim(keys, "head_dim", hidden, heads)
-    ropes = rope_from_hf(keys, head_dim, arch)
+    latent = latent_from_hf(keys, arch)
+    head_dim = latent.head_dim if latent else _head_dim(keys, "head_dim", hidden, heads)
+    full = full_sizes_from_hf(keys)
+    ropes = rope_from_hf(keys, latent.rotated if latent else head_dim, arch, full[0])
     layers = layers_from_hf(keys, arch, ropes, _routed(n_layers, experts, tensors, names))
     layers = by_tensors(layers, arch, tensors, names)
     scales = scales_from_hf(keys)
-    scale = scales.key * keys.number("query_pre_attn_scalar", head_dim) ** -0.5
+    scale = arch.attention_scale or keys.number("query_pre_attn_scalar", head_dim) ** -0.5
+    scale *= scales.key
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
     rope_entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
+    scale *= score_growth_from_hf(rope_entry) if latent else 1.0
+    ffns = ffns_from_hf(keys, n_layers, arch.hf_ffn_factor and arch.hf_ffn_factor * hidden, experts)
     demanded = {stem for key, stems in arch.hf_biases.items() if keys.flag(key, False) for stem in stems}
     return ModelConfig(
         arch=arch.name,
         from_gguf=False,
         hidden=hidden,
         n_heads=heads,
-        n_kv_heads=keys.integer("num_key_value_heads", heads),
+        n_kv_heads=1 if latent else keys.integer("num_key_value_heads", heads),
         head_dim=head_dim,
-        ffn=ffn_width(keys, arch.hf_ffn_factor and arch.hf_ffn_factor * hidden, experts),
+        ffn=ffns[0],
         vocab_size=keys.integer("vocab_size"),
         context_length=keys.integer("max_position_embeddings"),
         norm_eps=keys.number(arch.hf_norm_eps, high=1.0),
         activation=_activation(keys, arch),
         attention_scale=keys.number("attention_multiplier", scale),
-        layers=layers,
+        layers=varied_from_hf(keys, layers, ffns, full),
         tied=keys.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", arch.tied)),
         norms=_norms(arch, n_layers, tensors, names),
         biases=_biases(arch, n_layers, tensors, names) | (demanded & set(arch.layer)),
@@ -254,6 +279,9 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         recurrence=recurrence_from_hf(keys, arch, layers),
         scales=scales,
         extra_layers=keys.integer("num_nextn_predict_layers", 0, low=0),
+        latent=latent,
+        per_layer=per_layer_from_hf(keys, arch),
+        altup=altup_from_hf(keys, arch),
         **_of_row(arch),
     )
 
@@ -268,6 +296,8 @@ def _of_row(arch: Arch) -> dict[str, Any]:
         "sinks": "attn_sinks" in arch.layer,
         "output_gate": "attn_q_gate" in arch.layer,
         "learned_positions": arch.learned_positions,
+        "value_norm": arch.value_norm,
+        "layer_scales": "layer_output_scale" in arch.layer,
     }
 
 
@@ -284,8 +314,7 @@ def _norms(arch: Arch, n_layers: int, held: Mapping[str, QTensor], names: Names)
 def _biases(arch: Arch, n_layers: int, held: Mapping[str, QTensor], names: Names) -> frozenset[str]:
     """The stems with a bias: the row's, and those of the file's. Only matrices may have them unasked: an RMS
     norm with a bias would be something else."""
-    without = ("norm", "_exps", "_sinks", "_probs_b", "ssm_a", "ssm_d", "ssm_dt")
-    matrices = {stem for stem in arch.layer if not stem.endswith(without)}
+    matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps"))} - BARE
     output = {"output"} if names("output.bias") in held else set()
     return arch.biases | output | {s for s in matrices if _in_any(f"{s}.bias", n_layers, held, names)}
 
@@ -324,6 +353,15 @@ def _head_dim(keys: Fields, key: str, hidden: int, heads: int) -> int:
     if key not in keys and hidden % heads:
         raise DamagedFile(f"{keys.source}: a width of {hidden} does not divide into {heads} heads")
     return keys.integer(key, hidden // heads)
+
+
+def _check_value_lengths(keys: Fields, head_dim: int) -> None:
+    for kind in ("", "_swa"):
+        length = keys.integer(f"attention.key_length{kind}", head_dim)
+        if (values := keys.integer(f"attention.value_length{kind}", length)) != length:
+            raise UnsupportedModel(
+                f"values of {values} and keys of {length} dimensions; equal ones are supported"
+            )
 
 
 def _unsupported(name: str, supported: Iterable[str]) -> UnsupportedModel:

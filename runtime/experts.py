@@ -41,6 +41,12 @@ class Experts:
     top_groups: int = 1  # the choice is among the experts of so many groups
     limit: float = 0.0  # clamped SwiGLU, see ops.MoE; 0: the model's usual activation
     alpha: float = 1.702
+    beside_dense: bool = False  # the layer's usual FFN takes part as well, and both have norms of their own
+
+    @property
+    def group_best(self) -> int:
+        """How many scores a group is chosen by: DeepSeek V2 takes its best, V3 the sum of its best two."""
+        return 1 if self.scoring == "softmax" else 2
 
     def __post_init__(self) -> None:
         if not self.top <= self.count or self.count % self.groups or not self.top_groups <= self.groups:
@@ -77,6 +83,7 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
         groups=keys.integer("expert_group_count", 1),
         top_groups=keys.integer("expert_group_used_count", keys.integer("expert_group_count", 1)),
         limit=arch.swiglu_limit,
+        beside_dense=arch.dense_beside_experts,
     )
 
 
@@ -96,6 +103,7 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
     scoring = keys.text("scoring_func", arch.scoring)
     if scoring not in ("softmax", "sigmoid"):
         raise UnsupportedModel(f"scoring_func {show(scoring)} is not supported; softmax and sigmoid are")
+    grouped = keys.text("topk_method", "noaux_tc") != "greedy"
     return Experts(
         count=count,
         top=keys.integer("num_experts_per_tok"),
@@ -106,10 +114,11 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
         choice_bias=bias is not None and _any_layer(held, f".{bias}"),
         normalised=keys.flag("norm_topk_prob", True),
         scale=keys.number("routed_scaling_factor", 1.0),
-        groups=keys.integer("n_group", 1),
-        top_groups=keys.integer("topk_group", keys.integer("n_group", 1)),
+        groups=keys.integer("n_group", 1) if grouped else 1,
+        top_groups=keys.integer("topk_group", keys.integer("n_group", 1)) if grouped else 1,
         limit=keys.number("swiglu_limit", arch.swiglu_limit, zero=True),
         alpha=keys.number("swiglu_alpha", 1.702),
+        beside_dense=arch.dense_beside_experts,
     )
 
 
@@ -146,7 +155,10 @@ class ExpertTensors:
                 self.matrices[stem] = tuple(each)
                 continue
             if names.from_gguf:
-                whole, bias, part, of = name, names(f"blk.{layer}.{stem}.bias"), 0, 1
+                whole, bias = name, names(f"blk.{layer}.{stem}.bias")
+                both = {names(f"blk.{layer}.{s}.weight") for s in stems if s != "ffn_down_exps"}
+                fused = not down and "ffn_gate_exps" in stems and len(both) == 1
+                part, of = int(fused and stem == "ffn_up_exps"), 2 if fused else 1
             else:
                 whole = stacked if "{}" in name else name if name in held else name.removesuffix(".weight")
                 bias, part, of = f"{whole}_bias", int(stem == "ffn_up_exps"), 1 if down else 2

@@ -27,6 +27,13 @@ class Layer:
     rope: Rope | None  # None: positions are not told apart, but by causality
     window: int = 0  # sliding window of attention, in tokens; 0: all
     experts: bool = False  # its FFN is a mixture of experts
+    head_dim: int | None = None  # where these differ from the model's
+    kv_heads: int | None = None
+    ffn: int | None = None
+    kv_from: int | None = None  # the earlier layer whose keys and values it reads; it has none of its own
+    values_are_keys: bool = False  # its values are its keys, before norm and rotation
+    # Only gates of the FFN so many standard deviations above their mean take part; None: all do.
+    deviations: float | None = None
     attends: bool = True
     recurs: bool = False  # see ModelConfig.recurrence
     feeds: bool = True  # has an FFN

@@ -17,11 +17,12 @@ import numpy as np
 from ..quant.block import QTensor
 from .buffer import Buffer
 from .ops_recurrent import CausalConv, DeltaRule, StateLayer, StateScan
+from .ops_streams import CorrectStreams, MatchMagnitude, PredictStreams, Sparsify
 
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """out = table[token] * scale. `table` is (vocab, width)."""
+    """out = table[token] * scale. `table` is (tokens, width); a token that it does not have reads row 0."""
 
     out: Buffer
     table: QTensor
@@ -33,7 +34,8 @@ class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
 
     `weight` is float32 [width / groups], for all parts (groups > 1 is the per-head q/k norm), or [width] if
-    each has its own. `out` may be `x`.
+    each has its own. `out` may be `x`, and then parts, as long as a weight for all of them, need not fill the
+    row: columns behind the last are left as they are.
     """
 
     x: Buffer
@@ -81,11 +83,25 @@ class MatMul:
 
 
 @dataclass(frozen=True, eq=False)
-class RoPE:
-    """Rotate, in place, the first 2·len(inv_freq) dimensions of each head by position·inv_freq.
+class HeadMatMul:
+    """out = x @ weightᵀ, head by head: `weights` holds a (outputs, inputs) matrix for each.
 
-    Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)). cos and sin are multiplied by
-    `attention_factor`. The angle is the float32 product of the position and `inv_freq` (float32).
+    x is [rows, heads · n], of which each head's first `inputs` columns are multiplied; the n - inputs
+    behind them follow the product in `out`, [rows, heads · (outputs + n - inputs)], as they are.
+    """
+
+    x: Buffer
+    out: Buffer
+    weights: tuple[QTensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class RoPE:
+    """Rotate, in place, 2·len(inv_freq) dimensions of each head, from `start` on, by position·inv_freq.
+
+    Pairs are (2i, 2i+1) if `interleaved`, else (i, i + len(inv_freq)), counted from `start`. cos and sin are
+    multiplied by `attention_factor`. The angle is the float32 product of the position and `inv_freq`
+    (float32).
 
     `inv_freq` is for sequences of up to `same_up_to` tokens (0: of any length); the rows of a longer
     one use `longer(length)` instead, of the same size; see `Batch.sequence_lengths`.
@@ -98,6 +114,7 @@ class RoPE:
     attention_factor: float = 1.0
     same_up_to: int = 0
     longer: Callable[[int], np.ndarray] | None = None
+    start: int = 0
 
     def frequencies(self, lengths: np.ndarray) -> np.ndarray:
         """float32 [n, pairs]: those of rows whose sequences have these lengths, int [n]."""
@@ -121,8 +138,11 @@ class GrowQueries:
 class Attend:
     """Append k and v of the rows to cache layer `layer`, then causal attention of q over the cache.
 
-    q is [rows, heads·head_dim], k and v [rows, kv_heads·head_dim]; query head h reads kv head
-    h // (heads / kv_heads). scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
+    q is [rows, heads·head_dim], k [rows, kv_heads·head_dim], v [rows, kv_heads·value_dim] and out
+    [rows, heads·value_dim]; query head h reads kv head h // (heads / kv_heads). If v is k, values are the
+    first value_dim dimensions of the keys, and the cache layer keeps nothing else (latent attention).
+    Unless `append`, an earlier op of the step has appended the rows, and k and v are not looked at.
+    scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
     `window` w: a query at position p sees positions p-w+1 … p; 0 means all. `sinks`, float32 [heads],
     are one more score for each head in the softmax, which goes to nothing.
     """
@@ -139,13 +159,18 @@ class Attend:
     window: int = 0
     softcap: float = 0.0
     sinks: np.ndarray | None = None
+    append: bool = True
+
+    @property
+    def value_dim(self) -> int:
+        return self.out.width // self.heads
 
 
 @dataclass(frozen=True, eq=False)
 class GatedActivation:
     """out = f(scale · gate) · up; f is "silu", "gelu_tanh", "gelu", "relu2" (max(x, 0)²) or "identity".
 
-    `out` may be `gate` or `up`.
+    `out` may be `gate`, or `up` if that is as wide; of a wider one the columns from `up_start` on are taken.
     """
 
     gate: Buffer
@@ -153,6 +178,7 @@ class GatedActivation:
     out: Buffer
     kind: str
     scale: float = 1.0
+    up_start: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,9 +195,10 @@ class Route:
 
     The scores, [rows, n], become probabilities by "softmax" or each by its "sigmoid". The best are those
     with the highest probability + `bias` (float32 [n], or None), lower numbers first among equals; with
-    `groups` > 1 only of the `top_groups` groups of neighbours whose two best add up to most. Shares are
-    probabilities, without the bias, divided by their sum if `normalised`, times `scale`. `experts` and
-    `shares` have one column for each choice; numbers are whole float32.
+    `groups` > 1 only of the `top_groups` groups of neighbours whose `group_best` best add up to most. Shares
+    are probabilities, without the bias, divided by their sum if `normalised`, times `scale`, and times each
+    expert's own `expert_scales` (float32 [n], or None). `experts` and `shares` have one column for each
+    choice; numbers are whole float32.
     """
 
     scores: Buffer
@@ -183,6 +210,8 @@ class Route:
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
+    expert_scales: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +241,7 @@ class MoE:
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """out = f(x); f as for GatedActivation. `out` may be `x`."""
+    """out = f(x); f as for GatedActivation, or "tanh". `out` may be `x`."""
 
     x: Buffer
     out: Buffer
@@ -221,11 +250,12 @@ class Activation:
 
 @dataclass(frozen=True, eq=False)
 class Add:
-    """out += scale · x."""
+    """out = keep · out + scale · x."""
 
     x: Buffer
     out: Buffer
     scale: float = 1.0
+    keep: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,15 +280,20 @@ Op = (
     | RMSNorm
     | LayerNorm
     | MatMul
+    | HeadMatMul
     | RoPE
     | GrowQueries
     | Attend
     | GatedActivation
+    | Sparsify
     | SigmoidGate
     | Route
     | MoE
     | Activation
     | Add
+    | MatchMagnitude
+    | PredictStreams
+    | CorrectStreams
     | SelectRows
     | SoftCap
     | CausalConv
@@ -269,10 +304,18 @@ Op = (
 
 @dataclass(frozen=True)
 class CacheLayer:
-    """What one attention layer keeps of each token: `kv_heads` keys and values of `head_dim`."""
+    """What one attention layer keeps of each token: `kv_heads` keys of `head_dim`, and as many values of
+    `value_dim`; value_dim 0: values are the beginnings of the keys. None: as long as keys."""
 
     kv_heads: int
     head_dim: int
+    value_dim: int | None = None
+
+    @property
+    def width(self) -> int:
+        """How many numbers that is."""
+        values = self.head_dim if self.value_dim is None else self.value_dim
+        return self.kv_heads * (self.head_dim + values)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
 
+from .altup import Streams
 from .config import Layer, ModelConfig
 from .experts import PROJECTIONS, Experts
+from .latent import NORM_EPS, Latent, attend_latent
 from .mixers import Mixer
 from .ops import (
     Activation,
@@ -31,82 +33,35 @@ from .ops import (
     SelectRows,
     SigmoidGate,
     SoftCap,
+    Sparsify,
 )
 from .ops_recurrent import StateLayer
+from .per_layer import embed_per_layer, enter_layer
 from .rope import Rope
+from .stream import Stream, wanted
 from .weights import Weights
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The residual stream, and what a layer makes of it after attention."""
-
-    x: Buffer  # the stream
-    h: Buffer  # normed, and then what is to be added
-    f: Buffer  # what the FFN reads
-    a: Buffer  # what attention gives
-    y: Buffer  # what recurrence gives
-    gate: Buffer
-    up: Buffer
-    scores: Buffer  # of experts
-    chosen: Buffer
-    shares: Buffer
-    shared_gate: Buffer  # of the FFN beside the experts
-    shared_up: Buffer
-    share: Buffer
-
-    @classmethod
-    def of(cls, c: ModelConfig) -> Stream:
-        e = c.experts or Experts(count=0, top=0, width=0)
-        h = Buffer("h", c.hidden)
-        return cls(
-            x=Buffer("x", c.hidden),
-            h=h,
-            f=Buffer("f", c.hidden) if c.parallel or c.experts else h,
-            a=Buffer("a", c.n_heads * c.head_dim),
-            y=Mixer.of(c.recurrence).y,
-            gate=Buffer("gate", c.ffn),
-            up=Buffer("up", c.ffn),
-            scores=Buffer("scores", e.count),
-            chosen=Buffer("chosen", e.top),
-            shares=Buffer("shares", e.top),
-            shared_gate=Buffer("shared gate", e.shared_width),
-            shared_up=Buffer("shared up", e.shared_width),
-            share=Buffer("share", int(e.shared_gate)),
-        )
-
-    def wanted(self) -> Stream:
-        """The same for the rows whose logits are wanted."""
-        last = {b.name: Buffer(f"last {b.name}", b.width, wanted=True) for b in self.buffers()}
-        return Stream(**{field.name: last[getattr(self, field.name).name] for field in fields(self)})
-
-    def buffers(self) -> list[Buffer]:
-        return [getattr(self, field.name) for field in fields(self)]
 
 
 def build_program(config: ModelConfig, weights: Weights) -> Program:
     """The program of a model; `x` is the residual stream. Raises DamagedFile for unusable RoPE."""
     c, w = config, weights
-    all_rows = s = Stream.of(c)
-    # The last layer goes on with the rows whose logits are wanted as soon as the others have left their mark.
-    last = s.wanted()
-    q = Buffer("q", c.n_heads * c.head_dim)
-    k = Buffer("k", c.n_kv_heads * c.head_dim)
-    v = Buffer("v", c.n_kv_heads * c.head_dim)
-    q_gate = Buffer("q gate", c.n_heads * c.head_dim if c.output_gate else 0)
+    s = Stream.of(c, c.layers[0])
     mixer = Mixer.of(c.recurrence)
     caches, states = list[CacheLayer](), list[StateLayer]()
+    cached: dict[int, int] = {}  # layer → which of the caches
     logits = Buffer("logits", c.vocab_size, wanted=True)
     inv_freqs = {rope: _frequencies(rope) for layer in c.layers if (rope := layer.rope)}
     one_norm = c.parallel and "ffn_norm" not in c.norms  # for attention and FFN
 
-    def norm(name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0) -> Op:
+    def norm(
+        name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0, eps: float = c.norm_eps
+    ) -> Op:
         weight = w.norm(f"{name}.weight") * np.float32(scale)
         if c.norm == "rms":
-            return RMSNorm(x, out, weight, c.norm_eps, groups)
+            return RMSNorm(x, out, weight, eps, groups)
         has_bias = name.rpartition(".")[2] in c.biases
         bias = w.vector(f"{name}.bias") * np.float32(scale) if has_bias else None
-        return LayerNorm(x, out, weight.reshape(-1), bias, c.norm_eps, groups)
+        return LayerNorm(x, out, weight.reshape(-1), bias, eps, groups)
 
     def pre_norm(i: int, stem: str, out: Buffer, scale: float = 1.0) -> tuple[list[Op], Buffer]:
         """The norm of the stream in front of a part, and what that part reads."""
@@ -127,68 +82,97 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             return [linear(i, stem, source, s.x, accumulate=True)]
         return [linear(i, stem, source, s.h), *add(i, post_norm, scale)]
 
-    def positioned(i: int, rope: Rope | None) -> list[Op]:
+    def turn(rope: Rope, b: Buffer, heads: int, start: int = 0) -> Op:
+        longer = rope.inv_freq if rope.same_up_to else None
+        how = (rope.interleaved, rope.attention_factor, rope.same_up_to, longer)
+        return RoPE(b, heads, inv_freqs[rope], *how, start=start)
+
+    def positioned(i: int, layer: Layer) -> list[Op]:
         """Norms, rotation and growth of queries and keys."""
         norms, turns, growth = list[Op](), list[Op](), list[Op]()
-        for stem, b, heads in (("attn_q_norm", q, c.n_heads), ("attn_k_norm", k, c.n_kv_heads)):
+        both = (("attn_q_norm", s.q, c.n_heads), ("attn_k_norm", s.k, c.sizes(layer)[1]))
+        for stem, b, heads in both if layer.kv_from is None else both[:1]:
             if stem in c.norms:
                 norms.append(norm(f"blk.{i}.{stem}", b, b, 1 if c.qk_norm == "whole" else heads))
-            if rope:
-                longer = rope.inv_freq if rope.same_up_to else None
-                how = (rope.interleaved, rope.attention_factor, rope.same_up_to, longer)
-                turns.append(RoPE(b, heads, inv_freqs[rope], *how))
+            if layer.rope:
+                turns.append(turn(layer.rope, b, heads))
         if c.query_growth[0]:
-            growth.append(GrowQueries(q, *c.query_growth))
+            growth.append(GrowQueries(s.q, *c.query_growth))
         return [*turns, *norms, *growth] if c.qk_norm_after_rope else [*norms, *turns, *growth]
 
     def attention(i: int, layer: Layer, n: Buffer) -> list[Op]:
-        """a = what attention makes of n; its cache layer is the next one."""
-        caches.append(CacheLayer(c.n_kv_heads, c.head_dim))
-        ops: list[Op] = [
-            linear(i, "attn_q", n, q),  # q [rows, heads * head_dim]
-            linear(i, "attn_k", n, k),  # k [rows, kv_heads * head_dim]
-            linear(i, "attn_v", n, v),  # v [rows, kv_heads * head_dim]
-            *positioned(i, layer.rope),
-            Attend(
-                *(q, k, v, s.a),  # a [rows, heads * head_dim]
-                layer=len(caches) - 1,
-                heads=c.n_heads,
-                kv_heads=c.n_kv_heads,
-                head_dim=c.head_dim,
-                scale=c.attention_scale,
-                window=layer.window,
-                softcap=c.attention_softcap,
-                sinks=w.vector(f"blk.{i}.attn_sinks.weight") if c.sinks else None,
-            ),
-        ]
+        """a = attention of `n`, over what is cached and itself."""
+        head_dim, kv_heads, _ = c.sizes(layer)
+        ops = [linear(i, "attn_q", n, s.q)]  # q [rows, heads * head_dim]
+        if layer.kv_from is None:
+            cached[i] = len(caches)
+            caches.append(CacheLayer(kv_heads, head_dim))
+            values = "attn_k" if layer.values_are_keys else "attn_v"
+            ops.append(linear(i, "attn_k", n, s.k))  # k [rows, kv_heads * head_dim]
+            ops.append(linear(i, values, n, s.v))  # v [rows, kv_heads * head_dim]
+            if c.value_norm:
+                ops.append(RMSNorm(s.v, s.v, np.ones(head_dim, np.float32), c.norm_eps, kv_heads))
+        attend = Attend(
+            *(s.q, s.k, s.v, s.a),  # a [rows, heads * head_dim]
+            layer=cached[i if layer.kv_from is None else layer.kv_from],
+            heads=c.n_heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            scale=c.attention_scale,
+            window=layer.window,
+            softcap=c.attention_softcap,
+            sinks=w.vector(f"blk.{i}.attn_sinks.weight") if c.sinks else None,
+            append=layer.kv_from is None,
+        )
+        ops += [*positioned(i, layer), attend]
         if c.output_gate:
-            ops += [linear(i, "attn_q_gate", n, q_gate), SigmoidGate(q_gate, s.a)]
+            ops += [linear(i, "attn_q_gate", n, s.q_gate), SigmoidGate(s.q_gate, s.a)]
         return ops
 
-    def feed_forward(i: int, n: Buffer) -> list[Op]:
-        """x += down(f(gate n) · up n), or without a gate."""
+    def latent_attention(i: int, layer: Layer, n: Buffer, latent: Latent) -> list[Op]:
+        """The same with a latent that keys and values are made of."""
+        ops = list[Op]()
+        if latent.query_rank:
+            low = Buffer("latent query", latent.query_rank)
+            ops.append(linear(i, "attn_q_a", n, low))  # low [rows, query_rank]
+            ops.append(norm(f"blk.{i}.attn_q_a_norm", low, low, eps=NORM_EPS))
+            ops.append(linear(i, "attn_q_b", low, s.q))  # q [rows, heads * (plain + rotated)]
+        else:
+            ops.append(linear(i, "attn_q", n, s.q))
+        ops.append(linear(i, "attn_kv_a_mqa", n, s.k))  # k [rows, rank + rotated]
+        ops.append(norm(f"blk.{i}.attn_kv_a_norm", s.k, s.k, eps=NORM_EPS))  # of the latent
+        if layer.rope:
+            ops.append(turn(layer.rope, s.q, c.n_heads, start=latent.plain))
+            ops.append(turn(layer.rope, s.k, 1, start=latent.rank))
+        caches.append(CacheLayer(1, latent.cached, value_dim=0))
+        attend = attend_latent(latent, w.heads(i), s.q, s.k, s.a, len(caches) - 1, c.attention_scale)
+        return [*ops, *attend]  # a [rows, heads * value]
+
+    def feed_forward(i: int, layer: Layer, n: Buffer) -> tuple[list[Op], Buffer]:
+        """f(gate n) · up n, or without a gate, and where it is."""
         if not c.gated:
-            ops = [linear(i, "ffn_up", n, s.up), Activation(s.up, s.up, c.activation)]  # up [rows, ffn]
-            return [*ops, *residual(i, "ffn_down", s.up, "post_ffw_norm", c.scales.down)]
+            return [linear(i, "ffn_up", n, s.up), Activation(s.up, s.up, c.activation)], s.up
+        sparse = [] if layer.deviations is None else [Sparsify(s.gate, layer.deviations)]
         return [
             linear(i, "ffn_gate", n, s.gate),  # gate [rows, ffn]
+            *sparse,
             linear(i, "ffn_up", n, s.up),  # up [rows, ffn]
             GatedActivation(s.gate, s.up, s.gate, c.activation, c.scales.gate),  # gate [rows, ffn]
-            *residual(i, "ffn_down", s.gate, "post_ffw_norm", c.scales.down),
-        ]
+        ], s.gate
 
-    def mixture(i: int, n: Buffer, e: Experts) -> list[Op]:
-        """x += what the experts chosen for each row of `n` make of it, and the one that all rows pass."""
+    def experts(i: int, seen: Buffer, n: Buffer, out: Buffer, e: Experts) -> list[Op]:
+        """out = what the experts chosen for each row of `seen` make of `n`."""
         held = w.experts(i)
         gate, up, down = (held.matrices.get(stem, ()) for stem in PROJECTIONS)
         gate_bias, up_bias, down_bias = (held.biases.get(stem) for stem in PROJECTIONS)
         bias = w.vector(f"blk.{i}.exp_probs_b.bias") if e.choice_bias else None
-        how = (e.scoring, bias, e.normalised, e.scale, e.groups, e.top_groups)
-        ops: list[Op] = [
-            linear(i, "ffn_gate_inp", n, s.scores),  # scores [rows, experts]
+        scales = w.vector(f"blk.{i}.ffn_down_exps_scale.weight") if e.beside_dense else None
+        how = (e.scoring, bias, e.normalised, e.scale, e.groups, e.top_groups, e.group_best, scales)
+        return [
+            linear(i, "ffn_gate_inp", seen, s.scores),  # scores [rows, experts]
             Route(s.scores, s.chosen, s.shares, *how),  # chosen, shares [rows, top]
             MoE(
-                *(n, s.chosen, s.shares, s.h),  # h [rows, hidden]
+                *(n, s.chosen, s.shares, out),  # out [rows, hidden]
                 *(gate, up, down),
                 c.activation,
                 *(gate_bias, up_bias, down_bias),
@@ -196,6 +180,10 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
                 alpha=e.alpha,
             ),
         ]
+
+    def mixture(i: int, n: Buffer, e: Experts) -> list[Op]:
+        """x += what the experts chosen for each row of `n` make of it, and the one that all rows pass."""
+        ops = experts(i, n, n, s.h, e)  # h [rows, hidden]
         if e.shared_width:
             inner = s.shared_gate if c.gated else s.shared_up
             if c.gated:
@@ -213,10 +201,69 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             ops.append(linear(i, "ffn_down_shexp", inner, s.h, accumulate=True))  # h [rows, hidden]
         return [*ops, *add(i, "post_ffw_norm")]
 
-    ops: list[Op] = [Embed(s.x, w.matrix("token_embd.weight"), c.embed_scale)]  # x [rows, hidden]
+    def mixture_beside(i: int, layer: Layer, n: Buffer, e: Experts) -> list[Op]:
+        """x += what a usual FFN makes of `n`, and experts of x, each with norms of its own."""
+        ops, inner = feed_forward(i, layer, n)
+        # The router reads the stream itself, normed, with a scale for each dimension instead of a weight.
+        scale = w.vector(f"blk.{i}.ffn_gate_inp_scale.weight") * np.float32(c.hidden**-0.5)
+        return [
+            *ops,
+            linear(i, "ffn_down", inner, s.h),  # h [rows, hidden]
+            norm(f"blk.{i}.post_ffw_norm_1", s.h, s.h),
+            RMSNorm(s.x, s.f, scale, c.norm_eps),
+            norm(f"blk.{i}.pre_ffw_norm_2", s.x, s.mixed),
+            *experts(i, s.f, s.mixed, s.mixed, e),  # mixed [rows, hidden]
+            norm(f"blk.{i}.post_ffw_norm_2", s.mixed, s.mixed),
+            Add(s.mixed, s.h),
+            *add(i, "post_ffw_norm"),
+        ]
+
+    def beside_stream(i: int) -> list[Op]:
+        """What layers add behind their FFN: inputs of their own, to x or to the streams but the first."""
+        ops, scaled = list[Op](), 1.0
+        if c.layer_scales:
+            scaled = float(w.vector(f"blk.{i}.layer_output_scale.weight")[0])
+        if c.altup:
+            ops += streams().correct(i, w.vector(f"blk.{i}.altup_correct_scale.weight"))
+        if c.per_layer:
+            ops += enter_layer(i, s.inputs, s.x, s.input_gate, s.h, c.activation, linear)  # h [rows, hidden]
+            ops.append(norm(f"blk.{i}.post_norm", s.h, s.h))
+            if c.altup:
+                ops += [Add(s.h, stream) for stream in s.streams[1:]]
+            else:
+                ops.append(Add(s.h, s.x, scaled, scaled))
+        elif scaled != 1.0:
+            ops.append(Add(s.x, s.x, scaled, 0.0))
+        return ops
+
+    def laurel(i: int, n: Buffer) -> list[Op]:
+        """laurel = n + norm(right(left n)), a path around attention."""
+        return [
+            linear(i, "laurel_l", n, s.laurel_low),  # laurel_low [rows, rank]
+            linear(i, "laurel_r", s.laurel_low, s.laurel),  # laurel [rows, hidden]
+            norm(f"blk.{i}.laurel_post_norm", s.laurel, s.laurel),
+            Add(n, s.laurel),
+        ]
+
+    def streams() -> Streams:
+        assert c.altup
+        parts = (s.streams, s.x, s.h, s.seen, s.coefficients, s.correction)
+        return Streams(c.altup, *parts, norm=norm, linear=linear)
+
+    embedding = s.streams[0] if c.altup else s.x
+    ops: list[Op] = [Embed(embedding, w.matrix("token_embd.weight"), c.embed_scale)]  # x [rows, hidden]
     if c.learned_positions:
         ops.append(AddPositions(s.x, w.matrix("position_embd.weight")))
+    if c.per_layer:
+        table, projection = (w.matrix(f"per_layer_{stem}.weight") for stem in ("token_embd", "model_proj"))
+        projected, weight = Buffer("projected", s.inputs.width), w.norm("per_layer_proj_norm.weight")
+        ops += embed_per_layer(embedding, projected, s.inputs, table, projection, weight, c.norm_eps)
+    if c.altup:
+        ops += streams().split(w.matrix)
     for i, layer in enumerate(c.layers):
+        s = Stream.of(c, layer)
+        if c.altup:
+            ops += streams().predict(i)  # x [rows, hidden]
         mixed = list[tuple[str, Buffer, float]]()  # what is added to the stream, by which matrix, scaled
         if layer.recurs and c.recurrence:
             norms, n = pre_norm(i, "attn_norm", s.h, c.scales.recurrent_in)
@@ -226,23 +273,33 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             mixed.append(("ssm_out", s.y, c.scales.recurrent_out))
         if layer.attends:
             norms, n = pre_norm(i, "attn_norm", s.f if one_norm else s.h, c.scales.attention_in)
-            ops += [*norms, *attention(i, layer, n)]  # n [rows, hidden]
+            ops += [*norms, *(laurel(i, n) if c.altup else [])]  # n [rows, hidden]
+            ops += latent_attention(i, layer, n, c.latent) if c.latent else attention(i, layer, n)
             mixed.append(("attn_output", s.a, c.scales.attention_out))
         if i + 1 == c.n_layers:
-            lasts = {s.a: last.a, s.y: last.y}
-            ops += [SelectRows(b, lasts[b]) for _, b, _ in mixed]  # [wanted, …] from here on
-            ops.append(SelectRows(s.x, last.x))
-            ops += [SelectRows(s.f, last.f)] if one_norm else []
-            mixed = [(stem, lasts[b], scale) for stem, b, scale in mixed]
-            s = last
+            # From here on the rows whose logits are wanted are enough: the others have left their mark.
+            alive = [*(b for _, b, _ in mixed), s.x, *([s.f] if one_norm else [])]
+            alive += [s.inputs] if c.per_layer else []
+            alive += [s.laurel, *s.streams] if c.altup else []
+            ops += [SelectRows(b, wanted(b)) for b in alive]  # [wanted, …]
+            mixed = [(stem, wanted(b), scale) for stem, b, scale in mixed]
+            s = wanted(s)
         added = [op for stem, b, scale in mixed for op in residual(i, stem, b, "post_attention_norm", scale)]
+        if c.altup:
+            added.append(Add(s.laurel, s.x, 0.5**0.5, 0.5**0.5))
         ffn_norm = "ffn_norm" if mixed else "attn_norm"  # the one norm of a layer that is nothing else
         norms, n = ([], s.f) if one_norm or not layer.feeds else pre_norm(i, ffn_norm, s.f)
         ops += [*norms, *added] if c.parallel else [*added, *norms]  # n [rows, hidden]
-        if layer.experts and c.experts:
+        if layer.experts and c.experts and c.experts.beside_dense:
+            ops += mixture_beside(i, layer, n, c.experts)
+        elif layer.experts and c.experts:
             ops += mixture(i, n, c.experts)
         elif layer.feeds:
-            ops += feed_forward(i, n)
+            inner, b = feed_forward(i, layer, n)
+            ops += [*inner, *residual(i, "ffn_down", b, "post_ffw_norm", c.scales.down)]
+        ops += beside_stream(i)
+    if c.altup:
+        ops += streams().join(w.matrix)
     head = "token_embd.weight" if c.tied else "output.weight"
     head_bias = w.vector("output.bias") if "output" in c.biases else None
     ops += [
@@ -251,10 +308,19 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
+    return Program(tuple(ops), _buffers(ops), tuple(caches), logits, tuple(states))
 
-    mine = [q, k, v, q_gate, logits, *mixer.buffers()]
-    named = {b.name: b for b in [*all_rows.buffers(), *last.buffers(), *mine] if b.width}
-    return Program(tuple(ops), tuple(named.values()), tuple(caches), logits, tuple(states))
+
+def _buffers(ops: list[Op]) -> tuple[Buffer, ...]:
+    """All that the ops read and write, each once."""
+    buffers: dict[str, Buffer] = {}
+    for op in ops:
+        for field in fields(op):
+            value = getattr(op, field.name)
+            for b in value if isinstance(value, tuple) else (value,):
+                if isinstance(b, Buffer):
+                    buffers[b.name] = b
+    return tuple(buffers.values())
 
 
 def _frequencies(rope: Rope) -> np.ndarray:

@@ -16,6 +16,7 @@ from .activations import ACTIVATIONS, sigmoid
 from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
 from .reference_scan import causal_conv, delta_rule, state_scan
+from .reference_streams import correct_streams, match_magnitude, predict_streams, sparsify
 from .state import SequenceStates
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
@@ -26,7 +27,7 @@ class ReferenceMachine:
     """Runs a Program in NumPy float32.
 
     `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
-    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim].
+    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim or value_dim].
     `states` are those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept up to
     `keep_bytes`, first come first kept; beyond that each use makes them anew, in blocks.
     """
@@ -45,9 +46,13 @@ class ReferenceMachine:
         self.max_rows = 512
         self.max_wanted = max(1, min(self.max_rows, _WANTED_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
-        pools = [(n_pages, page_size, layer.kv_heads, layer.head_dim) for layer in program.cache_layers]
-        self.keys = [np.zeros(pool, np.float32) for pool in pools]
-        self.values = [np.zeros(pool, np.float32) for pool in pools]
+        pages = (n_pages, page_size)
+        layers = program.cache_layers
+        self.keys = [np.zeros((*pages, at.kv_heads, at.head_dim), np.float32) for at in layers]
+        self.values = [
+            np.zeros((*pages, at.kv_heads, at.width // at.kv_heads - at.head_dim), np.float32)
+            for at in layers
+        ]
         self.states = SequenceStates(program.state_layers, max_sequences)
         self._kept: dict[int, np.ndarray] = {}
         self._keep_bytes = keep_bytes
@@ -91,6 +96,8 @@ class ReferenceMachine:
                 self.layer_norm(op)
             case ops.MatMul():
                 self.matmul(op)
+            case ops.HeadMatMul():
+                self.head_matmul(op)
             case ops.RoPE():
                 self.rope(op)
             case ops.GrowQueries():
@@ -109,6 +116,14 @@ class ReferenceMachine:
                 self.moe(op)
             case ops.Add():
                 self.add(op)
+            case ops.Sparsify():
+                sparsify(op, self.buffers)
+            case ops.MatchMagnitude():
+                match_magnitude(op, self.buffers)
+            case ops.PredictStreams():
+                predict_streams(op, self.buffers)
+            case ops.CorrectStreams():
+                correct_streams(op, self.buffers)
             case ops.SelectRows():
                 self.select_rows(op)
             case ops.SoftCap():
@@ -121,17 +136,21 @@ class ReferenceMachine:
                 self._recur(op, state_scan, op.xbc, op.step)
 
     def embed(self, op: ops.Embed) -> None:
-        self.buffers[op.out.name] = op.table.rows(self._batch.tokens) * np.float32(op.scale)
+        tokens = np.where(self._batch.tokens < op.table.shape[0], self._batch.tokens, 0)
+        self.buffers[op.out.name] = op.table.rows(tokens) * np.float32(op.scale)
 
     def add_positions(self, op: ops.AddPositions) -> None:
         self.buffers[op.x.name] = self.buffers[op.x.name] + op.table.rows(self._batch.positions)
 
     def rms_norm(self, op: ops.RMSNorm) -> None:
         x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, op.x.width // op.groups)
+        each = op.groups * len(op.weight) > op.x.width  # parts have weights of their own
+        size = op.x.width // op.groups if each else len(op.weight)
+        parts = x[:, : op.groups * size].reshape(len(x), op.groups, size)
         mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
-        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, parts.shape[-1])
-        self.buffers[op.out.name] = normed.reshape(x.shape)
+        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, size)
+        rest = x[:, op.groups * size :]
+        self.buffers[op.out.name] = np.concatenate([normed.reshape(len(x), op.groups * size), rest], axis=1)
 
     def layer_norm(self, op: ops.LayerNorm) -> None:
         x = self.buffers[op.x.name]
@@ -167,11 +186,21 @@ class ReferenceMachine:
         for start in range(0, n_rows, block):
             yield start, tensor.rows(np.arange(start, min(start + block, n_rows)))
 
+    def head_matmul(self, op: ops.HeadMatMul) -> None:
+        x = self.buffers[op.x.name]
+        heads = x.reshape(len(x), len(op.weights), -1)
+        parts = []
+        for h, tensor in enumerate(op.weights):
+            inputs = tensor.shape[1]
+            parts += [heads[:, h, :inputs] @ weight.T for _, weight in self._dequantized(tensor)]
+            parts.append(heads[:, h, inputs:])
+        self.buffers[op.out.name] = np.concatenate(parts, axis=1)
+
     def rope(self, op: ops.RoPE) -> None:
         x = self.buffers[op.x.name]
         half = len(op.inv_freq)
         heads = x.reshape(len(x), op.heads, -1).copy()
-        turned = heads[:, :, : 2 * half]
+        turned = heads[:, :, op.start : op.start + 2 * half]
         first, second = (
             (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
         )
@@ -196,9 +225,13 @@ class ReferenceMachine:
         q = self.buffers[op.q.name].reshape(n, op.kv_heads, -1, op.head_dim)
         keys, values = self.keys[op.layer], self.values[op.layer]
         blocks = table.blocks[batch.sequences, batch.positions // page]
-        keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
-        values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
-        out = np.empty_like(q)
+        if op.append:
+            keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
+        if op.append and op.v != op.k:
+            values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
+        if op.v == op.k:
+            values = keys[..., : op.value_dim]
+        out = np.empty((*q.shape[:-1], op.value_dim), np.float32)
         for sequence in np.unique(batch.sequences):
             rows = np.flatnonzero(batch.sequences == sequence)
             at = batch.positions[rows]
@@ -228,6 +261,7 @@ class ReferenceMachine:
 
     def gated_activation(self, op: ops.GatedActivation) -> None:
         gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
+        up = up[:, op.up_start : op.up_start + op.gate.width]
         self.buffers[op.out.name] = ACTIVATIONS[op.kind](np.float32(op.scale) * gate) * up
 
     def activation(self, op: ops.Activation) -> None:
@@ -246,7 +280,7 @@ class ReferenceMachine:
         choice = probabilities if op.bias is None else probabilities + op.bias
         if op.groups > 1:
             grouped = choice.reshape(len(choice), op.groups, -1)
-            merit = np.sort(grouped, axis=-1)[:, :, -2:].sum(axis=-1)
+            merit = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
             best = np.argsort(-merit, axis=-1, kind="stable")[:, : op.top_groups]
             allowed = np.zeros_like(merit, bool)
             np.put_along_axis(allowed, best, True, axis=-1)
@@ -255,6 +289,8 @@ class ReferenceMachine:
         shares = np.take_along_axis(probabilities, chosen, axis=-1)
         if op.normalised:
             shares = shares / np.maximum(shares.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        if op.expert_scales is not None:
+            shares = shares * op.expert_scales[chosen]
         self.buffers[op.experts.name] = chosen.astype(np.float32)
         self.buffers[op.shares.name] = shares * np.float32(op.scale)
 
@@ -286,7 +322,7 @@ class ReferenceMachine:
 
     def add(self, op: ops.Add) -> None:
         added = self.buffers[op.x.name] * np.float32(op.scale)
-        self.buffers[op.out.name] = self.buffers[op.out.name] + added
+        self.buffers[op.out.name] = self.buffers[op.out.name] * np.float32(op.keep) + added
 
     def select_rows(self, op: ops.SelectRows) -> None:
         self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]

@@ -148,13 +148,16 @@ def ntk_base(base: float, dims: int, alpha: float) -> float:
     return base * alpha ** (dims / (dims - 2)) if dims > 2 else base
 
 
+def yarn_growth(factor: float, scale: float = 1.0) -> float:
+    """What queries and keys, stretched by `factor`, are multiplied by for YaRN."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
 def yarn_attention_factor(factor: float, scale: float = 1.0, scale_all: float = 0.0) -> float:
     """What YaRN multiplies cos and sin by: it grows with `scale` and shrinks again with `scale_all`."""
-
-    def grown(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-    return grown(scale) / grown(scale_all) if scale and scale_all else grown(1.0)
+    if not scale or not scale_all:
+        return yarn_growth(factor)
+    return yarn_growth(factor, scale) / yarn_growth(factor, scale_all)
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:

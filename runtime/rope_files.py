@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,12 +21,16 @@ from .rope import (
     yarn_attention_factor,
 )
 
-SUPPORTED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+SUPPORTED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
 SUPPORTED_IN_GGUF = ("none", "linear", "yarn", "longrope")
 
 
-def rope_from_hf(config: Fields, head_dim: int, arch: Arch) -> tuple[Rope, Rope]:
+def rope_from_hf(
+    config: Fields, head_dim: int, arch: Arch, full_head_dim: int | None = None
+) -> tuple[Rope, Rope]:
     """The Ropes of full and of sliding layers from config.json in either spelling.
+
+    `full_head_dim`: where heads of full layers have another size.
 
     Published files have `rope_theta` and `rope_scaling` (with `rope_local_base_freq` for sliding
     layers that differ); transformers 5 writes `rope_parameters`, with one entry a layer type where
@@ -35,7 +40,8 @@ def rope_from_hf(config: Fields, head_dim: int, arch: Arch) -> tuple[Rope, Rope]
     entry = parameters
     if parameters is not None and "full_attention" in parameters:
         entry = parameters.section("full_attention")
-    full = _from_entry(config, entry or config.section("rope_scaling"), base, head_dim, arch)
+    entry = entry or config.section("rope_scaling")
+    full = _from_entry(config, entry, base, full_head_dim or head_dim, arch)
     if arch.local_rope_base is None and not arch.local_rope_unscaled:
         return full, full
     entry = None  # a flat one is for the full layers
@@ -55,9 +61,15 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
         part = config.integer("rotary_dim", high=head_dim) / head_dim
     part = config.number("partial_rotary_factor", part, high=1.0)
     entry = entry or Fields({}, config.source)
-    dims = int(head_dim * entry.number("partial_rotary_factor", part, high=1.0))
-    rope = Rope(entry.number("rope_theta", base), dims, arch.interleaved_in_hf)
+    part = entry.number("partial_rotary_factor", part, high=1.0)
+    dims = int(head_dim * part)
+    interleaved = config.flag("rope_interleave", arch.interleaved_in_hf)
+    rope = Rope(entry.number("rope_theta", base), dims, interleaved)
     kind = entry.text("rope_type", entry.text("type", "default"))
+    if kind == "proportional":  # frequencies and pairs of the whole head, of which the slow ones do not turn
+        still = head_dim // 2 - int(part * head_dim // 2)
+        divisors = (1.0,) * (head_dim // 2 - still) + (math.inf,) * still
+        return replace(rope, dims=head_dim, divisors=divisors, factor=entry.number("factor", 1.0))
     if kind == "default":
         return rope
     if kind == "linear":
@@ -146,9 +158,9 @@ def rope_from_gguf(
             metadata.number("rope.scaling.yarn_beta_fast", 32.0),
             metadata.number("rope.scaling.yarn_beta_slow", 1.0),
         )
-        grown = yarn_attention_factor(
-            factor, 1.0, metadata.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True)
-        )
+        scale = metadata.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True) / arch.yarn_log_unit
+        # Where latent attention scales the scores, the growth of cos and sin cancels.
+        grown = yarn_attention_factor(factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
         grown = metadata.number("rope.scaling.yarn_attn_factor", grown)
         full = replace(
             full,
@@ -159,7 +171,13 @@ def rope_from_gguf(
         return full, plain
     if arch.local_rope_base is None:
         return full, full
-    return full, replace(plain, base=metadata.number("rope.freq_base_swa", arch.local_rope_base))
+    local_dims = metadata.integer("attention.key_length_swa", head_dim)
+    dims = dims if local_dims == head_dim else local_dims
+    return full, replace(
+        plain,
+        base=metadata.number("rope.freq_base_swa", arch.local_rope_base),
+        dims=metadata.integer("rope.dimension_count_swa", dims, high=local_dims),
+    )
 
 
 def _divisors(tensors: Mapping[str, QTensor], name: str, n: int) -> tuple[float, ...]:

@@ -15,7 +15,9 @@ from ..quant.formats import FORMATS
 from .archs import ARCHS
 from .config import Layer, ModelConfig
 from .experts import ExpertTensors
+from .latent import HeadTensors
 from .names import Names
+from .tensors import turned
 
 # Buffers that some writers store although they follow from the configuration.
 _DERIVED = re.compile(
@@ -25,45 +27,25 @@ _DERIVED = re.compile(
 _BIAS_ONLY = frozenset({"exp_probs_b", "ssm_dt"})
 # Read with the configuration.
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+_OF_KEYS = frozenset({"attn_k", "attn_v", "attn_k_norm"})  # and values
 
 
 def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Every tensor that the model needs, by its GGUF name, with its shape."""
     c = config
-    queries, keys = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    shapes: dict[str, tuple[int, ...]] = {  # matrices: (outputs, inputs)
-        "attn_q": (queries, c.hidden),
-        "attn_q_gate": (queries, c.hidden),
-        "attn_k": (keys, c.hidden),
-        "attn_v": (keys, c.hidden),
-        "attn_output": (c.hidden, queries),
-        "ffn_gate": (c.ffn, c.hidden),
-        "ffn_up": (c.ffn, c.hidden),
-        "ffn_down": (c.hidden, c.ffn),
-        "attn_q_norm": (c.head_dim,),
-        "attn_k_norm": (c.head_dim,),
-    }
-    if c.qk_norm == "whole":
-        shapes |= {"attn_q_norm": (queries,), "attn_k_norm": (keys,)}
-    elif c.qk_norm == "each head":
-        shapes |= {"attn_q_norm": (c.n_heads, c.head_dim), "attn_k_norm": (c.n_kv_heads, c.head_dim)}
-    if c.experts:
-        shared = c.experts.shared_width
-        shapes |= {
-            "ffn_gate_inp": (c.experts.count, c.hidden),
-            "ffn_gate_inp_shexp": (1, c.hidden),
-            "ffn_gate_shexp": (shared, c.hidden),
-            "ffn_up_shexp": (shared, c.hidden),
-            "ffn_down_shexp": (c.hidden, shared),
-            "exp_probs_b": (c.experts.count,),
-        }
-    if c.recurrence:
-        shapes |= c.recurrence.shapes(c.hidden)
-    shapes["attn_sinks"] = (c.n_heads,)
     yield "token_embd.weight", (c.vocab_size, c.hidden)
     if c.learned_positions:
         yield "position_embd.weight", (c.context_length, c.hidden)
+    if c.per_layer:
+        width = c.n_layers * c.per_layer.width
+        yield "per_layer_token_embd.weight", (c.per_layer.vocab_size, width)
+        yield "per_layer_model_proj.weight", (width, c.hidden)
+        yield "per_layer_proj_norm.weight", (c.per_layer.width,)
+    for j in range(c.altup.streams - 1 if c.altup else 0):
+        yield f"altup_proj.{j}.weight", (c.hidden, c.hidden)
+        yield f"altup_unembd_proj.{j}.weight", (c.hidden, c.hidden)
     for i, layer in enumerate(c.layers):
+        shapes = _shapes_of_layer(c, layer)
         for stem in _stems(c, layer):
             shape = shapes.get(stem, (c.hidden,))
             if stem not in _BIAS_ONLY:
@@ -79,25 +61,101 @@ def _shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "output.bias", (c.vocab_size,)
 
 
+def _shapes_of_layer(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, ...]]:
+    """The shapes of a layer's tensors, by stem, but for those of [hidden]. Matrices: (outputs, inputs)."""
+    c = config
+    head_dim, kv_heads, ffn = c.sizes(layer)
+    queries, keys = c.n_heads * head_dim, kv_heads * head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "attn_q": (queries, c.hidden),
+        "attn_q_gate": (queries, c.hidden),
+        "attn_k": (keys, c.hidden),
+        "attn_v": (keys, c.hidden),
+        "attn_output": (c.hidden, queries),
+        "attn_sinks": (c.n_heads,),
+        "ffn_gate": (ffn, c.hidden),
+        "ffn_up": (ffn, c.hidden),
+        "ffn_down": (c.hidden, ffn),
+        "attn_q_norm": (head_dim,),
+        "attn_k_norm": (head_dim,),
+        "layer_output_scale": (1,),
+    }
+    if c.qk_norm == "whole":
+        shapes |= {"attn_q_norm": (queries,), "attn_k_norm": (keys,)}
+    elif c.qk_norm == "each head":
+        shapes |= {"attn_q_norm": (c.n_heads, head_dim), "attn_k_norm": (kv_heads, head_dim)}
+    if c.experts:
+        shared = c.experts.shared_width
+        shapes |= {
+            "ffn_gate_inp": (c.experts.count, c.hidden),
+            "ffn_gate_inp_shexp": (1, c.hidden),
+            "ffn_gate_shexp": (shared, c.hidden),
+            "ffn_up_shexp": (shared, c.hidden),
+            "ffn_down_shexp": (c.hidden, shared),
+            "ffn_down_exps_scale": (c.experts.count,),
+            "exp_probs_b": (c.experts.count,),
+        }
+    if c.recurrence:
+        shapes |= c.recurrence.shapes(c.hidden)
+    if c.latent:
+        shapes |= {
+            "attn_q_a": (c.latent.query_rank, c.hidden),
+            "attn_q_a_norm": (c.latent.query_rank,),
+            "attn_q_b": (queries, c.latent.query_rank),
+            "attn_kv_a_mqa": (c.latent.cached, c.hidden),
+            "attn_kv_a_norm": (c.latent.rank,),
+            "attn_output": (c.hidden, c.n_heads * c.latent.value),
+        }
+    if c.per_layer:
+        shapes |= {"inp_gate": (c.per_layer.width, c.hidden), "proj": (c.hidden, c.per_layer.width)}
+    if c.altup:
+        n, rank = c.altup.streams, c.altup.laurel_rank
+        shapes |= {
+            "altup_router": (n, c.hidden),
+            "altup_predict_coef": (n * n, n),
+            "altup_correct_coef": (n, n),
+            "laurel_l": (rank, c.hidden),
+            "laurel_r": (c.hidden, rank),
+        }
+    return shapes
+
+
+_OF_EXPERTS = frozenset(
+    {
+        "ffn_gate_inp",
+        "ffn_gate_inp_scale",
+        "ffn_down_exps_scale",
+        "pre_ffw_norm_2",
+        "post_ffw_norm_1",
+        "post_ffw_norm_2",
+    }
+)
+
+
 def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
-    """What a layer has, but for the experts' matrices."""
-    arch, experts = ARCHS[config.arch], config.experts
+    """What a layer has, but for the matrices of experts and of latent heads."""
+    c, arch = config, ARCHS[config.arch]
+    experts = c.experts if layer.experts else None
+    absent = {"attn_k_b", "attn_v_b"} | (arch.norms - c.norms)
+    if not experts or not experts.choice_bias:
+        absent.add("exp_probs_b")
+    if not experts:
+        absent |= _OF_EXPERTS
+    elif not experts.beside_dense:
+        absent |= {"ffn_gate", "ffn_up", "ffn_down"}
+    if layer.kv_from is not None:
+        absent |= _OF_KEYS
+    if layer.values_are_keys:
+        absent.add("attn_v")
+    if c.latent:
+        absent |= {"attn_q"} if c.latent.query_rank else {"attn_q_a", "attn_q_b"}
+    if not c.per_layer:
+        absent |= {"inp_gate", "proj"}
     for stem in arch.layer:
-        if not _in_layer(stem, layer) or (stem in arch.norms and stem not in config.norms):
-            held = False
-        elif stem in arch.norms:
-            held = True
-        elif stem == "exp_probs_b":
-            held = layer.experts and experts is not None and experts.choice_bias
-        elif stem.endswith("_shexp"):
-            held = layer.experts and experts is not None and experts.shared_width > 0
-        elif stem == "ffn_gate_inp":
-            held = layer.experts
-        elif stem in ("ffn_gate", "ffn_up", "ffn_down"):
-            held = not layer.experts
-        else:
-            held = not stem.endswith("_exps")
-        if held:
+        shared = stem.endswith("_shexp")
+        if stem in absent or stem.endswith("_exps") or not _in_layer(stem, layer):
+            continue
+        if not shared or (experts and experts.shared_width):
             yield stem
 
 
@@ -135,14 +193,15 @@ class Weights:
             tensor, shape = tensors[stored], parts[0][1]
             shape = (sum(part[0] for _, part in parts), *shape[1:])
             in_layer = parts[0][0].startswith("blk.")
-            turned = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
-            needed = shape[::-1] if turned else shape
-            if _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):
+            exchanged = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
+            needed = shape[::-1] if exchanged else shape
+            stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
+            if stacked or _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):
                 tensor = _reshaped(tensor, needed)
             if tensor.shape != needed:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
-            if turned:
-                tensor = _transposed(tensor)
+            if exchanged:
+                tensor = turned(tensor)
             if order := _by_groups(config, stored, [name for name, _ in parts]):
                 tensor = _by_projection(tensor, *order)
             self._tensors |= _split(tensor, parts)
@@ -150,7 +209,12 @@ class Weights:
         for i, layer in enumerate(config.layers):
             if layer.experts and config.experts:
                 self._experts[i] = ExpertTensors(i, config.experts, config.hidden, arch, names, tensors)
-        used = set(together).union(*(experts.used for experts in self._experts.values()))
+        self._heads: list[HeadTensors] = []
+        if c := config.latent:
+            self._heads = [HeadTensors(i, c, config.n_heads, names, tensors) for i in range(config.n_layers)]
+        used = set(together)
+        used = used.union(*(experts.used for experts in self._experts.values()))
+        used = used.union(*(heads.used for heads in self._heads))
         self._refuse_left_overs(config, set(tensors) - used, names)
 
     def _refuse_left_overs(self, config: ModelConfig, left: set[str], names: Names) -> None:
@@ -158,6 +222,9 @@ class Weights:
             left.discard(names("output.weight"))
         skip = () if config.from_gguf else ARCHS[config.arch].hf_skip
         skip += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.extra_layers))
+        for i, layer in enumerate(config.layers):
+            if layer.kv_from is not None:  # some files have them all the same
+                left -= {names(f"blk.{i}.{stem}.weight") for stem in _OF_KEYS & set(ARCHS[config.arch].layer)}
         for name in sorted(left):
             meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
             if not meant and not name.startswith(skip):
@@ -172,6 +239,10 @@ class Weights:
     def experts(self, layer: int) -> ExpertTensors:
         """The experts of a layer."""
         return self._experts[layer]
+
+    def heads(self, layer: int) -> HeadTensors:
+        """The matrices of the heads of a layer's latent attention."""
+        return self._heads[layer]
 
     def vector(self, name: str) -> np.ndarray:
         """A bias or other vector as float32."""
@@ -204,13 +275,6 @@ def _split(tensor: QTensor, parts: list[tuple[str, tuple[int, ...]]]) -> dict[st
         split[name] = replace(tensor, shape=shape, data=data if len(shape) > 1 else data.reshape(1, -1))
         start += shape[0]
     return split
-
-
-def _transposed(tensor: QTensor) -> QTensor:
-    """A copy of a float matrix with inputs and outputs exchanged."""
-    n_rows, width = tensor.shape
-    values = tensor.data.reshape(n_rows, width, -1).swapaxes(0, 1)
-    return replace(tensor, shape=(width, n_rows), data=np.ascontiguousarray(values).reshape(width, -1))
 
 
 def _is_same(shape: tuple[int, ...], needed: tuple[int, ...]) -> bool:

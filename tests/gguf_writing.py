@@ -6,6 +6,7 @@ Names come from the package's own table, so that a wrong one of ours does not ag
 from __future__ import annotations
 
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ LAYER_NORM = {"stablelm", "command-r", "cohere2", "starcoder2", "gpt2", "gptneox
 WIDTHS = ("intermediate_size", "n_inner")
 
 
-def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
-    """Write the fixture in `folder` to `path`. `extra` are keys without the architecture's name in front."""
+def as_gguf(folder: Path, path: Path, arch: str, whole: Container[str] = (), **extra: Any) -> Path:
+    """Write the fixture in `folder` to `path`. `extra` are keys without the architecture's name in front;
+    `whole` names tensors that today's converters take apart, but older ones did not."""
     checkpoint = Checkpoint.open(folder)
     config: dict[str, Any] = checkpoint.config.get("text_config", checkpoint.config)
     hidden = config.get("hidden_size") or config["n_embd"]
@@ -46,7 +48,7 @@ def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
     if "attention.head_count_kv" not in extra:
         writer.add_head_count_kv(kv_heads)
     writer.add_vocab_size(config["vocab_size"])
-    if "head_dim" in config:
+    if "head_dim" in config and "attention.key_length" not in extra:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     eps = next(config[key] for key in config if key.endswith(("norm_eps", "norm_epsilon")))
@@ -58,7 +60,7 @@ def as_gguf(folder: Path, path: Path, arch: str, **extra: Any) -> Path:
         writer.add_rope_freq_base(float(base))
     for key, value in extra.items():
         _add(writer, f"{arch}.{key}", value)
-    for name, tensor in _tensors(checkpoint, arch, heads, kv_heads, layers).items():
+    for name, tensor in _tensors(checkpoint, arch, heads, kv_heads, layers, whole).items():
         writer.add_tensor(name, np.ascontiguousarray(tensor, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -81,12 +83,13 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def _tensors(
-    checkpoint: Checkpoint, arch: str, heads: int, kv_heads: int, layers: int
+    checkpoint: Checkpoint, arch: str, heads: int, kv_heads: int, layers: int, whole: Container[str]
 ) -> dict[str, np.ndarray]:
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     table = gguf.get_tensor_name_map(number, layers)
     out: dict[str, np.ndarray] = {}
     config: dict[str, Any] = checkpoint.config.get("text_config", checkpoint.config)
+    stacks: dict[str, list[np.ndarray]] = {}
     for stored, tensor in checkpoint.tensors.items():
         values = tensor.dequantize()
         if stored.endswith(".attn.bias") or stored.startswith(("model.visual.", "mtp.")):
@@ -108,13 +111,27 @@ def _tensors(
         stored = stored.replace("model.language_model.", "model.")
         if f".layers.{layers}." in stored or ".mtp_" in stored or ".experts." in stored:
             continue
+        if "kv_b_proj" in stored and "attn_kv_b" not in whole:
+            block, n = f"blk.{stored.split('.')[2]}", checkpoint.config["qk_nope_head_dim"]
+            by_head = values.reshape(heads, -1, values.shape[-1])
+            out[f"{block}.attn_k_b.weight"] = by_head[:, :n].swapaxes(1, 2)
+            out[f"{block}.attn_v_b.weight"] = by_head[:, n:]
+            continue
+        if stored.endswith(("router.scale", "per_expert_scale")):
+            of = "ffn_down_exps" if "per_expert" in stored else "ffn_gate_inp"
+            out[f"blk.{stored.split('.')[2]}.{of}.scale"] = values
+            continue
+        if "altup" in stored and "projections" in stored:
+            stacks.setdefault(stored.split(".")[1], []).append(values)
+            continue
         if stored.endswith(("e_score_correction_bias", "expert_bias")):
             out[f"blk.{stored.split('.')[2]}.exp_probs_b.bias"] = values.reshape(-1)
             continue
         name = table.get_name(stored, try_suffixes=(".weight", ".bias"))
-        name = f"{name}.weight" if stored.endswith("sinks") else name
+        name = f"{name}.weight" if stored.endswith(("sinks", "_scale", "layer_scalar")) else name
         assert name, stored
-        if arch.startswith(("gemma", "qwen3next", "qwen35")) and name.endswith("norm.weight"):
+        offset = arch in ("gemma", "gemma2", "gemma3") or arch.startswith(("qwen3next", "qwen35"))
+        if offset and name.endswith("norm.weight"):
             values = values + 1
         if arch == "gpt2" and name.startswith("blk.") and values.ndim == 2:
             values = values.T
@@ -128,6 +145,8 @@ def _tensors(
         out[name] = values.reshape(-1) if "shared_expert_gate" in stored else values
     for layer in range(layers):
         out |= _experts(checkpoint, layer)
+    for stored, matrices in stacks.items():
+        out[table.get_name(f"model.{stored}") + ".weight"] = np.stack(matrices)
     return out | rope_tensors(checkpoint.config)
 
 
@@ -145,8 +164,11 @@ def _experts(checkpoint: Checkpoint, layer: int) -> dict[str, np.ndarray]:
         if each:
             stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = np.stack(each)
     if "gate_up_proj" in held and "gate_up_proj_bias" not in held:  # [experts, outputs, inputs]
-        for part, values in zip(("gate", "up"), np.split(held["gate_up_proj"], 2, axis=1), strict=True):
-            stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = values
+        if "gemma" in checkpoint.config["model_type"]:  # as it is
+            stacked[f"blk.{layer}.ffn_gate_up_exps.weight"] = held["gate_up_proj"]
+        else:
+            for part, values in zip(("gate", "up"), np.split(held["gate_up_proj"], 2, axis=1), strict=True):
+                stacked[f"blk.{layer}.ffn_{part}_exps.weight"] = values
         stacked[f"blk.{layer}.ffn_down_exps.weight"] = held["down_proj"]
     elif "gate_up_proj" in held:  # gpt-oss: [experts, inputs, outputs], gate and up in turns
         for first, part in enumerate(("gate", "up")):
@@ -160,6 +182,11 @@ def _experts(checkpoint: Checkpoint, layer: int) -> dict[str, np.ndarray]:
 
 def rope_tensors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """What stands in tensors of llama3 scaling and of LongRoPE, by the formulas of their authors."""
+    full = (config.get("rope_parameters") or {}).get("full_attention", {})
+    if full.get("rope_type") == "proportional":
+        pairs = config["global_head_dim"] // 2
+        turning = int(pairs * full["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.where(np.arange(pairs) < turning, 1.0, 1e30)}
     scaling = config.get("rope_scaling") or {}
     if "long_factor" in scaling:
         return {

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import gemma, hybrid, layer_norm, llama, moe, post_norm
+from . import gemma, gemma_n, hybrid, latent, layer_norm, llama, moe, post_norm
 from .arch import Arch
 
-ARCHS: Mapping[str, Arch] = MappingProxyType(
-    {row.name: row for family in (llama, gemma, post_norm, layer_norm, moe, hybrid) for row in family.ROWS}
-)
+FAMILIES = (llama, gemma, gemma_n, post_norm, layer_norm, moe, latent, hybrid)
+ARCHS: Mapping[str, Arch] = MappingProxyType({row.name: row for family in FAMILIES for row in family.ROWS})
 
 __all__ = ["ARCHS", "Arch"]

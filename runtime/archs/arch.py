@@ -79,10 +79,15 @@ class Arch:
     nope: Literal["none", "all", "period", "full", "switch"] = "none"
     nope_period: int = 4
     yarn_truncates: bool = True  # where config.json does not say
+    yarn_log_unit: float = 1.0  # what yarn_log_multiplier of GGUF files is a multiple of
+    attention_scale: float | None = None  # of scores, where it is the same for all sizes
+    value_norm: bool = False  # values are normed like keys, without weights
+    values_from_keys: bool = False  # a GGUF file's layers without attn_v take keys for values
     # The kind of Recurrence that layers may have in the place of attention, or beside it; and which parts a
     # layer has, its tensors tell.
     recurrence: Literal["", "conv", "delta", "scan"] = ""
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
+    dense_beside_experts: bool = False  # layers with experts have a usual FFN as well
     swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: they have the usual activation
     logits_divided: bool = False  # by the scale that the metadata names, not multiplied
     # GGUF: the one size, by its number of layers, whose scores are scaled by hidden / heads, not head_dim

@@ -13,6 +13,7 @@ from .layout import ACTIVATIONS, GATES, Experts
 from .memory import Region
 from .records import CLIPPED, DEAL, MATMUL, ROUTE
 from .recurrent import RecurrentLowering
+from .streams import StreamsLowering
 
 
 def activation(op: ops.MoE) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def gate_kernel(op: ops.MoE) -> Kernel:
     return GATE if op.limit or op.kind in ACTIVATIONS else GELU_GATE
 
 
-class ExpertsLowering(RecurrentLowering):
+class ExpertsLowering(RecurrentLowering, StreamsLowering):
     """What both kinds of lists have in common."""
 
     def _route_fields(self, op: ops.Route) -> dict[str, Any]:
@@ -39,7 +40,8 @@ class ExpertsLowering(RecurrentLowering):
             "normalised": op.normalised,
             "groups": op.groups,
             "top_groups": op.top_groups,
-            "group_best": 2,
+            "group_best": op.group_best,
+            "expert_scales": 0 if op.expert_scales is None else self._memory.vector(op.expert_scales),
             "scale": op.scale,
             "scratch": scratch.address,
             "scratch_stride": scratch.private,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ...quant.block import BlockFormat, QTensor
+from ...quant.formats import FORMATS
 from ...quant.levels import LANES
 from .. import ops
 from ..fields import UnsupportedModel
@@ -121,13 +122,23 @@ class GatedMatMul:
     kind: str
 
 
-def matrices_of(program: ops.Program) -> Iterator[QTensor]:
-    """Every weight matrix of the program's products, experts' side by side."""
+def matrices_of(program: ops.Program) -> Iterator[tuple[ops.Op, QTensor]]:
+    """Every weight matrix of the program's products with its op, experts' side by side."""
     for op in program.ops:
         if isinstance(op, ops.MatMul):
-            yield op.weight
+            yield op, op.weight
         elif isinstance(op, ops.MoE):
-            yield from (*op.gate, *op.up, *op.down)
+            yield from ((op, weight) for weight in (*op.gate, *op.up, *op.down))
+        elif isinstance(op, ops.HeadMatMul):
+            yield from ((op, weight) for weight in op.weights)
+
+
+def for_kernels(op: ops.Op, weight: QTensor) -> QTensor:
+    """The weight as the op's kernels take it: those of products head by head read floats only."""
+    if not isinstance(op, ops.HeadMatMul) or weight.format.is_float:
+        return weight
+    halves = weight.dequantize().astype(np.float16)
+    return replace(weight, format=FORMATS["F16"], data=halves.view(np.uint8))
 
 
 def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
@@ -139,7 +150,7 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
             case [
                 ops.MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),
                 ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
-                ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0),
+                ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0, up_start=0),
                 *tail,
             ] if (
                 (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape
@@ -164,15 +175,17 @@ def attention_fields(
     memory: Memory, op: ops.Attend, keys: Region, values: Region, **others: Region
 ) -> dict[str, Any]:
     """What `ATTENTION` says of an op and its memory."""
+    if op.value_dim > op.head_dim:
+        raise UnsupportedModel(f"values of {op.value_dim} dimensions and keys of only {op.head_dim}")
     fields: dict[str, Any] = {
         "keys": keys.address,
         "values": values.address,
         "heads": op.heads,
         "kv_heads": op.kv_heads,
         "head_dim": op.head_dim,
-        "value_step": op.head_dim,
-        "value_dim": op.head_dim,
-        "append": True,
+        "value_step": op.head_dim if op.v is op.k else op.value_dim,
+        "value_dim": op.value_dim,
+        "append": op.append,
         "window": op.window,
         "scale": op.scale,
         "softcap": op.softcap,

@@ -15,7 +15,7 @@ from ...quant.precompile import compile_kernels
 from .. import ops
 from .instructions import Progress
 from .kernels import TEAM_KERNELS
-from .layout import Layout, Matrix, matrices_of
+from .layout import Layout, Matrix, for_kernels, matrices_of
 from .many_rows import ManyRows
 from .memory import Memory
 from .one_row import OneRow
@@ -31,7 +31,7 @@ class Lowered:
     one: np.ndarray  # INSTRUCTION [n], for steps of one row
     names: tuple[list[str], list[str]]  # of the instructions in either list, for people
     memory: Memory
-    embeds: bool  # whether the lists begin with the embedding lookup
+    lookups: list[tuple[ops.Embed, np.ndarray]]  # from tables that stay in the file, done before each step
     by_length: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs], filled before each step
 
 
@@ -50,7 +50,7 @@ class Lowering:
         memory = Memory(self.layout.n_threads)
         for buffer in self.program.buffers:
             memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
-        weights = {id(weight): weight for weight in matrices_of(self.program)}
+        weights = {id(weight): for_kernels(op, weight) for op, weight in matrices_of(self.program)}
         panels = self._panels(memory, weights.values())
         pool = ThreadPoolExecutor(self.layout.n_threads)
         try:
@@ -69,14 +69,13 @@ class Lowering:
         finally:
             self._stopped = True
             pool.shutdown(cancel_futures=True)
-        embed = self.program.ops[0]
-        assert isinstance(embed, ops.Embed)
+        embeds = [op for op in self.program.ops if isinstance(op, ops.Embed) and id(op.table) not in matrices]
         return Lowered(
             many.table(),
             one.table(),
             (many.names, one.names),
             memory,
-            id(embed.table) in matrices,
+            [(op, memory.floats(op.out.name)) for op in embeds],
             [(op, memory.floats(name)) for name, op in by_length.items()],
         )
 

@@ -64,7 +64,6 @@ class CpuMachine:
             tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, layout, release, progress).lower()
-        self._embedding = self._lowered.memory.floats(embed.out.name)
         self._logits = self._lowered.memory.floats(program.logits.name)[:, : program.logits.width]
         self._team = Team(self.n_threads)
         self._step = np.zeros(1, STEP)
@@ -96,10 +95,10 @@ class CpuMachine:
             np.ascontiguousarray(a, np.int32)
             for a in (batch.tokens, batch.sequences, batch.positions, batch.wanted)
         )
-        if not self._lowered.embeds:
+        for embed, target in self._lowered.lookups:
             # Looked up in the file: a handful of rows, not worth a second layout.
-            rows = self._embed.table.rows(tokens)
-            np.multiply(rows, np.float32(self._embed.scale), out=self._embedding[:n, : rows.shape[1]])
+            rows = embed.table.rows(np.where(tokens < embed.table.shape[0], tokens, 0))
+            np.multiply(rows, np.float32(embed.scale), out=target[:n, : rows.shape[1]])
         if self._lowered.by_length:
             lengths = batch.sequence_lengths()
             for op, frequencies in self._lowered.by_length:
@@ -119,13 +118,13 @@ class CpuMachine:
         """End the worker threads and let the memory go; a later step raises RuntimeError."""
         if not self._team.closed:
             self._team.close()
-            del self._lowered, self._embedding, self._logits
+            del self._lowered, self._logits
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
     """The cache's element type, one of `CACHE_TYPES`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
-        if all(weight.format.is_float for weight in matrices_of(program)):
+        if all(weight.format.is_float for _, weight in matrices_of(program)):
             return "F32"
         return "F16" if _uneven_keys(program) else "Q8_0"
     if kv_type.upper() not in CACHE_TYPES:

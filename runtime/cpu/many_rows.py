@@ -53,6 +53,10 @@ class ManyRows(ManyRowsExperts):
                 self._route(op)
             case ops.MoE():
                 self._mix(op)
+            case ops.PredictStreams() | ops.CorrectStreams():
+                self._stream(op)
+            case ops.HeadMatMul():
+                self._multiply_heads(op)
             case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
                 self._recur(op)
             case ops.SelectRows():
@@ -65,6 +69,29 @@ class ManyRows(ManyRowsExperts):
 
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._shared(buffer)
+
+    def _result(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer)
+        return self._shared(buffer)
+
+    def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
+        return self._sharing(buffer), {"on_wanted": buffer.wanted}
+
+    def _head_product(self, x: ops.Buffer, out: ops.Buffer, head: int, op: ops.HeadMatMul) -> None:
+        matrix = self._matrices[id(op.weights[head])]
+        source, target = self._shared(x), self._shared(out)
+        step, padded = x.width // len(op.weights), out.width // len(op.weights)
+        self._list.emit(
+            FLOAT_MATMULS[matrix.weight.format.name],
+            MATMUL,
+            [source],
+            [target],
+            target.name,  # each head has columns of its own
+            **matrix.fields()
+            | {"x": source.address + 4 * head * step, "x_stride": source.stride}
+            | {"out": target.address + 4 * head * padded, "out_stride": target.stride}
+            | {"on_wanted": x.wanted},
+        )
 
     def _output(self, buffer: ops.Buffer) -> Region:
         self._wrote(buffer)
@@ -177,6 +204,7 @@ class ManyRows(ManyRowsExperts):
             cos=cos.address,
             sin=sin.address,
             angle_stride=cos.stride,
+            start=op.start,
         )
         self._wrote(op.x)
 
@@ -185,11 +213,13 @@ class ManyRows(ManyRowsExperts):
         keys, values = cache(self._memory, op, layout)
         scratch_bytes = sizes.attention_scratch_bytes(op.head_dim)
         scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
-        q, k, v, out = (self._shared(b) for b in (op.q, op.k, op.v, op.out))
+        q, out = self._shared(op.q), self._shared(op.out)
+        k, v = (self._shared(b) for b in (op.k, op.v)) if op.append else (q, q)
         fields = attention_fields(self._memory, op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
         record = ATTENTION
-        self._list.emit(STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
+        if op.append:
+            self._list.emit(STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
         attend = ATTENDS[layout.cache_type]
         self._list.emit(attend, record, [q, keys, values], [out], OTHER, **fields)
         self._wrote(op.out)

@@ -52,6 +52,30 @@ class OneRow(OneRowExperts):
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._source(buffer)
 
+    def _result(self, buffer: ops.Buffer) -> Region:
+        self._wrote(buffer, self._own(buffer))
+        return self._own(buffer)
+
+    def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
+        return OTHER, {"every": True}
+
+    def _head_product(self, x: ops.Buffer, out: ops.Buffer, head: int, op: ops.HeadMatMul) -> None:
+        matrix = self._matrices[id(op.weights[head])]
+        source, target = self._source(x), self._memory.rows(out.name, 1, 4 * out.width)
+        step, padded = x.width // len(op.weights), out.width // len(op.weights)
+        self._list.emit(
+            MATVECS[matrix.weight.format.name],
+            MATMUL,
+            [source],
+            [target],
+            target.name,  # each head has columns of its own
+            **matrix.fields()
+            | {"x": source.address + 4 * head * step, "x_private": source.private}
+            | {"out": target.address + 4 * head * padded, "out_stride": target.stride}
+            | {"on_wanted": x.wanted},
+        )
+        self._wrote(out, target)
+
     def _output(self, buffer: ops.Buffer) -> Region:
         self._wrote(buffer, self._shared(buffer))
         return self._shared(buffer)
@@ -85,6 +109,10 @@ class OneRow(OneRowExperts):
                 self._route(op)
             case ops.MoE():
                 self._mix(op)
+            case ops.PredictStreams() | ops.CorrectStreams():
+                self._stream(op)
+            case ops.HeadMatMul():
+                self._multiply_heads(op)
             case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
                 self._recur(op)
             case ops.SelectRows():
@@ -122,6 +150,7 @@ class OneRow(OneRowExperts):
             cos=cos.address,
             sin=sin.address,
             angle_stride=cos.stride,
+            start=op.start,
         )
 
     def _pointwise(
@@ -207,7 +236,8 @@ class OneRow(OneRowExperts):
     def _attend(self, op: ops.Attend) -> None:
         layout, kind = self._layout, self._layout.cache_type
         prepared, reads = self._preparation(op)
-        q, k, v = (self._source(b) for b in (op.q, op.k, op.v))
+        q = self._source(op.q)
+        k, v = (self._source(b) for b in (op.k, op.v)) if op.append else (q, q)
         keys, values = cache(self._memory, op, layout)
         max_tokens = layout.n_pages * layout.page_size
         scratch = self._memory.private(f"attention {op.head_dim}", sizes.attention_scratch_bytes(op.head_dim))
@@ -275,7 +305,7 @@ def _same_rotation(q: list[ops.RoPE], k: list[ops.RoPE]) -> bool:
     if len(q) != len(k):
         return False
     a, b = q[0], k[0]
-    return a.interleaved == b.interleaved and turns(a) == turns(b)
+    return a.interleaved == b.interleaved and turns(a) == turns(b) and a.start == b.start == 0
 
 
 def _per_head(norms: list[list[ops.RMSNorm]], op: ops.Attend) -> bool:

@@ -21,10 +21,6 @@ Recurrent = ops.CausalConv | ops.DeltaRule | ops.StateScan
 class RecurrentLowering(RowsLowering):
     """States are arrays that outlive the machine's steps, and are nobody's region."""
 
-    def _input(self, buffer: ops.Buffer) -> Region:
-        """Where an op finds a buffer."""
-        raise NotImplementedError
-
     def _output(self, buffer: ops.Buffer) -> Region:
         """Where an op writes a buffer that all threads see."""
         raise NotImplementedError

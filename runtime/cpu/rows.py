@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from .kernels import (
     GELU_GATE,
     GROW,
     LAYER_NORM,
+    MATCH_MAGNITUDE,
     RMS_NORM,
     SIGMOID_GATE,
+    SPARSIFY,
 )
 from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
 from .memory import Memory, Region
@@ -61,6 +64,10 @@ class RowsLowering:
     def _most(self, buffer: ops.Buffer) -> int:
         """The most rows that a step can have of a buffer."""
         return self._layout.rows(buffer)
+
+    def _input(self, buffer: ops.Buffer) -> Region:
+        """Where an op finds a buffer."""
+        raise NotImplementedError
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> Experts:
         return Experts(tuple(self._matrices[id(tensor)] for tensor in tensors))
@@ -103,27 +110,34 @@ class RowsLowering:
         vector, run = self._memory.vector, self._pointwise
         match op:
             case ops.RMSNorm():
-                own = 4 * op.x.width // op.groups if len(op.weight) == op.x.width else 0
-                weight = vector(op.weight)
-                groups, eps = op.groups, op.eps
-                how: dict[str, Any] = {"groups": groups, "number": eps, "length": op.x.width}
-                run(RMS_NORM, op.out, op.x, weight=weight, weight_stride=own, **how)
+                own = len(op.weight) == op.x.width  # a weight for every column, else the same for each part
+                how: dict[str, Any] = {
+                    "weight_stride": 4 * op.x.width // op.groups if own else 0,
+                    "length": op.x.width if own else op.groups * len(op.weight),
+                }
+                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps, **how)
             case ops.LayerNorm():
                 bias = 0 if op.bias is None else vector(op.bias)
                 weight = vector(op.weight)
                 run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
             case ops.GatedActivation():
                 gate = ACTIVATIONS.get(op.kind, 0)
-                run(_gate(op.kind), op.out, op.gate, op.up, gate=gate, number=op.scale)
+                up = self._input(op.up)
+                up = replace(up, address=up.address + 4 * op.up_start)
+                run(_gate(op.kind), op.out, op.gate, up, gate=gate, number=op.scale)
             case ops.Activation():
                 ones = Region("ones", vector(self._ones(op.x.width)), 0)
                 gate = ACTIVATIONS.get(op.kind, 0)
                 run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
             case ops.Add():
-                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=1.0)
+                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=op.keep)
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
+            case ops.Sparsify():
+                run(SPARSIFY, op.x, op.x, number=op.deviations)
+            case ops.MatchMagnitude():
+                run(MATCH_MAGNITUDE, op.x, op.x, op.like, number=op.floor)
             case ops.SigmoidGate():
                 run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
             case ops.GrowQueries():

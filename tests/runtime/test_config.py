@@ -85,6 +85,79 @@ YARN_GGUF = {
     "mistral3.rope.scaling.yarn_beta_fast": 32.0,
     "mistral3.attention.temperature_scale": 0.1,
 }
+DEEPSEEK = {
+    **LLAMA,
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 32,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "rope_interleave": True,
+    "topk_method": "noaux_tc",
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 4.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 64,
+    },
+}
+GEMMA4 = {
+    **{key: value for key, value in LLAMA.items() if key not in ("hidden_act", "rope_theta")},
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 16,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "per_layer_config": None,
+    "use_bidirectional_attention": None,
+    "hidden_size_per_layer_input": 8,
+    "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25}},
+}
+GEMMA3N = {
+    **GEMMA3,
+    "model_type": "gemma3n_text",
+    "intermediate_size": [64] * 7,
+    "activation_sparsity_pattern": [0.5] * 7,
+    "altup_num_inputs": 4,
+    "altup_active_idx": 0,
+    "altup_correct_scale": True,
+    "laurel_rank": 8,
+    "num_kv_shared_layers": 0,
+}
+DEEPSEEK_GGUF = {
+    **{key.replace("llama.", "deepseek2."): value for key, value in GGUF.items()},
+    "general.architecture": "deepseek2",
+    "deepseek2.attention.kv_lora_rank": 32,
+    "deepseek2.attention.q_lora_rank": 16,
+    "deepseek2.attention.key_length": 40,
+    "deepseek2.attention.value_length": 32,
+    "deepseek2.attention.key_length_mla": 24,
+    "deepseek2.attention.value_length_mla": 16,
+    "deepseek2.rope.dimension_count": 8,
+    "deepseek2.rope.scaling.type": "yarn",
+    "deepseek2.rope.scaling.factor": 4.0,
+    "deepseek2.rope.scaling.yarn_log_multiplier": 0.1,
+}
+GEMMA4_GGUF = {
+    **{key.replace("gemma3.", "gemma4."): value for key, value in GEMMA3_GGUF.items()},
+    "general.architecture": "gemma4",
+    "gemma4.attention.key_length_swa": 16,
+    "gemma4.attention.value_length_swa": 16,
+    "gemma4.attention.shared_kv_layers": 1,
+    "gemma4.attention.sliding_window_pattern": [True, False] * 3 + [True],
+    "gemma4.attention.head_count_kv": [2, 1] * 3 + [2],
+    "gemma4.embedding_length_per_layer_input": 8,
+    "gemma4.activation_sparsity_scale": [1.0] * 7,
+    "gemma4.rope.dimension_count_swa": 16,
+}
+NEW_BASES = [DEEPSEEK, GEMMA4, GEMMA3N, DEEPSEEK_GGUF, GEMMA4_GGUF]
 
 
 def tensor(*shape: int) -> QTensor:
@@ -459,7 +532,8 @@ JUNK = st.one_of(
 @given(data=st.data(), value=JUNK)
 def test_any_value_anywhere(data, value):
     """A wrong value gives a config or one line, never another exception."""
-    base = data.draw(st.sampled_from([LLAMA, GEMMA3, PHI3, MIXTRAL, GPT2, GGUF, GEMMA3_GGUF, YARN_GGUF]))
+    older = [LLAMA, GEMMA3, PHI3, MIXTRAL, GPT2, GGUF, GEMMA3_GGUF, YARN_GGUF]
+    base = data.draw(st.sampled_from([*older, *NEW_BASES]))
     optional = ["layer_types", "rope_parameters", "text_config", "sliding_window_pattern", "attention_bias"]
     optional += ["no_rope_layers", "rotary_dim", "logit_scale", "expert_count", "num_experts", "n_group"]
     key = data.draw(st.sampled_from([*base, *optional]))
@@ -479,9 +553,16 @@ def test_any_value_anywhere(data, value):
     assert "\n" not in message
 
 
+def test_bases_of_any_value_are_sound():
+    for base in NEW_BASES:
+        read = config_from_gguf if "general.architecture" in base else config_from_hf
+        assert read(base, TENSORS).n_layers >= 2
+
+
 def test_rows_are_complete():
     for name, arch in ARCHS.items():
         assert name == arch.name
-        assert {"attn_q", "attn_k", "attn_v", "attn_output"} <= set(arch.layer)
+        assert {"attn_q", "attn_output"} <= set(arch.layer)
+        assert {"attn_k", "attn_v"} <= set(arch.layer) or {"attn_k_b", "attn_v_b"} <= set(arch.layer)
         assert {"ffn_up", "ffn_down"} <= set(arch.layer) or {*PROJECTIONS, "ffn_gate_inp"} <= set(arch.layer)
         json.dumps(dict(arch.hf_defaults))

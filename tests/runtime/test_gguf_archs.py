@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -43,6 +44,29 @@ QWEN_EXPERTS = {
     "expert_used_count": 2,
     "expert_feed_forward_length": 32,
     "expert_shared_feed_forward_length": 32,
+}
+DEEPSEEK = {
+    "attention.head_count_kv": 1,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length": 48,  # of the latent
+    "attention.value_length": 32,
+    "rope.dimension_count": 16,
+    "expert_count": 8,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "leading_dense_block_count": 1,
+}
+DEEPSEEK_YARN = {
+    "rope.scaling.type": "yarn",
+    "rope.scaling.factor": 4.0,
+    "rope.scaling.original_context_length": 64,
+}
+LOCAL = {
+    "attention.sliding_window": 16,
+    "attention.sliding_window_pattern": [True, False, True, True, False],
+    "attention.shared_kv_layers": 2,
+    "embedding_length_per_layer_input": 16,
+    "final_logit_softcapping": 5.0,
 }
 # fixture → its architecture in GGUF, and the keys that say what its config.json does
 CASES = {
@@ -226,6 +250,89 @@ CASES = {
         },
     ),
     "falcon-h1": ("falcon-h1", {**MAMBA, "ssm.inner_size": 96, "ssm.time_step_rank": 6}),
+    "deepseek-v2": (
+        "deepseek2",
+        {
+            **DEEPSEEK,
+            **DEEPSEEK_YARN,
+            "attention.key_length_mla": 32,
+            "attention.value_length_mla": 16,
+            "rope.scaling.yarn_log_multiplier": 0.0707,
+            "expert_shared_count": 2,
+            "expert_weights_scale": 1.0,
+        },
+    ),
+    "deepseek-v3": (
+        "deepseek2",
+        {
+            **DEEPSEEK,
+            **DEEPSEEK_YARN,
+            "attention.q_lora_rank": 32,
+            "attention.key_length_mla": 32,
+            "attention.value_length_mla": 16,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 2.5,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+            "expert_group_count": 4,
+            "expert_group_used_count": 2,
+        },
+    ),
+    "glm4-moe-lite": (
+        "deepseek2",
+        {
+            **DEEPSEEK,
+            "attention.q_lora_rank": 32,
+            "attention.key_length_mla": 40,
+            "attention.value_length_mla": 32,
+            "expert_shared_count": 1,
+            "expert_weights_scale": 1.8,
+            "expert_weights_norm": True,
+            "expert_gating_func": 2,
+        },
+    ),
+    "gemma3n": (
+        "gemma3n",
+        {
+            **LOCAL,
+            "feed_forward_length": [64] * 5,
+            "altup.num_inputs": 4,
+            "altup.active_idx": 0,
+            "activation_sparsity_scale": [NormalDist().inv_cdf(0.8)] * 2 + [-math.inf] * 3,
+        },
+    ),
+    "gemma4": (
+        "gemma4",
+        {
+            **LOCAL,
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32,
+            "rope.dimension_count": 64,
+            "rope.dimension_count_swa": 32,
+            "rope.freq_base_swa": 10000.0,
+            "feed_forward_length": [64, 64, 64, 128, 128],
+        },
+    ),
+    "gemma4-moe": (
+        "gemma4",
+        {
+            **LOCAL,
+            "attention.sliding_window_pattern": [True, True, False],
+            "attention.shared_kv_layers": 0,
+            "embedding_length_per_layer_input": 0,
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32,
+            "attention.head_count_kv": [2, 2, 1],
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 32,
+        },
+    ),
 }
 
 
@@ -248,6 +355,42 @@ def test_gguf_of_a_fixture(conformance, feed, tmp_path, name):
     expected = reference["logits_full" if "logits_full" in reference else "logits"]
     np.testing.assert_allclose(logits[reference["rows"]], expected, rtol=0, atol=4e-4)
     assert ARCHS[config.arch].gguf == arch
+
+
+@pytest.fixture
+def older_deepseek(conformance, tmp_path):
+    """(metadata, tensors) of a file with one matrix for keys and values, and the lengths of heads."""
+    arch, keys = CASES["deepseek-v2"]
+    older = {"attention.head_count_kv": 4, "attention.key_length": 32, "attention.value_length": 16}
+    keys = {key: value for key, value in keys.items() if not key.endswith("_mla")} | older
+    path = as_gguf(conformance("deepseek-v2"), tmp_path / "model.gguf", arch, whole=("attn_kv_b",), **keys)
+    file = GGUFFile.open(path)
+    return file.metadata, dict(file.tensors)
+
+
+def test_older_files_of_latent_attention(conformance, feed, older_deepseek):
+    metadata, tensors = older_deepseek
+    config = config_from_gguf(metadata, tensors)
+    machine = ReferenceMachine(build_program(config, Weights(config, tensors)), n_pages=3)
+    reference = np.load(conformance("deepseek-v2") / "reference.npz")
+    logits = feed(machine, PageTable(3), reference["input_ids"])
+    np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=4e-4)
+
+
+def test_quantised_matrices_of_keys_are_turned(feed, older_deepseek):
+    """Into floats of the values that they stand for: blocks lie along the other axis."""
+    metadata, tensors = older_deepseek
+    logits = []
+    for form in ("Q8_0", "F32"):
+        for name in ("blk.0.attn_kv_b.weight", "blk.1.attn_kv_b.weight"):
+            values = tensors[name].dequantize()
+            blocks = values if form == "F32" else FORMATS[form].quantize(values.reshape(-1, 32))
+            data = np.ascontiguousarray(blocks).view(np.uint8).reshape(len(values), -1)
+            tensors[name] = QTensor(name, FORMATS[form], values.shape, data)
+        config = config_from_gguf(metadata, tensors)
+        machine = ReferenceMachine(build_program(config, Weights(config, tensors)), n_pages=1)
+        logits.append(feed(machine, PageTable(1), np.arange(3, 33)))
+    np.testing.assert_array_equal(*logits)
 
 
 def test_layers_of_smollm3_in_gguf(conformance, tmp_path):

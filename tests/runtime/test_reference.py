@@ -336,7 +336,7 @@ def test_gated_activation(kind, function):
     got = run(machine_of(op, gate=gate, up=up), batch([0]), "gate")
     np.testing.assert_allclose(got[0], [2 * function(float(x)) for x in gate[0]], rtol=1e-5, atol=1e-6)
     assert got.dtype == np.float32
-    assert set(ACTIVATIONS) == {"silu", "gelu", "gelu_tanh", "relu2", "identity"}
+    assert set(ACTIVATIONS) == {"silu", "gelu", "gelu_tanh", "relu2", "identity", "tanh"}
 
 
 def test_add_select_and_soft_cap():

@@ -220,6 +220,27 @@ def grow(arguments: int, step: int, thread: int) -> None:
             storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) * growth)
 
 
+@kernel
+def join_heads(arguments: int, step: int, thread: int) -> None:
+    """For each of `groups` heads `length` columns of y, and what x has of the head behind its first `start`.
+
+    A head has `weight_stride` columns in y.
+    """
+    a, s = arguments_at(arguments), step_at(step)
+    first, last = _my_rows(a, s, thread)
+    size = a.width // a.groups
+    for t in range(first, last):
+        out = _out(a, thread, t)
+        for h in range(a.groups):
+            x, y = _x(a, thread, t) + 4 * h * size, _y(a, thread, t) + 4 * h * a.weight_stride
+            for i in range(0, 4 * a.length, 4):
+                store_f32(out + i, load_f32(y + i))
+            out += 4 * a.length
+            for i in range(4 * a.start, 4 * size, 4):
+                store_f32(out, load_f32(x + i))
+                out += 4
+
+
 @reassociating_kernel
 def sparsify(arguments: int, step: int, thread: int) -> None:
     """out = max(x - (mean + number · standard deviation), 0), of a row."""
