@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -15,10 +16,8 @@ import numpy as np
 
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
-from ..runtime.cpu_gaps import cpu_gaps
 from ..runtime.engine import SAVED_STATES, Engine
-from ..runtime.fields import UnsupportedModel
-from ..runtime.ops import MatMul, MoE, Program
+from ..runtime.ops import CacheLayer, MatMul, MoE, Program
 from ..runtime.program import build_program
 from ..runtime.sampler import SamplingParams
 from ..runtime.state import state_bytes
@@ -214,21 +213,21 @@ def load_model(
     warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
     _check_arguments(device, context, threads)
     source = open_source(path, text)
-    program = build_program(source.config, Weights(source.config, source.tensors))
+    weights = Weights(source.config, source.tensors)
+    program = build_program(source.config, weights)
+    if weights.skipped:
+        warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
+    layers: Sequence[CacheLayer] = program.cache_layers
     if device == "reference":
         threads, kv_type, copied = 1, "f32", _float32_bytes(source)
     else:
         from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads
 
-        if gaps := cpu_gaps(program):
-            raise UnsupportedModel(
-                f"the CPU machine cannot run {source.config.arch} models yet ({', '.join(gaps)}); "
-                "the device reference can, slowly"
-            )
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
+        layers = [replace(layer, value_dim=None) for layer in layers]  # it keeps values beside their keys
     need = MemoryNeed(
         source.n_bytes + copied,
-        cache_bytes_per_token(program.cache_layers, kv_type),
+        cache_bytes_per_token(layers, kv_type),
         (1 + SAVED_STATES) * state_bytes(program.state_layers),
     )
     context = _choose_context(source, need, context, warn)

@@ -175,7 +175,8 @@ class Weights:
     Binding is strict: a tensor that is missing, left over or of another shape raises DamagedFile
     naming it. Left-overs that are meant to be skipped: derived buffers, an output matrix next to tied
     embeddings, and the parts of a larger model that the architecture's row lists. Projections that a
-    file keeps in one tensor are views of its rows, if they lie side by side in it.
+    file keeps in one tensor are views of its rows, if they lie side by side in it. `skipped`
+    says which parts of a larger model were left, and how many tensors each has.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
@@ -225,12 +226,17 @@ class Weights:
         for i, layer in enumerate(config.layers):
             if layer.kv_from is not None:  # some files have them all the same
                 left -= {names(f"blk.{i}.{stem}.weight") for stem in _OF_KEYS & set(ARCHS[config.arch].layer)}
+        skipped: dict[str, int] = {}
         for name in sorted(left):
             meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
-            if not meant and not name.startswith(skip):
+            if part := next((prefix for prefix in skip if name.startswith(prefix)), None):
+                skipped[part] = skipped.get(part, 0) + 1
+            elif not meant:
                 raise DamagedFile(
                     f"tensor {name} has no place in a {config.arch} model of {config.n_layers} layers"
                 )
+
+        self.skipped = {f"{part.rstrip('._')} ({n} tensors)" for part, n in skipped.items()}
 
     def matrix(self, name: str) -> QTensor:
         """The tensor called `name`, (outputs, inputs), as it lies in the file."""

@@ -11,6 +11,7 @@ import numpy as np
 from ...quant.block import QTensor
 from ...quant.kernel import Kernel
 from .. import ops
+from ..fields import UnsupportedModel
 from .instructions import ROWS, Instructions
 from .kernels import (
     ADD,
@@ -143,7 +144,7 @@ class RowsLowering:
             case ops.GrowQueries():
                 run(GROW, op.q, op.q, number=op.beta, length=op.length)
             case _:
-                raise TypeError(f"the CPU machine does not know {type(op).__name__}")
+                raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")
 
     def _pointwise(
         self,

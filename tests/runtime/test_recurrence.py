@@ -15,7 +15,7 @@ from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf import GGUFFile
-from kukri.runtime.config import UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.program import build_program
 from kukri.runtime.recurrence import Recurrence
 from kukri.runtime.weights import Weights
@@ -179,14 +179,14 @@ def test_wrong_gguf_keys(conformance, tmp_path, key, value):
         config_from_gguf(metadata, file.tensors)
 
 
-def test_heads_that_differ_from_layer_to_layer_are_refused(conformance, tmp_path):
-    """But for those that are 0: of layers that have none."""
+def test_heads_of_layers_that_attend(conformance, tmp_path):
+    """0 is that of layers that have none."""
     arch, keys = CASES["nemotron-h"]
     file = GGUFFile.open(as_gguf(conformance("nemotron-h"), tmp_path / "model.gguf", arch, **keys))
     key = f"{arch}.attention.head_count_kv"
     assert config_from_gguf(file.metadata, file.tensors).n_kv_heads == 2
-    with pytest.raises(UnsupportedModel, match="differs from layer to layer"):
-        config_from_gguf({**file.metadata, key: np.int32([0, 1, 2, 0, 0])}, file.tensors)
+    with pytest.raises(DamagedFile, match="4 attention heads cannot share 3"):
+        config_from_gguf({**file.metadata, key: np.int32([0, 0, 3, 0, 0])}, file.tensors)
     with pytest.raises(DamagedFile, match="head_count_kv"):
         config_from_gguf({**file.metadata, key: np.zeros(5, np.int32)}, file.tensors)
 
