@@ -61,6 +61,8 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
     if not count:
         return None
     _check_supported(arch, "expert_count")
+    if "moe_latent_size" in keys:
+        raise UnsupportedModel("experts behind a narrower projection (moe_latent_size) are not supported")
     width = keys.integer("feed_forward_length", 0, low=0, some=True)
     width = keys.integer("expert_feed_forward_length", width, some=True)
     shared = keys.integer("expert_shared_count", 1, low=0) * width
@@ -92,6 +94,8 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
     if not named or not count:
         return None
     _check_supported(arch, named)
+    if "moe_latent_size" in keys:
+        raise UnsupportedModel("experts behind a narrower projection (moe_latent_size) are not supported")
     width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size", 0, low=0))
     shared = keys.integer("n_shared_experts", keys.integer("moe_num_shared_experts", 0, low=0), low=0) * width
     shared = keys.integer("shared_expert_intermediate_size", shared, low=0)

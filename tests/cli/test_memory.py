@@ -124,6 +124,21 @@ def test_cache_bytes():
         cache_bytes_per_token(layers, "f8")
 
 
+def test_states_count_once_whatever_the_context():
+    need = MemoryNeed(weights=GB, per_token=1000, states=2 * GB)
+    assert need.total(64) == 3 * GB + OVERHEAD + 64_000
+    assert need.largest_context(3 * GB + OVERHEAD + 6_400_000) == 6400
+    with pytest.raises(NotEnoughMemory, match="smaller quantisation or model would fit, of up to 8"):
+        need.check("lfm2", 8192, 3 * GB)
+
+
+def test_a_model_that_keeps_nothing_of_a_token():
+    need = MemoryNeed(weights=GB, per_token=0.0, states=GB)
+    need.check("mamba", 10**6, 2 * GB + OVERHEAD)
+    assert need.largest_context(3 * GB) >= 10**6
+    assert need.largest_context(2 * GB) == 0
+
+
 def test_cache_comes_in_pages():
     need = MemoryNeed(weights=0, per_token=1000)
     assert need.cache(1) == need.cache(64) == 64_000
