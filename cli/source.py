@@ -79,7 +79,7 @@ def _open_folder(path: Path, text: bool) -> Source:
 
 
 def _folder_names(path: Path) -> list[str]:
-    """What a folder is called; in a cache of the Hub it is called by a hash, and one above it by the model."""
+    """What a folder is called; in a cache of the Hub that is a hash, and one above it names the model."""
     names = [folder.name for folder in (path.resolve(), *path.resolve().parents)]
     return [names[0], *(name for name in names[1:3] if name.startswith("models--"))]
 

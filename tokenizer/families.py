@@ -9,8 +9,17 @@ from __future__ import annotations
 from .builtin import Family
 from .prompt_forms import SYSTEM, Form, always, folded, given, or_else, turns
 from .prompt_sources import (
-    IM, IM_SYSTEM, THINKING_IS_OFF, chatml, cohere, deepseek, granite, harmony, llama_3, mistral,
-)  # fmt: skip
+    IM,
+    IM_SYSTEM,
+    THINKING_IS_OFF,
+    chatml,
+    cohere,
+    deepseek,
+    granite,
+    harmony,
+    llama_3,
+    mistral,
+)
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _DEEPSEEK = ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>")

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from .prompt_forms import (
-    FOLD, NO_SUCH_ROLE, SYSTEM, TAKE_SYSTEM, Form, always, given, one_message, or_else, turns,
-)  # fmt: skip
+    FOLD,
+    NO_SUCH_ROLE,
+    SYSTEM,
+    TAKE_SYSTEM,
+    Form,
+    always,
+    given,
+    one_message,
+    or_else,
+    turns,
+)
 
 IM = Form("<|im_start|>$role\n", "<|im_end|>\n")
 IM_SYSTEM = Form("<|im_start|>system\n", "<|im_end|>\n")
