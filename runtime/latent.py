@@ -100,9 +100,9 @@ class HeadTensors:
     """The matrices of one layer's heads: `keys` (rank, plain) take queries to the latent, and `values`
     (value, rank) take what attention gives from it.
 
-    Files have them apart, with all heads in one tensor, or as the rows of one matrix, (plain + value, rank)
-    for each head; then those of keys are turned, and kept as floats. `used` are the names of the tensors in
-    the file. Raises DamagedFile.
+    Files have them apart, with all heads in one tensor of two or three dimensions, or as the rows of one
+    matrix, (plain + value, rank) for each head; then those of keys are turned, and kept as floats. `used` are
+    the names of the tensors in the file. Raises DamagedFile.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ def _of_heads(
     if name not in held:
         raise DamagedFile(f"tensor {name} is missing")
     tensor = held[name]
-    if tensor.shape != shape:
+    if tensor.shape not in (shape, (int(np.prod(shape[:-1])), shape[-1])):
         raise DamagedFile(f"tensor {name} has shape {tensor.shape}, but the model needs {shape}")
     heads = heads or shape[0]
     n_rows = int(np.prod(shape[:-1])) // heads

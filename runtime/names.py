@@ -42,7 +42,8 @@ class Names:
         if from_gguf:
             self._layer = {stem: arch.gguf_names.get(stem, stem) for stem in arch.layer}
             for stems, whole in _TOGETHER:
-                given = f"blk.0.{whole}.weight" in held and whole not in self._layer.values()
+                given = f"blk.0.{whole}.weight" in held and f"blk.0.{stems[-1]}.weight" not in held
+                given = given and whole not in self._layer.values()
                 if given and set(stems) <= set(self._layer):
                     self._layer |= dict.fromkeys(stems, whole)
             if "ffn_gate" in self._layer and "blk.0.ffn_gate.weight" not in held:

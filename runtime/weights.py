@@ -86,6 +86,8 @@ class Weights:
         for i, layer in enumerate(config.layers):
             if layer.kv_from is not None:  # some files have them all the same
                 left -= {names(f"blk.{i}.{stem}.weight") for stem in OF_KEYS & set(ARCHS[config.arch].layer)}
+            if config.latent and config.from_gguf:  # next to the matrices that it is made of
+                left.discard(f"blk.{i}.attn_kv_b.weight")
         skipped: dict[str, int] = {}
         for name in sorted(left):
             meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))

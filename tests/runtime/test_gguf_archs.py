@@ -377,6 +377,24 @@ def test_older_files_of_latent_attention(conformance, feed, older_deepseek):
     np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=4e-4)
 
 
+def test_files_with_the_matrices_of_heads_in_both_forms(feed, older_deepseek):
+    """Those that are apart are taken, also where all heads' rows make up one matrix."""
+    metadata, tensors = older_deepseek
+    logits = []
+    for both in (False, True):
+        for i in range(2 if both else 0):
+            by_head = tensors[f"blk.{i}.attn_kv_b.weight"].dequantize().reshape(4, 32, 32)
+            apart = {"attn_k_b": by_head[:, :16].swapaxes(1, 2), "attn_v_b": by_head[:, 16:]}
+            for stem, values in apart.items():
+                values = np.ascontiguousarray(values).reshape(-1, values.shape[-1])
+                name = f"blk.{i}.{stem}.weight"
+                tensors[name] = QTensor(name, FORMATS["F32"], values.shape, values.view(np.uint8))
+        config = config_from_gguf(metadata, tensors)
+        machine = ReferenceMachine(build_program(config, Weights(config, tensors)), n_pages=1)
+        logits.append(feed(machine, PageTable(1), np.arange(3, 33)))
+    np.testing.assert_array_equal(*logits)
+
+
 def test_quantised_matrices_of_keys_are_turned(feed, older_deepseek):
     """Into floats of the values that they stand for: blocks lie along the other axis."""
     metadata, tensors = older_deepseek
