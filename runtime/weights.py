@@ -92,6 +92,8 @@ def _shapes_of_layer(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, 
             "ffn_gate_shexp": (shared, c.hidden),
             "ffn_up_shexp": (shared, c.hidden),
             "ffn_down_shexp": (c.hidden, shared),
+            "ffn_latent_down": (c.experts.latent, c.hidden),
+            "ffn_latent_up": (c.hidden, c.experts.latent),
             "ffn_down_exps_scale": (c.experts.count,),
             "exp_probs_b": (c.experts.count,),
         }
@@ -139,6 +141,8 @@ def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
     absent = {"attn_k_b", "attn_v_b"} | (arch.norms - c.norms)
     if not experts or not experts.choice_bias:
         absent.add("exp_probs_b")
+    if not experts or not experts.latent:
+        absent |= {"ffn_latent_down", "ffn_latent_up"}
     if not experts:
         absent |= _OF_EXPERTS
     elif not experts.beside_dense:
@@ -209,7 +213,9 @@ class Weights:
         self._experts: dict[int, ExpertTensors] = {}
         for i, layer in enumerate(config.layers):
             if layer.experts and config.experts:
-                self._experts[i] = ExpertTensors(i, config.experts, config.hidden, arch, names, tensors)
+                self._experts[i] = ExpertTensors(
+                    i, config.experts, config.experts.latent or config.hidden, arch, names, tensors
+                )
         self._heads: list[HeadTensors] = []
         if c := config.latent:
             self._heads = [HeadTensors(i, c, config.n_heads, names, tensors) for i in range(config.n_layers)]
