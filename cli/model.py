@@ -104,7 +104,8 @@ class Model:
         """
         if self.chat_template is None:
             raise TemplateError(f"{self.name} has no chat template; use raw completion instead (--raw)")
-        return encode_chat(self.tokenizer, self.chat_template, messages, tools, **variables)
+        own = self.chat_template == self.tokenizer.chat_template  # which may have another one for tools
+        return encode_chat(self.tokenizer, None if own else self.chat_template, messages, tools, **variables)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 [len(ids), vocab_size]: the logits after each of `ids`, independent of earlier calls.
@@ -213,6 +214,8 @@ def load_model(
     warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
     _check_arguments(device, context, threads)
     source = open_source(path, text)
+    if source.builtin:
+        warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)
     program = build_program(source.config, weights)
     if weights.skipped:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from . import store, terminal
@@ -53,7 +54,7 @@ def show(
             ("quant", about.quant),
             ("formats", f"{formats} ({about.bits_per_weight:.2f} bits per weight)"),
             ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
-            ("chat template", "yes" if about.chat_template else "no"),
+            ("chat template", "yes" if about.chat_template else _builtin(path)),
             ("licence", licence or "not stated"),
             ("size", terminal.human_bytes(sum(file.stat().st_size for file in about.paths))),
             *(("file", str(file)) for file in about.paths),
@@ -80,3 +81,16 @@ def show(
         terminal.write(terminal.as_json(facts, indent=1) + "\n")
     else:
         terminal.write(terminal.pairs(rows))
+
+
+def _builtin(path: Path) -> str:
+    """Whether a model whose files have no chat template gets one."""
+    from ..quant.errors import DamagedFile
+    from ..tokenizer import TokenizerError
+    from .source import open_source
+
+    try:
+        family = open_source(path).builtin
+    except (DamagedFile, TokenizerError):
+        return "no"
+    return f"built in, for {family}" if family else "no"

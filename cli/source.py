@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ class Source:
     end_ids: frozenset[int]
     n_bytes: int
     release: Callable[[QTensor], None]
+    builtin: str = ""  # the family whose chat template the tokenizer was given, as the files have none
 
 
 def open_source(path: Path, text: bool = True) -> Source:
@@ -42,6 +43,7 @@ def open_source(path: Path, text: bool = True) -> Source:
     has_tokenizer = text and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
     tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
     name = file.metadata.get("general.name")
+    called = [file.metadata.get(f"general.{key}") for key in ("name", "basename", "finetune", "architecture")]
     return Source(
         path=path,
         name=name if isinstance(name, str) and name else path.stem,
@@ -51,6 +53,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         end_ids=tokenizer.end_ids if tokenizer else frozenset(),
         n_bytes=file.n_bytes,
         release=file.release,
+        builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
 
 
@@ -61,6 +64,7 @@ def _open_folder(path: Path, text: bool) -> Source:
     config = config_from_hf(folder.config, folder.tensors)
     text_config = folder.config.get("text_config")  # where a model also sees or hears
     ends = _ids(folder.generation_config) | _ids(folder.config) | _ids(text_config)
+    called = [folder.config.get(key) for key in ("_name_or_path", "model_type")]
     return Source(
         path=path,
         name=path.resolve().name,
@@ -70,7 +74,29 @@ def _open_folder(path: Path, text: bool) -> Source:
         end_ids=ends | (tokenizer.end_ids if tokenizer else frozenset()),
         n_bytes=folder.n_bytes,
         release=folder.release,
+        builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )
+
+
+def _folder_names(path: Path) -> list[str]:
+    """What a folder is called; in a cache of the Hub that is a hash, and one above it names the model."""
+    names = [folder.name for folder in (path.resolve(), *path.resolve().parents)]
+    return [names[0], *(name for name in names[1:3] if name.startswith("models--"))]
+
+
+def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Iterable[int]) -> str:
+    """Give a chat model without a template a built-in one; the name of its family, or ""."""
+    if tokenizer is None or tokenizer.chat_template:
+        return ""
+    from ..tokenizer.builtin import builtin_template
+
+    names = [name for name in called if isinstance(name, str)]
+    eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
+    family = builtin_template(tokenizer, names, [*ends, *eos])
+    if family is None:
+        return ""
+    tokenizer.chat_templates = {**tokenizer.chat_templates, "default": family.template}
+    return family.name
 
 
 def _ids(config: Any) -> frozenset[int]:

@@ -13,13 +13,15 @@ import numpy as np
 
 from .errors import DamagedFile
 from .mapped import MappedFile
+from .texts import Texts, pack_short
 
 MAX_HEADER_BYTES = 1 << 28  # everything before the tensor data; the largest vocabularies take 2^24
 MAX_ELEMENTS = 1 << 24  # of all arrays of a file together
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_DEPTH = 4  # arrays of arrays of …
 STRING_WINDOW = 1 << 19  # bytes that are searched for short strings at once
-ANY_STRINGS = 1 << 12  # strings read singly before short ones are looked for again
+ANY_STRINGS = 1 << 8  # strings read singly before short ones are looked for again
+LEAST_PACKED = 1 << 8  # strings; shorter arrays are plain lists
 
 UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9  # value types that get special treatment
 _NUMBERS = {  # value type id → struct and NumPy code
@@ -136,65 +138,46 @@ class HeaderReader:
         except UnicodeDecodeError:
             raise self.damaged(f"{what} is not UTF-8") from None
 
-    def _strings(self, n: int, what: str) -> list[str]:
+    def _strings(self, n: int, what: str) -> list[str] | Texts:
         # a vocabulary is hundreds of thousands of strings: one after another only where it must be
-        strings: list[str] = []
-        while len(strings) < n:
+        start, done = self.position, 0
+        chunks: list[bytes] = []
+        while done < n and n >= LEAST_PACKED:
             window = self._buffer[self.position : min(self._end, self.position + STRING_WINDOW)]
-            short, size = _short_strings(window, n - len(strings))
-            strings += short
+            chunk, found, size = pack_short(window, n - done)
             self.position += size
-            if not short:
-                self._any_strings(strings, min(n, len(strings) + ANY_STRINGS), what)
-        return strings
+            if not found:
+                texts = self._any_strings(done, min(n, done + ANY_STRINGS), what)
+                if any(b"\0" in text for text in texts):
+                    break
+                chunk, found = b"".join(b"\0" + text for text in texts), len(texts)
+            chunks.append(chunk)
+            done += found
+        if done == n and chunks:
+            return Texts(b"".join([*chunks, b"\0"]), n)
+        self.position = start
+        return [text.decode() for text in self._any_strings(0, n, what)]
 
-    def _any_strings(self, strings: list[str], n: int, what: str) -> None:
-        """Append to `strings` until there are n."""
+    def _any_strings(self, first: int, stop: int, what: str) -> list[bytes]:
+        """The strings from number `first` of an array up to `stop`."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
+        texts: list[bytes] = []
         try:
-            while len(strings) < n:
+            while first + len(texts) < stop:
                 start = position + 8
                 position = start + length_at(buffer, position)[0]
                 if position > end:
                     break
-                strings.append(buffer[start:position].decode())
+                text = buffer[start:position]
+                text.decode()
+                texts.append(text)
         except UnicodeDecodeError:
-            raise self.damaged(f"element {len(strings)} of {what} is not UTF-8") from None
+            raise self.damaged(f"element {first + len(texts)} of {what} is not UTF-8") from None
         except struct.error:  # no room for a length
             position = end + 1
-        self.take(position - self.position, f"element {len(strings)} of {what}")
-
-
-def _short_strings(window: bytes, n: int) -> tuple[list[str], int]:
-    """Up to n strings from the start of `window`, and the bytes they take, without a loop over them.
-
-    It stops before the first that is empty, longer than 255 bytes, cut off, not UTF-8 or has a NUL in it. The
-    others are a length byte, seven zero bytes and a text without zeros, so that the zeros give all positions.
-    """
-    raw = np.frombuffer(window, np.uint8)
-    zeros = np.flatnonzero(raw == 0)
-    zeros = zeros[: len(zeros) // 7 * 7].reshape(-1, 7)[:n]
-    starts = zeros[:, 0] - 1
-    ends = zeros[:, 0] + 7 + raw[starts]
-    expected = np.concatenate([np.zeros(1, starts.dtype), ends])[:-1]
-    fine = (starts == expected) & (zeros[:, 6] == zeros[:, 0] + 6) & (ends <= len(raw))
-    n = len(fine) if fine.all() else int(fine.argmin())
-    if (
-        n and not raw[starts[n - 1] + 8 : ends[n - 1]].all()
-    ):  # before it, a zero would have moved the next start
-        n -= 1
-    if n == 0:
-        return [], 0
-    size = int(ends[n - 1])
-    kept = np.ones(size, bool)
-    kept[zeros[:n]] = False
-    separated = raw[:size].copy()
-    separated[starts[:n]] = 0
-    try:
-        return separated[kept].tobytes().decode().split("\0")[1:], size
-    except UnicodeDecodeError:
-        return [], 0
+        self.take(position - self.position, f"element {first + len(texts)} of {what}")
+        return texts
 
 
 def shown(name: str) -> str:
@@ -210,7 +193,7 @@ def require(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T: ...
 @overload
 def require(metadata: Mapping[str, Any], key: str, kind: type[T], default: D) -> T | D: ...
 def require(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
-    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings).
+    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings, also packed ones).
 
     A whole number passes as a float; a bool passes as neither. Without a default the key must be there.
     Raises DamagedFile.
@@ -220,6 +203,8 @@ def require(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _M
     value = metadata[key]
     if kind is float and type(value) is int:
         return float(value)
+    if kind is list and isinstance(value, Texts):
+        return value[:]
     if type(value) is not kind or (type(value) is list and not _is_texts(value)):
         raise _wrong(key, kind, value)
     return value
@@ -265,7 +250,9 @@ def _given(default: Any, key: str) -> Any:
 
 
 def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
-    if isinstance(value, np.ndarray):
+    if isinstance(value, Texts):
+        found = _KINDS[list]
+    elif isinstance(value, np.ndarray):
         found = f"an array of {value.dtype.name}"
     elif isinstance(value, list) and not _is_texts(value):
         found = "a nested array"

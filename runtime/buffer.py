@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -12,3 +14,15 @@ class Buffer:
     name: str
     width: int
     wanted: bool = False
+
+
+def buffers_of(ops: Iterable[Any]) -> tuple[Buffer, ...]:
+    """All that ops, dataclasses, read and write, each once."""
+    found: dict[str, Buffer] = {}
+    for op in ops:
+        for field in fields(op):
+            value = getattr(op, field.name)
+            for b in value if isinstance(value, tuple) else (value,):
+                if isinstance(b, Buffer):
+                    found[b.name] = b
+    return tuple(found.values())

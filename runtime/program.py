@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from functools import partial
 
 import numpy as np
 
 from .altup import Streams
+from .buffer import buffers_of
 from .config import Layer, ModelConfig
 from .experts import PROJECTIONS, Experts
 from .latent import NORM_EPS, Latent, attend_latent
@@ -315,19 +315,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
-    return Program(tuple(ops), _buffers(ops), tuple(caches), logits, tuple(states))
-
-
-def _buffers(ops: list[Op]) -> tuple[Buffer, ...]:
-    """All that the ops read and write, each once."""
-    buffers: dict[str, Buffer] = {}
-    for op in ops:
-        for field in fields(op):
-            value = getattr(op, field.name)
-            for b in value if isinstance(value, tuple) else (value,):
-                if isinstance(b, Buffer):
-                    buffers[b.name] = b
-    return tuple(buffers.values())
+    return Program(tuple(ops), buffers_of(ops), tuple(caches), logits, tuple(states))
 
 
 def _frequencies(rope: Rope) -> np.ndarray:

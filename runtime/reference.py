@@ -15,6 +15,7 @@ from . import ops
 from .activations import ACTIVATIONS, sigmoid
 from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
+from .reference_experts import moe, route
 from .reference_scan import causal_conv, delta_rule, state_scan
 from .reference_streams import correct_streams, match_magnitude, predict_streams, sparsify
 from .state import SequenceStates
@@ -111,9 +112,9 @@ class ReferenceMachine:
             case ops.SigmoidGate():
                 self.sigmoid_gate(op)
             case ops.Route():
-                self.route(op)
+                route(op, self.buffers)
             case ops.MoE():
-                self.moe(op)
+                moe(op, self.buffers, self._dequantized)
             case ops.Add():
                 self.add(op)
             case ops.Sparsify():
@@ -269,56 +270,6 @@ class ReferenceMachine:
 
     def sigmoid_gate(self, op: ops.SigmoidGate) -> None:
         self.buffers[op.x.name] = sigmoid(self.buffers[op.gate.name]) * self.buffers[op.x.name]
-
-    def route(self, op: ops.Route) -> None:
-        scores = self.buffers[op.scores.name]
-        if op.scoring == "softmax":
-            powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            probabilities = powers / powers.sum(axis=-1, keepdims=True)
-        else:
-            probabilities = sigmoid(scores)
-        choice = probabilities if op.bias is None else probabilities + op.bias
-        if op.groups > 1:
-            grouped = choice.reshape(len(choice), op.groups, -1)
-            merit = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
-            best = np.argsort(-merit, axis=-1, kind="stable")[:, : op.top_groups]
-            allowed = np.zeros_like(merit, bool)
-            np.put_along_axis(allowed, best, True, axis=-1)
-            choice = np.where(allowed[:, :, None], grouped, -np.inf).reshape(choice.shape)
-        chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : op.experts.width]
-        shares = np.take_along_axis(probabilities, chosen, axis=-1)
-        if op.normalised:
-            shares = shares / np.maximum(shares.sum(axis=-1, keepdims=True), np.float32(1e-20))
-        if op.expert_scales is not None:
-            shares = shares * op.expert_scales[chosen]
-        self.buffers[op.experts.name] = chosen.astype(np.float32)
-        self.buffers[op.shares.name] = shares * np.float32(op.scale)
-
-    def moe(self, op: ops.MoE) -> None:
-        x, chosen = self.buffers[op.x.name], self.buffers[op.experts.name].astype(int)
-        out = np.zeros((len(x), op.out.width), np.float32)
-        for e in np.unique(chosen):
-            rows, place = np.nonzero(chosen == e)
-            up = self._product(x[rows], op.up, op.up_bias, e)
-            gate = self._product(x[rows], op.gate, op.gate_bias, e) if op.gate else up
-            if not op.gate:
-                inner = ACTIVATIONS[op.kind](up)
-            elif op.limit:
-                gate, up = np.minimum(gate, op.limit), np.clip(up, -op.limit, op.limit)
-                inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
-            else:
-                inner = ACTIVATIONS[op.kind](gate) * up
-            share = self.buffers[op.shares.name][rows, place, None]
-            out[rows] += share * self._product(inner, op.down, op.down_bias, e)
-        self.buffers[op.out.name] = out
-
-    def _product(
-        self, x: np.ndarray, weights: tuple[QTensor, ...], biases: np.ndarray | None, e: int
-    ) -> np.ndarray:
-        """x @ weights[e]ᵀ + biases[e]."""
-        parts = [x @ weight.T for _, weight in self._dequantized(weights[e])]
-        product = np.concatenate(parts, axis=1)
-        return product if biases is None else product + biases[e]
 
     def add(self, op: ops.Add) -> None:
         added = self.buffers[op.x.name] * np.float32(op.scale)

@@ -10,18 +10,22 @@ is that of the piece that it makes, the best score first. `ranks` maps the joine
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from functools import cached_property
+from itertools import chain, filterfalse
 
 import numpy as np
 
+from .batch import MAX_SYMBOLS, BatchMerger, Cuts, Entries, cuts_anywhere, cuts_of_merges
 from .errors import TokenizerError
 from .merging import NOT_IN_VOCAB, Merger
-from .pretokenize import bytes_to_symbols
+from .pretokenize import BYTE_SYMBOLS, bytes_to_symbols
 from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 NO_RANK = 1 << 80
 _CACHED_LENGTH = 64  # characters; longer words are not kept
 _CACHED_WORDS = 200_000
+_LEAST_BATCH = 12  # words; for fewer the array operations take longer
+_BATCHES_PAY = 400  # new words after which the arrays for them are made
 _SPACE = 0x20
 
 
@@ -36,13 +40,23 @@ def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) ->
 
 
 class ProductRanks(Lookup):
-    """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair."""
+    """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair.
 
-    def __init__(self, vocab: Lookup, joiner: str, rank: Callable[[int, str], int]) -> None:
+    `cuts` are the same ranks for many pairs at once, None where they cannot be had.
+    """
+
+    def __init__(
+        self,
+        vocab: Lookup,
+        joiner: str,
+        rank: Callable[[int, str], int],
+        cuts: Callable[[Entries], Cuts | None],
+    ) -> None:
         super().__init__(absent=NO_RANK)
         self._vocab = vocab
         self._joiner = joiner
         self._rank = rank
+        self.cuts = cuts
 
     def __missing__(self, pair: str) -> int:
         id = self._vocab[pair.replace(self._joiner, "", 1) if self._joiner else pair]
@@ -53,22 +67,29 @@ def packed_ranks(merges: Strings, vocab: Lookup, pieces: Strings) -> Lookup:
     """Ranks for packed merges, "a b" each. One that makes no entry of the vocabulary has none."""
     if not len(merges):
         return Lookup(absent=NO_RANK)
+
+    def cuts(entries: Entries) -> Cuts | None:
+        return cuts_of_merges(entries, merges)
+
     made = merges.raw[merges.raw != _SPACE]
     ends = np.flatnonzero(made == 0)
     first = vocab[made[1 : ends[1]].tobytes().decode()]
     stop = first + len(merges)
     if first != NO_ID and len(ends) == len(merges) + 1 and stop <= len(pieces):
         start = pieces.starts[first] - 1
-        if np.array_equal(made, pieces.raw[start : pieces.stops[stop - 1] + 1]):
-            return ProductRanks(vocab, " ", _in_order(merges, first))
+        spaces = np.flatnonzero(merges.raw == _SPACE)
+        alone = len(spaces) == len(merges) and bool(
+            ((merges.starts < spaces) & (spaces < merges.stops - 1)).all()
+        )
+        if alone and np.array_equal(made, pieces.raw[start : pieces.stops[stop - 1] + 1]):
+            return ProductRanks(vocab, " ", _in_order(merges, spaces, first), cuts)
     places = PackedLookup(merges, NO_RANK, patience=len(merges) // 8)
-    return ProductRanks(vocab, " ", lambda id, pair: places[pair])
+    return ProductRanks(vocab, " ", lambda id, pair: places[pair], cuts)
 
 
-def _in_order(merges: Strings, first: int) -> Callable[[int, str], int]:
+def _in_order(merges: Strings, spaces: np.ndarray, first: int) -> Callable[[int, str], int]:
     """The rank where the merges make one entry after the other from id `first` on: only the place at which a
-    piece is cut in two must be compared."""
-    spaces = np.flatnonzero(merges.raw == _SPACE)
+    piece is cut in two must be compared. `spaces` are the positions of these cuts."""
     characters = np.cumsum((merges.raw & 0xC0) != 0x80, dtype=np.int32)
     cuts = (characters[spaces] - characters[merges.starts - 1] - 1).data
     stop = first + len(merges)
@@ -84,8 +105,30 @@ def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
     # the bits of a float64, read as an integer, are in the order of the numbers once negative ones are turned
     numbers = np.where(np.isnan(scores), -np.inf, scores).astype(np.float64) + 0.0
     bits = numbers.view(np.int64)
-    order = (bits ^ ((bits >> 63) & np.int64((1 << 63) - 1))).data
-    return ProductRanks(vocab, "", lambda id, pair: -order[id])
+    order = ~(bits ^ ((bits >> 63) & np.int64((1 << 63) - 1)))  # ~x, unlike -x, always exists
+    ranks = order.data
+    return ProductRanks(vocab, "", lambda id, pair: ranks[id], lambda entries: cuts_anywhere(entries, order))
+
+
+def _cuts(ranks: Lookup, joiner: str, entries: Entries) -> Cuts | None:
+    if isinstance(ranks, ProductRanks):
+        return ranks.cuts(entries)
+    merges = Strings.pack(sorted(ranks, key=ranks.__getitem__)) if joiner == " " else None
+    return cuts_of_merges(entries, merges) if merges else None
+
+
+def _batch_merger(vocab: Lookup, ranks: Lookup, joiner: str, whole: bool) -> BatchMerger | None:
+    """What merges many words at once; None for a vocabulary that does not allow it."""
+    packed = vocab.packed()
+    if not packed:
+        return None
+    texts, ids = packed
+    n_ids = int(ids.max(initial=0)) + 1
+    if n_ids > NOT_IN_VOCAB or n_ids > 4 * len(texts) + 1024:
+        return None
+    entries = Entries(texts, ids, n_ids)
+    cuts = _cuts(ranks, joiner, entries) if entries.usable else None
+    return BatchMerger(entries, cuts, whole) if cuts else None
 
 
 class BPE:
@@ -118,6 +161,43 @@ class BPE:
         self._unknown_id = unknown_id
         self._fuse_unknown = fuse_unknown
         self._words = _Words(self)
+        self._ranks = ranks
+        self._joiner = joiner
+        self._until_batches = _BATCHES_PAY
+
+    @cached_property
+    def _batches(self) -> BatchMerger | None:
+        return _batch_merger(self._vocab, self._ranks, self._joiner, self._ignore_merges)
+
+    @cached_property
+    def _byte_symbols(self) -> np.ndarray:
+        return np.array([self._vocab[symbol] for symbol in BYTE_SYMBOLS])
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Work out words that will be asked for, many new ones at once."""
+        unseen = filterfalse(self._words.__contains__, set(words))
+        new = [word for word in unseen if 0 < len(word) <= MAX_SYMBOLS]
+        self._until_batches -= len(new)
+        if len(new) < _LEAST_BATCH or self._until_batches > 0 or self._batches is None:
+            return
+        if len(self._words) + len(new) > _CACHED_WORDS:
+            self._words.clear()
+        symbols, sizes = self._symbols(new)
+        known = np.minimum.reduceat(symbols, np.cumsum(sizes) - sizes) >= 0
+        fit = (sizes <= MAX_SYMBOLS) & known
+        for group, merged in self._batches.merge(symbols, sizes, fit):
+            self._words.update(zip(map(new.__getitem__, group.tolist()), merged, strict=True))
+
+    def _symbols(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Their symbols, one word after the other, NO_ID for unknown ones, and how many each word has."""
+        if self._byte_level:
+            raw = [word.encode() for word in words]
+            symbols = self._byte_symbols[np.frombuffer(b"".join(raw), np.uint8)]
+            return symbols, np.fromiter(map(len, raw), np.int64, len(raw))
+        codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
+        distinct, places = np.unique(codes, return_inverse=True)
+        ids = np.array([self._vocab[chr(code)] for code in distinct.tolist()])
+        return ids[places], np.fromiter(map(len, words), np.int64, len(words))
 
     def encode(self, words: Iterable[str]) -> Iterable[int]:
         """The ids of the words, one after the other."""

@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
+from itertools import chain, filterfalse
 from typing import Protocol
 
 from .added import AddedToken, AddedTokens
 from .detokenize import Detokenizer
 from .guard import SpecialGuard
 from .normalize import Normalizer
-from .pretokenize import Step
+from .pretokenize import Step, cut_parts
 
 # Some vocabularies do not declare their turn markers special: <｜User｜> of DeepSeek, for one.
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
@@ -21,12 +21,16 @@ _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
+_LEAST_TOGETHER = 12  # parts
 
 
 class WordModel(Protocol):
     """What turns words into ids: byte-pair encoding or a unigram model."""
 
     def encode(self, words: Iterable[str]) -> Iterable[int]: ...
+
+    def learn(self, words: Iterable[str]) -> None:
+        """A hint that words will be asked for."""
 
 
 @dataclass(frozen=True)
@@ -111,19 +115,32 @@ class Tokenizer:
 
     def _encode(self, text: str, special: bool, restore: Callable[[str], str] | None) -> list[int]:
         ids: list[int] = []
-        at_start = True
-        for part in self._split(_without_surrogates(text), special):
-            if isinstance(part, int):
-                ids.append(part)
+        segments: list[str | int] = list(self._split(_without_surrogates(text), special))
+        if restore is not None:
+            segments = [part if isinstance(part, int) else restore(part) for part in segments]
+        if self._parts is None:
+            for i, part in enumerate(segments):
+                ids.extend((part,) if isinstance(part, int) else self.encode_part(part, i == 0))
+            return ids
+        cut = [part if isinstance(part, int) else self._parts(part) for part in segments]
+        if len(text) >= _LEAST_TOGETHER:
+            self._learn(chain.from_iterable(parts for parts in cut if not isinstance(parts, int)))
+        known = self._known.__getitem__
+        for parts in cut:
+            if isinstance(parts, int):
+                ids.append(parts)
             else:
-                if restore is not None:
-                    part = restore(part)
-                if self._parts is None:
-                    ids.extend(self.encode_part(part, at_start))
-                else:
-                    ids.extend(chain.from_iterable(map(self._known.__getitem__, self._parts(part))))
-            at_start = False
+                ids.extend(chain.from_iterable(map(known, parts)))
         return ids
+
+    def _learn(self, parts: Iterable[str]) -> None:
+        """Work out parts that were not seen before together, if they are many."""
+        new = list(filterfalse(self._known.__contains__, set(parts)))
+        if len(new) >= _LEAST_TOGETHER:
+            words = cut_parts(self._cut, new)
+            self._model.learn(chain.from_iterable(words.values()))
+            for part, cut in words.items():
+                self._known.keep(part, self._model.encode(cut))
 
     def encode_part(self, text: str, at_start: bool) -> Iterable[int]:
         """The ids of normalised text without added tokens; `at_start` of the whole text or not."""
@@ -172,7 +189,10 @@ class _Known(dict[str, tuple[int, ...]]):
         self._tokenizer = tokenizer
 
     def __missing__(self, part: str) -> tuple[int, ...]:
-        ids = tuple(self._tokenizer.encode_part(part, False))
+        return self.keep(part, self._tokenizer.encode_part(part, False))
+
+    def keep(self, part: str, of: Iterable[int]) -> tuple[int, ...]:
+        ids = tuple(of)
         if len(part) <= _KNOWN_LENGTH:
             if len(self) >= _KNOWN_PARTS:
                 self.clear()

@@ -130,7 +130,10 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
     """Gemma 4: a list of merges, but spaces as U+2581 and bytes as "<0x0A>" as in SentencePiece."""
     vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
     added, respelled = _runs_of_spaces(_added(pieces, types))
-    vocab.update(respelled)
+    if isinstance(vocab, PackedLookup):
+        vocab.respell(respelled)
+    else:
+        vocab.update(respelled)
     unknown = np.flatnonzero(types == TokenType.UNKNOWN)
     return Tokenizer(
         len(pieces),

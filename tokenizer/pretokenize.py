@@ -7,9 +7,9 @@ Unicode classes such as \\p{L} and are therefore compiled with the `regex` packa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 from .errors import TokenizerError
@@ -148,6 +148,28 @@ def parts_at_spaces(steps: Sequence[Step]) -> Callable[[str], list[str]] | None:
         return None
     isolating = [step.source for step in steps if isinstance(step, Split) and step.behavior == "Isolated"]
     return _PART.findall if any(map(cuts_at_spaces, isolating)) else None
+
+
+def cut_parts(cut: Step, parts: Iterable[str]) -> dict[str, Sequence[str]]:
+    """What becomes of each of many parts from `parts_at_spaces`."""
+    joinable: tuple[list[str], list[str]] = ([], [])
+    words: dict[str, Sequence[str]] = {}
+    for part in parts:
+        if part[0] == " " and len(part) > 1 and not (part[1].isspace() or part[-1].isspace()):
+            joinable[part.isascii()].append(part)
+        else:
+            words[part] = cut(part, False)
+    for some in joinable:
+        # put together they are a text that would be cut into these parts
+        found = list(cut("".join(some), False)) if some else []
+        ends = list(accumulate(map(len, found)))
+        place = dict(zip(ends, range(1, len(ends) + 1), strict=True))
+        first = 0
+        for part, end in zip(some, accumulate(map(len, some)), strict=True):
+            stop = place.get(end, 0)
+            words[part] = found[first:stop]
+            first = stop
+    return words
 
 
 def chain_steps(steps: Sequence[Step]) -> Step:

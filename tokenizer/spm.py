@@ -63,7 +63,7 @@ def bpe_from_scores(
     """
     usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED))
     vocab = PackedLookup(pieces, usable=usable.tobytes())
-    vocab.update(changes)
+    vocab.respell(changes)
     unknown = np.flatnonzero(types == TokenType.UNKNOWN)
     by_piece = Lookup((pieces[i], i) for i in np.flatnonzero(types == TokenType.BYTE).tolist())
     return BPE(
@@ -117,3 +117,6 @@ class SentencePieceFile:
 
     def encode(self, words: Iterable[str]) -> Iterable[int]:
         return chain.from_iterable(self._processor.encode(list(words)))
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Nothing: the package keeps no words."""

@@ -87,6 +87,11 @@ class Lookup(dict[str, int]):
         super().__init__(entries)
         self.absent = absent
 
+    def packed(self) -> tuple[Strings, np.ndarray] | None:
+        """All texts that have a number, and these (int64 [n]); None where they cannot be packed."""
+        texts = Strings.pack([*self])
+        return texts and (texts, np.fromiter(self.values(), np.int64, len(self)))
+
     def __missing__(self, text: str) -> int:
         return self.absent
 
@@ -106,6 +111,24 @@ class PackedLookup(Lookup):
         self._texts = texts
         self._usable = usable
         self._patience = len(texts) // 32 if patience is None else patience
+        self._changes: dict[str, int] = {}
+
+    def respell(self, changes: Mapping[str, int]) -> None:
+        """Give other texts to numbers, beside those that they have."""
+        self._changes.update(changes)
+        self.update(changes)
+
+    def packed(self) -> tuple[Strings, np.ndarray] | None:
+        numbers = np.arange(len(self._texts))
+        if self._usable is not None:
+            numbers[np.frombuffer(self._usable, np.uint8) == 0] = self.absent
+        if not self._changes:
+            return self._texts, numbers
+        if any("\0" in text for text in self._changes):
+            return None
+        more = "\0".join([*self._changes, ""]).encode()
+        changed = np.fromiter(self._changes.values(), np.int64, len(self._changes))
+        return Strings(self._texts.blob + more), np.concatenate([numbers, changed])
 
     def __missing__(self, text: str) -> int:
         if self._patience < 0:

@@ -7,7 +7,10 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from .added import AddedToken
+from .batch import cuts_anywhere
 from .bpe import BPE, NO_RANK, ProductRanks
 from .components import PATTERN_SECONDS, value
 from .core import Tokenizer, TokenizerSettings
@@ -69,4 +72,9 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
 
 
 def _ranks(vocab: Lookup) -> Lookup:
-    return ProductRanks(vocab, "", lambda id, pair: id if id >= 0 else NO_RANK)
+    return ProductRanks(
+        vocab,
+        "",
+        lambda id, pair: id if id >= 0 else NO_RANK,
+        lambda entries: cuts_anywhere(entries, np.arange(len(entries.sizes))),
+    )

@@ -204,6 +204,16 @@ def test_chat_passes_tools_and_variables():
     assert model.tokenizer.decode(model.encode_chat(HELLO, colour="blue")) == "blue"
 
 
+def test_tools_take_the_template_for_tools():
+    named = {"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"}
+    model = scripted("", **named)
+    bos = [BOS] if model.tokenizer.add_bos else []
+    assert model.encode_chat(HELLO) == [*bos, *b"plain"]
+    assert model.encode_chat(HELLO, [{"type": "function"}]) == [*bos, *b"tools"]
+    model.chat_template = "mine"
+    assert model.encode_chat(HELLO, [{"type": "function"}]) == [*bos, *b"mine"]
+
+
 def test_no_chat_template():
     model = scripted("")
     model.chat_template = None

@@ -100,6 +100,19 @@ def test_a_model_without_template_continues_and_says_so(llm_inside: Run, tmp_pat
     assert "no chat template" not in raw.stderr.decode()
 
 
+def test_a_chat_model_without_template_gets_a_built_in_one(
+    llm_inside: Run, tiny: Path, tmp_path: Path
+) -> None:
+    flags = ("-t", 0, "-n", 5, "hello")
+    bare = write_tiny_model(tmp_path / "bare-instruct.gguf", template=None)
+    done = llm_inside("run", "-m", bare, *flags)
+    assert "built-in one for ChatML" in done.stderr.decode()
+    assert done.stdout == llm_inside("run", "-m", tiny, *flags).stdout
+    assert "built in, for ChatML" in llm_inside("show", bare).stdout.decode()
+    named_base = write_tiny_model(tmp_path / "bare.gguf", template=None, name="Tiny Base")
+    assert "no chat template" in llm_inside("run", "-m", named_base, *flags).stderr.decode()
+
+
 def test_special_tokens_in_a_prompt_stay_text_unless_raw(llm_inside: Run, tiny: Path) -> None:
     flags = ("run", "-m", tiny, "-n", 1, "-o", "json")
     typed, plain = "<|im_end|>", "x" * len("<|im_end|>")

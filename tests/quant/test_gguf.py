@@ -120,9 +120,25 @@ def test_string_arrays_of_any_mixture(texts: list[str], tmp_path_factory: pytest
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata_module, "STRING_WINDOW", 100)
         patch.setattr(metadata_module, "ANY_STRINGS", 2)
+        patch.setattr(metadata_module, "LEAST_PACKED", 0)
         add = {"texts": (texts, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)}
         file = write_metadata(tmp_path_factory.getbasetemp() / "strings.gguf", add)
-    assert file.metadata["texts"] == texts
+    found = file.metadata["texts"]
+    assert found == texts and [*found] == texts
+    assert isinstance(found, list) == any("\0" in text for text in texts)
+
+
+def test_long_arrays_of_strings_pass_for_lists(tmp_path: Path) -> None:
+    texts = [f"é{i}" for i in range(300)]
+    add = {"long": (texts, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)}
+    metadata = write_metadata(tmp_path / "m.gguf", add).metadata
+    found = metadata["long"]
+    assert found.packed == ("\0" + "\0".join(texts) + "\0").encode()
+    assert (len(found), found[-1], found[2:4]) == (300, "é299", ["é2", "é3"])
+    assert found == texts and found != texts[:-1] and found != "é"
+    assert require(metadata, "long", list) == texts
+    with pytest.raises(DamagedFile, match="'long' should be text but is a list of texts"):
+        require(metadata, "long", str)
 
 
 def test_a_large_vocabulary_reads_fast(tmp_path: Path) -> None:
