@@ -41,11 +41,11 @@ def builtin_template(tokenizer: Tokenizer, names: Iterable[str], ends: Iterable[
     its files name. None for unknown families, and for a model that does not say by one of these that it was
     taught to hold conversations: a base model often has the family's tokens too.
     """
-    from .families import FAMILIES
-
     said = " ".join(names).lower().replace("_", "-")
     if _has(_BASE, said):
         return None
+    from .families import FAMILIES
+
     stops = {tokenizer.token_text(id) for id in ends if 0 <= id < tokenizer.vocab_size}
     for family in FAMILIES:
         if family.named and not _has(family.named, said):

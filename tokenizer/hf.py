@@ -72,7 +72,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Templates by name: of tokenizer_config.json, chat_template.json, chat_template.jinja the last wins."""
+    """Templates by name: of tokenizer_config.json, chat_template.json, chat_template.jinja the last wins.
+
+    Beside the last there may be others, named as their files in additional_chat_templates.
+    """
     key = "chat_template"
     templates: dict[str, str] = {}
     for found in (config.get(key), _read_object(folder / "chat_template.json").get(key)):
@@ -83,12 +86,14 @@ def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
                 if not isinstance(item, dict):
                     raise TokenizerError(f"{folder}: {key} is neither a text nor a list of named texts")
                 templates[value(item, "name", str)] = value(item, "template", str)
-    try:
-        templates["default"] = read_file(folder / "chat_template.jinja").decode("utf-8")
-    except FileNotFoundError:
-        pass
-    except (OSError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{folder / 'chat_template.jinja'}: {error}") from None
+    files = [(path.stem, path) for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))]
+    for name, path in [*files, ("default", folder / "chat_template.jinja")]:
+        try:
+            templates[name] = read_file(path).decode("utf-8")
+        except FileNotFoundError:
+            pass
+        except (OSError, UnicodeDecodeError) as error:
+            raise TokenizerError(f"{path}: {error}") from None
     return templates
 
 

@@ -489,6 +489,38 @@ def test_end_tokens_of_a_folder(folder, generation_config, config, ends, monkeyp
         assert model.end_ids == ends
 
 
+@pytest.mark.parametrize(
+    ("settings", "end", "builtin"),
+    [
+        ({}, None, ""),  # the tokens are there, but nothing says that it is a chat model
+        ({"_name_or_path": "org/Some-Model-Instruct"}, None, "Gemma"),
+        ({"_name_or_path": "org/Some-Model-Base"}, "<end_of_turn>", ""),
+        ({}, "<end_of_turn>", "Gemma"),
+    ],
+)
+def test_built_in_template_of_a_folder(folder, settings, end, builtin):
+    tokens = ["<start_of_turn>", "<end_of_turn>"]
+    vocab = {symbol: id for id, symbol in enumerate(byte_symbols())}
+    added = [{"id": 256 + i, "content": token, "special": True} for i, token in enumerate(tokens)]
+    path = folder({"eos_token_id": [256 + tokens.index(end)]} if end else None, **settings)
+    (path / "tokenizer.json").write_text(
+        json.dumps(
+            {
+                "added_tokens": added,
+                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+                "decoder": {"type": "ByteLevel"},
+                "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            }
+        )
+    )
+    source = source_module.open_source(path)
+    assert source.builtin == builtin
+    assert bool(source.tokenizer.chat_template) == bool(builtin)
+    (path / "chat_template.jinja").write_text("shipped")
+    source = source_module.open_source(path)
+    assert (source.builtin, source.tokenizer.chat_template) == ("", "shipped")
+
+
 def test_generation_stops_at_an_end_token_of_generation_config(folder):
     path = folder()
     reference = np.load(path / "reference.npz")

@@ -88,6 +88,10 @@ def test_chat_templates_and_where_they_come_from(folder: Path) -> None:
     assert load_tokenizer(folder).chat_templates == {"default": "c", "tool_use": "b"}
     (folder / "chat_template.jinja").write_text("d é", encoding="utf-8")
     assert load_tokenizer(folder).chat_template == "d é"
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("e")
+    (folder / "additional_chat_templates" / "notes.txt").write_text("f")
+    assert load_tokenizer(folder).chat_templates == {"default": "d é", "tool_use": "e"}
     with pytest.raises(TokenizerError, match="chat_template"):
         configure(folder, chat_template=["x"])
 
