@@ -32,6 +32,7 @@ class Experts:
     top: int
     width: int  # of an expert
     shared_width: int = 0  # of an FFN that all tokens pass besides; 0: there is none
+    latent: int = 0  # the width that they read and give, between two projections; 0: the model's
     shared_gate: bool = False  # its output is scaled by a sigmoid of its own
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     choice_bias: bool = False  # added to the scores for the choice, not for the experts' shares
@@ -61,8 +62,7 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
     if not count:
         return None
     _check_supported(arch, "expert_count")
-    if "moe_latent_size" in keys:
-        raise UnsupportedModel("experts behind a narrower projection (moe_latent_size) are not supported")
+    latent = _latent(keys, arch)
     width = keys.integer("feed_forward_length", 0, low=0, some=True)
     width = keys.integer("expert_feed_forward_length", width, some=True)
     shared = keys.integer("expert_shared_count", 1, low=0) * width
@@ -76,6 +76,7 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
         width=width,
         shared_width=shared if "ffn_up_shexp" in arch.layer else 0,
         shared_gate="ffn_gate_inp_shexp" in arch.layer,
+        latent=latent,
         scoring=_SCORINGS.get(scoring, arch.scoring),
         choice_bias=_any_layer(held, ".exp_probs_b.bias"),
         normalised=keys.flag("expert_weights_norm", arch.normalised_in_gguf),
@@ -94,8 +95,7 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
     if not named or not count:
         return None
     _check_supported(arch, named)
-    if "moe_latent_size" in keys:
-        raise UnsupportedModel("experts behind a narrower projection (moe_latent_size) are not supported")
+    latent = _latent(keys, arch)
     width = keys.integer("moe_intermediate_size", keys.integer("intermediate_size", 0, low=0))
     shared = keys.integer("n_shared_experts", keys.integer("moe_num_shared_experts", 0, low=0), low=0) * width
     shared = keys.integer("shared_expert_intermediate_size", shared, low=0)
@@ -110,6 +110,7 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
         width=width,
         shared_width=shared if "ffn_up_shexp" in arch.layer else 0,
         shared_gate="ffn_gate_inp_shexp" in arch.layer,
+        latent=latent,
         scoring="sigmoid" if scoring == "sigmoid" else "softmax",
         choice_bias=bias is not None and _any_layer(held, f".{bias}"),
         normalised=keys.flag("norm_topk_prob", True),
@@ -120,6 +121,13 @@ def experts_from_hf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> Ex
         alpha=keys.number("swiglu_alpha", 1.702),
         beside_dense=arch.dense_beside_experts,
     )
+
+
+def _latent(keys: Fields, arch: Arch) -> int:
+    latent = keys.integer("moe_latent_size", 0, low=0)
+    if latent and "ffn_latent_down" not in arch.layer:
+        raise UnsupportedModel(f"{arch.name} with moe_latent_size is not supported; without it is")
+    return latent
 
 
 def _check_supported(arch: Arch, key: str) -> None:

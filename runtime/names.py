@@ -27,6 +27,7 @@ BARE = frozenset(
 _TOGETHER = (  # stems of GGUF tensors → what a file may have instead, all in one
     (("attn_q", "attn_k", "attn_v"), "attn_qkv"),
     (("attn_k_b", "attn_v_b"), "attn_kv_b"),
+    (("ssm_mix", "ssm_z"), "ssm_in"),
     (("ffn_gate_exps", "ffn_up_exps"), "ffn_gate_up_exps"),
 )
 

@@ -183,7 +183,14 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
 
     def mixture(i: int, n: Buffer, e: Experts) -> list[Op]:
         """x += what the experts chosen for each row of `n` make of it, and the one that all rows pass."""
-        ops = experts(i, n, n, s.h, e)  # h [rows, hidden]
+        if e.latent:
+            ops = [
+                linear(i, "ffn_latent_down", n, s.mixed),  # mixed [rows, latent]
+                *experts(i, n, s.mixed, s.mixed, e),
+                linear(i, "ffn_latent_up", s.mixed, s.h),  # h [rows, hidden]
+            ]
+        else:
+            ops = experts(i, n, n, s.h, e)  # h [rows, hidden]
         if e.shared_width:
             inner = s.shared_gate if c.gated else s.shared_up
             if c.gated:

@@ -74,6 +74,8 @@ def _shapes_of_layer(config: ModelConfig, layer: Layer) -> dict[str, tuple[int, 
             "ffn_gate_shexp": (shared, c.hidden),
             "ffn_up_shexp": (shared, c.hidden),
             "ffn_down_shexp": (c.hidden, shared),
+            "ffn_latent_down": (c.experts.latent, c.hidden),
+            "ffn_latent_up": (c.hidden, c.experts.latent),
             "ffn_down_exps_scale": (c.experts.count,),
             "exp_probs_b": (c.experts.count,),
         }
@@ -121,6 +123,8 @@ def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
     absent = {"attn_k_b", "attn_v_b"} | (arch.norms - c.norms)
     if not experts or not experts.choice_bias:
         absent.add("exp_probs_b")
+    if not experts or not experts.latent:
+        absent |= {"ffn_latent_down", "ffn_latent_up"}
     if not experts:
         absent |= _OF_EXPERTS
     elif not experts.beside_dense:

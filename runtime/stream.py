@@ -32,7 +32,7 @@ class Stream:
     shared_gate: Buffer  # of the FFN beside the experts
     shared_up: Buffer
     share: Buffer
-    mixed: Buffer  # of the experts, where a usual FFN is beside them
+    mixed: Buffer  # of the experts, where a usual FFN is beside them, or projections around
     inputs: Buffer  # of all layers, besides the stream
     input_gate: Buffer
     streams: tuple[Buffer, ...]  # x is the active one of these, if there are any
@@ -75,7 +75,7 @@ class Stream:
             shared_gate=Buffer("shared gate", e.shared_width),
             shared_up=Buffer("shared up", e.shared_width),
             share=Buffer("share", int(e.shared_gate)),
-            mixed=Buffer("mixed", c.hidden),
+            mixed=Buffer("mixed", e.latent or c.hidden),
             inputs=Buffer("inputs", c.n_layers * per_layer),
             input_gate=Buffer("input gate", per_layer),
             streams=tuple(Buffer(f"stream {i}", c.hidden) for i in range(n)),

@@ -69,7 +69,9 @@ class Weights:
         self._experts: dict[int, ExpertTensors] = {}
         for i, layer in enumerate(config.layers):
             if layer.experts and config.experts:
-                self._experts[i] = ExpertTensors(i, config.experts, config.hidden, arch, names, tensors)
+                self._experts[i] = ExpertTensors(
+                    i, config.experts, config.experts.latent or config.hidden, arch, names, tensors
+                )
         self._heads: list[HeadTensors] = []
         if c := config.latent:
             self._heads = [HeadTensors(i, c, config.n_heads, names, tensors) for i in range(config.n_layers)]

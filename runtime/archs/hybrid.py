@@ -194,6 +194,8 @@ NEMOTRON_H = Arch(
         "ffn_down": "mixer.down_proj",
         **_without(moe.experts("mixer"), "ffn_gate_exps"),
         **_without(moe.shared("mixer.shared_experts"), "ffn_gate_shexp"),
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
         "exp_probs_b": "mixer.gate.e_score_correction_bias",
         **_in("mixer", MAMBA),
     },
@@ -205,6 +207,7 @@ NEMOTRON_H = Arch(
     hf_biases={},
     hf_norm_eps="layer_norm_epsilon",
     hf_keys={
+        "head_dim": "attention_head_dim",  # in older files
         "hidden_act": "mlp_hidden_act",
         "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
         "mamba_n_heads": "mamba_num_heads",

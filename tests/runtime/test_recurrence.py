@@ -15,9 +15,12 @@ from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf import GGUFFile
+from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.program import build_program
 from kukri.runtime.recurrence import Recurrence
+from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
 from kukri.tests.gguf_writing import as_gguf
 from kukri.tests.runtime.test_gguf_archs import CASES
@@ -109,7 +112,7 @@ def test_a_width_of_mamba_heads_that_is_left_to_be_worked_out(conformance):
         ("falcon-h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers"),
         ("falcon-h1", {"mlp_multipliers": [0, 1]}, "mlp_multipliers"),
         ("nemotron-h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act"),
-        ("nemotron-h", {"moe_latent_size": 8}, "moe_latent_size"),
+        ("qwen3-next", {"moe_latent_size": 8}, "moe_latent_size"),
         ("qwen3.5-moe", {"attn_output_gate": False}, "attn_output_gate"),
     ],
 )
@@ -189,6 +192,51 @@ def test_heads_of_layers_that_attend(conformance, tmp_path):
         config_from_gguf({**file.metadata, key: np.int32([0, 0, 3, 0, 0])}, file.tensors)
     with pytest.raises(DamagedFile, match="head_count_kv"):
         config_from_gguf({**file.metadata, key: np.zeros(5, np.int32)}, file.tensors)
+
+
+def identity(conformance, name, latent):
+    """The fixture with two projections around its experts that change nothing."""
+    checkpoint = Checkpoint.open(conformance(name))
+    tensors = dict(checkpoint.tensors)
+    eye = np.eye(64, dtype=np.float32).view(np.uint8)
+    for way in ("fc1", "fc2"):
+        tensors[f"backbone.layers.1.mixer.{way}_latent_proj.weight"] = QTensor(
+            "", FORMATS["F32"], (64, 64), eye
+        )
+    return config_from_hf({**checkpoint.config, "moe_latent_size": latent}, tensors), tensors
+
+
+@pytest.mark.parametrize("kind", [ReferenceMachine, CpuMachine])
+def test_experts_between_projections(conformance, feed, kind):
+    """Nemotron 3 Super's; with those of the identity it is the same model."""
+    config, tensors = identity(conformance, "nemotron-h", 64)
+    assert config.experts.latent == 64
+    machine = kind(build_program(config, Weights(config, tensors)), 3)
+    reference = np.load(conformance("nemotron-h") / "reference.npz")
+    logits = feed(machine, PageTable(3), reference["input_ids"])
+    np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=5e-4)
+    machine.close()
+    config, tensors = identity(conformance, "nemotron-h", 32)
+    with pytest.raises(DamagedFile, match="has shape"):
+        Weights(config, tensors)
+    config, tensors = identity(conformance, "nemotron-h", None)
+    with pytest.raises(DamagedFile, match=r"fc1_latent_proj\.weight has no place"):
+        Weights(config, tensors)
+
+
+def test_older_gguf_files_of_qwen3_next_have_one_input_projection(conformance, feed, tmp_path):
+    """As in the checkpoint: of one key head after the other, with the gates."""
+    arch, keys = CASES["qwen3-next"]
+    file = GGUFFile.open(as_gguf(conformance("qwen3-next"), tmp_path / "model.gguf", arch, **keys))
+    tensors = dict(file.tensors)
+    del tensors["blk.0.attn_qkv.weight"], tensors["blk.0.attn_gate.weight"]
+    stored = "model.layers.0.linear_attn.in_proj_qkvz.weight"
+    tensors["blk.0.ssm_in.weight"] = Checkpoint.open(conformance("qwen3-next")).tensors[stored]
+    config = config_from_gguf(file.metadata, tensors)
+    reference = np.load(conformance("qwen3-next") / "reference.npz")
+    machine = ReferenceMachine(build_program(config, Weights(config, tensors)), 3)
+    logits = feed(machine, PageTable(3), reference["input_ids"])
+    np.testing.assert_allclose(logits[reference["rows"]], reference["logits"], rtol=0, atol=2e-4)
 
 
 def test_sizes():
