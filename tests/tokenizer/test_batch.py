@@ -87,6 +87,7 @@ def test_scores(seed: int) -> None:
 
 def test_bytes_without_an_entry_and_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpe, "_BATCHES_PAY", 1)
+    monkeypatch.setattr(bpe, "_LEAST_BATCH", 12)
     pieces = ["a", "b", "\u0120", "ab", "\u0120ab"]
     vocab = Lookup(zip(pieces, range(5), strict=True))
     model = BPE(vocab, merge_ranks(["a b", "\u0120 ab"], vocab, " "), " ", byte_level=True)
