@@ -56,8 +56,9 @@ _UNSUPPORTED_TYPES = {  # ggml types with a name to tell, but no format here
 class GGUFFile:
     """An open GGUF model.
 
-    `metadata` values are int, float, bool, str, list[str] or Texts (the same, of long arrays), NumPy arrays (numeric
-    arrays) or lists of these (nested arrays). `tensors` are read-only views of the mapped files, in file order.
+    `metadata` values are int, float, bool, str, list[str], Texts (the same for long arrays),
+    NumPy arrays (numeric arrays) or lists of these (nested arrays). `tensors` are read-only views
+    of the mapped files, in file order.
     `n_bytes` is the size of all of `paths`.
     """
 

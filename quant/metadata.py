@@ -193,7 +193,7 @@ def require(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T: ...
 @overload
 def require(metadata: Mapping[str, Any], key: str, kind: type[T], default: D) -> T | D: ...
 def require(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
-    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings, also packed ones).
+    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings, maybe Texts).
 
     A whole number passes as a float; a bool passes as neither. Without a default the key must be there.
     Raises DamagedFile.

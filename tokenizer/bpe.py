@@ -24,7 +24,7 @@ from .strings import NO_ID, Lookup, PackedLookup, Strings
 NO_RANK = 1 << 80
 _CACHED_LENGTH = 64  # characters; longer words are not kept
 _CACHED_WORDS = 200_000
-_LEAST_BATCH = 12  # words; for fewer the array operations take longer
+_LEAST_BATCH = 200  # words; for fewer the array operations take longer
 _BATCHES_PAY = 400  # new words after which the arrays for them are made
 _SPACE = 0x20
 

@@ -21,7 +21,7 @@ _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
-_LEAST_TOGETHER = 12  # parts
+_LEAST_TOGETHER = 200  # parts; for fewer one after the other is faster
 
 
 class WordModel(Protocol):
@@ -139,8 +139,11 @@ class Tokenizer:
         if len(new) >= _LEAST_TOGETHER:
             words = cut_parts(self._cut, new)
             self._model.learn(chain.from_iterable(words.values()))
-            for part, cut in words.items():
-                self._known.keep(part, self._model.encode(cut))
+            self._known.make_room(len(words))
+            encode = self._model.encode
+            self._known.update(
+                {part: tuple(encode(cut)) for part, cut in words.items() if len(part) <= _KNOWN_LENGTH}
+            )
 
     def encode_part(self, text: str, at_start: bool) -> Iterable[int]:
         """The ids of normalised text without added tokens; `at_start` of the whole text or not."""
@@ -189,15 +192,16 @@ class _Known(dict[str, tuple[int, ...]]):
         self._tokenizer = tokenizer
 
     def __missing__(self, part: str) -> tuple[int, ...]:
-        return self.keep(part, self._tokenizer.encode_part(part, False))
-
-    def keep(self, part: str, of: Iterable[int]) -> tuple[int, ...]:
-        ids = tuple(of)
+        ids = tuple(self._tokenizer.encode_part(part, False))
         if len(part) <= _KNOWN_LENGTH:
-            if len(self) >= _KNOWN_PARTS:
-                self.clear()
+            self.make_room(1)
             self[part] = ids
         return ids
+
+    def make_room(self, n: int) -> None:
+        """For n more parts, or else for all."""
+        if len(self) + n > _KNOWN_PARTS:
+            self.clear()
 
 
 def _without_surrogates(text: str) -> str:

@@ -161,12 +161,16 @@ def cut_parts(cut: Step, parts: Iterable[str]) -> dict[str, Sequence[str]]:
             words[part] = cut(part, False)
     for some in joinable:
         # put together they are a text that would be cut into these parts
-        found = list(cut("".join(some), False)) if some else []
+        text = "".join(some)
+        found = cut(text, False) if some else []
+        if sum(map(len, found)) != len(text):  # spelled in another way
+            words.update((part, cut(part, False)) for part in some)
+            continue
         ends = list(accumulate(map(len, found)))
         place = dict(zip(ends, range(1, len(ends) + 1), strict=True))
         first = 0
         for part, end in zip(some, accumulate(map(len, some)), strict=True):
-            stop = place.get(end, 0)
+            stop = place[end]
             words[part] = found[first:stop]
             first = stop
     return words

@@ -90,7 +90,7 @@ class Lookup(dict[str, int]):
     def packed(self) -> tuple[Strings, np.ndarray] | None:
         """All texts that have a number, and these (int64 [n]); None where they cannot be packed."""
         texts = Strings.pack([*self])
-        return texts and (texts, np.fromiter(self.values(), np.int64, len(self)))
+        return None if texts is None else (texts, np.fromiter(self.values(), np.int64, len(self)))
 
     def __missing__(self, text: str) -> int:
         return self.absent

@@ -124,7 +124,8 @@ def test_string_arrays_of_any_mixture(texts: list[str], tmp_path_factory: pytest
         add = {"texts": (texts, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)}
         file = write_metadata(tmp_path_factory.getbasetemp() / "strings.gguf", add)
     found = file.metadata["texts"]
-    assert found == texts and [*found] == texts
+    assert found == texts
+    assert [*found] == texts
     assert isinstance(found, list) == any("\0" in text for text in texts)
 
 
@@ -135,7 +136,8 @@ def test_long_arrays_of_strings_pass_for_lists(tmp_path: Path) -> None:
     found = metadata["long"]
     assert found.packed == ("\0" + "\0".join(texts) + "\0").encode()
     assert (len(found), found[-1], found[2:4]) == (300, "é299", ["é2", "é3"])
-    assert found == texts and found != texts[:-1] and found != "é"
+    assert found == texts
+    assert found not in (texts[:-1], "é")
     assert require(metadata, "long", list) == texts
     with pytest.raises(DamagedFile, match="'long' should be text but is a list of texts"):
         require(metadata, "long", str)
