@@ -176,6 +176,9 @@ def _llvm() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    # Only with its first engine does LLVM look for symbols in this process and its libraries.
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    _loaded.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine))
     if platform.machine().lower() in ("x86_64", "amd64") and not llvm.get_host_cpu_features().get("f16c"):
         _bring_numba_symbols()  # conversions from and to fp16 are calls there
     return llvm

@@ -11,8 +11,8 @@ and `reference.npz` (for a file that ends in -Q8_0.gguf: `reference-q8_0.npz`) w
     continue the first 16; logits_full, where one pass over all ids differs from one id at a time
 
 Every form of a fixture runs as one step, one id at a time, and in chunks of 7. A line has the largest errors
-of the three; they may be `suggested_atol`, five times that on the CPU machine, where a Q8_0 file counts by its
-mean KL divergence, at most 0.02. The exit code is 1 if any fails.
+of the three; they may be `suggested_atol`, five times that on the CPU machine, where Q8_0 counts by its mean
+KL divergence, at most 0.02. The exit code is 1 if any fails.
 """
 
 from __future__ import annotations
