@@ -160,7 +160,8 @@ def recurrence_from_hf(keys: Fields, arch: Arch, layers: tuple[Layer, ...]) -> R
 
 
 def _mamba_head_dim(keys: Fields) -> int:
-    if keys.values.get("mamba_d_head") != "auto":
+    given = keys.values.get("mamba_d_head")
+    if not (isinstance(given, str) and given == "auto"):
         return keys.integer("mamba_d_head")
     inner, heads = keys.integer("mamba_expand") * keys.integer("hidden_size"), keys.integer("mamba_n_heads")
     if inner % heads:
