@@ -37,6 +37,7 @@ MATHS = {
     "sin",
     "cos",
     "exp",
+    "expf",
     "log",
     "log1p",
 }  # of libm, or loops that LLVM knows as functions
