@@ -1,8 +1,8 @@
 """The merge loop of byte-pair encoding, over numbers instead of texts.
 
 A symbol is the id of its entry, or `NOT_IN_VOCAB` plus a code point. What becomes of two neighbours is one
-number, their rank above the id of the entry that they make, so that the smallest of several is the pair to
-join next and tells what takes its place.
+number, their rank above the id of the entry that they make. The lowest rank is joined next, the leftmost of
+equal ones, whatever their ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .strings import NO_ID, Lookup
 NOT_IN_VOCAB = 1 << 22
 _ID_BITS = 24
 _ID_MASK = (1 << _ID_BITS) - 1
-_NO_PAIR = 1 << 110
+_NO_RANK = 1 << 86
+_NO_PAIR = _NO_RANK << _ID_BITS
 _SCAN_LIMIT = 48  # symbols; longer words use the heap
 _KNOWN_PAIRS = 1 << 20
 
@@ -49,24 +50,24 @@ class Merger:
         """Quadratic, but each step is a scan at C speed: the fastest way for words of usual length."""
         symbols = list(symbols)
         rows = self._rows
-        pairs = [rows[a][b] for a, b in pairwise(symbols)]
-        while pairs:
-            best = min(pairs)
-            if best == _NO_PAIR:
+        ranks = [rows[a][b] >> _ID_BITS for a, b in pairwise(symbols)]
+        while ranks:
+            best = min(ranks)
+            if best == _NO_RANK:
                 break
-            i = pairs.index(best)
-            made = symbols[i] = best & _ID_MASK
-            del symbols[i + 1], pairs[i]
+            i = ranks.index(best)
+            made = symbols[i] = rows[symbols[i]][symbols[i + 1]] & _ID_MASK
+            del symbols[i + 1], ranks[i]
             if i:
-                pairs[i - 1] = rows[symbols[i - 1]][made]
-            if i < len(pairs):
-                pairs[i] = rows[made][symbols[i + 1]]
+                ranks[i - 1] = rows[symbols[i - 1]][made] >> _ID_BITS
+            if i < len(ranks):
+                ranks[i] = rows[made][symbols[i + 1]] >> _ID_BITS
         return symbols
 
     def merge_by_heap(self, symbols: list[int]) -> list[int]:
-        """O(n log n): a heap of (pair, position) over a doubly linked list of symbols.
+        """O(n log n): a heap of (rank, position) over a doubly linked list of symbols.
 
-        A heap entry is one integer, pair·n + position. It is stale when the pair at that position has
+        A heap entry is one integer, rank·n + position. It is stale when the rank at that position has
         changed since; a symbol that was merged into its left neighbour is -1 and has no pair.
         """
         n = len(symbols)
@@ -76,14 +77,14 @@ class Merger:
         rows = self._rows
         current = [rows[a][b] for a, b in pairwise(symbols)]
         current.append(_NO_PAIR)
-        heap = [pair * n + i for i, pair in enumerate(current) if pair != _NO_PAIR]
+        heap = [(pair >> _ID_BITS) * n + i for i, pair in enumerate(current) if pair != _NO_PAIR]
         heapify(heap)
         while heap:
             best, i = divmod(heappop(heap), n)
-            if current[i] != best:
+            if current[i] >> _ID_BITS != best:
                 continue
             j = right[i]
-            made = symbols[i] = best & _ID_MASK
+            made = symbols[i] = current[i] & _ID_MASK
             symbols[j] = -1
             current[j] = _NO_PAIR
             after = right[i] = right[j]
@@ -91,14 +92,14 @@ class Merger:
                 left[after] = i
                 current[i] = rows[made][symbols[after]]
                 if current[i] != _NO_PAIR:
-                    heappush(heap, current[i] * n + i)
+                    heappush(heap, (current[i] >> _ID_BITS) * n + i)
             else:
                 current[i] = _NO_PAIR
             before = left[i]
             if before >= 0:
                 current[before] = rows[symbols[before]][made]
                 if current[before] != _NO_PAIR:
-                    heappush(heap, current[before] * n + before)
+                    heappush(heap, (current[before] >> _ID_BITS) * n + before)
         return [symbol for symbol in symbols if symbol >= 0]
 
     def character(self, character: str) -> int:

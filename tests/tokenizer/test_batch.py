@@ -72,9 +72,11 @@ def test_merges(seed: int, several_cuts: bool, whole: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_scores(seed: int) -> None:
+@pytest.mark.parametrize("several", [1, 5])
+def test_scores(seed: int, several: int) -> None:
+    """Also where several entries have the same score: the leftmost pair goes first."""
     pieces, _ = vocabulary(seed, True)
-    scores = np.random.default_rng(seed).permutation(len(pieces)).astype(np.float32) - 9
+    scores = np.random.default_rng(seed).permutation(len(pieces)).astype(np.float32) // several - 9
     usable = bytes(i < len(LETTERS) or (i not in (7, 8) and i % 9 != 3) for i in range(len(pieces)))
 
     def model() -> BPE:
@@ -83,6 +85,14 @@ def test_scores(seed: int) -> None:
         return BPE(vocab, score_ranks(vocab, scores), "", unknown_id=0)
 
     same(model(), model(), [*words(seed), *words(seed, LETTERS + "x")[::9]])
+
+
+@pytest.mark.parametrize("n", [2, 60])
+def test_of_equal_scores_the_leftmost_pair_goes_first(n: int) -> None:
+    pieces = ["a", "b", "c", "bc", "ab"]
+    vocab = Lookup(zip(pieces, range(5), strict=True))
+    model = BPE(vocab, score_ranks(vocab, np.array([0, 0, 0, -1, -1], np.float32)), "")
+    assert model.encode_word("abc" * n) == [4, 2] * n
 
 
 def test_bytes_without_an_entry_and_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
