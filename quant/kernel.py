@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,8 +60,3 @@ class Kernel:
             if "compiled" not in self.__dict__:
                 self.__dict__["compiled"] = cache.store(self.key, *self.entry_point().machine_code())
         return self.__dict__["compiled"]
-
-
-def table(module: str, name: str, items: Iterable[str]) -> dict[str, Kernel]:
-    """The kernels of a module's table by their items."""
-    return {item: Kernel(module, name, item) for item in items}

@@ -38,13 +38,10 @@ class MachineCode:
 
     def __init__(self, code: bytes) -> None:
         llvm = _llvm()
-        # An engine of its own, since all kernels use the same symbol.
-        machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine = _engine(llvm)  # of its own, since all kernels use the same symbol
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self.address: int = engine.get_function_address(SYMBOL)
-        _loaded.append(engine)
 
     @cached_property
     def ctypes(self) -> Callable[[int, int, int], None]:
@@ -176,12 +173,18 @@ def _llvm() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    # Only with its first engine does LLVM look for symbols in this process and its libraries.
-    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
-    _loaded.append(llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine))
+    _engine(llvm)  # only with its first does LLVM look for symbols in this process and its libraries
     if platform.machine().lower() in ("x86_64", "amd64") and not llvm.get_host_cpu_features().get("f16c"):
         _bring_numba_symbols()  # conversions from and to fp16 are calls there
     return llvm
+
+
+def _engine(llvm: Any) -> Any:
+    """What makes object code run."""
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    _loaded.append(engine)
+    return engine
 
 
 def _resolved(symbols: list[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 from ...quant.kernel import Kernel
@@ -28,7 +29,29 @@ def gate_kernel(op: ops.MoE) -> Kernel:
 
 
 class ExpertsLowering(RecurrentLowering, StreamsLowering):
-    """What both kinds of lists have in common."""
+    """What both kinds of lists have in common; with it, all ops that are lowered alike for both."""
+
+    def _lower_rest(self, op: ops.Op) -> None:
+        """An op that needs no other treatment in one list than in the other."""
+        match op:
+            case ops.Route():
+                self._route(op)
+            case ops.MoE():
+                self._mix(op)
+            case ops.PredictStreams() | ops.CorrectStreams():
+                self._stream(op)
+            case ops.HeadMatMul():
+                self._multiply_heads(op)
+            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
+                self._recur(op)
+            case _:
+                self._lower_pointwise(op)
+
+    @abstractmethod
+    def _route(self, op: ops.Route) -> None: ...
+
+    @abstractmethod
+    def _mix(self, op: ops.MoE) -> None: ...
 
     def _route_fields(self, op: ops.Route) -> dict[str, Any]:
         scratch = self._memory.private(f"route {op.scores.width}", sizes.route_scratch_bytes(op.scores.width))
@@ -80,8 +103,8 @@ class ManyRowsExperts(ExpertsLowering):
         super().__init__(*arguments)
         self._dealt = {}
 
-    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None: ...
 
     def _most(self, buffer: ops.Buffer) -> int:
         return self._dealt[buffer.name][0] if buffer.name in self._dealt else super()._most(buffer)
@@ -148,10 +171,9 @@ class ManyRowsExperts(ExpertsLowering):
         def move(
             kernel: Kernel, source: ops.Buffer, target: ops.Buffer, reads: list[Region], how: str
         ) -> None:
-            a, b = self._shared(source), self._shared(target)
+            a, b = self._shared(source), self._output(target)
             fields = {"x": a.address, "x_stride": a.stride, "out": b.address, "out_stride": b.stride}
             self._list.emit(kernel, DEAL, [a, *reads], [b], how, width=source.width, **fields, **where)
-            self._quantized.discard(target.name)
 
         by_expert = {"n_experts": n_experts, "tiles": tiles.address}
         self._list.emit(DEAL_ROWS, DEAL, [experts], [count, sources, places, tiles], OTHER, **where)
@@ -174,17 +196,17 @@ class ManyRowsExperts(ExpertsLowering):
 class OneRowExperts(ExpertsLowering):
     """Experts of one row: each choice by itself, whose matrices the products find by its number."""
 
-    def _own(self, buffer: ops.Buffer) -> Region:
-        raise NotImplementedError
+    @abstractmethod
+    def _own(self, buffer: ops.Buffer) -> Region: ...
 
-    def _source(self, buffer: ops.Buffer) -> Region:
-        raise NotImplementedError
+    @abstractmethod
+    def _source(self, buffer: ops.Buffer) -> Region: ...
 
-    def _quantize(self, x: ops.Buffer) -> Region:
-        raise NotImplementedError
+    @abstractmethod
+    def _quantize(self, x: ops.Buffer) -> Region: ...
 
-    def _wrote(self, buffer: ops.Buffer, region: Region) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _wrote(self, buffer: ops.Buffer, region: Region) -> None: ...
 
     def _route(self, op: ops.Route) -> None:
         scores = self._source(op.scores)

@@ -32,6 +32,8 @@ from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 class ManyRows(ManyRowsExperts):
     """Buffers are matrices that all threads see."""
 
+    _float_products = FLOAT_MATMULS
+
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
         match op:
             case ops.Embed():
@@ -49,23 +51,13 @@ class ManyRows(ManyRowsExperts):
                 self._rope(op)
             case ops.Attend():
                 self._attend(op)
-            case ops.Route():
-                self._route(op)
-            case ops.MoE():
-                self._mix(op)
-            case ops.PredictStreams() | ops.CorrectStreams():
-                self._stream(op)
-            case ops.HeadMatMul():
-                self._multiply_heads(op)
-            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
-                self._recur(op)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
                 self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
             case ops.SoftCap():
                 self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
             case _:
-                self._lower_pointwise(op)
+                self._lower_rest(op)
 
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._shared(buffer)
@@ -77,25 +69,8 @@ class ManyRows(ManyRowsExperts):
     def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
         return self._sharing(buffer), {"on_wanted": buffer.wanted}
 
-    def _head_product(self, x: ops.Buffer, out: ops.Buffer, head: int, op: ops.HeadMatMul) -> None:
-        matrix = self._matrices[id(op.weights[head])]
-        source, target = self._shared(x), self._shared(out)
-        step, padded = x.width // len(op.weights), out.width // len(op.weights)
-        self._list.emit(
-            FLOAT_MATMULS[matrix.weight.format.name],
-            MATMUL,
-            [source],
-            [target],
-            target.name,  # each head has columns of its own
-            **matrix.fields()
-            | {"x": source.address + 4 * head * step, "x_stride": source.stride}
-            | {"out": target.address + 4 * head * padded, "out_stride": target.stride}
-            | {"on_wanted": x.wanted},
-        )
-
     def _output(self, buffer: ops.Buffer) -> Region:
-        self._wrote(buffer)
-        return self._shared(buffer)
+        return self._result(buffer)
 
     def _wrote(self, buffer: ops.Buffer) -> None:
         self._quantized.discard(buffer.name)

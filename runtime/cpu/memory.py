@@ -21,6 +21,10 @@ class Region:
     stride: int
     private: int = 0
 
+    def fields(self, name: str) -> dict[str, int]:
+        """What a record says of it as its matrix `name`."""
+        return {name: self.address, f"{name}_stride": self.stride, f"{name}_private": self.private}
+
 
 class Memory:
     """Named pieces of memory, 64-byte aligned and zeroed; what is never touched costs nothing."""

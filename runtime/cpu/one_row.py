@@ -33,6 +33,8 @@ from .rows import turns
 class OneRow(OneRowExperts):
     """What pointwise work writes are rows that each thread has of its own."""
 
+    _float_products = MATVECS
+
     def __init__(
         self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
     ) -> None:
@@ -58,23 +60,6 @@ class OneRow(OneRowExperts):
 
     def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
         return OTHER, {"every": True}
-
-    def _head_product(self, x: ops.Buffer, out: ops.Buffer, head: int, op: ops.HeadMatMul) -> None:
-        matrix = self._matrices[id(op.weights[head])]
-        source, target = self._source(x), self._memory.rows(out.name, 1, 4 * out.width)
-        step, padded = x.width // len(op.weights), out.width // len(op.weights)
-        self._list.emit(
-            MATVECS[matrix.weight.format.name],
-            MATMUL,
-            [source],
-            [target],
-            target.name,  # each head has columns of its own
-            **matrix.fields()
-            | {"x": source.address + 4 * head * step, "x_private": source.private}
-            | {"out": target.address + 4 * head * padded, "out_stride": target.stride}
-            | {"on_wanted": x.wanted},
-        )
-        self._wrote(out, target)
 
     def _output(self, buffer: ops.Buffer) -> Region:
         self._wrote(buffer, self._shared(buffer))
@@ -105,16 +90,6 @@ class OneRow(OneRowExperts):
                 self._wrote(op.out, self._shared(op.out))
             case ops.Attend():
                 self._attend(op)
-            case ops.Route():
-                self._route(op)
-            case ops.MoE():
-                self._mix(op)
-            case ops.PredictStreams() | ops.CorrectStreams():
-                self._stream(op)
-            case ops.HeadMatMul():
-                self._multiply_heads(op)
-            case ops.CausalConv() | ops.DeltaRule() | ops.StateScan():
-                self._recur(op)
             case ops.SelectRows():
                 self._where[op.out.name] = self._source(op.x)
             case ops.SoftCap():
@@ -132,7 +107,7 @@ class OneRow(OneRowExperts):
                     number=op.cap,
                 )
             case _:
-                self._lower_pointwise(op)
+                self._lower_rest(op)
 
     def _apply(self, op: ops.RMSNorm | ops.RoPE) -> None:
         if isinstance(op, ops.RMSNorm):

@@ -152,6 +152,7 @@ ROUTE = record(
     "scratch",  # see `sizes`, a thread
     "scratch_stride",
     "on_wanted",
+    "rows_at",  # as in MATMUL
     "every",
     floats=("scale",),
 )

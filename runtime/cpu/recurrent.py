@@ -11,7 +11,6 @@ from .. import ops
 from . import sizes
 from .instructions import OTHER
 from .kernels import CAUSAL_CONV, DELTA_RULE, STATE_SCAN
-from .memory import Region
 from .records import RECUR
 from .rows import RowsLowering
 
@@ -20,10 +19,6 @@ Recurrent = ops.CausalConv | ops.DeltaRule | ops.StateScan
 
 class RecurrentLowering(RowsLowering):
     """States are arrays that outlive the machine's steps, and are nobody's region."""
-
-    def _output(self, buffer: ops.Buffer) -> Region:
-        """Where an op writes a buffer that all threads see."""
-        raise NotImplementedError
 
     def _recur(self, op: Recurrent) -> None:
         vector = self._memory.vector
@@ -80,11 +75,7 @@ class RecurrentLowering(RowsLowering):
     ) -> None:
         regions = {name: self._input(buffer) for name, buffer in inputs.items()}
         for name, region in regions.items():
-            values |= {
-                name: region.address,
-                f"{name}_stride": region.stride,
-                f"{name}_private": region.private,
-            }
+            values |= region.fields(name)
         out, state = self._output(op.out), self._layout.states[op.state]
         values |= {"out": out.address, "out_stride": out.stride}
         values |= {"state": state.ctypes.data, "state_bytes": state.strides[0]}

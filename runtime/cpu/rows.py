@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -33,7 +34,7 @@ from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
 
 
-class RowsLowering:
+class RowsLowering(ABC):
     """Lowers a program op by op (`_lower`); `matrices` by the identity of their tensors."""
 
     def __init__(
@@ -55,8 +56,8 @@ class RowsLowering:
             self._lower(op)
         return self._list
 
-    def _lower(self, op: ops.Op | GatedMatMul) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _lower(self, op: ops.Op | GatedMatMul) -> None: ...
 
     def _shared(self, buffer: ops.Buffer) -> Region:
         """The buffer as all threads see it."""
@@ -66,9 +67,13 @@ class RowsLowering:
         """The most rows that a step can have of a buffer."""
         return self._layout.rows(buffer)
 
+    @abstractmethod
     def _input(self, buffer: ops.Buffer) -> Region:
         """Where an op finds a buffer."""
-        raise NotImplementedError
+
+    @abstractmethod
+    def _output(self, buffer: ops.Buffer) -> Region:
+        """Where an op writes a buffer that all threads see."""
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> Experts:
         return Experts(tuple(self._matrices[id(tensor)] for tensor in tensors))
@@ -146,6 +151,7 @@ class RowsLowering:
             case _:
                 raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")
 
+    @abstractmethod
     def _pointwise(
         self,
         kernel: Kernel,
@@ -155,7 +161,6 @@ class RowsLowering:
         **values: Any,
     ) -> None:
         """out = kernel(x, y)."""
-        raise NotImplementedError
 
     def _ones(self, width: int) -> np.ndarray:
         return self._one_vectors.setdefault(width, np.ones(width, np.float32))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,28 +14,30 @@ from ...quant.levels import LANES
 from .. import ops
 from .kernels import CORRECT_STREAMS, JOIN_HEADS, PREDICT_STREAMS
 from .memory import Region
-from .records import STREAMS
+from .records import MATMUL, STREAMS
 from .rows import RowsLowering
 
 
 class StreamsLowering(RowsLowering):
     """What both kinds of lists have in common; they differ in where an op's results go."""
 
+    _float_products: Mapping[str, Kernel]  # of float weights, by their type
+
+    @abstractmethod
     def _result(self, buffer: ops.Buffer) -> Region:
         """Where pointwise work writes a buffer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
         """How threads share pointwise work on a buffer's rows, and what its record says of that."""
-        raise NotImplementedError
-
-    def _head_product(self, x: ops.Buffer, out: ops.Buffer, head: int, op: ops.HeadMatMul) -> None:
-        """The product of one head into columns of its own of `out`."""
-        raise NotImplementedError
 
     def _stream(self, op: ops.PredictStreams | ops.CorrectStreams) -> None:
-        correct = isinstance(op, ops.CorrectStreams)
-        x, out = (op.x, op.x) if isinstance(op, ops.CorrectStreams) else (op.streams[op.active], op.out)
+        values: dict[str, Any] = {}
+        if isinstance(op, ops.CorrectStreams):
+            kernel, x, out = CORRECT_STREAMS, op.x, op.x
+            values["weight"] = self._memory.vector(op.weight)
+        else:
+            kernel, x, out = PREDICT_STREAMS, op.streams[op.active], op.out
         regions = {"x": self._input(x), "coefficients": self._input(op.coefficients)}
         sources = [self._input(stream) for stream in op.streams]
         targets = [self._result(stream) for stream in op.streams]
@@ -46,17 +51,9 @@ class StreamsLowering(RowsLowering):
         )
         self._memory.keep(table)
         scratch = self._memory.private("streams", 4 * LANES * len(sources))
-        values: dict[str, Any] = (
-            {"weight": self._memory.vector(op.weight)} if isinstance(op, ops.CorrectStreams) else {}
-        )
         for name, region in (regions | {"out": target}).items():
-            values |= {
-                name: region.address,
-                f"{name}_stride": region.stride,
-                f"{name}_private": region.private,
-            }
+            values |= region.fields(name)
         sharing, how = self._how(op.streams[0])
-        kernel: Kernel = CORRECT_STREAMS if correct else PREDICT_STREAMS
         self._list.emit(
             kernel,
             STREAMS,
@@ -79,8 +76,21 @@ class StreamsLowering(RowsLowering):
         heads = len(op.weights)
         padded = -(-outputs // LANES) * LANES
         products = ops.Buffer(f"{heads} products of {padded}", heads * padded, op.x.wanted)
-        for head in range(heads):
-            self._head_product(op.x, products, head, op)
+        source, target = self._input(op.x), self._output(products)
+        for head, weight in enumerate(op.weights):
+            matrix = self._matrices[id(weight)]
+            x = replace(source, address=source.address + 4 * head * (op.x.width // heads))
+            self._list.emit(
+                self._float_products[matrix.weight.format.name],
+                MATMUL,
+                [source],
+                [target],
+                target.name,  # each head has columns of its own
+                **matrix.fields() | x.fields("x"),
+                out=target.address + 4 * head * padded,
+                out_stride=target.stride,
+                on_wanted=op.x.wanted,
+            )
         self._pointwise(
             JOIN_HEADS,
             op.out,

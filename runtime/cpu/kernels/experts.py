@@ -17,7 +17,7 @@ from ....quant.shapes import TOKENS
 from ....quant.simd import fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, store_i32, storev_f32
 from ..records import DEAL, ROUTE
 from .floats import constant, exp, sigmoid
-from .views import reader, share_rows, step_at
+from .views import my_rows, reader, share_rows, step_at
 
 LOWEST = np.float32(-np.inf)
 LEAST = np.float32(1e-20)  # that shares are divided by
@@ -85,9 +85,7 @@ def _keep_best_groups(a: Any, merits: int, room: int) -> None:
 def route(arguments: int, step: int, thread: int) -> None:
     """The experts of each row, and their shares; as `ops.Route` says."""
     a, s = route_at(arguments), step_at(step)
-    first, last = share_rows(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
-    if a.every:
-        first, last = 0, 1
+    first, last = my_rows(a, s, thread)
     padded = 4 * ((a.n + LANES - 1) // LANES * LANES)
     probabilities = a.scratch + thread * a.scratch_stride
     merits, room = probabilities + padded, probabilities + 2 * padded

@@ -28,10 +28,13 @@ matmul_at = reader(MATMUL)
 
 
 @jit
-def finish(a: Any, row: int, column: int, bias: int, value: Any) -> None:
-    """Write the outputs of one panel for the row of `out` at address `row`, with bias and what was there."""
+def finish(a: Any, row: int, column: int, bias: int, share: int, value: Any) -> None:
+    """Write the outputs of one panel for the row of `out` at address `row`: with the bias, those of an expert
+    `bias` bytes further on, times the float32 at `share` unless that is 0, and with what was there."""
     if a.bias != 0:
         value = value + loadv_f32(a.bias + bias + column)
+    if share != 0:
+        value = value * splat_f32(load_f32(share))
     if a.accumulate:
         value = value + loadv_f32(row + column)
     storev_f32(row + column, value)
@@ -93,13 +96,13 @@ def _float_matmul(kind: Codes) -> EntryPoint:
                 acc3 = fma(w, splat_f32(load_f32(x3 + 4 * k)), acc3)
             skip = token - start  # rows that are written already
             if skip < 1:
-                finish(a, row0, column, bias, acc0)
+                finish(a, row0, column, bias, 0, acc0)
             if skip < 2 and n > 1:
-                finish(a, row0 + a.out_stride, column, bias, acc1)
+                finish(a, row0 + a.out_stride, column, bias, 0, acc1)
             if skip < 3 and n > 2:
-                finish(a, row0 + 2 * a.out_stride, column, bias, acc2)
+                finish(a, row0 + 2 * a.out_stride, column, bias, 0, acc2)
             if n > 3:
-                finish(a, row0 + 3 * a.out_stride, column, bias, acc3)
+                finish(a, row0 + 3 * a.out_stride, column, bias, 0, acc3)
 
     @kernel
     def float_matmul(arguments: int, step: int, thread: int) -> None:

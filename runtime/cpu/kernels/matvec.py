@@ -18,7 +18,6 @@ from ....quant.simd import (
     fma,
     load_f32,
     load_i32,
-    loadv_f32,
     prefetch,
     splat_f32,
     splat_i32,
@@ -174,9 +173,11 @@ def _matvec(codes: Codes) -> EntryPoint:
         first, last = share(a.n_panels, thread, s.n_threads)
         if a.on_wanted and s.n_wanted == 0:
             last = first
-        e = np.int64(0)
+        e, share_at = np.int64(0), 0
         if a.choice != 0:
             e = np.int64(load_f32(a.choice + thread * a.choice_private))
+        if a.share != 0:
+            share_at = a.share + thread * a.choice_private
         weights, bias = a.weights + e * a.expert_bytes, e * a.bias_stride
         for panel in range(first, last):
             column = panel * VECTOR
@@ -187,15 +188,7 @@ def _matvec(codes: Codes) -> EntryPoint:
                 storev_f32(a.out + column, gated_outputs(a, column, bias, value, other))
             else:
                 value = _product(codes, weights + panel * a.panel_bytes, a, x)
-                if a.share != 0:
-                    if a.bias != 0:
-                        value = value + loadv_f32(a.bias + bias + column)
-                    value = value * splat_f32(load_f32(a.share + thread * a.choice_private))
-                    if a.accumulate:
-                        value = value + loadv_f32(a.out + column)
-                    storev_f32(a.out + column, value)
-                else:
-                    finish(a, a.out, column, bias, value)
+                finish(a, a.out, column, bias, share_at, value)
 
     return matvec
 

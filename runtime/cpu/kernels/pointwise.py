@@ -10,12 +10,10 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray
 
 from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
 from ....quant.simd import (
-    as_pointer,
     fma,
     load_f32,
     load_i32,
@@ -29,22 +27,9 @@ from ..records import IDENTITY, POINTWISE, RELU2, TANH
 from .floats import constant, sigmoid, tanh
 from .matmul import gated
 from .rotate import rotate
-from .views import reader, rows_of, share, share_rows, step_at
+from .views import floats_at, my_rows, reader, rows_of, share, step_at
 
 arguments_at = reader(POINTWISE)
-
-
-@jit
-def _floats(address: int, n: int) -> Any:
-    """float32 [n] at an address."""
-    return carray(as_pointer(address), n, np.float32)
-
-
-@jit
-def _my_rows(a: Any, s: Any, thread: int) -> Any:
-    if a.every:
-        return 0, 1
-    return share_rows(rows_of(a, s), thread, s.n_threads)
 
 
 @jit
@@ -70,12 +55,12 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
     """
     a, s = arguments_at(arguments), step_at(step)
     size = a.length // a.groups
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
-            x = _floats(_x(a, thread, t) + 4 * g * size, size)
-            out = _floats(_out(a, thread, t) + 4 * g * size, size)
-            weight = _floats(a.weight + g * a.weight_stride, size)
+            x = floats_at(_x(a, thread, t) + 4 * g * size, size)
+            out = floats_at(_out(a, thread, t) + 4 * g * size, size)
+            weight = floats_at(a.weight + g * a.weight_stride, size)
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i] * x[i]
@@ -94,12 +79,12 @@ def layer_norm(arguments: int, step: int, thread: int) -> None:
     """
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
-            x = _floats(_x(a, thread, t) + 4 * g * size, size)
-            out = _floats(_out(a, thread, t) + 4 * g * size, size)
-            weight = _floats(a.weight + 4 * g * size, size)
+            x = floats_at(_x(a, thread, t) + 4 * g * size, size)
+            out = floats_at(_out(a, thread, t) + 4 * g * size, size)
+            weight = floats_at(a.weight + 4 * g * size, size)
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i]
@@ -111,7 +96,7 @@ def layer_norm(arguments: int, step: int, thread: int) -> None:
             for i in range(size):
                 out[i] = (x[i] - mean) * factor * weight[i]
             if a.bias != 0:
-                bias = _floats(a.bias + 4 * g * size, size)
+                bias = floats_at(a.bias + 4 * g * size, size)
                 for i in range(size):
                     out[i] += bias[i]
 
@@ -120,12 +105,12 @@ def layer_norm(arguments: int, step: int, thread: int) -> None:
 def angles(arguments: int, step: int, thread: int) -> None:
     """cos and sin of position · inverse frequency (`weight`), times the attention factor (`number`)."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
-        frequencies = _floats(a.weight + t * a.weight_stride, a.n_angles)
+        frequencies = floats_at(a.weight + t * a.weight_stride, a.n_angles)
         position = np.float32(load_i32(s.positions + 4 * t))
-        cos = _floats(a.cos + t * a.angle_stride, a.n_angles)
-        sin = _floats(a.sin + t * a.angle_stride, a.n_angles)
+        cos = floats_at(a.cos + t * a.angle_stride, a.n_angles)
+        sin = floats_at(a.sin + t * a.angle_stride, a.n_angles)
         for i in range(a.n_angles):
             # The float32 product is part of the models' definition; its cosine is not to add an error.
             angle = np.float64(np.float32(position * frequencies[i]))
@@ -138,7 +123,7 @@ def rope(arguments: int, step: int, thread: int) -> None:
     """Rotate the first 2·n_angles dimensions of each of `groups` heads; out may be x."""
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         cos, sin = a.cos + t * a.angle_stride, a.sin + t * a.angle_stride
         for h in range(a.groups):
@@ -154,7 +139,7 @@ def rope(arguments: int, step: int, thread: int) -> None:
 def gate(arguments: int, step: int, thread: int) -> None:
     """out = f(number · x) · y; f is `matmul.gated`, the square of what is above 0, tanh, or nothing."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     scale = splat_f32(np.float32(a.number))
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
@@ -175,7 +160,7 @@ def gate(arguments: int, step: int, thread: int) -> None:
 def gelu_gate(arguments: int, step: int, thread: int) -> None:
     """out = x · (1 + erf(x / sqrt 2)) / 2 · y."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4):
             x = load_f32(_x(a, thread, t) + i)
@@ -190,7 +175,7 @@ def add(arguments: int, step: int, thread: int) -> None:
     """out = number · x + other_number · y."""
     a, s = arguments_at(arguments), step_at(step)
     scale, keep = splat_f32(np.float32(a.number)), splat_f32(np.float32(a.other_number))
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
             x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
@@ -201,7 +186,7 @@ def add(arguments: int, step: int, thread: int) -> None:
 def add_positions(arguments: int, step: int, thread: int) -> None:
     """out = x + row number position of the table `weight`."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         row = a.weight + load_i32(s.positions + 4 * t) * a.weight_stride
         for i in range(0, 4 * a.width, 4 * LANES):
@@ -212,7 +197,7 @@ def add_positions(arguments: int, step: int, thread: int) -> None:
 def grow(arguments: int, step: int, thread: int) -> None:
     """out = x · (1 + number · ln(1 + position // length))."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         passed = load_i32(s.positions + 4 * t) // a.length
         growth = splat_f32(np.float32(1.0 + a.number * math.log(1.0 + passed)))
@@ -227,7 +212,7 @@ def join_heads(arguments: int, step: int, thread: int) -> None:
     A head has `weight_stride` columns in y.
     """
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     size = a.width // a.groups
     for t in range(first, last):
         out = _out(a, thread, t)
@@ -245,9 +230,9 @@ def join_heads(arguments: int, step: int, thread: int) -> None:
 def sparsify(arguments: int, step: int, thread: int) -> None:
     """out = max(x - (mean + number · standard deviation), 0), of a row."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
-        x, out = _floats(_x(a, thread, t), a.width), _floats(_out(a, thread, t), a.width)
+        x, out = floats_at(_x(a, thread, t), a.width), floats_at(_out(a, thread, t), a.width)
         total = np.float32(0.0)
         for i in range(a.width):
             total += x[i]
@@ -265,10 +250,10 @@ def sparsify(arguments: int, step: int, thread: int) -> None:
 def match_magnitude(arguments: int, step: int, thread: int) -> None:
     """out = x · rms(y) / max(rms(x), number), of a row."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
-        x, y = _floats(_x(a, thread, t), a.width), _floats(_y(a, thread, t), a.width)
-        out, own, other = _floats(_out(a, thread, t), a.width), np.float32(0.0), np.float32(0.0)
+        x, y = floats_at(_x(a, thread, t), a.width), floats_at(_y(a, thread, t), a.width)
+        out, own, other = floats_at(_out(a, thread, t), a.width), np.float32(0.0), np.float32(0.0)
         for i in range(a.width):
             own += x[i] * x[i]
             other += y[i] * y[i]
@@ -282,7 +267,7 @@ def match_magnitude(arguments: int, step: int, thread: int) -> None:
 def sigmoid_gate(arguments: int, step: int, thread: int) -> None:
     """out = sigmoid(y) · x; y has the width of x, or one number (`length`)."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         y = _y(a, thread, t)
         for i in range(0, 4 * a.width, 4 * LANES):

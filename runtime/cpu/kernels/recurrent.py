@@ -6,22 +6,15 @@ import math
 from typing import Any
 
 import numpy as np
-from numba import carray
 
 from ....quant.jit import jit, kernel, reassociating_kernel
 from ....quant.levels import LANES
-from ....quant.simd import as_pointer, fma, load_f32, load_i32, loadv_f32, store_f32, storev_f32
+from ....quant.simd import fma, load_f32, load_i32, loadv_f32, store_f32, storev_f32
 from ..records import RECUR
 from .floats import constant, sigmoid
-from .views import reader, share, step_at
+from .views import floats_at, reader, share, step_at
 
 arguments_at = reader(RECUR)
-
-
-@jit
-def _floats(address: int, n: int) -> Any:
-    """float32 [n] at an address."""
-    return carray(as_pointer(address), n, np.float32)
 
 
 @jit
@@ -99,7 +92,7 @@ def _convolve_one(a: Any, s: Any, thread: int, at: int) -> None:
 @jit
 def _normalised(source: int, target: Any, n: int, eps: float, factor: float) -> None:
     """float32 [n] divided by the root of the sum of its squares, times a factor."""
-    x = _floats(source, n)
+    x = floats_at(source, n)
     total = np.float32(0.0)
     for i in range(n):
         total += x[i] * x[i]
@@ -115,7 +108,11 @@ def delta_rule(arguments: int, step: int, thread: int) -> None:
     first, last = share(a.heads, thread, s.n_threads)
     keys, size, dim = a.groups * a.size, a.size, a.head_dim
     scratch = a.scratch + thread * a.scratch_stride
-    q, k, new = _floats(scratch, size), _floats(scratch + 4 * size, size), _floats(scratch + 8 * size, dim)
+    q, k, new = (
+        floats_at(scratch, size),
+        floats_at(scratch + 4 * size, size),
+        floats_at(scratch + 8 * size, dim),
+    )
     for h in range(first, last):
         group = h % a.groups if a.tiled else h // (a.heads // a.groups)
         rate, bias = np.float64(load_f32(a.a + 4 * h)), np.float64(load_f32(a.step_bias + 4 * h))
@@ -123,25 +120,25 @@ def delta_rule(arguments: int, step: int, thread: int) -> None:
             x = a.x + thread * a.x_private + t * a.x_stride
             _normalised(x + 4 * group * size, q, size, a.eps, 1.0 / math.sqrt(size))
             _normalised(x + 4 * (keys + group * size), k, size, a.eps, 1.0)
-            v = _floats(x + 4 * (2 * keys + h * dim), dim)
+            v = floats_at(x + 4 * (2 * keys + h * dim), dim)
             moved = np.float64(load_f32(a.step + thread * a.step_private + t * a.step_stride + 4 * h))
             decay = np.float32(math.exp(rate * _softplus(moved + bias)))
             beta = load_f32(a.beta + thread * a.beta_private + t * a.beta_stride + 4 * h)
             part = np.float32(_sigmoid(np.float64(beta)))
             state = _state(a, s, t) + 4 * h * size * dim
-            out = _floats(a.out + t * a.out_stride + 4 * h * dim, dim)
+            out = floats_at(a.out + t * a.out_stride + 4 * h * dim, dim)
             for j in range(dim):
                 new[j] = np.float32(0.0)
                 out[j] = np.float32(0.0)
             for i in range(size):
-                memory, factor = _floats(state + 4 * i * dim, dim), k[i]
+                memory, factor = floats_at(state + 4 * i * dim, dim), k[i]
                 for j in range(dim):
                     memory[j] *= decay
                     new[j] += factor * memory[j]
             for j in range(dim):
                 new[j] = part * (v[j] - new[j])
             for i in range(size):
-                memory, factor, query = _floats(state + 4 * i * dim, dim), k[i], q[i]
+                memory, factor, query = floats_at(state + 4 * i * dim, dim), k[i], q[i]
                 for j in range(dim):
                     memory[j] += factor * new[j]
                     out[j] += query * memory[j]
@@ -159,16 +156,16 @@ def state_scan(arguments: int, step: int, thread: int) -> None:
         skip = load_f32(a.skip + 4 * h)
         for t in range(s.n_rows):
             row = a.x + thread * a.x_private + t * a.x_stride
-            x = _floats(row + 4 * h * dim, dim)
-            b = _floats(row + 4 * (a.heads * dim + group * size), size)
-            c = _floats(row + 4 * (a.heads * dim + (a.groups + group) * size), size)
+            x = floats_at(row + 4 * h * dim, dim)
+            b = floats_at(row + 4 * (a.heads * dim + group * size), size)
+            c = floats_at(row + 4 * (a.heads * dim + (a.groups + group) * size), size)
             moved = np.float64(load_f32(a.step + thread * a.step_private + t * a.step_stride + 4 * h))
             time = _softplus(moved * a.step_scale + bias)
             decay, taken = np.float32(math.exp(rate * time)), np.float32(time)
             state = _state(a, s, t) + 4 * h * dim * size
-            out = _floats(a.out + t * a.out_stride + 4 * h * dim, dim)
+            out = floats_at(a.out + t * a.out_stride + 4 * h * dim, dim)
             for i in range(dim):
-                memory, factor = _floats(state + 4 * i * size, size), taken * x[i]
+                memory, factor = floats_at(state + 4 * i * size, size), taken * x[i]
                 total = np.float32(0.0)
                 for j in range(size):
                     memory[j] = decay * memory[j] + factor * b[j]

@@ -13,16 +13,9 @@ from ....quant.levels import LANES
 from ....quant.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
 from ..records import STREAMS
 from .floats import constant
-from .views import reader, rows_of, share_rows, step_at
+from .views import my_rows, reader, step_at
 
 arguments_at = reader(STREAMS)
-
-
-@jit
-def _my_rows(a: Any, s: Any, thread: int) -> Any:
-    if a.every:
-        return 0, 1
-    return share_rows(rows_of(a, s), thread, s.n_threads)
 
 
 @jit
@@ -43,7 +36,7 @@ def _target(a: Any, j: int, thread: int, row: int) -> int:
 def predict_streams(arguments: int, step: int, thread: int) -> None:
     """Each stream plus a mixture of all; `out` is the active one."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     vectors = a.scratch + thread * a.scratch_stride
     for t in range(first, last):
         c = a.coefficients + thread * a.coefficients_private + t * a.coefficients_stride
@@ -66,7 +59,7 @@ def predict_streams(arguments: int, step: int, thread: int) -> None:
 def correct_streams(arguments: int, step: int, thread: int) -> None:
     """Each stream plus (1 + its coefficient) times what is new in x; then out is the active one · weight."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = _my_rows(a, s, thread)
+    first, last = my_rows(a, s, thread)
     for t in range(first, last):
         c = a.coefficients + thread * a.coefficients_private + t * a.coefficients_stride
         x = a.x + thread * a.x_private + t * a.x_stride

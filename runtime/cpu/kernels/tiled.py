@@ -142,9 +142,9 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
                             column = pair * VECTOR
                             storev_f32(row + column, gated_outputs(a, column, bias, value, other))
                         else:
-                            finish(a, row, 2 * pair * VECTOR, bias, value)
+                            finish(a, row, 2 * pair * VECTOR, bias, 0, value)
                             if not alone:
-                                finish(a, row, (2 * pair + 1) * VECTOR, bias, other)
+                                finish(a, row, (2 * pair + 1) * VECTOR, bias, 0, other)
 
     return tiled_matmul
 

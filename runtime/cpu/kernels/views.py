@@ -35,6 +35,20 @@ def rows_of(a: Any, s: Any) -> int:
 
 
 @jit
+def my_rows(a: Any, s: Any, thread: int) -> Any:
+    """A thread's rows [first, last) of work that treats every row by itself; see `pointwise`."""
+    if a.every:
+        return 0, 1
+    return share_rows(rows_of(a, s), thread, s.n_threads)
+
+
+@jit
+def floats_at(address: int, n: int) -> Any:
+    """float32 [n] at an address."""
+    return carray(as_pointer(address), n, np.float32)
+
+
+@jit
 def share(n: int, thread: int, n_threads: int) -> Any:
     """The part [first, last) of n items that is this thread's."""
     return n * thread // n_threads, n * (thread + 1) // n_threads
