@@ -105,7 +105,7 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
                 weights += op.weight.nbytes
             case MoE():
                 every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
-                weights += every * op.experts.width / len(op.gate)
+                weights += every * op.experts.width / len(op.up)
     first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
     cached = sum(
         program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)

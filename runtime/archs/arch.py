@@ -24,6 +24,7 @@ LLAMA_LAYER = MappingProxyType(
         "ffn_down": "mlp.down_proj",
     }
 )
+QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # The parts of a larger model around the text model, in files of models that see.
 VISION = (
     "vision_tower.",

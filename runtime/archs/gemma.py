@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import VISION, Arch, layer_names
+from .arch import QK_NORMS, VISION, Arch, layer_names
+
+NORMS_AROUND = {  # each part
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 GEMMA = Arch(
     name="gemma",
@@ -28,11 +34,7 @@ GEMMA2 = replace(
     name="gemma2",
     gguf="gemma2",
     hf=("gemma2",),
-    layer=layer_names(
-        post_attention_norm="post_attention_layernorm",
-        ffn_norm="pre_feedforward_layernorm",
-        post_ffw_norm="post_feedforward_layernorm",
-    ),
+    layer=layer_names(**NORMS_AROUND),
     window="period",
     window_in_gguf="period",
     window_period=2,
@@ -64,8 +66,7 @@ ROWS = (
         hf=("gemma3_text", "gemma3"),
         layer={
             **GEMMA2.layer,
-            "attn_q_norm": "self_attn.q_norm",
-            "attn_k_norm": "self_attn.k_norm",
+            **QK_NORMS,
         },
         window_period=6,
         rope_base=1e6,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .arch import VISION, Arch, layer_names
+from .arch import QK_NORMS, VISION, Arch, layer_names
+from .gemma import NORMS_AROUND
 
 SENSES = (*VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 TOP = {
@@ -14,19 +15,20 @@ TOP = {
     "per_layer_proj_norm": "per_layer_projection_norm",
 }
 
+WITH_INPUTS = {  # of its own for each layer
+    **QK_NORMS,
+    **NORMS_AROUND,
+    "inp_gate": "per_layer_input_gate",
+    "proj": "per_layer_projection",
+    "post_norm": "post_per_layer_input_norm",
+}
+
 GEMMA3N = Arch(
     name="gemma3n",
     gguf="gemma3n",
     hf=("gemma3n_text", "gemma3n"),
     layer=layer_names(
-        attn_q_norm="self_attn.q_norm",
-        attn_k_norm="self_attn.k_norm",
-        post_attention_norm="post_attention_layernorm",
-        ffn_norm="pre_feedforward_layernorm",
-        post_ffw_norm="post_feedforward_layernorm",
-        inp_gate="per_layer_input_gate",
-        proj="per_layer_projection",
-        post_norm="post_per_layer_input_norm",
+        **WITH_INPUTS,
         laurel_l="laurel.linear_left",
         laurel_r="laurel.linear_right",
         laurel_post_norm="laurel.post_laurel_norm",
@@ -85,14 +87,7 @@ ROWS = (
         gguf="gemma4",
         hf=("gemma4_text", "gemma4"),
         layer=layer_names(
-            attn_q_norm="self_attn.q_norm",
-            attn_k_norm="self_attn.k_norm",
-            post_attention_norm="post_attention_layernorm",
-            ffn_norm="pre_feedforward_layernorm",
-            post_ffw_norm="post_feedforward_layernorm",
-            inp_gate="per_layer_input_gate",
-            proj="per_layer_projection",
-            post_norm="post_per_layer_input_norm",
+            **WITH_INPUTS,
             layer_output_scale="layer_scalar",
             ffn_gate_inp="router.proj",
             ffn_gate_inp_scale="router.scale",

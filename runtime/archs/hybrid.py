@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from . import llama, moe
-from .arch import VISION, Arch, layer_names
+from .arch import QK_NORMS, VISION, Arch, layer_names
 
 DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 # What config.json calls a Mamba mixer's tensors, after the mixer's own name
@@ -86,7 +86,7 @@ DELTA = {
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-GATED_ATTENTION = {"attn_q_gate": "self_attn.q_proj", **moe.QK_NORMS}
+GATED_ATTENTION = {"attn_q_gate": "self_attn.q_proj", **QK_NORMS}
 QWEN_EXPERTS = {
     **moe.experts("mlp"),
     **moe.shared("mlp.shared_expert"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import ATTENTION, FFN, QKV, Arch, layer_names
+from .arch import ATTENTION, FFN, QK_NORMS, QKV, Arch, layer_names
 
 COHERE = Arch(
     name="cohere",
     gguf="command-r",
     hf=("cohere",),
-    layer=layer_names("ffn_norm", attn_q_norm="self_attn.q_norm", attn_k_norm="self_attn.k_norm"),
+    layer=layer_names("ffn_norm", **QK_NORMS),
     optional=frozenset({"attn_q_norm", "attn_k_norm"}),
     norm="layer",
     qk_norm="each head",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import FFN, QKV, VISION, Arch, layer_names
+from .arch import FFN, QK_NORMS, QKV, VISION, Arch, layer_names
 
 LLAMA = Arch(
     name="llama",
@@ -80,7 +80,7 @@ ROWS = (
         name="qwen3",
         gguf="qwen3",
         hf=("qwen3",),
-        layer=layer_names(attn_q_norm="self_attn.q_norm", attn_k_norm="self_attn.k_norm"),
+        layer=layer_names(**QK_NORMS),
         biases=frozenset(),
         hf_defaults={**QWEN2.hf_defaults, "head_dim": 128},
     ),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from . import llama
-from .arch import ATTENTION, QKV, Arch, layer_names
+from .arch import ATTENTION, QK_NORMS, QKV, Arch, layer_names
 
 BY_NAME = {row.name: row for row in llama.ROWS}
 DENSE = ("ffn_gate", "ffn_up", "ffn_down")
@@ -33,7 +33,6 @@ def _with(layer: Mapping[str, str], more: Mapping[str, str], *without: str) -> d
     return {stem: name for stem, name in {**layer, **more}.items() if stem not in without}
 
 
-QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 MIXTRAL_EXPERTS = experts("block_sparse_moe", "w1", "w3", "w2")
 
 ROWS = (

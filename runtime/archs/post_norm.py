@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import FFN, QKV, Arch, layer_names
+from .arch import FFN, QK_NORMS, QKV, Arch, layer_names
 
 OLMO2 = Arch(
     name="olmo2",
@@ -13,8 +13,7 @@ OLMO2 = Arch(
     layer=layer_names(
         "attn_norm",
         "ffn_norm",
-        attn_q_norm="self_attn.q_norm",
-        attn_k_norm="self_attn.k_norm",
+        **QK_NORMS,
         post_attention_norm="post_attention_layernorm",
         post_ffw_norm="post_feedforward_layernorm",
     ),

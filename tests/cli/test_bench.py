@@ -7,6 +7,8 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from kukri.cli.bench_report import markdown_table
 from kukri.cli.source import open_source
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu import bandwidth
-from kukri.runtime.ops import StateLayer
+from kukri.runtime.ops import MoE, StateLayer
 from kukri.runtime.program import build_program
 from kukri.runtime.state import SequenceStates
 from kukri.runtime.weights import Weights
@@ -271,6 +273,27 @@ def test_bytes_of_a_token(tiny: Path) -> None:
     assert bytes_per_token(program, "f16", Case(0, 3, 10)) == weights + row + 2 * seen * 12
     assert bytes_per_token(program, "q8_0", Case(0, 1, 99)) == pytest.approx(
         weights + row + 34 / 32 * seen * 100
+    )
+
+
+@pytest.mark.parametrize("name", ["mixtral", "nemotron-h"])  # the latter's experts have no gate
+def test_of_experts_those_that_are_chosen_are_read(conformance: Callable[[str], Path], name: str) -> None:
+    source = open_source(conformance(name))
+    program = build_program(source.config, Weights(source.config, source.tensors))
+
+    def with_all(op: MoE) -> MoE:
+        return replace(op, experts=replace(op.experts, width=len(op.up)))
+
+    mixtures = [op for op in program.ops if isinstance(op, MoE)]
+    unread = sum(
+        sum(m.n_bytes for m in (*op.gate, *op.up, *op.down)) * (1 - op.experts.width / len(op.up))
+        for op in mixtures
+    )
+    every = replace(program, ops=tuple(with_all(op) if isinstance(op, MoE) else op for op in program.ops))
+    case = Case(0, 1, 0)
+    assert unread > 0
+    assert bytes_per_token(every, "f32", case) - bytes_per_token(program, "f32", case) == pytest.approx(
+        unread
     )
 
 
