@@ -52,6 +52,11 @@ def unpack_at(words: np.ndarray, index: Index, bits: int) -> np.ndarray:
     return (columns >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
 
 
+def look_up(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
+    """The table's values at uint8 codes, none of which lies beyond it; so nothing needs to be checked."""
+    return table.take(codes, mode="wrap")
+
+
 def encode_blocks(codes: np.ndarray, form: str, d: np.ndarray, m: np.ndarray | None = None) -> np.ndarray:
     """Blocks of 32 codes [n, width] with scales d and minima m [n, width / 32], as uint8 [n, row_bytes].
 

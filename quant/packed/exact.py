@@ -76,6 +76,11 @@ def encode_floats(values: np.ndarray, form: str) -> np.ndarray:
         with np.errstate(over="ignore"):
             return values.astype("<f2").view(np.uint8)
     bits = values.view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)))
-    rounded = np.where(np.isnan(values), bits | np.uint32(1 << 22), rounded)
-    return (rounded >> np.uint32(16)).astype("<u2").view(np.uint8)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    if (nan := np.isnan(values)).any():  # rounding could carry into the sign
+        rounded[nan] = bits[nan] | np.uint32(1 << 22)
+    rounded >>= np.uint32(16)
+    return rounded.astype("<u2").view(np.uint8)

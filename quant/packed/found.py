@@ -18,15 +18,17 @@ _EXPERT = re.compile(r"\.experts\.\d+\.")
 
 @dataclass(frozen=True)
 class Found:
-    """A weight (…, outputs, inputs), and the `formats` that hold its values as they are.
+    """A weight (…, outputs, inputs), and the formats that hold its values as they are.
 
-    `encode` gives a format's rows (`rows.Make`), numbered across all matrices of the weight. `sources` are
-    the bytes of the file that they are made of.
+    `blocks` are those of blocks; `floats` gives the others, which is more work to find out. `encode` gives a
+    format's rows (`rows.Make`), numbered across all matrices of the weight. `sources` are the bytes of the
+    file that they are made of.
     """
 
     name: str
     shape: tuple[int, ...]
-    formats: tuple[str, ...]
+    blocks: tuple[str, ...]
+    floats: Callable[[], tuple[str, ...]]
     encode: Callable[[Index, str], np.ndarray]
     sources: tuple[np.ndarray, ...]
 
@@ -46,7 +48,12 @@ def tensors_of(found: Iterable[Found]) -> dict[str, QTensor]:
         families.setdefault(_EXPERT.sub(".experts.*.", weight.name), []).append(weight)
     tensors: dict[str, QTensor] = {}
     for family in families.values():
-        shared = set.intersection(*(set(weight.formats) for weight in family))
-        form = next(name for name in FORMAT_ORDER if name in shared)
-        tensors |= {weight.name: weight.tensor(form) for weight in family}
+        form = _first_shared([weight.blocks for weight in family])
+        form = form or _first_shared([weight.floats() for weight in family])
+        tensors |= {weight.name: weight.tensor(form or weight.floats()[0]) for weight in family}
     return tensors
+
+
+def _first_shared(formats: list[tuple[str, ...]]) -> str | None:
+    shared = set.intersection(*map(set, formats))
+    return next((name for name in FORMAT_ORDER if name in shared), None)

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from .codes import encode_blocks, unpack_row_words
+from .codes import encode_blocks, look_up, unpack_row_words
 from .exact import encode_floats, formats_of_products
 from .found import Found
 from .raw import RawTensor, RawTensors, as_floats, need
@@ -70,9 +70,9 @@ def mxfp4(
         if form == "MXFP4":  # its table is doubled, and its exponent less by 128
             return encode_blocks(codes, form, exponent)
         scale = np.ldexp(np.float32(1), exponent.astype(np.int32) - 127)
-        return encode_floats(E2M1.take(codes) * np.repeat(scale, MXFP4_GROUP, axis=1), form)
+        return encode_floats(look_up(E2M1, codes) * np.repeat(scale, MXFP4_GROUP, axis=1), form)
 
-    return Found(name, shape, ("MXFP4", "F32"), encode, sources)
+    return Found(name, shape, ("MXFP4",), lambda: ("F32",), encode, sources)
 
 
 def _nvfp4(raw: RawTensors, base: str, packed: RawTensor, scale: RawTensor) -> Found:
@@ -91,9 +91,13 @@ def _nvfp4(raw: RawTensors, base: str, packed: RawTensor, scale: RawTensor) -> F
         return each / number if divides else each * number
 
     def encode(index: Index, form: str) -> np.ndarray:
-        values = E2M1.take(unpack_row_words(codes[index], 4))
+        values = look_up(E2M1, unpack_row_words(codes[index], 4))
         values *= np.repeat(factors(index), NVFP4_GROUP, axis=1)
         return encode_floats(values, form)
 
-    formats = formats_of_products(factors(slice(0, rows, 1)), WITNESSES)
-    return Found(f"{base}weight", (rows, width), formats, encode, (packed.data, scale.data))
+    def floats() -> tuple[str, ...]:
+        occurring = np.flatnonzero(np.bincount(scale.data, minlength=256))
+        each = as_floats(occurring, scale.dtype)
+        return formats_of_products(each / number if divides else each * number, WITNESSES)
+
+    return Found(f"{base}weight", (rows, width), (), floats, encode, (packed.data, scale.data))

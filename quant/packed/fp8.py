@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from .codes import look_up
 from .exact import encode_floats, formats_of_products
 from .found import Found
 from .raw import FLOAT8, FLOATS, RawTensor, RawTensors, float8_values, need
@@ -61,12 +62,14 @@ def _read_one(raw: RawTensors, found: RawTensor, rectangles: Sequence[tuple[int,
     def encode(index: Index, form: str) -> np.ndarray:
         matrix, row = np.divmod(numbers_of(index), rows)
         factors = values[matrix, np.minimum(row // tall, scales_high - 1)]  # [n, across]
-        out = table.take(codes[index])
+        out = look_up(table, codes[index])
         out *= factors if columns is None else factors[:, columns]
         return encode_floats(out, form)
 
-    formats = formats_of_products(values, WITNESSES[weight.dtype])
-    return Found(weight.name, weight.shape, formats, encode, (weight.data, scales.data))
+    def floats() -> tuple[str, ...]:
+        return formats_of_products(values, WITNESSES[weight.dtype])
+
+    return Found(weight.name, weight.shape, (), floats, encode, (weight.data, scales.data))
 
 
 def _by_rectangle(

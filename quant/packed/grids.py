@@ -62,14 +62,19 @@ class IntegerGrid:
         if zeros is not None and (zeros == middle).all():
             zeros = None
         largest = middle if zeros is None else int(max(zeros.max(), top - zeros.min()))
-        formats = formats_of_products(scales, witnesses_of_integers(largest))
+        blocks: tuple[str, ...] = ()
         if self.groups.of_block is not None and in_f16(scales):
             if zeros is None:
-                formats = ("Q4_0" if self.bits == 4 else "Q8_0", *formats)
+                blocks = ("Q4_0" if self.bits == 4 else "Q8_0",)
             if self.bits == 4:
                 minima_fit = in_f16(scales * (np.float32(middle) if zeros is None else zeros))
-                formats = (*(("Q4_1",) if minima_fit else ()), "Q5_0", *formats)
-        return Found(self.name, self.shape, formats, self._encode, self.sources)
+                blocks += ("Q4_1", "Q5_0") if minima_fit else ("Q5_0",)
+        witnesses = witnesses_of_integers(largest)
+
+        def floats() -> tuple[str, ...]:
+            return formats_of_products(self.scales(every), witnesses)
+
+        return Found(self.name, self.shape, blocks, floats, self._encode, self.sources)
 
     def _encode(self, index: Index, form: str) -> np.ndarray:
         codes, scales = self.codes(index), self.scales(index)
@@ -110,10 +115,14 @@ class AffineGrid:
     def found(self) -> Found:
         every = slice(0, math.prod(self.shape[:-1]), 1)
         scales, offsets = self.scales(every), self.offsets(every)
-        formats = formats_of_sums(scales, (1 << self.bits) - 1, offsets)
+        blocks: tuple[str, ...] = ()
         if self.bits <= 5 and self.groups.of_block is not None and in_f16(scales) and in_f16(offsets):
-            formats = (*(("Q4_1",) if self.bits <= 4 else ()), "Q5_1", *formats)
-        return Found(self.name, self.shape, formats, self._encode, self.sources)
+            blocks = ("Q4_1", "Q5_1") if self.bits <= 4 else ("Q5_1",)
+
+        def floats() -> tuple[str, ...]:
+            return formats_of_sums(self.scales(every), (1 << self.bits) - 1, self.offsets(every))
+
+        return Found(self.name, self.shape, blocks, floats, self._encode, self.sources)
 
     def _encode(self, index: Index, form: str) -> np.ndarray:
         codes, scales, offsets = self.codes(index), self.scales(index), self.offsets(index)

@@ -195,4 +195,4 @@ def _llm_int8(raw: RawTensors, weight: RawTensor, base: str) -> Found:
     def encode(index: Index, form: str) -> np.ndarray:
         return encode_floats(codes[index].astype(np.float32) * peaks[index, None] * OVER_127, form)
 
-    return Found(weight.name, weight.shape, ("F32",), encode, (weight.data, largest.data))
+    return Found(weight.name, weight.shape, (), lambda: ("F32",), encode, (weight.data, largest.data))

@@ -27,7 +27,7 @@ import numpy as np
 
 from ..errors import DamagedFile
 from ..metadata import shown
-from .codes import unpack_row_words
+from .codes import look_up
 from .exact import encode_floats
 from .found import Found
 from .raw import RawTensor, RawTensors, need
@@ -64,19 +64,24 @@ def _read_one(raw: RawTensors, found: RawTensor, name: str) -> Found:
 
     def encode(index: Index, out: str) -> np.ndarray:
         if width % size == 0 and width % 2 == 0:
-            low_first = unpack_row_words(packed.reshape(rows, -1)[index], 4)
-            codes = low_first.reshape(len(low_first), -1, 2)[..., ::-1].reshape(len(low_first), width)
+            codes = _high_first(packed.reshape(rows, -1)[index])
             blocks = numbers_of(index)[:, None] * (width // size) + np.arange(width // size)
             factors = np.repeat(peaks(blocks), size, axis=1)
         else:  # blocks go on in the next row
             at = numbers_of(index)[:, None] * width + np.arange(width)
             codes = packed[at >> 1] >> np.where(at & 1, 0, 4).astype(np.uint8) & np.uint8(15)
             factors = peaks(at // size)
-        values = table.take(codes)
+        values = look_up(table, codes)
         values *= factors
         return encode_floats(values, out)
 
-    return Found(name, (rows, width), (str(form),), encode, (packed, *more))
+    return Found(name, (rows, width), (), lambda: (str(form),), encode, (packed, *more))
+
+
+def _high_first(packed: np.ndarray) -> np.ndarray:
+    """The codes of bytes uint8 [n, k]: uint8 [n, 2 k]."""
+    wide = packed.astype(np.uint16)
+    return ((wide << np.uint16(8) | wide >> np.uint16(4)) & np.uint16(0x0F0F)).view(np.uint8)
 
 
 def _peaks(
