@@ -147,7 +147,7 @@ def test_several_residual_streams(conformance):
 
 @pytest.fixture(params=CPU_CASES, ids=["/".join(case) for case in CPU_CASES])
 def cpu_case(request, conformance):
-    """The same for the CPU machine; in place of the tolerance, the largest KL divergence of a quantised file."""
+    """The same for the CPU machine; of quantised files the largest KL divergence and no tolerance."""
     name, file = request.param
     machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)
     atol, most_kl = 5 * FIXTURES[name]["suggested_atol"], 0.006 if name in OF_BLOCKS else 0.002
