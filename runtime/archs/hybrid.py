@@ -299,6 +299,7 @@ ROWS = (
         optional=frozenset({"ssm_norm"}),
         recurrence="scan",
         gguf_names=MAMBA_IN_GGUF,
+        scales_in_gguf_weights=True,
         hf_keys={"logit_scale": "lm_head_multiplier"},
         hf_defaults={
             **MAMBA_DEFAULTS,
