@@ -73,7 +73,12 @@ def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
     for stored, names in together.items():
         parts = [_part(config, weights, name) for name in names]
         if len(parts) == 1:
-            yield replace(parts[0], name=stored, shape=_shape(config, stored, parts[0].shape))
+            shape = _shape(config, stored, parts[0].shape)
+            if shape == parts[0].shape:
+                yield replace(parts[0], name=stored)
+            else:
+                values = parts[0].rows(0, parts[0].n_rows).dequantize()
+                yield Assembled.of_values(stored, values.reshape(shape))
             continue
         if names[0].startswith("altup"):  # stacked
             matrices = tuple(part.parts[0] for part in parts)
