@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer
+from .packing import bit_fields, dequantizer, quantizer
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # code 8 is +0, as in ggml
 
@@ -32,4 +32,36 @@ def _dequantize(blocks: np.ndarray) -> np.ndarray:
     return _SCALE[blocks["e"]][:, None] * _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 32))
 
 
-MXFP4 = BlockFormat("MXFP4", 39, 32, 17, dequantizer(_dequantize, MXFP4_BLOCK, 32))
+def exponents(weights: np.ndarray) -> np.ndarray:
+    """The uint8 exponent e of each block of float32 `[n, 32]`: its peak is 4 to 8 times 2^(e-127).
+
+    Below 2^-125 it wraps around, as in the `gguf` package. It is large then, so that such blocks become 0.
+    """
+    peak = np.abs(weights).max(axis=1)
+    found = np.where(peak > 0, np.floor(np.log2(peak)) - 2 + 127, 0)
+    return found.astype(np.int32).astype(np.uint8)
+
+
+def nearest_codes(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """uint8 codes of weights = scale · table[code]; halfway between two the one nearer to zero."""
+    magnitude = np.abs(weights)
+    codes = np.zeros(weights.shape, np.uint8)
+    for halfway in (0.5, 1.5, 2.5, 3.5, 5, 7, 10):
+        codes += magnitude > np.float32(halfway) * scale
+    return codes | ((weights < 0) & (codes > 0)).astype(np.uint8) << 3
+
+
+def _quantize(weights: np.ndarray, blocks: np.ndarray) -> None:
+    blocks["e"] = exponents(weights)
+    codes = nearest_codes(weights, _SCALE[blocks["e"]][:, None])
+    blocks["qs"] = codes[:, :16] | codes[:, 16:] << 4
+
+
+MXFP4 = BlockFormat(
+    "MXFP4",
+    39,
+    32,
+    17,
+    dequantizer(_dequantize, MXFP4_BLOCK, 32),
+    quantize=quantizer(_quantize, MXFP4_BLOCK, 32),
+)

@@ -41,7 +41,7 @@ def quantizer(kernel: Fill, dtype: np.dtype, block_size: int) -> Transform:
         step = max(1, CHUNK_WEIGHTS // block_size)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for i in range(0, len(weights), step):
-                kernel(weights[i : i + step].astype(np.float32, copy=False), out[i : i + step])
+                kernel(np.ascontiguousarray(weights[i : i + step], np.float32), out[i : i + step])
         return out.view(np.uint8).reshape(len(weights), dtype.itemsize)
 
     return quantize
