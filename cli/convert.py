@@ -50,7 +50,9 @@ class Convertible:
         name = self.metadata["general.architecture"]
         queries = _first(self.metadata.get(f"{name}.attention.head_count"), 0)
         keys = _first(self.metadata.get(f"{name}.attention.head_count_kv"), queries)
-        layers, experts = (_first(self.metadata.get(f"{name}.{key}"), 0) for key in ("block_count", "expert_count"))
+        layers, experts = (
+            _first(self.metadata.get(f"{name}.{key}"), 0) for key in ("block_count", "expert_count")
+        )
         return Facts(name, layers, queries // keys if keys else 0, experts)
 
 
@@ -100,7 +102,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
 def _about(
     path: Path, name: str, tensors: list[Assembled], architecture: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the model card says, and what the `gguf` package guesses from names: `general.…` keys, and types."""
+    """What the model card says, and what the `gguf` package guesses from names: `general.…` and types."""
     import logging
 
     import gguf

@@ -33,7 +33,9 @@ def quantize(
     ],
     kind: Annotated[
         str,
-        flag("--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"),
+        flag(
+            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -54,8 +56,8 @@ def quantize(
 ) -> None:
     """Convert a model to GGUF and quantise it.
 
-    SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are carried
-    over; llama.cpp and programs built on it read the result. Its path goes to stdout.
+    SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
+    carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
     from ..quant.quantize import checked, nearest, write_quantized
     from ..quant.recipes import plan
@@ -172,10 +174,10 @@ def summary(written: Written, planned: Sequence[Planned], source_bytes: int, sec
     weights = Counter[str]()
     for each in planned:
         weights[each.format.name] += each.tensor.n_weights
-    shares = [
-        f"{form} {100 * n / written.n_weights:.0f} %" for form, n in weights.most_common() if n * 200 >= written.n_weights
-    ]
-    return (
-        f"{terminal.human_bytes(written.n_bytes)}, {written.bits_per_weight:.2f} bits a weight ({', '.join(shares)}); "
-        f"{seconds:.1f} s, {source_bytes / 1e6 / seconds:.0f} MB/s of source"
+    shares = ", ".join(
+        f"{form} {100 * n / written.n_weights:.0f} %"
+        for form, n in weights.most_common()
+        if n * 200 >= written.n_weights
     )
+    size = f"{terminal.human_bytes(written.n_bytes)}, {written.bits_per_weight:.2f} bits a weight ({shares})"
+    return f"{size}; {seconds:.1f} s, {source_bytes / 1e6 / seconds:.0f} MB/s of source"

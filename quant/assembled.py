@@ -1,8 +1,8 @@
 """Tensors put together of rows of others, read a few rows at a time.
 
-What a converter writes is rarely a tensor as it lies in a checkpoint: experts are stacked, projections joined or
-taken apart, rows ordered for another way of pairing them. All of that is done to a few rows when they are asked
-for, on the bytes as they are where no value changes.
+What a converter writes is rarely a tensor as it lies in a checkpoint: experts are stacked, projections
+joined or taken apart, rows ordered for another way of pairing them. All of that is done to a few rows when
+they are asked for, on the bytes as they are where no value changes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writing GGUF files tensor by tensor, so that a model never has to be in memory.
 
-A file gets its name when it is whole. Until then it has a temporary one beside it, which goes away with an error,
-Ctrl-C or SIGTERM, and which the next attempt replaces should it have been left by a kill.
+A file gets its name when it is whole. Until then it has a temporary one beside it, which goes away with an
+error, Ctrl-C or SIGTERM, and which the next attempt replaces should it have been left by a kill.
 
 The `gguf` package writes header, metadata and tensor records; source of the format: the GGUF specification.
 """
@@ -67,8 +67,8 @@ def write_gguf(
 ) -> int:
     """Write a file, replacing one of that name when it is whole; its size in bytes.
 
-    - `metadata`: values as `GGUFFile.metadata` has them, `general.architecture` among them; `types` are the GGUF
-      value types of those that do not have the one of their Python type (uint32, float32, bool, string).
+    - `metadata`: values as `GGUFFile.metadata` has them, `general.architecture` among them; `types` are the
+      GGUF value types of those that do not have the one of their Python type (uint32, float32, bool, string).
     - `tensors`, `data`: records, and in their order the bytes of each tensor in pieces (uint8 arrays).
 
     Raises NoRoom before anything is written if the disk has no room for it, OSError if it cannot be written,
@@ -85,7 +85,7 @@ def write_gguf(
             for tensor, pieces in zip(tensors, data, strict=True):
                 written = 0
                 for piece in pieces:
-                    file.write(memoryview(np.ascontiguousarray(piece)).cast("B"))
+                    file.write(np.ascontiguousarray(piece).data)
                     written += piece.nbytes
                 if written != tensor.n_bytes:
                     raise ValueError(f"tensor {tensor.name} got {written} bytes instead of {tensor.n_bytes}")
@@ -104,7 +104,7 @@ def _check_room(path: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(path.parent).free + reused
     if free < n_bytes:
         raise NoRoom(
-            f"{path.parent}: {n_bytes / 1e9:.2f} GB are needed for {path.name}, but only {free / 1e9:.2f} GB are free"
+            f"{path.parent}: {path.name} needs {n_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free"
         )
 
 
@@ -136,7 +136,19 @@ def _write_header(
     writer.close()
 
 
-_BY_DTYPE = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
+_BY_DTYPE = {
+    "u1": 0,
+    "i1": 1,
+    "u2": 2,
+    "i2": 3,
+    "u4": 4,
+    "i4": 5,
+    "f4": 6,
+    "b1": 7,
+    "u8": 10,
+    "i8": 11,
+    "f8": 12,
+}
 
 
 def _typed(value: Any, kind: int | None) -> tuple[int, Any, int | None]:
@@ -144,7 +156,7 @@ def _typed(value: Any, kind: int | None) -> tuple[int, Any, int | None]:
     if isinstance(value, np.ndarray):
         return ARRAY, value.tolist(), _BY_DTYPE[value.dtype.str[1:]]
     if isinstance(value, Texts):
-        return ARRAY, [text for text in value.packed.split(b"\0")[1:-1]], STRING
+        return ARRAY, value.packed.split(b"\0")[1:-1], STRING
     if isinstance(value, list):
         if not value or isinstance(value[0], str):
             return ARRAY, value, STRING

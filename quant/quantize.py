@@ -17,7 +17,7 @@ from .formats import FORMATS
 from .gguf_writer import write_gguf
 from .recipes import Planned
 
-# The plan of a tensor, the number of its first row that is meant, rows → their bytes, uint8 [rows, row_bytes].
+# The plan of a tensor, the number of its first row that is meant, the rows → uint8 [rows, row_bytes]
 Encoder = Callable[[Planned, int, QTensor], np.ndarray]
 
 
@@ -83,10 +83,10 @@ def write_quantized(
 def checked(
     plan: Iterable[Planned], zero_nonfinite: bool, release: Callable[[QTensor], None]
 ) -> list[Planned]:
-    """The plan with formats that hold the largest weight of each tensor; those that do not become BF16 or F32.
+    """The plan with formats that hold the largest weight of each tensor; what does not becomes BF16 or F32.
 
-    Raises DamagedFile naming the first tensor that has a weight that is NaN or infinite, unless those are going
-    to be zeros. Tensors that are quantised already are left for the encoder to check.
+    Raises DamagedFile naming the first tensor that has a weight that is NaN or infinite, unless those are
+    going to be zeros. Tensors that are quantised already are left for the encoder to check.
     """
     found = []
     for planned in plan:
@@ -111,7 +111,8 @@ def nonfinite(name: str) -> DamagedFile:
 
 
 def peak(tensor: Assembled, finite: bool = False) -> float:
-    """The largest magnitude in a tensor of floats, NaN or infinity if a weight is; of its `finite` ones only."""
+    """The largest magnitude in a tensor of floats, or of its `finite` weights only; else NaN or infinity if
+    a weight is."""
     largest = 0.0
     for part in tensor.parts:
         step = max(1, CHUNK_WEIGHTS // part.shape[-1]) if part.shape else 1
@@ -123,14 +124,15 @@ def peak(tensor: Assembled, finite: bool = False) -> float:
     return largest * scale
 
 
-_BITS = {"F32": (np.uint32, 0x7F800000), "F16": (np.uint16, 0x7C00), "BF16": (np.uint16, 0x7F80)}
+_INFINITY = {"F32": np.uint32(0x7F800000), "F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}  # as bits
 
 
 def _peak(data: np.ndarray, form: str, finite: bool) -> float:
     """Magnitudes of floats are in the order of their bits without the sign."""
-    kind, infinity = _BITS[form]
-    bits = np.ascontiguousarray(data).view(kind) & kind(np.iinfo(kind).max >> 1)
+    infinity = _INFINITY[form]
+    bits = np.ascontiguousarray(data).view(infinity.dtype)
+    bits = bits << 1  # without the sign
     if finite:
-        bits = np.where(bits < infinity, bits, kind(0))
-    largest = np.atleast_1d(bits.max()).astype(kind)
+        bits = bits[bits < infinity << 1]
+    largest = (np.atleast_1d(bits.max(initial=0)) >> 1).astype(infinity.dtype)
     return float(FORMATS[form].dequantize(largest.view(np.uint8).reshape(1, -1))[0, 0])

@@ -59,7 +59,15 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
     }
 )
 ALIASES: Mapping[str, str] = MappingProxyType(
-    {"int8": "q8_0", "int4": "q4_k_m", "q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m", "fp16": "f16", "fp32": "f32"}
+    {
+        "int8": "q8_0",
+        "int4": "q4_k_m",
+        "q3_k": "q3_k_m",
+        "q4_k": "q4_k_m",
+        "q5_k": "q5_k_m",
+        "fp16": "f16",
+        "fp32": "f32",
+    }
 )
 # Instead of a format whose blocks do not divide a width
 FALL_BACKS: Mapping[str, str] = MappingProxyType(
@@ -94,7 +102,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Planned:
-    """A tensor and the format that it is going to have. `note`: why that is not what the recipe would give."""
+    """A tensor and the format that it is going to have. `note`: why that is not what the recipe says."""
 
     tensor: Assembled
     format: BlockFormat
@@ -121,8 +129,8 @@ def is_quantizable(name: str, shape: Sequence[int]) -> bool:
 
 
 def float_format(name: str, shape: Sequence[int], source: BlockFormat) -> BlockFormat:
-    """What a tensor is kept as that is not quantised, coming from a checkpoint: float32, which readers expect of
-    vectors and a few others, or as it is."""
+    """What a tensor is kept as that is not quantised, coming from a checkpoint: float32, which readers expect
+    of vectors and a few others, or as it is."""
     single = len(shape) == 1 or not name.endswith(".weight") or any(part in name for part in _SINGLE)
     return FORMATS["F32"] if single or not source.is_float else source
 
@@ -149,7 +157,9 @@ def plan(
         if not is_quantizable(name, shape):
             planned.append(Planned(tensor, source if keep else float_format(name, shape, source)))
             continue
-        single = not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _SINGLE)
+        single = (
+            not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _SINGLE)
+        )
         chosen = FORMATS["F32"] if single and recipe.is_float else FORMATS[mixture.choose(name, shape)]
         chosen = next((form for pattern, form in patterns if pattern.search(name)), chosen)
         fitting = fitted(chosen, shape[-1])
@@ -174,9 +184,7 @@ def more_bits(i: int, n: int) -> bool:
 class _Mixture:
     """Chooses formats one tensor after the other; some choices depend on how many of a kind came before."""
 
-    def __init__(
-        self, recipe: Recipe, facts: Facts, importance: bool, tensors: Sequence[Assembled]
-    ) -> None:
+    def __init__(self, recipe: Recipe, facts: Facts, importance: bool, tensors: Sequence[Assembled]) -> None:
         self._recipe = recipe
         self._facts = facts
         self._importance = importance
@@ -208,7 +216,11 @@ class _Mixture:
 
     def _head(self, width: int) -> str:
         form = self._recipe.format
-        if form in ("MXFP4", "Q8_0") or width % FORMATS[form].block_size or self._facts.architecture == "falcon":
+        if (
+            form in ("MXFP4", "Q8_0")
+            or width % FORMATS[form].block_size
+            or self._facts.architecture == "falcon"
+        ):
             return "Q8_0"
         return "Q6_K"
 

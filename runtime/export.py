@@ -1,6 +1,6 @@
 """A model that was read from a Hugging Face folder, as the metadata and tensors of a GGUF file.
 
-What is written is read back, as metadata, before it is: a model that the format cannot describe is refused, never
+Metadata are read back before they are written: a model that the format cannot describe is refused, never
 changed.
 """
 
@@ -77,10 +77,10 @@ def as_gguf(config: ModelConfig) -> ModelConfig:
     changes: dict[str, Any] = {"from_gguf": True, "norm_offset": 0.0, "extra_layers": 0, "layers": layers}
     if r:
         changes["recurrence"] = replace(r, tiled=arch.tiled_in_gguf, part_scales=(1.0,) * 5)
+    changes["tied"] = config.tied and not splits_output(config)
     if arch.scales_in_gguf_weights:
         changes |= {"embed_scale": 1.0, "logit_scale": 1.0, "scales": Scales()}
         changes["attention_scale"] = config.attention_scale / config.scales.key
-        changes["tied"] = config.tied and not splits_output(config)
     return replace(config, **changes)
 
 
@@ -145,9 +145,7 @@ def _same_rope(a: Rope, b: Rope) -> bool:
     if (a.dims, a.interleaved, a.same_up_to) != (b.dims, b.interleaved, b.same_up_to):
         return False
     lengths = (0, a.same_up_to + 1)
-    alike = all(
-        np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths
-    )
+    alike = all(np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths)
     return alike and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_CLOSE)
 
 

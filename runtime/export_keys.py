@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .archs import ARCHS, Arch
-from .export_tensors import full_rope, splits_output
+from .export_tensors import full_rope
 from .fields import Fields, UnsupportedModel
 from .latent import score_growth_from_gguf
 from .layers import Layer
@@ -58,6 +58,8 @@ def exported_keys(config: ModelConfig, raw: Mapping[str, Any]) -> dict[str, Any]
         **_recurrence(c, keys),
         **_local_inputs(c),
     }
+    if arch.name.startswith("nemotron-h"):  # readers ask for it under either name
+        own["attention.layer_norm_epsilon"] = c.norm_eps
     if arch.name in ("stablelm", "gpt-neox"):
         own["use_parallel_residual"] = c.parallel
     return {"general.architecture": name} | {f"{name}.{key}": value for key, value in own.items()}
@@ -80,6 +82,8 @@ def _ffns(c: ModelConfig) -> int | np.ndarray:
 
 
 def _kv_heads(c: ModelConfig) -> int | np.ndarray:
+    if c.recurrence and c.recurrence.kind == "delta":  # other keys tell which layers attend
+        return c.n_kv_heads
     return _each_layer([c.sizes(layer)[1] if layer.attends else 0 for layer in c.layers])
 
 
@@ -198,7 +202,11 @@ def _usual_attention_scale(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -
     by_hidden = c.n_layers == arch.scale_by_hidden_at
     head_dim = c.latent.head_dim if c.latent else _head_sizes(c)["attention.key_length"]
     usual: float = arch.attention_scale or (c.hidden / c.n_heads if by_hidden else head_dim) ** -0.5
-    return usual * (score_growth_from_gguf(Fields(_rope(c, arch, Fields(raw, "config.json")), "config.json"), arch) if c.latent else 1.0)
+    return usual * (
+        score_growth_from_gguf(Fields(_rope(c, arch, Fields(raw, "config.json")), "config.json"), arch)
+        if c.latent
+        else 1.0
+    )
 
 
 def _experts(c: ModelConfig, keys: Fields) -> dict[str, Any]:
@@ -270,8 +278,3 @@ def _local_inputs(c: ModelConfig) -> dict[str, Any]:
         each = [never if layer.deviations is None else layer.deviations for layer in c.layers]
         found["activation_sparsity_scale"] = np.array(each, np.float32)
     return found
-
-
-def expected_output(config: ModelConfig) -> bool:
-    """Whether the file has an output matrix of its own."""
-    return not config.tied or splits_output(config)

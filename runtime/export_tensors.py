@@ -1,8 +1,8 @@
 """The tensors of a GGUF file for a model that comes from somewhere else.
 
 Names, orders and shapes are those that llama.cpp's converter gives to files of each architecture. What is
-bound by `Weights` is the starting point: each projection has a tensor of its own there, whatever the checkpoint
-keeps together.
+bound by `Weights` is the starting point: each projection has a tensor of its own there, whatever the
+checkpoint keeps together.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..quant.assembled import Assembled
-from ..quant.block import QTensor
 from .archs import ARCHS
 from .experts import PROJECTIONS
 from .fields import UnsupportedModel
@@ -40,8 +39,10 @@ def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
         *rope_tensors(config),
     ]
     if splits_output(config):
-        table = weights.matrix("token_embd.weight")
-        tensors.append(Assembled("output.weight", table.shape, (table,), scale=_by_row(table, config.logit_scale)))
+        table, scale = weights.matrix("token_embd.weight"), None
+        if ARCHS[config.arch].scales_in_gguf_weights:
+            scale = np.full(table.shape[0], config.logit_scale, np.float32)
+        tensors.append(Assembled("output.weight", table.shape, (table,), scale=scale))
     return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
 
 
@@ -52,9 +53,11 @@ def place_in_file(name: str) -> tuple[int, str]:
 
 
 def splits_output(config: ModelConfig) -> bool:
-    """Whether tied embeddings cannot stay so: scales that go into the weights are not the same for both."""
-    own = ARCHS[config.arch].scales_in_gguf_weights
-    return config.tied and own and config.embed_scale != config.logit_scale
+    """Whether tied embeddings cannot stay so: scales that go into the weights are not the same for both, or
+    readers want an output matrix."""
+    arch = ARCHS[config.arch]
+    scaled = arch.scales_in_gguf_weights and config.embed_scale != config.logit_scale
+    return config.tied and (scaled or arch.output_in_gguf)
 
 
 def permutes(config: ModelConfig) -> bool:
@@ -117,7 +120,9 @@ def _under_each_other(name: str, parts: list[Assembled]) -> Assembled:
 def _by_groups(groups: int, n_rows: list[int]) -> np.ndarray:
     """Rows of several projections, one after the other, in the order of groups that have `n_rows` of each."""
     starts = np.cumsum([0, *n_rows]) * groups
-    each = [start + np.arange(n * groups).reshape(groups, n) for start, n in zip(starts, n_rows, strict=False)]
+    each = [
+        start + np.arange(n * groups).reshape(groups, n) for start, n in zip(starts, n_rows, strict=False)
+    ]
     return np.concatenate(each, axis=1).reshape(-1)
 
 
@@ -178,7 +183,7 @@ def _rotated(c: ModelConfig, name: str) -> int:
 
 
 def _pairs(heads: int, head_dim: int, dims: int) -> np.ndarray:
-    """Rows of heads whose first `dims` are two halves of pairs, in the order in which pairs lie side by side."""
+    """Rows of heads whose first `dims` are halves of pairs, in an order in which pairs lie side by side."""
     rows = np.arange(heads * head_dim).reshape(heads, head_dim)
     halves = rows[:, :dims].reshape(heads, 2, dims // 2)
     return np.concatenate([halves.swapaxes(1, 2).reshape(heads, dims), rows[:, dims:]], axis=1).reshape(-1)
@@ -203,7 +208,7 @@ def _tiled(c: ModelConfig, values: np.ndarray, shape: tuple[int, ...]) -> np.nda
 
 
 def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
-    """What the rows of a matrix are multiplied with, where the model has scales that the format has no keys for."""
+    """What the rows of a matrix are multiplied with, where the format has no keys for a model's scales."""
     if not ARCHS[c.arch].scales_in_gguf_weights:
         return None
     s, r = c.scales, c.recurrence
@@ -225,10 +230,6 @@ def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
         grouped = r.groups * r.state_size
         scale = np.repeat(np.array(parts[1:4]), (r.inner, grouped, grouped)) * s.recurrent_in
     return None if isinstance(scale, float) and scale == 1.0 else scale
-
-
-def _by_row(tensor: QTensor, scale: float) -> np.ndarray:
-    return np.full(tensor.shape[0], scale, np.float32)
 
 
 def _shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -256,7 +257,8 @@ def gguf_name(config: ModelConfig, name: str) -> str:
     if stem.startswith(("altup_proj.", "altup_unembd_proj.")):  # of several, stacked
         stem = stem.partition(".")[0]
     stem = arch.gguf_names.get(stem, stem)
-    return f"{layer}{stem}" if stem in _BARE else f"{layer}{stem}.{kind}"
+    bare = stem in _BARE or stem in arch.bare_in_gguf
+    return f"{layer}{stem}" if bare else f"{layer}{stem}.{kind}"
 
 
 def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
@@ -317,4 +319,3 @@ def llama3_divisors(rope: Rope, scaling: Llama3Scaling) -> np.ndarray:
     turns = scaling.original_context * plain / (2 * np.pi)
     keep = np.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0, 1)
     return (1 / ((1 - keep) / scaling.factor + keep)).astype(np.float32)
-

@@ -105,7 +105,8 @@ def _puts_space(spec: object) -> bool:
 def _tokens(
     pieces: dict[int, str], added: Sequence[Any], vocab_size: int, unknown: object = None
 ) -> tuple[list[str], np.ndarray]:
-    """Tokens and their types by id. `unknown`: in a SentencePiece vocabulary, what stands for unknown characters."""
+    """Tokens and their types by id. `unknown`: in a SentencePiece vocabulary, what stands for unknown
+    characters."""
     if max(pieces, default=0) >= vocab_size and not _are_added(pieces, added, vocab_size):
         raise TokenizerError(
             f"the tokenizer has {max(pieces) + 1} tokens, more than the model's {vocab_size} embeddings"
@@ -144,7 +145,9 @@ def _scores(tokens: Sequence[str], merges: Iterable[str]) -> np.ndarray:
     first: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         first.setdefault(merge.replace(" ", "", 1), rank)
-    return np.array([-first[token] if token in first else _UNREACHED - len(first) for token in tokens], np.float32)
+    return np.array(
+        [-first[token] if token in first else _UNREACHED - len(first) for token in tokens], np.float32
+    )
 
 
 def _of_model(path: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
@@ -220,4 +223,3 @@ def _templates(templates: Mapping[str, str]) -> dict[str, Any]:
     if others:
         found[f"{key}s"] = others
     return found | {f"{key}.{name}": templates[name] for name in others}
-

@@ -1,7 +1,7 @@
 """Which name a GGUF file gives to a tokenizer.json's normaliser and pre-tokeniser: `tokenizer.ggml.pre`.
 
-Compared by their patterns, and where these are spelled otherwise by what they make of a text that has a bit of
-everything.
+Compared by their patterns, and where these are spelled otherwise by what they make of a text that has a bit
+of everything.
 """
 
 from __future__ import annotations
@@ -27,11 +27,15 @@ USUAL = {
     "stablelm": "stablelm2",
     "starcoder2": "starcoder",
 }
-_NFC_OF_MODELS = frozenset({"qwen2"})  # whose own tokenizers normalise, though copies of them may have lost that
+_NFC_OF_MODELS = frozenset(
+    {"qwen2"}
+)  # whose own tokenizers normalise, though copies of them may have lost that
 _PROBE = (
-    "I'VE we'll They're 'S's x'D HTTPServer camelCase ÀÉÎ ñandú Straße ΑΒΓδ Привет МИР 12 1234567 3.14 ٣٤٥ ½x "
-    "a1b22c333d4444 \t\tif x:\n\n\n   return  y;\r\n\r\n  \n漢字かな交じり文、中文字符。한국어 ไทย नमस्ते \u0301e\u0301 "
-    "😀👩‍👩‍👧!! ... --- ##$%^&*()_+{}|:\"<>?~` /path/to\\file a_b-c.d@e.com  \u00a0\u3000 «quoted» “x” —–  end \n "
+    "I'VE we'll They're 'S's x'D HTTPServer camelCase ÀÉÎ ñandú Straße ΑΒΓδ Привет МИР 12 1234567 3.14 "
+    "٣٤٥ ½x a1b22c333d4444 \t\tif x:\n\n\n   return  y;\r\n\r\n  \n漢字かな交じり文、中文字符。"
+    "한국어 ไทย नमस्ते \u0301e\u0301 "
+    '😀👩‍👩‍👧!! ... --- ##$%^&*()_+{}|:"<>?~` /path/to\\file a_b-c.d@e.com  \u00a0\u3000 «quoted» “x” '
+    "—–  end \n "
     "'hello' don''t 999 1000000,00 <|x|> e=mc² \u200d\u200b naïve \u0915\u094d\u0937   trailing   "
 )
 
@@ -39,9 +43,9 @@ _PROBE = (
 def pre_name(steps: Sequence[Step], nfc: bool, ignore_merges: bool, architecture: str = "") -> str:
     """The name of the preset that cuts texts as `steps` do; `steps` are those of byte-level BPE.
 
-    Of several with the same patterns the one is taken that also agrees in normalising to NFC (`nfc`), then the
-    one that is usual for the `architecture`, then the one that agrees in `ignore_merges`, which only tells where a
-    vocabulary has words that its merges do not make. TokenizerError if there is none.
+    Of several with the same patterns the one is taken that also agrees in normalising to NFC (`nfc`), then
+    the one that is usual for the `architecture`, then the one that agrees in `ignore_merges`, which only
+    tells where a vocabulary has words that its merges do not make. TokenizerError if there is none.
     """
     patterns = tuple(_source(step) for step in steps)
     while patterns and patterns[-1] is None:
@@ -77,4 +81,3 @@ def _source(step: Step) -> str | None:
 
 def _cut(steps: Sequence[Step]) -> list[str]:
     return list(chain_steps([step for step in steps if step is not spell_bytes])(_PROBE, True))
-

@@ -104,8 +104,14 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
-    together_in_gguf: Mapping[str, str] = field(default_factory=dict)  # stems that converters leave in one tensor
-    scales_in_gguf_weights: bool = False  # GGUF has no keys for what is multiplied on the way; matrices have it in them
+    together_in_gguf: Mapping[str, str] = field(
+        default_factory=dict
+    )  # stems that converters leave in one tensor
+    bare_in_gguf: frozenset[str] = frozenset()  # stems without ".weight" there
+    output_in_gguf: bool = False  # readers want an output matrix even where embeddings are tied
+    scales_in_gguf_weights: bool = (
+        False  # what is multiplied on the way has no keys there; matrices have it in them
+    )
     tiled_in_gguf: bool = False  # see Recurrence.tiled
     normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out

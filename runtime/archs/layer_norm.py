@@ -43,6 +43,7 @@ ROWS = (
     Arch(
         name="stablelm",
         gguf="stablelm",
+        output_in_gguf=True,
         hf=("stablelm",),
         optional=frozenset({"ffn_norm"}),
         norm="layer",
@@ -113,6 +114,7 @@ ROWS = (
     Arch(
         name="gpt-neox",
         gguf="gptneox",
+        output_in_gguf=True,
         hf=("gpt_neox",),
         layer={
             "attn_norm": "input_layernorm",

@@ -9,6 +9,7 @@ from .arch import FFN, QK_NORMS, QKV, TOGETHER_FFN, Arch, layer_names
 OLMO2 = Arch(
     name="olmo2",
     gguf="olmo2",
+    output_in_gguf=True,
     hf=("olmo2",),
     layer=layer_names(
         "attn_norm",
