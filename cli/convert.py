@@ -21,6 +21,7 @@ from ..tokenizer.export import tokenizer_metadata
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 
 _WRITTEN_ANEW = ("general.file_type", "general.quantization_version", "general.quantized_by")
+_WINDOW_UNREAD = ("llama", "mistral3", "starcoder2")
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ def _open_folder(path: Path, name: str) -> Convertible:
     notes = []
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
+    window = exported.metadata.get(f"{architecture}.attention.sliding_window")
+    if window and architecture in _WINDOW_UNREAD:
+        notes.append(f"llama.cpp does not read the sliding window of {architecture} files ({window} tokens)")
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
         ends |= named_ends(folder.config.get("text_config"))

@@ -117,14 +117,19 @@ def peak(tensor: Assembled, finite: bool = False) -> float:
     for part in tensor.parts:
         step = max(1, CHUNK_WEIGHTS // part.shape[-1]) if part.shape else 1
         for first in range(0, len(part.data), step):
-            largest = max(largest, _peak(part.data[first : first + step], part.format.name, finite))
-            if not np.isfinite(largest):
-                return largest
+            found = _peak(part.data[first : first + step], part.format.name, finite)
+            if not np.isfinite(found):
+                return found
+            largest = max(largest, found)
     scale = 1.0 if tensor.scale is None else float(np.abs(tensor.scale).max())
     return largest * scale
 
 
-_INFINITY = {"F32": np.uint32(0x7F800000), "F16": np.uint16(0x7C00), "BF16": np.uint16(0x7F80)}  # as bits
+_INFINITY: dict[str, Any] = {
+    "F32": np.uint32(0x7F800000),
+    "F16": np.uint16(0x7C00),
+    "BF16": np.uint16(0x7F80),
+}
 
 
 def _peak(data: np.ndarray, form: str, finite: bool) -> float:
