@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..quant.assembled import Assembled
+from ..quant.assembled import Assembled, place_in_file
 from ..quant.block import QTensor
 from ..quant.checkpoint import Checkpoint
 from ..quant.gguf import GGUFFile
@@ -75,7 +75,10 @@ def open_convertible(path: Path, name: str) -> Convertible:
 def _open_gguf(path: Path) -> Convertible:
     file = GGUFFile.open(path)
     kept = {key: value for key, value in file.metadata.items() if key not in _WRITTEN_ANEW}
-    tensors = [Assembled(name, tensor.shape, (tensor,)) for name, tensor in file.tensors.items()]
+    tensors = [
+        Assembled(name, file.tensors[name].shape, (file.tensors[name],))
+        for name in sorted(file.tensors, key=place_in_file)
+    ]
     return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, [])
 
 

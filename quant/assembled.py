@@ -137,6 +137,12 @@ class Assembled:
         return replace(chunk, data=np.ascontiguousarray(blocks[:, self._blocks]).reshape(chunk.data.shape))
 
 
+def place_in_file(name: str) -> tuple[int, str]:
+    """Where a tensor stands among others: first those outside the layers, then layer by layer, by name."""
+    _, _, rest = name.partition("blk.")
+    return (int(rest.partition(".")[0]) if rest else -1), name
+
+
 def _joined(pieces: list[QTensor]) -> QTensor:
     """Matrices under each other."""
     if any(piece.format is not pieces[0].format for piece in pieces):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..quant.assembled import Assembled
+from ..quant.assembled import Assembled, place_in_file
 from .archs import ARCHS
 from .experts import PROJECTIONS
 from .fields import UnsupportedModel
@@ -44,12 +44,6 @@ def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
             scale = np.full(table.shape[0], config.logit_scale, np.float32)
         tensors.append(Assembled("output.weight", table.shape, (table,), scale=scale))
     return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
-
-
-def place_in_file(name: str) -> tuple[int, str]:
-    """Where a tensor stands among others: first those outside the layers, then layer by layer, by name."""
-    _, _, rest = name.partition("blk.")
-    return (int(rest.partition(".")[0]) if rest else -1), name
 
 
 def splits_output(config: ModelConfig) -> bool:

@@ -1,4 +1,4 @@
-"""Files written tensor by tensor: read back the same, by this program and by the `gguf` package; whole or absent."""
+"""Files written tensor by tensor: read back the same, also by the `gguf` package, and whole or absent."""
 
 from __future__ import annotations
 

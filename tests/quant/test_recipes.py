@@ -7,13 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kukri.quant.assembled import Assembled
+from kukri.quant.assembled import Assembled, place_in_file
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.quantize import checked, peak
 from kukri.quant.recipes import RECIPES, Facts, find_recipe, fitted, more_bits, plan
-from kukri.runtime.export_tensors import place_in_file
 
 # (hidden, FFN, keys, layers, vocabulary, tied, biases of q, k and v, norms of q and k, norms behind)
 SMOLLM2 = (576, 1536, 192, 30, 49152, True, False, False)
@@ -62,7 +61,7 @@ def model(hidden, ffn, keys, layers, vocab, tied, biased, gemma, queries=None):
             "ffn_up": (ffn, hidden),
             "ffn_down": (hidden, ffn),
         }
-        matrices |= {norm: (hidden,) for norm in norms}
+        matrices |= dict.fromkeys(norms, (hidden,))
         matrices |= {"attn_q_norm": (256,), "attn_k_norm": (256,)} if gemma else {}
         tensors += [outline(f"blk.{i}.{stem}.weight", shape) for stem, shape in matrices.items()]
         if biased:
