@@ -1,7 +1,7 @@
 """Tensors into block formats: rounded to the nearest value, or by a search for the scales that lose least.
 
 Without importance, the formats that the `gguf` package can write get its bytes. All others, and all with
-importance, get scales that make Σ importance · (weight - stored)² small (`grids`). The result does not depend
+importance, get scales that make Σ importance · (weight - stored)² small (`grid`). The result does not depend
 on the number of threads.
 """
 
@@ -15,6 +15,8 @@ import numpy as np
 from .block import BlockFormat, QTensor
 from .errors import NonFinite
 from .formats import FORMATS
+from .grid import encode_blocks
+from .grids import GRIDS
 from .plain import PLAIN_KERNELS, SOURCE_TYPES, encode_plain
 
 CHUNK_WEIGHTS = 1 << 18  # of a thread at a time, but at least a row
@@ -55,8 +57,8 @@ def encode_tensor(
     row_bytes = form.row_bytes(width)
     if out is None:
         out = np.empty((rows, row_bytes), np.uint8)
-    if importance is not None:
-        importance = normalized(importance, width)
+    if importance is not None and np.shape(importance) != (width,):
+        raise ValueError(f"importance has shape {np.shape(importance)}, not ({width},)")
     step = max(1, CHUNK_WEIGHTS // width)
 
     def part(first: int) -> None:
@@ -77,20 +79,6 @@ def encode_tensor(
             pool.shutdown(cancel_futures=True)
             raise
     return out
-
-
-def normalized(importance: np.ndarray, width: int) -> np.ndarray:
-    """Importance with a mean of about 1, float32 `[width]`.
-
-    A trifle is added, so that columns that no activation reached are still rounded to something close.
-    """
-    importance = np.asarray(importance, np.float64)
-    if importance.shape != (width,):
-        raise ValueError(f"importance has shape {importance.shape}, not ({width},)")
-    if not np.isfinite(importance).all() or (importance < 0).any():
-        raise ValueError("importance is negative or not finite")
-    mean = importance.mean() or 1.0
-    return (importance / mean + 1e-6).astype(np.float32)
 
 
 def peak(tensor: QTensor) -> float:
@@ -141,8 +129,10 @@ def _encode_rows(
         out[:] = encoded
         return
     blocks = weights.reshape(-1, form.block_size)
-    assert form.quantize is not None
-    out[:] = form.quantize(blocks).reshape(out.shape)
+    if form.quantize is not None and (importance is None or form.is_float):
+        out[:] = form.quantize(blocks).reshape(out.shape)
+    else:
+        out[:] = encode_blocks(GRIDS[form.name], blocks, importance).reshape(out.shape)
 
 
 def _processors() -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, quantizer
+from .packing import Scales, bit_fields, dequantizer, join_fields, quantizer, without_minimum
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # code 8 is +0, as in ggml
 
@@ -25,6 +25,7 @@ MXFP4_BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 assert MXFP4_BLOCK.itemsize == 17
 
 _TABLE = np.array(E2M1_DOUBLED, np.float32)
+_ASCENDING = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.uint8)  # bits by rank of value
 _SCALE = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)  # e = 0 and 1 are subnormal
 
 
@@ -54,7 +55,22 @@ def nearest_codes(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
 def _quantize(weights: np.ndarray, blocks: np.ndarray) -> None:
     blocks["e"] = exponents(weights)
     codes = nearest_codes(weights, _SCALE[blocks["e"]][:, None])
-    blocks["qs"] = codes[:, :16] | codes[:, 16:] << 4
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
+
+
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The power of two of each block, and a minimum of zero; float32 `[n, 1]`."""
+    return without_minimum(_SCALE[blocks["e"]][:, None])
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """The exponents of d, powers of two."""
+    blocks["e"] = np.frexp(scales.d)[1] + 127
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 14 of E2M1 values in ascending order, doubled -12 … 12."""
+    blocks["qs"] = join_fields(_ASCENDING.take(codes).reshape(-1, 2, 16), 4)
 
 
 MXFP4 = BlockFormat(
