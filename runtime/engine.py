@@ -119,7 +119,7 @@ class Engine:
             done += len(part)
         return out
 
-    def logits_in_parts(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+    def logits_in_parts(self, ids: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
         """The same in parts [rows, vocab], as many rows as the machine gives at once. A part is valid until
         the next one is asked for, or anything else of this engine. Raises at once, as `generate` does.
         """
@@ -139,7 +139,7 @@ class Engine:
         self._running = None
         self._keep(0)
 
-    def _check(self, ids: Sequence[int]) -> list[int]:
+    def _check(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError("token ids must be a flat sequence of whole numbers")

@@ -8,9 +8,9 @@ second half (`evaluate`):
     scales  F32 [n, s, 2]          of each row: least log probability, and the step from code to code
     codes   U16 [n, s, vocab]      log probability = least + code · step
 
-and of the metadata `format`, `model` and `text_sha256`. Log probabilities that are more than 32 below their
-row's largest (probabilities below 10⁻¹⁴) count as 32 below, so a step is 0.0005 at most. llama.cpp's files
-of this kind hold the same tokens with 16 instead of 32.
+and of metadata: `format`, and whatever else the writer was given. Log probabilities that are more than 32
+below their row's largest (probabilities below 10⁻¹⁴) count as 32 below, so a step is 0.0005 at most.
+llama.cpp's files of this kind hold the same tokens with 16 instead of 32.
 """
 
 from __future__ import annotations
@@ -127,15 +127,14 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mappin
 class SavedLogits:
     """An open file, mapped into memory: rows are read when they are asked for.
 
-    `windows` int32 [n, context], `nll` float64 [n, context - 1]; `model` and `text_sha256` as they were
-    given. Raises OSError, or DamagedFile for a file that is no such one or is not whole.
+    `windows` int32 [n, context], `nll` float64 [n, context - 1]; `metadata` as it was given.
+    Raises OSError, or DamagedFile for a file that is no such one or is not whole.
     """
 
     def __init__(self, path: Path) -> None:
         file = MappedFile(path)
         arrays, metadata = _read(file)
-        self.model = metadata.get("model", "")
-        self.text_sha256 = metadata.get("text_sha256", "")
+        self.metadata = metadata
         self.windows = arrays["ids"]
         self.nll = arrays["nll"]
         self.vocab_size = arrays["codes"].shape[2]
