@@ -207,8 +207,8 @@ def _check_memory(subjects: Sequence[Subject], baseline: Subject) -> None:
     if free is not None and need > free:
         raise NotEnoughMemory(
             f"{largest.label} and its baseline {baseline.label} need about {human_bytes(need)} of memory "
-            f"together, but {human_bytes(free)} are free; save the baseline's logits first (--save-logits FILE) "
-            "and compare with these (--baseline FILE)"
+            f"together, but {human_bytes(free)} are free; save the baseline's logits with "
+            "--save-logits FILE and compare with --baseline FILE"
         )
 
 
