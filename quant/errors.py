@@ -1,4 +1,4 @@
-"""The one error that every file reader in this package raises."""
+"""The errors that file readers raise."""
 
 
 class DamagedFile(ValueError):
@@ -6,3 +6,7 @@ class DamagedFile(ValueError):
 
     The message is one line, names the file or tensor, and says what is wrong with it.
     """
+
+
+class UnsupportedModel(DamagedFile):
+    """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
