@@ -16,7 +16,7 @@ from .options import THREADS_HELP, flag
 
 if TYPE_CHECKING:
     from ..quant.block import BlockFormat
-    from ..quant.quantize import Written
+    from ..quant.quantize import Encoder, Written
     from ..quant.recipes import Planned, Recipe
     from .convert import Convertible
 
@@ -51,6 +51,22 @@ def quantize(
     zero_nonfinite: Annotated[
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
+    calibration: Annotated[
+        Path | None,
+        flag(
+            "--calibration",
+            metavar="TEXT",
+            exists=True,
+            dir_okay=False,
+            help="Round by what the model computes while it reads this text file.",
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        flag(
+            "--bits", metavar="X", min=1, max=16, help="Of int4: bits a weight at most; default: as q4_k_m has."
+        ),
+    ] = None,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
     threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
 ) -> None:
@@ -74,15 +90,51 @@ def quantize(
     _check_target(target, model.paths, force)
     _check_quantised(model, allow_requantize)
     planned = plan(recipe, model.tensors, model.facts, keep=model.is_gguf, overrides=formats)
+    if kind.lower() == "int4" and not formats:
+        planned = _budgeted(planned, bits)
+    elif bits is not None:
+        raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
     planned = checked(planned, zero_nonfinite, model.release)
+    encode = nearest(threads, zero_nonfinite)
+    if calibration is not None:
+        planned, encode = _calibrated(planned, path, calibration, threads, zero_nonfinite)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
     metadata, types = _with_recipe(model, recipe)
     with Progress(target.name, model.n_bytes, "quantising") as progress:
-        encode = nearest(threads, zero_nonfinite)
         written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
     terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
     terminal.write(f"{target}\n")
+
+
+def _budgeted(planned: list[Planned], bits: float | None) -> list[Planned]:
+    from ..quant.budget import budgeted
+
+    n_bytes = sum(each.record.n_bytes for each in planned)
+    if bits is not None:
+        n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
+    try:
+        return budgeted(planned, n_bytes)
+    except ValueError as problem:
+        raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
+
+
+def _calibrated(
+    planned: list[Planned], path: Path, text: Path, threads: int | None, zero_nonfinite: bool
+) -> tuple[list[Planned], Encoder]:
+    from ..tokenizer import TokenizerError
+    from .calibrated import Calibrated, TextTooShort, calibration_windows, in_order
+    from .source import open_source
+
+    tokenizer = open_source(path).tokenizer
+    if tokenizer is None:
+        raise TokenizerError("the source has no tokenizer to read a calibration text with")
+    try:
+        windows = calibration_windows(text.read_text(encoding="utf-8", errors="replace"), tokenizer)
+    except TextTooShort as problem:
+        raise typer.BadParameter(str(problem)) from None
+    processors = threads or len(os.sched_getaffinity(0))
+    return in_order(planned), Calibrated(path, windows, processors, zero_nonfinite)
 
 
 def _recipe(kind: str) -> Recipe:

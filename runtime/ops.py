@@ -278,6 +278,7 @@ class Program:
     cache_layers: tuple[CacheLayer, ...]
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
     state_layers: tuple[StateLayer, ...] = ()  # what recurrent ops keep of a sequence
+    layers: tuple[int, ...] = ()  # the first op of each layer, and the first behind the last
 
     @property
     def n_positions(self) -> int:

@@ -267,7 +267,9 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         ops += embed_per_layer(embedding, projected, s.inputs, table, projection, weight, c.norm_eps)
     if c.altup:
         ops += streams().split(w.matrix)
+    starts = list[int]()
     for i, layer in enumerate(c.layers):
+        starts.append(len(ops))
         s = Stream.of(c, layer)
         if c.altup:
             ops += streams().predict(i)  # x [rows, hidden]
@@ -305,6 +307,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
             inner, b = feed_forward(i, layer, n)
             ops += [*inner, *residual(i, "ffn_down", b, "post_ffw_norm", c.scales.down)]
         ops += beside_stream(i)
+    starts.append(len(ops))
     if c.altup:
         ops += streams().join(w.matrix)
     head = "token_embd.weight" if c.tied else "output.weight"
@@ -315,7 +318,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
-    return Program(tuple(ops), buffers_of(ops), tuple(caches), logits, tuple(states))
+    return Program(tuple(ops), buffers_of(ops), tuple(caches), logits, tuple(states), tuple(starts))
 
 
 def _frequencies(rope: Rope) -> np.ndarray:

@@ -104,6 +104,11 @@ class Weights:
 
         self.skipped = {f"{part.rstrip('._')} ({n} tensors)" for part, n in skipped.items()}
 
+    @property
+    def bound(self) -> Mapping[str, QTensor]:
+        """All tensors by their GGUF names, but for those of experts and heads."""
+        return self._tensors
+
     def matrix(self, name: str) -> QTensor:
         """The tensor called `name`, (outputs, inputs), as it lies in the file."""
         return self._tensors[name]

@@ -1,0 +1,167 @@
+"""Error-compensated rounding: what one column's rounding breaks, the columns behind it make good again.
+
+For a matrix W and the second moments H = mean xxᵀ of what it multiplies, codes are sought that make
+Σ (w - q)ᵀ H (w - q) small over its rows, where rounding to nearest only sees H's diagonal. With H = RᵀR, R upper
+triangular, a row's loss is Σ_i (R_ii (w_i - q_i) + Σ_{j>i} R_ij (w_j - q_j))². Columns are therefore rounded from
+the last to the first, each to what is nearest to w_i + Σ_{j>i} R_ij / R_ii (w_j - q_j), and its own part of the loss
+is R_ii² times the square of what is left: that is the importance by which scales are searched for. The columns that
+matter most are rounded first, while nothing has to be made good.
+
+Second moments of few tokens promise more than other text keeps: what columns have to do with each other is
+overestimated. So H's off-diagonal part is shrunk.
+
+Sources: Frantar et al. 2022, "GPTQ"; in the order and factorisation of Babai's nearest plane algorithm
+(Chen et al. 2025, "The geometry of LLM quantization"); shrinkage after Ledoit and Wolf 2004.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from .grid import Grid, fit
+from .kernel import Kernel
+
+SHRINKAGE = 0.3  # of what columns have in common
+DAMPING = 0.01  # of the mean of the diagonal
+COLUMNS = 64  # rounded at a time
+ROWS = 256  # of a thread at a time
+
+_FIELDS = ("targets", "weights", "errors", "factor", "scale", "minimum", "levels", "n_levels", "uniform", "codes")
+COMPENSATE = np.dtype([(name, np.int64) for name in (*_FIELDS, "rows", "columns")])
+COMPENSATE_ROWS = Kernel(f"{__package__}.gptq_kernels", "compensate_rows")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """What is known of a matrix's inputs, made ready for rounding.
+
+    `order` int [width]: the columns, those rounded first last. `ahead` float32 [width, width]: in that order,
+    row j holds R_ij / R_jj-wise weights of column j's error for all columns i before it, zero elsewhere.
+    `importance` float32 [width]: R_ii², in the order of the matrix.
+    """
+
+    order: np.ndarray
+    ahead: np.ndarray
+    importance: np.ndarray
+
+
+def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Factor:
+    """The factor of float32 `[width, width]` second moments, which are left as they are."""
+    diagonal = np.diagonal(moments).astype(np.float32)
+    order = np.argsort(diagonal, kind="stable")
+    matrix = moments[order][:, order]
+    matrix *= np.float32(1 - shrinkage)
+    mean = float(diagonal.mean()) or 1.0
+    at = np.arange(len(order))
+    matrix[at, at] = diagonal[order] + np.float32(damping * mean)
+    lower = np.linalg.cholesky(matrix)  # R's transpose
+    del matrix
+    own = np.diagonal(lower).copy()
+    importance = np.empty_like(own)
+    importance[order] = own * own
+    lower /= own
+    lower[at, at] = 0
+    return Factor(order, lower, importance)
+
+
+def encode_compensated(
+    weights: np.ndarray, grid: Grid, known: Factor, threads: int | None = None
+) -> np.ndarray:
+    """float32 `[rows, width]`, all finite, as uint8 `[rows, row_bytes]` of the grid's format.
+
+    Rows do not depend on each other, nor the result on the number of threads.
+    """
+    size = grid.form.block_size
+    importance = known.importance.reshape(-1, size)
+    out = np.empty((len(weights), grid.form.row_bytes(weights.shape[1])), np.uint8)
+
+    def part(first: int) -> None:
+        rows = np.ascontiguousarray(weights[first : first + ROWS], np.float32)
+        blocks = fit(grid, rows.reshape(-1, size), importance)
+        scale, minimum = (np.repeat(each, grid.run, axis=1) for each in grid.scales(blocks))
+        codes = _codes(rows, scale.reshape(rows.shape), minimum.reshape(rows.shape), grid, known)
+        out[first : first + ROWS] = grid.pack(blocks, codes.reshape(-1, size)).reshape(len(rows), -1)
+
+    with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        for _ in pool.map(part, range(0, len(weights), ROWS)):
+            pass
+    return out
+
+
+def _codes(
+    weights: np.ndarray, scale: np.ndarray, minimum: np.ndarray, grid: Grid, known: Factor
+) -> np.ndarray:
+    """uint8 `[rows, width]`."""
+    n, width = weights.shape
+    weights, scale, minimum = (np.ascontiguousarray(a[:, known.order]) for a in (weights, scale, minimum))
+    errors = np.zeros((n, width), np.float32)
+    codes = np.empty((n, width), np.uint8)
+    for end in range(width, 0, -COLUMNS):
+        start = max(0, end - COLUMNS)
+        here = slice(start, end)
+        own = [np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum)]
+        targets = own[0] + errors[:, end:] @ known.ahead[end:, here]
+        ahead = np.ascontiguousarray(known.ahead[here, here])
+        errors[:, here], codes[:, here] = compensate(targets, *own, ahead, grid)
+    out = np.empty_like(codes)
+    out[:, known.order] = codes
+    return out
+
+
+def compensate(
+    targets: np.ndarray,
+    weights: np.ndarray,
+    scale: np.ndarray,
+    minimum: np.ndarray,
+    ahead: np.ndarray,
+    grid: Grid,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Errors (float32) and codes (uint8) `[rows, columns]` of a few columns, from the last to the first.
+
+    All arguments are contiguous; `targets` is changed.
+    """
+    errors, codes = np.empty_like(weights), np.empty(weights.shape, np.uint8)
+    levels = np.concatenate([grid.levels, halfway(grid.levels)])
+    record = np.zeros(1, COMPENSATE)
+    arrays = (targets, weights, errors, ahead, scale, minimum, levels)
+    for name, array in zip(_FIELDS[:7], arrays, strict=True):
+        record[name] = array.ctypes.data
+    record["n_levels"], record["uniform"] = len(grid.levels), grid.is_uniform
+    record["codes"] = codes.ctypes.data
+    record["rows"], record["columns"] = weights.shape
+    COMPENSATE_ROWS.compiled.ctypes(record.ctypes.data, 0, 0)
+    return errors, codes
+
+
+def compensate_slowly(
+    targets: np.ndarray,
+    weights: np.ndarray,
+    scale: np.ndarray,
+    minimum: np.ndarray,
+    ahead: np.ndarray,
+    grid: Grid,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The twin of `compensate`: the same numbers."""
+    errors, codes = np.empty_like(weights), np.empty(weights.shape, np.uint8)
+    top = np.float32(len(grid.levels) - 1)
+    for j in range(weights.shape[1] - 1, -1, -1):
+        s = scale[:, j]
+        x = (targets[:, j] + minimum[:, j]) / np.where(s == 0, np.float32(1), s)
+        if grid.is_uniform:
+            code = np.clip(x - grid.levels[0] + np.float32(0.5), np.float32(0), top).astype(np.uint8)
+        else:
+            code = np.searchsorted(halfway(grid.levels), x).astype(np.uint8)
+        codes[:, j] = code
+        errors[:, j] = weights[:, j] - (s * grid.levels[code] - minimum[:, j])
+        targets[:, :j] += errors[:, j, None] * ahead[j, :j]
+    return errors, codes
+
+
+def halfway(levels: np.ndarray) -> np.ndarray:
+    """What lies between the levels of a grid."""
+    return np.array([(a + b) / 2 for a, b in pairwise(levels.tolist())], np.float32)
