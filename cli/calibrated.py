@@ -16,6 +16,7 @@ from ..quant.grids import GRIDS
 from ..quant.recipes import Planned
 from ..runtime.calibrate import Moments, moments, tensor_names
 from ..runtime.evaluate import cut_into_windows
+from ..runtime.ops import MatMul, Program
 from ..runtime.program import build_program
 from ..runtime.weights import Weights
 from .source import open_source
@@ -39,9 +40,7 @@ class Calibrated:
     `windows` int32 [n, context]. Tensors must come in the order of `in_order`.
     """
 
-    def __init__(
-        self, path: Path, windows: np.ndarray, threads: int, zero_nonfinite: bool = False
-    ) -> None:
+    def __init__(self, path: Path, windows: np.ndarray, threads: int, zero_nonfinite: bool = False) -> None:
         source = open_source(path, text=False)
         weights = Weights(source.config, source.tensors)
         program = build_program(source.config, weights)
@@ -73,7 +72,11 @@ class Calibrated:
 
     def _factor(self, name: str, width: int) -> Factor | None:
         for joined, first in _JOINED.items():
-            name = name if name in self._ahead | self._found.keys() else name.replace(f".{joined}.", f".{first}.")
+            name = (
+                name
+                if name in self._ahead | self._found.keys()
+                else name.replace(f".{joined}.", f".{first}.")
+            )
         while name in self._ahead:
             self._found.clear()
             self._latest = None
@@ -89,9 +92,7 @@ class Calibrated:
         return self._latest[1]
 
 
-def _multiplied(program, names: dict[int, str]) -> set[str]:
-    from ..runtime.ops import MatMul
-
+def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
     return {names[id(op.weight)] for op in program.ops if isinstance(op, MatMul) and id(op.weight) in names}
 
 

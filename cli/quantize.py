@@ -64,7 +64,11 @@ def quantize(
     bits: Annotated[
         float | None,
         flag(
-            "--bits", metavar="X", min=1, max=16, help="Of int4: bits a weight at most; default: as q4_k_m has."
+            "--bits",
+            metavar="X",
+            min=1,
+            max=16,
+            help="Of int4: bits a weight at most; default: as q4_k_m has.",
         ),
     ] = None,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,

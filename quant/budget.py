@@ -18,7 +18,14 @@ from .formats import FORMATS
 from .recipes import Planned
 
 # Mean squared error of weights, rounded by importance, in units of Q4_0's: those on the lower hull of error over bits.
-_WIDE = {"Q3_K": 3.9, "IQ4_XS": 0.76, "Q4_K": 0.66, "Q5_K": 0.165, "Q6_K": 0.042, "Q8_0": 0.0033}  # blocks of 256
+_WIDE = {
+    "Q3_K": 3.9,
+    "IQ4_XS": 0.76,
+    "Q4_K": 0.66,
+    "Q5_K": 0.165,
+    "Q6_K": 0.042,
+    "Q8_0": 0.0033,
+}  # blocks of 256
 _NARROW = {"IQ4_NL": 0.72, "Q5_0": 0.25, "Q5_1": 0.16, "Q8_0": 0.0033}
 
 

@@ -31,7 +31,18 @@ DAMPING = 0.01  # of the mean of the diagonal
 COLUMNS = 64  # rounded at a time
 ROWS = 256  # of a thread at a time
 
-_FIELDS = ("targets", "weights", "errors", "factor", "scale", "minimum", "levels", "n_levels", "uniform", "codes")
+_FIELDS = (
+    "targets",
+    "weights",
+    "errors",
+    "factor",
+    "scale",
+    "minimum",
+    "levels",
+    "n_levels",
+    "uniform",
+    "codes",
+)
 COMPENSATE = np.dtype([(name, np.int64) for name in (*_FIELDS, "rows", "columns")])
 COMPENSATE_ROWS = Kernel(f"{__package__}.gptq_kernels", "compensate_rows")
 
@@ -41,7 +52,7 @@ class Factor:
     """What is known of a matrix's inputs, made ready for rounding.
 
     `order` int [width]: the columns, those rounded first last. `ahead` float32 [width, width]: in that order,
-    row j holds R_ij / R_jj-wise weights of column j's error for all columns i before it, zero elsewhere.
+    [j, i] is R_ij / R_ii, by which column j's error is made good by column i before it; zero elsewhere.
     `importance` float32 [width]: R_ii², in the order of the matrix.
     """
 
@@ -104,10 +115,10 @@ def _codes(
     for end in range(width, 0, -COLUMNS):
         start = max(0, end - COLUMNS)
         here = slice(start, end)
-        own = [np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum)]
-        targets = own[0] + errors[:, end:] @ known.ahead[end:, here]
+        w, s, m = (np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum))
+        targets = w + errors[:, end:] @ known.ahead[end:, here]
         ahead = np.ascontiguousarray(known.ahead[here, here])
-        errors[:, here], codes[:, here] = compensate(targets, *own, ahead, grid)
+        errors[:, here], codes[:, here] = compensate(targets, w, s, m, ahead, grid)
     out = np.empty_like(codes)
     out[:, known.order] = codes
     return out

@@ -57,6 +57,32 @@ class _Machine(ReferenceMachine):
         self.states.end(self._batch)
         return read
 
+    def attend(self, op: ops.Attend) -> None:
+        """As the reference does for a sequence from its beginning, but head by head: several times as fast."""
+        if _share_caches(self.program) or op.v == op.k or op.sinks is not None:
+            super().attend(op)
+            return
+        n = len(self._batch.tokens)
+        q = self.buffers[op.q.name].reshape(n, op.heads, -1)
+        k, v = (self.buffers[b.name].reshape(n, op.kv_heads, -1) for b in (op.k, op.v))
+        at = np.arange(n)
+        hidden = at > at[:, None]
+        if op.window:
+            hidden |= at <= at[:, None] - op.window
+        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
+        out = np.empty((n, op.heads, op.value_dim), np.float32)
+        for h in range(op.heads):
+            g = h * op.kv_heads // op.heads
+            scores = (np.ascontiguousarray(q[:, h]) * np.float32(op.scale)) @ np.ascontiguousarray(k[:, g]).T
+            if op.softcap:
+                scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
+            scores += mask
+            scores -= scores.max(axis=1, keepdims=True)
+            np.exp(scores, out=scores)
+            scores /= scores.sum(axis=1, keepdims=True)
+            out[:, h] = scores @ np.ascontiguousarray(v[:, g])
+        self.buffers[op.out.name] = out.reshape(n, -1)
+
     def keep(self, weights: dict[int, np.ndarray]) -> None:
         self._kept = weights
 
@@ -95,7 +121,9 @@ def moments(
                     read = {}
                     for i in shares[t]:
                         read[i] = machines[t].segment(part, windows[i], table, held[i])
-                        held[i] = {name: machines[t].buffers[name] for name in needed & set(machines[t].buffers)}
+                        held[i] = {
+                            name: machines[t].buffers[name] for name in needed & set(machines[t].buffers)
+                        }
                     return read
 
                 reads: dict = {}
@@ -115,9 +143,14 @@ def moments(
 def _segments(program: ops.Program) -> list[tuple[ops.Op, ...]]:
     """The program layer by layer; in one piece where layers read what others have cached."""
     cuts = [0, *program.layers[1:], len(program.ops)]
-    if not program.layers or any(isinstance(op, ops.Attend) and not op.append for op in program.ops):
+    if not program.layers or _share_caches(program):
         cuts = [0, len(program.ops)]
     return [program.ops[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+
+
+def _share_caches(program: ops.Program) -> bool:
+    """Whether layers read keys and values that others have cached."""
+    return any(isinstance(op, ops.Attend) and not op.append for op in program.ops)
 
 
 def _live(later: Sequence[ops.Op]) -> set[str]:

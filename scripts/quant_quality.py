@@ -2,10 +2,11 @@
 
     python scripts/quant_quality.py CHECKPOINT --calibration TEXT --file TEXT [--llama-cpp DIR] [--work DIR]
 
-Writes the checkpoint (a Hugging Face folder) as Q4_0 and int4 with `llm quantize --calibration`, and, given a folder
-with llama-quantize and llama-imatrix, as Q4_0 and Q4_K_M with their importance matrix of the same text. Prints, on the
-first 16 windows of 512 tokens, bytes, bits a weight, perplexity, KL divergence from the checkpoint and how often the
-likeliest token is the same, all measured by `llm eval` with the reference machine, so that only weights differ.
+Writes the checkpoint (a Hugging Face folder) as Q4_0 and int4 with `llm quantize --calibration`, and, given a
+folder with llama-quantize and llama-imatrix, as Q4_0 and Q4_K_M with their importance matrix of the same text.
+Prints, on the first 16 windows of 512 tokens, bytes, bits a weight, perplexity, KL divergence from the checkpoint
+and how often the likeliest token is the same, all measured by `llm eval` with the reference machine, so that only
+weights differ.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def run(*command: object) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--calibration", type=Path, required=True)
     parser.add_argument("--file", type=Path, required=True)
@@ -44,7 +47,16 @@ def main() -> None:
     for kind in ("q4_0", "int4"):
         files.append(args.work / f"{name}-kukri-{kind}.gguf")
         if not files[-1].exists():
-            run(*LLM, "quantize", args.checkpoint, files[-1], "--type", kind, "--calibration", args.calibration)
+            run(
+                *LLM,
+                "quantize",
+                args.checkpoint,
+                files[-1],
+                "--type",
+                kind,
+                "--calibration",
+                args.calibration,
+            )
     if args.llama_cpp:
         whole, matrix = args.work / f"{name}-bf16.gguf", args.work / f"{name}.imatrix"
         if not whole.exists():

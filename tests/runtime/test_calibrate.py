@@ -1,0 +1,56 @@
+"""Second moments of what matrices read, against those of plain runs of the reference machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kukri.quant.checkpoint import Checkpoint
+from kukri.runtime import ops
+from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.calibrate import moments, tensor_names
+from kukri.runtime.config import config_from_hf
+from kukri.runtime.program import build_program
+from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.weights import Weights
+
+
+# Rotated heads, windows and norms behind; tied; recurrent layers; latent attention; shared keys and values.
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "granite4-h", "deepseek-v3", "gemma3n"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_moments(conformance: Callable[[str], Path], name: str, threads: int) -> None:
+    folder = Checkpoint.open(conformance(name))
+    config = config_from_hf(folder.config, folder.tensors)
+    weights = Weights(config, folder.tensors)
+    program, names = build_program(config, weights), tensor_names(weights.bound)
+    windows = np.random.default_rng(0).integers(0, config.vocab_size, (5, 20)).astype(np.int32)
+    expected: dict[str, np.ndarray] = {}
+    for window in windows:
+        rows = np.arange(len(window), dtype=np.int32)
+        table = PageTable(1)
+        table.extend(0, len(window))
+        machine = ReferenceMachine(program, 1)
+        pending = iter([op for op in program.ops if isinstance(op, ops.MatMul)])
+        reads = {id(op): op.x.name for op in pending}
+        before: dict[str, np.ndarray] = {}
+        for op in machine.trace(Batch(window, rows * 0, rows, rows), table):
+            if id(op) in reads:
+                assert isinstance(op, ops.MatMul)
+                x = before[op.x.name]
+                called = names.get(id(op.weight))
+                if called:
+                    expected[called] = expected.get(called, 0) + x.T @ x / windows.size
+            before = dict(machine.buffers)
+    found = {
+        called: each.values
+        for layer in moments(program, names, windows, threads)
+        for each in layer
+        for called in each.names
+    }
+    assert set(found) == set(expected)
+    for called, values in expected.items():
+        largest = np.abs(values).max()
+        assert np.abs(found[called] - values).max() <= 1e-4 * largest, called
