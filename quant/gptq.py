@@ -1,11 +1,11 @@
 """Error-compensated rounding: what one column's rounding breaks, the columns behind it make good again.
 
-For a matrix W and the second moments H = mean xxᵀ of what it multiplies, codes are sought that make
-Σ (w - q)ᵀ H (w - q) small over its rows, where rounding to nearest only sees H's diagonal. With H = RᵀR, R upper
-triangular, a row's loss is Σ_i (R_ii (w_i - q_i) + Σ_{j>i} R_ij (w_j - q_j))². Columns are therefore rounded from
-the last to the first, each to what is nearest to w_i + Σ_{j>i} R_ij / R_ii (w_j - q_j), and its own part of the loss
-is R_ii² times the square of what is left: that is the importance by which scales are searched for. The columns that
-matter most are rounded first, while nothing has to be made good.
+For a matrix W and the second moments H = mean xxᵀ of what it multiplies, codes are sought that make Σ (w -
+q)ᵀ H (w - q) small over its rows, where rounding to nearest only sees H's diagonal. With H = RᵀR, R upper
+triangular, a row's loss is Σ_i (R_ii (w_i - q_i) + Σ_{j>i} R_ij (w_j - q_j))². Columns are therefore
+rounded from the last to the first, each to what is nearest to w_i + Σ_{j>i} R_ij / R_ii (w_j - q_j), and
+its own part of the loss is R_ii² times the square of what is left: that is the importance by which scales
+are searched for. The columns that matter most are rounded first, while nothing has to be made good.
 
 Second moments of few tokens promise more than other text keeps: what columns have to do with each other is
 overestimated. So H's off-diagonal part is shrunk.

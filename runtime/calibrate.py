@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -58,7 +60,7 @@ class _Machine(ReferenceMachine):
         return read
 
     def attend(self, op: ops.Attend) -> None:
-        """As the reference does for a sequence from its beginning, but head by head: several times as fast."""
+        """As the reference does for a sequence from its beginning, head by head, which is faster."""
         if _share_caches(self.program) or op.v == op.k or op.sinks is not None:
             super().attend(op)
             return
@@ -117,17 +119,9 @@ def moments(
                 some = range(first, min(first + _AT_ONCE, len(windows)))
                 shares = [list(some)[t::threads] for t in range(threads)]
 
-                def run(t: int, part: Sequence[ops.Op] = part, shares: list[list[int]] = shares) -> dict:
-                    read = {}
-                    for i in shares[t]:
-                        read[i] = machines[t].segment(part, windows[i], table, held[i])
-                        held[i] = {
-                            name: machines[t].buffers[name] for name in needed & set(machines[t].buffers)
-                        }
-                    return read
-
-                reads: dict = {}
-                for read in pool.map(run, range(threads)):
+                run = partial(_run, part=part, table=table, windows=windows, held=held, needed=needed)
+                reads: dict[int, list[tuple[list[ops.MatMul], np.ndarray]]] = {}
+                for read in pool.map(run, machines, shares):
                     reads |= read
                 for i in some:
                     for group, x in reads[i]:
@@ -140,12 +134,29 @@ def moments(
             yield [Moments(called, _whole(total, windows.size)) for called, total in sums.items()]
 
 
+def _run(
+    machine: _Machine,
+    share: list[int],
+    part: Sequence[ops.Op],
+    table: PageTable,
+    windows: np.ndarray,
+    held: list[dict[str, np.ndarray]],
+    needed: set[str],
+) -> dict[int, list[tuple[list[ops.MatMul], np.ndarray]]]:
+    """Take some windows through a layer; `held`, their buffers, become those `needed` from there on."""
+    read = {}
+    for i in share:
+        read[i] = machine.segment(part, windows[i], table, held[i])
+        held[i] = {name: machine.buffers[name] for name in needed & set(machine.buffers)}
+    return read
+
+
 def _segments(program: ops.Program) -> list[tuple[ops.Op, ...]]:
     """The program layer by layer; in one piece where layers read what others have cached."""
     cuts = [0, *program.layers[1:], len(program.ops)]
     if not program.layers or _share_caches(program):
         cuts = [0, len(program.ops)]
-    return [program.ops[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
+    return [program.ops[a:b] for a, b in pairwise(cuts)]
 
 
 def _share_caches(program: ops.Program) -> bool:

@@ -2,11 +2,11 @@
 
     python scripts/quant_quality.py CHECKPOINT --calibration TEXT --file TEXT [--llama-cpp DIR] [--work DIR]
 
-Writes the checkpoint (a Hugging Face folder) as Q4_0 and int4 with `llm quantize --calibration`, and, given a
-folder with llama-quantize and llama-imatrix, as Q4_0 and Q4_K_M with their importance matrix of the same text.
-Prints, on the first 16 windows of 512 tokens, bytes, bits a weight, perplexity, KL divergence from the checkpoint
-and how often the likeliest token is the same, all measured by `llm eval` with the reference machine, so that only
-weights differ.
+Writes the checkpoint (a Hugging Face folder) as Q4_0 and int4 with `llm quantize --calibration`, and, given
+a folder with llama-quantize and llama-imatrix, as Q4_0 and Q4_K_M with their importance matrix of the same
+text. Prints, on the first 16 windows of 512 tokens, bytes, bits a weight, perplexity, KL divergence from
+the checkpoint and how often the likeliest token is the same, all measured by `llm eval` with the reference
+machine, so that only weights differ.
 """
 
 from __future__ import annotations
