@@ -32,7 +32,8 @@ _NARROW = {"IQ4_NL": 0.72, "Q5_0": 0.25, "Q5_1": 0.16, "Q8_0": 0.0033}
 def budgeted(plan: Sequence[Planned], n_bytes: int) -> list[Planned]:
     """The plan, its quantised matrices in formats that give all tensors together at most `n_bytes`.
 
-    Of equal steps the earlier tensor's comes first. Raises ValueError if the narrowest formats are too many bytes.
+    Of equal steps the earlier tensor's comes first. Raises ValueError if even the narrowest formats
+    are too many bytes.
     """
     chosen = list(plan)
     steps: list[tuple[float, int, int]] = []
