@@ -19,8 +19,9 @@ from .errors import TokenizerError
 from .files import read_file
 from .normalize import chain
 from .packed_json import PackedVocabulary, read_packed
-from .pretokenize import Split, chain_steps, no_step, parts_at_spaces, spell_bytes
+from .pretokenize import PartsAtSpaces, Split, chain_steps, no_step, parts_at_spaces, spell_bytes
 from .spm import SPACE, SentencePieceFile, byte_ids
+from .spm import PartsAtSpaces as PartsAtMarks
 from .spm import parts_at_spaces as piece_parts
 from .strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .tekken import tekken_tokenizer
@@ -135,7 +136,7 @@ def _build(
     byte_level = bool(cutting) and cutting[-1] is spell_bytes
     if byte_level:
         cutting.pop()  # the model spells only the words that it has not seen before
-    parts = parts_at_spaces(cutting)
+    parts: PartsAtSpaces | PartsAtMarks | None = parts_at_spaces(cutting)
     if not cutting and not byte_level:
         texts = packed.pieces if packed else Strings.pack([*vocab])
         parts = piece_parts(texts) if texts else None

@@ -7,7 +7,7 @@ independent subword tokenizer and detokenizer for neural text processing".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
@@ -34,23 +34,31 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def parts_at_spaces(pieces: Strings) -> Callable[[str], list[str]] | None:
-    """Cuts in front of each run of U+2581, but not after a character that precedes one inside a piece.
+class PartsAtSpaces:
+    """Cuts in front of each run of U+2581, but not after those characters that precede one inside a piece.
 
-    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered. None
-    if too many characters precede one.
+    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered.
     """
+
+    def __init__(self, joins: frozenset[str]) -> None:
+        self.joins = joins
+        joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(joins)))}]){SPACE}++)?" if joins else ""
+        word = f"(?:[^{SPACE}]++{joined_on})"
+        self._parts = re.compile(f"{SPACE}++{word}*+|{word}++")
+
+    def __call__(self, text: str) -> list[str]:
+        return self._parts.findall(text)
+
+
+def parts_at_spaces(pieces: Strings) -> PartsAtSpaces | None:
+    """How to cut texts for these pieces; None if too many characters precede U+2581."""
     raw = pieces.raw
     lead, middle, last = SPACE.encode()
     spaces = np.flatnonzero((raw[:-2] == lead) & (raw[1:-1] == middle) & (raw[2:] == last))
     begins = raw[spaces - 1] == 0
     begins[1:] |= spaces[1:] == spaces[:-1] + 3
-    inside = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
-    if len(inside) > 64:
-        return None
-    joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(inside)))}]){SPACE}++)?" if inside else ""
-    word = f"(?:[^{SPACE}]++{joined_on})"
-    return re.compile(f"{SPACE}++{word}*+|{word}++").findall
+    joins = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
+    return PartsAtSpaces(frozenset(joins)) if len(joins) <= 64 else None
 
 
 def bpe_from_scores(
