@@ -18,6 +18,7 @@ import numpy as np
 from .bpe import BPE, score_ranks
 from .errors import TokenizerError
 from .files import read_file
+from .spm_model import plain_model
 from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 SPACE = "\u2581"
@@ -91,7 +92,10 @@ def byte_ids(vocab: Lookup) -> list[int] | None:
 
 
 class SentencePieceFile:
-    """A tokenizer.model, read and encoded by the `sentencepiece` package (BPE or unigram, any normaliser)."""
+    """A tokenizer.model, read and encoded by the `sentencepiece` package (BPE or unigram, any normaliser).
+
+    `plain` is what of it is enough to do without the package, where that is possible.
+    """
 
     def __init__(self, path: Path) -> None:
         import sentencepiece
@@ -99,7 +103,8 @@ class SentencePieceFile:
         sentencepiece.set_min_log_level(3)  # its errors are raised as well as logged
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(read_file(path))
+            raw = read_file(path)
+            self._processor.LoadFromSerializedProto(raw)
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
@@ -118,6 +123,7 @@ class SentencePieceFile:
         self.has_dummy_prefix = next((p[0].startswith(SPACE) for p in probes if p), False)
         self.bos_id: int | None = self._id(self._processor.bos_id())
         self.eos_id: int | None = self._id(self._processor.eos_id())
+        self.plain = plain_model(raw)
 
     @staticmethod
     def _id(id: int) -> int | None:
