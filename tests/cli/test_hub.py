@@ -280,3 +280,12 @@ def test_rm_leaves_files_of_the_users_own_alone(llm: Run, tmp_path: Path) -> Non
     path.write_bytes(GGUF)
     assert "delete it yourself" in failed(llm("rm", path), 1)
     assert path.exists()
+
+
+def test_more_chat_templates_belong_to_a_checkpoint() -> None:
+    from kukri.cli.files import choose_checkpoint
+
+    more = "additional_chat_templates/tool_use.jinja"
+    others = ["additional_chat_templates/x/y.jinja", "additional_chat_templates/x.py", "other/a.jinja"]
+    chosen = choose_checkpoint(iter(["config.json", "model.safetensors", more, *others]))
+    assert chosen == ["config.json", "model.safetensors", more]
