@@ -288,4 +288,4 @@ def test_more_chat_templates_belong_to_a_checkpoint() -> None:
     more = "additional_chat_templates/tool_use.jinja"
     others = ["additional_chat_templates/x/y.jinja", "additional_chat_templates/x.py", "other/a.jinja"]
     chosen = choose_checkpoint(iter(["config.json", "model.safetensors", more, *others]))
-    assert chosen == ["config.json", "model.safetensors", more]
+    assert chosen == [more, "config.json", "model.safetensors"]
