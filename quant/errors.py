@@ -1,4 +1,4 @@
-"""The errors that file readers raise."""
+"""The errors that file readers raise, and the one of quantisers."""
 
 
 class DamagedFile(ValueError):
@@ -10,3 +10,7 @@ class DamagedFile(ValueError):
 
 class UnsupportedModel(DamagedFile):
     """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
+
+
+class NonFinite(ValueError):
+    """A weight to be quantised is NaN or infinite. Who knows the tensor's name says it."""
