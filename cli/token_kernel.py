@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..quant.kernel_cache import KernelCache, kernel_cache
 from ..tokenizer.core import Kernel
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from ..quant.kernel_cache import KernelCache
 
 _ASK_AGAIN = 0.25  # seconds
 _COMPILING_PAYS = 32_000  # characters
@@ -35,7 +39,7 @@ class TokenKernel:
     lowest priority, once for each version of the sources, when somebody encodes as much as a document.
     """
 
-    def __init__(self, cache: Callable[[], KernelCache] = kernel_cache) -> None:
+    def __init__(self, cache: Callable[[], KernelCache]) -> None:
         self._cache = cache
         self._kernel: Kernel | None = None
         self._compiler: subprocess.Popen[bytes] | None = None
@@ -63,7 +67,13 @@ class TokenKernel:
 @cache
 def token_kernel() -> TokenKernel:
     """This process's."""
-    return TokenKernel()
+
+    def its_cache() -> KernelCache:
+        from ..quant.kernel_cache import kernel_cache
+
+        return kernel_cache()
+
+    return TokenKernel(its_cache)
 
 
 @cache
@@ -77,6 +87,7 @@ def kernel_key() -> str:
 def compile_into(folder: str | Path) -> None:
     """Compile the kernel for the cache in a folder, unless it is there."""
     from ..quant.compiler import machine_code
+    from ..quant.kernel_cache import KernelCache
     from ..tokenizer.kernels import tokenizer_kernel
 
     cache, key = KernelCache(Path(folder)), kernel_key()
@@ -94,6 +105,8 @@ def _claim(cache: KernelCache, key: str) -> Path:
 
 def _compile_elsewhere(cache: KernelCache, key: str) -> subprocess.Popen[bytes] | None:
     """Start a process that fills the cache and outlives this one; None if there is one or this cannot be."""
+    import subprocess
+
     program = Path(sys.executable or "")
     if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
         return None  # bundled or embedded: who knows what that program does when it is started

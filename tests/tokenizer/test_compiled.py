@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -227,7 +228,7 @@ def test_one_process_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         started.append(command)
         return "process"
 
-    monkeypatch.setattr(token_kernel.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     cache = KernelCache(tmp_path)
     assert token_kernel._compile_elsewhere(cache, "key") == "process"
     assert token_kernel._compile_elsewhere(cache, "key") is None
