@@ -72,8 +72,8 @@ def quantize(
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    _check_quantised(model, allow_requantize)
     planned = plan(recipe, model.tensors, model.facts, keep=model.is_gguf, overrides=formats)
+    _check_quantised(planned, allow_requantize)
     planned = checked(planned, zero_nonfinite, model.release)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
@@ -142,8 +142,10 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
         raise typer.BadParameter(f"{target} is no file to replace")
 
 
-def _check_quantised(model: Convertible, allowed: bool) -> None:
-    held = Counter(t.format.name for t in model.tensors if not t.format.is_float)
+def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
+    """Tensors that are quantised already may stay as they are, but become something else only if asked for."""
+    changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
+    held = Counter(p.tensor.format.name for p in changed)
     if held and not allowed:
         most = held.most_common(1)[0][0]
         raise typer.BadParameter(

@@ -118,6 +118,10 @@ def test_requantising_must_be_asked_for(llm_inside: Run, tmp_path: Path) -> None
     error = failed(llm_inside("quantize", target, tmp_path / "c.gguf", "--type", "q4_0"), 2)
     assert "--allow-requantize" in error
     assert "mostly Q8_0" in error
+    assert (
+        llm_inside("quantize", target, tmp_path / "same.gguf", "--type", "q8_0").returncode == 0
+    )  # no change
+    np.testing.assert_equal((tmp_path / "same.gguf").read_bytes(), target.read_bytes())
     done = llm_inside("quantize", target, tmp_path, "--type", "q5_1", "--allow-requantize")
     assert (done.returncode, done.stdout.decode()) == (0, f"{tmp_path / 'b-Q5_1.gguf'}\n")
 
