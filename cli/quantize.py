@@ -144,13 +144,16 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
 
 def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
     """Tensors that are quantised already may stay as they are, but become something else only if asked for."""
+    from ..quant.recipes import find_recipe
+
     changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
     held = Counter(p.tensor.format.name for p in changed)
     if held and not allowed:
         most = held.most_common(1)[0][0]
+        same = f", --type {most.lower()} keeps it as it is" if find_recipe(most) else ""
         raise typer.BadParameter(
             f"the source is quantised already (mostly {most}): what that lost stays lost, and more will be; "
-            "--allow-requantize does it all the same"
+            f"--allow-requantize does it all the same{same}"
         )
 
 
