@@ -143,7 +143,7 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
 
 
 def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
-    """Tensors that are quantised already may stay as they are, but become something else only if asked for."""
+    """Tensors that are quantised already may stay as they are; they become something else only if asked."""
     from ..quant.recipes import find_recipe
 
     changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]

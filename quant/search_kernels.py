@@ -1,7 +1,7 @@
 """The compiled search for scales; `search` is its twin and says what is done and why.
 
-A lane of a vector is a block: vectors hold the same weight of `LANES` blocks, and no sum crosses lanes. So the
-results are those of the twin, in every bit, whatever the SIMD level.
+A lane of a vector is a block: vectors hold the same weight of `LANES` blocks, and no sum crosses lanes. So
+the results are those of the twin, in every bit, whatever the SIMD level.
 """
 
 from __future__ import annotations
@@ -168,9 +168,10 @@ def _fit_affine(a: Any, x: int, w: int, y: int, n: int, low_level: Any, top: Any
             along = along + weight * v * chosen
         flat = _all(FLAT) * sum_w * two
         determinant = sum_w * two - one * one
-        per_determinant = where_more(determinant, flat, _inverse(determinant), _all(0))
-        s = (sum_w * along - sum_wy * one) * per_determinant
-        o = (two * sum_wy - one * along) * per_determinant
+        per_determinant = _inverse(determinant)
+        alone = along * _inverse(two)
+        s = where_more(determinant, flat, (sum_w * along - sum_wy * one) * per_determinant, alone)
+        o = where_more(determinant, flat, (two * sum_wy - one * along) * per_determinant, _all(0))
         if a.positive_minimum:
             most = _all(0) - low
             s = where_more(o, most, (along + low * one) * _inverse(two), s)
@@ -301,7 +302,7 @@ _refine_uniform, _refine_table = _refine(_whole), _refine(_of_table)
 
 @jit
 def _load_lanes(a: Any, first: int, x: int, w: int) -> None:
-    """`LANES` blocks from the first and their importance, weight by weight; zeros for blocks that are not there."""
+    """`LANES` blocks and their importance, weight by weight; zeros for blocks that are not there."""
     n = min(LANES, a.n_blocks - first)
     for lane in range(LANES):
         to = 4 * lane
@@ -339,8 +340,10 @@ def _store_lanes(a: Any, first: int, d: Any, dmin: Any, scratch: int, whole: int
 
 
 def _fit(fit_run: Any, refine: Any) -> Callable[[int, int, int], None]:
-    """A kernel: scales of all blocks of a FIT record. `fit_run(a, x, w, wx, low, high)` gives a run's scale, its
-    bend, minimum and weight."""
+    """A kernel that finds the scales of all blocks of a FIT record.
+
+    `fit_run(a, x, w, wx, low, high)` gives a run's scale, its bend, minimum and weight.
+    """
 
     def fit(arguments: int, unused_step: int, unused_thread: int) -> None:
         a = carray(as_pointer(arguments), 1, FIT)[0]
