@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import files, store, terminal
-from .options import THREADS_HELP, flag
+from .options import flag
 
 if TYPE_CHECKING:
     from ..quant.block import BlockFormat
@@ -52,7 +52,9 @@ def quantize(
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
-    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
+    ] = None,
 ) -> None:
     """Convert a model to GGUF and quantise it.
 
