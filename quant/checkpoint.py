@@ -19,9 +19,9 @@ from .errors import DamagedFile
 from .formats import FORMATS
 from .mapped import MappedFile
 from .metadata import shown
-from .packed import find_settings, scheme_of, unpack
 from .packed.raw import DTYPES, FLOATS, RawTensor
 from .packed.rows import sources
+from .packed.settings import find_settings
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -63,7 +63,6 @@ class Checkpoint:
         generation_config = _read_json(generation) if generation.is_file() else {}
         older = folder / OLDER_MODELOPT
         settings = find_settings(config, _read_json(older) if older.is_file() else {})
-        scheme = scheme_of(settings) if settings else None
         placed = _placed_tensors(folder)
         files: list[MappedFile] = []
         raw: dict[str, RawTensor] = {}
@@ -77,7 +76,13 @@ class Checkpoint:
                 if tensor in raw:
                     raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
             raw |= held
-        tensors, replaced = unpack(raw, scheme, settings) if scheme and settings else ({}, set[str]())
+        tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
+        if settings:
+            from .packed.schemes import scheme_of, unpack  # most checkpoints need none of them
+
+            scheme = scheme_of(settings)
+            packing = scheme.title
+            tensors, replaced = unpack(raw, scheme, settings)
         for plain in raw.values():
             if plain.name not in replaced:
                 if plain.name in tensors:
@@ -89,7 +94,7 @@ class Checkpoint:
             tensors=tensors,
             paths=[file.path for file in files],
             n_bytes=sum(file.n_bytes for file in files),
-            packing=scheme.title if scheme else "",
+            packing=packing,
             _files=tuple(files),
         )
 
