@@ -66,7 +66,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     rows = [row for row in ARCHS.values() if row.gguf == name and name]
     if not rows:
         raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
-    arch = _best(rows, bool(metadata.get(f"{name}.expert_count")))
+    counts = Fields(metadata, "GGUF metadata", prefix=f"{name}.")
+    arch = _best(rows, counts.integer("expert_count", 0, low=0) > 0)
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
     experts, names = experts_from_gguf(keys, arch, tensors), Names(arch, tensors, from_gguf=True)

@@ -48,7 +48,7 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
     words = [text.decode("latin-1").translate(_SYMBOLS) for text in raw]
     control = [f"<SPECIAL_{id}>" for id in range(n_control)]
     control[: len(_CONTROL)] = _CONTROL[:n_control]
-    for item in content.get("special_tokens") or []:
+    for item in [] if content.get("special_tokens") is None else value(content, "special_tokens", list):
         id = value(item, "rank", int) if isinstance(item, dict) else -1
         if not 0 <= id < n_control:
             raise TokenizerError("tekken.json: a special token has no valid rank")
