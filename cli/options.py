@@ -140,12 +140,18 @@ class GenerationOptions:
 
 
 def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
-    """`load_model` with a line that says how far it is while it lasts, and its warnings after that."""
+    """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
+
+    Those of NumPy about numbers that overflow are no news for people: what comes of them is told by the sampler.
+    """
+    import warnings as python_warnings
+
     from .progress import Loading
     from .terminal import note
 
     warnings: list[str] = []
-    with Loading(name) as loading:
+    with Loading(name) as loading, python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", RuntimeWarning)
         from .model import load_model
 
         model = load_model(path, warn=warnings.append, progress=loading.at, **arguments)

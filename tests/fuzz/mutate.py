@@ -169,9 +169,9 @@ def json_bytes(rng: Random, raw: bytes) -> bytes:
         return change_bytes(rng, raw)
     if rng.random() < 0.15:
         return change_bytes(rng, raw)
-    for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        value = change_json(rng, value)
     try:
+        for _ in range(rng.choice((1, 1, 1, 2, 4))):
+            value = change_json(rng, value)
         text = json.dumps(value, ensure_ascii=rng.random() < 0.5)
     except (RecursionError, ValueError):
         return change_bytes(rng, raw)
