@@ -142,7 +142,7 @@ class GenerationOptions:
 def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
     """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
 
-    Those of NumPy about numbers that overflow are no news for people: what comes of them is told by the sampler.
+    NumPy's about numbers that overflow are no news for people: what comes of them the sampler tells.
     """
     import warnings as python_warnings
 

@@ -124,7 +124,7 @@ def work(reader: Reader, state: mmap.mmap, numbers: range, megabytes: int, out: 
         longest = max(longest, took or time.process_time() - start)
         most = max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - baseline) / 1024
         outcomes[outcome] += 1
-        if number % 1000 == 999 or number == numbers[-1]:
+        if number % 20 == 19 or number == numbers[-1]:
             results.write_text(json.dumps([number, outcomes]))
     state[:] = STATE.pack(numbers.stop, longest, most, 0)
 

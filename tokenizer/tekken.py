@@ -22,6 +22,7 @@ from .pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
 from .strings import Lookup
 
 MAX_VOCAB = 1 << 22
+MAX_CONTROL = 1 << 16  # control tokens; there are 1000
 _SYMBOLS = dict(enumerate(BYTE_SYMBOLS))
 # The control tokens of files that name none (version 3), by id.
 _CONTROL = (
@@ -38,7 +39,7 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
     """
     config = value(content, "config", dict)
     n_control, size = (value(config, f"default_{key}", int) for key in ("num_special_tokens", "vocab_size"))
-    if not 0 <= n_control <= size <= MAX_VOCAB:
+    if not 0 <= n_control <= min(size, MAX_CONTROL) or size > MAX_VOCAB:
         raise TokenizerError(f"tekken.json: {n_control} control tokens of {size}")
     entries = value(content, "vocab", list)[: size - n_control]
     try:
