@@ -13,7 +13,8 @@ class BlockFormat:
     """One GGML block type.
 
     `dequantize` takes uint8 `[n_blocks, type_size]` and returns float32 `[n_blocks, block_size]`.
-    `quantize` goes the other way, rounding to the nearest value; None where a format can only be read.
+    `quantize` goes the other way, float32 `[n_blocks, block_size]`, all finite, to the bytes that the `gguf`
+    package gives; None where that has none. `encode` quantises to every format.
     Float types are formats too, with blocks of one value.
     """
 

@@ -1,4 +1,4 @@
-"""The one error that every file reader in this package raises."""
+"""The error that every file reader in this package raises, and the one of quantisers."""
 
 
 class DamagedFile(ValueError):
@@ -6,3 +6,7 @@ class DamagedFile(ValueError):
 
     The message is one line, names the file or tensor, and says what is wrong with it.
     """
+
+
+class NonFinite(ValueError):
+    """A weight to be quantised is NaN or infinite. Who knows the tensor's name says it."""

@@ -63,8 +63,9 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
         return None
     _check_supported(arch, "expert_count")
     latent = _latent(keys, arch)
-    width = keys.integer("feed_forward_length", 0, low=0, some=True)
-    width = keys.integer("expert_feed_forward_length", width, some=True)
+    of_experts = "expert_feed_forward_length" in keys  # else they are as wide as the others
+    key = "expert_feed_forward_length" if of_experts else "feed_forward_length"
+    width = keys.integer(key, low=int(of_experts), some=True)
     shared = keys.integer("expert_shared_count", 1, low=0) * width
     shared = keys.integer("expert_shared_feed_forward_length", shared, low=0)
     scoring = keys.integer("expert_gating_func", 0, low=0)

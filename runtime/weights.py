@@ -63,7 +63,7 @@ class Weights:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
             if exchanged:
                 tensor = turned(tensor)
-            if order := _by_groups(config, stored, [name for name, _ in parts]):
+            if order := groups_of_rows(config, stored, [name for name, _ in parts]):
                 tensor = _by_projection(tensor, *order)
             self._tensors |= _split(tensor, parts)
         self._experts: dict[int, ExpertTensors] = {}
@@ -159,7 +159,7 @@ def _reshaped(tensor: QTensor, shape: tuple[int, ...]) -> QTensor:
     return replace(tensor, shape=shape, data=tensor.data.reshape(math.prod(shape[:-1]), -1))
 
 
-def _by_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
+def groups_of_rows(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
     """How many groups the rows of a tensor that is kept for several projections come in, and how many rows of
     each projection are in a group; None if the projections just follow each other."""
     arch, c, r = ARCHS[config.arch], config, config.recurrence
