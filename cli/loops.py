@@ -27,8 +27,8 @@ class LoopWatch:
 def in_a_loop(text: str) -> bool:
     """Whether some end of `text` is long enough and repeats itself often enough.
 
-    Ends are beginnings of the text backwards, and the shortest period of each of these is what Knuth, Morris and
-    Pratt (1977) compute.
+    Ends are beginnings of the text backwards, and the shortest period of each of these is what Knuth, Morris
+    and Pratt (1977) compute.
     """
     back = text[::-1]
     borders = [0] * len(back)

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command the way Ctrl-C does: what is half done is undone, terminals are restored."""
+"""SIGTERM and SIGHUP end a command as Ctrl-C does: half-done work is undone, terminals are restored."""
 
 from __future__ import annotations
 

@@ -76,6 +76,7 @@ def test_history_within_a_session_and_completion(chat: Open, tmp_path: Path) -> 
     terminal.ask("!", "cut after")
     assert said(terminal, tmp_path / "c.json") == ["first", "second", "first!"]
     terminal.send("/sta\t")
+    terminal.expect("/stats")
     terminal.ask("", "ended by length")
 
 

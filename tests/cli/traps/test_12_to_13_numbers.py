@@ -111,7 +111,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_trap_13_shapes_and_positions(llm_inside: Run, tmp_path: Path, name: str) -> None:
-    """What the command writes is what NumPy computes, beyond the original 32 positions of scaled models too."""
+    """What it writes is what NumPy computes, beyond the original 32 positions of scaled models too."""
     path = write_shaped(tmp_path / "t.gguf", **SHAPES[name])
     text = "positions and shapes, beyond what was once the length of it"
     done = llm_inside("run", "-m", path, "--raw", "-t", 0, "-n", 12, "--kv-type", "f32", "-o", "json", text)
