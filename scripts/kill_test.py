@@ -165,8 +165,9 @@ def run(name: str, kills: int, seed: int) -> None:
                 case.clear()
                 recovered += 1
     seconds = time.monotonic() - start
+    late = f"{before} more came too late"
     print(
-        f"{name}: {done} kills ({before} came too late), {recovered} recoveries, nothing corrupt, {seconds:.0f} s"
+        f"{name}: {done} kills ({late}), {recovered} recoveries, nothing corrupt, {seconds:.0f} s", flush=True
     )
 
 

@@ -1,8 +1,8 @@
-"""Generate many tokens many times over in one process, and show whether memory and speed stay flat.
+"""Generate many tokens many times over in one process: do memory and speed stay flat?
 
     python scripts/long_run.py MODEL [--tokens 2000] [--times 20]
 
-Each round is a fresh generation of the same length from a prompt of its own, through text, as the chat does it.
+Each round is a fresh generation of the same length from a prompt of its own, through text, as in a chat.
 Memory is what is resident in private pages after the round, so that the mapped file does not count.
 """
 

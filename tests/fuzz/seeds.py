@@ -1,4 +1,7 @@
-"""Small sound files of every kind, for the fuzzer to change: made here, or cut out of the tests' data."""
+"""Small sound files of every kind, for the fuzzer to change: made here, or cut out of the tests' data.
+
+All take an empty folder to work in; `few` leaves out those that take long to make.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import json
 import lzma
 import tarfile
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -20,6 +24,7 @@ from .gguf_parts import STRING, Parts, Value, requantised, take_apart
 DATA = Path(__file__).parents[1] / "data"
 CONFORMANCE = ("dense", "experts", "gemma_n", "hybrids", "latent", "fixtures")
 QUANTISED = (2, 3, 6, 7, 8, 20, 39, 1, 30)  # formats of blocks of 32, and floats of 16 bits
+SHORT_TEMPLATE = 3000  # characters
 KEPT_IDS = 400  # of a real vocabulary
 TRAINING = (
     "The quick brown fox jumps over the lazy dog, 1234567890 times.",
@@ -42,9 +47,9 @@ class Seed:
         return self.files[self.changed]
 
 
-def _conformance(folder: Path) -> list[Path]:
-    """All conformance fixtures, unpacked below `folder`."""
-    for name in CONFORMANCE:
+def _conformance(folder: Path, archives: Sequence[str] = CONFORMANCE) -> list[Path]:
+    """Conformance fixtures, unpacked below `folder`."""
+    for name in archives:
         with tarfile.open(DATA / "conformance" / f"{name}.tar.xz") as archive:
             archive.extractall(folder, filter="data")
     return sorted(path.parent for path in folder.glob("*/config.json"))
@@ -55,14 +60,14 @@ def _folder(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in path.iterdir() if p.name in kept or "safetensors" in p.name}
 
 
-def gguf_seeds(folder: Path) -> list[Seed]:
+def gguf_seeds(folder: Path, few: bool = False) -> list[Seed]:
     """Models with tokenizers of two kinds, in many formats and architectures."""
     tiny = write_tiny_model(folder / "tiny.gguf", context=64).read_bytes()
     spm = _as_sentencepiece(tiny)
     found = {"tiny": tiny, "spm": spm, "quantised": requantised(tiny, list(QUANTISED), Random(0))}
     from ..runtime.test_gguf_archs import CASES
 
-    paths = {path.name: path for path in _conformance(folder)}
+    paths = {path.name: path for path in _conformance(folder, ("latent",) if few else CONFORMANCE)}
     for name, (arch, extra) in CASES.items():
         if name in paths:
             found[name] = as_gguf(paths[name], folder / f"{name}.gguf", arch, **extra).read_bytes()
@@ -87,9 +92,9 @@ def _as_sentencepiece(raw: bytes) -> bytes:
     return Parts(parts.version, list(keys.items()), parts.tensors, parts.data).pack()
 
 
-def safetensors_seeds(folder: Path) -> list[Seed]:
+def safetensors_seeds(folder: Path, few: bool = False) -> list[Seed]:
     """One file, and shards with an index, each in turn the one that changes."""
-    paths = {path.name: path for path in _conformance(folder)}
+    paths = {path.name: path for path in _conformance(folder, ("fixtures",))}
     seeds = []
     for name in ("llama-bf16", "llama-f16", "qwen2", "llama-gqa-sharded"):
         files = _folder(paths[name])
@@ -97,9 +102,9 @@ def safetensors_seeds(folder: Path) -> list[Seed]:
     return seeds
 
 
-def config_seeds(folder: Path) -> list[Seed]:
+def config_seeds(folder: Path, few: bool = False) -> list[Seed]:
     seeds = []
-    for path in _conformance(folder):
+    for path in _conformance(folder, ("latent",) if few else CONFORMANCE):
         files = _folder(path)
         seeds.append(Seed(path.name, files, "config.json"))
         if "generation_config.json" in files and not len(seeds) % 8:
@@ -107,7 +112,7 @@ def config_seeds(folder: Path) -> list[Seed]:
     return seeds
 
 
-def tokenizer_json_seeds(folder: Path) -> list[Seed]:
+def tokenizer_json_seeds(folder: Path, few: bool = False) -> list[Seed]:
     """Real ones cut down to a few hundred entries, and the configuration beside them."""
     seeds = []
     settings = {
@@ -116,7 +121,7 @@ def tokenizer_json_seeds(folder: Path) -> list[Seed]:
         "add_bos_token": True,
         "chat_template": [{"name": "default", "template": "{{ messages[0].content }}"}],
     }
-    for path in sorted((DATA / "tokenizers").glob("*/tokenizer.json.xz")):
+    for path in sorted((DATA / "tokenizers").glob(f"{'phi2' if few else '*'}/tokenizer.json.xz")):
         content = json.loads(lzma.decompress(path.read_bytes()))
         raw = json.dumps(_cut_down(content), ensure_ascii=False).encode()
         files = {"tokenizer.json": raw, "tokenizer_config.json": json.dumps(settings).encode()}
@@ -141,7 +146,7 @@ def _cut_down(content: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def tokenizer_model_seeds(folder: Path) -> list[Seed]:
+def tokenizer_model_seeds(folder: Path, few: bool = False) -> list[Seed]:
     from sentencepiece import SentencePieceTrainer
 
     seeds = []
@@ -170,7 +175,7 @@ def tokenizer_model_seeds(folder: Path) -> list[Seed]:
     return seeds
 
 
-def tekken_seeds(folder: Path) -> list[Seed]:
+def tekken_seeds(folder: Path, few: bool = False) -> list[Seed]:
     words = [bytes([b]) for b in range(256)] + [b"he", b"ll", b"hell", b" hell", "é".encode(), b"12"]
     content: dict[str, Any] = {
         "config": {
@@ -194,10 +199,12 @@ def tekken_seeds(folder: Path) -> list[Seed]:
     ]
 
 
-def template_seeds(folder: Path) -> list[Seed]:
+def template_seeds(folder: Path, few: bool = False) -> list[Seed]:
     cases = json.loads(lzma.decompress((DATA / "chat_templates" / "cases.json.xz").read_bytes()))
     templates = {name: case["template"] for name, case in cases.items()}
+    # Long ones take most of the time and are much like short ones.
+    short = [name for name in templates if len(templates[name]) < SHORT_TEMPLATE]
+    names = [*templates, *short * 8]
     return [
-        Seed(name, {"chat_template.jinja": template.encode()}, "chat_template.jinja")
-        for name, template in templates.items()
+        Seed(name, {"chat_template.jinja": templates[name].encode()}, "chat_template.jinja") for name in names
     ]

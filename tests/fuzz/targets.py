@@ -46,7 +46,7 @@ class Target:
     nothing. `run` goes further with a file that was read, and is slower."""
 
     name: str
-    seeds: Callable[[Path], list[Seed]]
+    seeds: Callable[..., list[Seed]]
     change: Callable[[Random, bytes], bytes]
     read: Callable[[Path], None]
     run: Callable[[Path], None] | None = None
@@ -104,8 +104,8 @@ def _read_template(folder: Path) -> None:
 def _render(template: str) -> None:
     tools = TOOLS if len(template) % 2 else None
     given = {"bos_token": "<s>", "eos_token": "</s>"}
-    # A fifth of the time that a template may take, or the few that take it all would be most of a run.
-    until = sandbox.deadline() - 0.8 * sandbox.MAX_SECONDS
+    # A tenth of the time that a template may take, or the few that take it all would be most of a run.
+    until = sandbox.deadline() - 0.9 * sandbox.MAX_SECONDS
     render_until(until, template, MESSAGES, tools, True, "2026-01-02T03:04:05", given)
 
 
