@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LEAST_TURNS = 8  # of the loop
-LEAST_CHARACTERS = 1000  # that all turns together have: a ruler or a table is no loop yet
+LEAST_CHARACTERS = 500  # that all turns together have: a ruler or a table is no loop yet
 LOOKED_AT = 8192  # characters at the end, so that a turn may have up to a thousand
 EVERY = 256  # characters
 

@@ -1,4 +1,4 @@
-"""Files that once did harm, or could: each gives the error written down for it, in bounded time and memory."""
+"""Files that once did harm, or could: each gives the error written down for it, in little time and memory."""
 
 from __future__ import annotations
 
