@@ -3,9 +3,9 @@
     python scripts/kill_test.py pull quantize compile --kills 100
 
 `pull` is against a slow stand-in for the Hub on the loopback interface, `quantize` of a small model,
-`compile` the first start of one with an empty cache. After each SIGKILL every file under a final name must be whole;
-what the kill left is where the next attempt begins, so that all stages are met. Every tenth time the
-command is left alone: it must recover and give what it always gives, and then all starts anew.
+`compile` the first start of one with an empty cache. After each SIGKILL every file under a final name must
+be whole; what the kill left is where the next attempt begins, so that all stages are met. Every tenth time
+the command is left alone: it must recover and give what it always gives, and then all starts anew.
 """
 
 from __future__ import annotations

@@ -89,12 +89,12 @@ class _Instrument(NodeTransformer):
     """Puts a call of `count_turn` into each loop and macro and one of `bounded` around what is compared, and
     makes a ~ b a call of `join_texts`."""
 
-    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+    def visit_Compare(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         for part in (node, *node.ops):
             if not isinstance(part.expr, nodes.Const):
                 part.expr = _call("bounded", [part.expr], node.lineno)
-        return node
+        return cast(nodes.Node, node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -125,7 +125,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = to_json
         self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
-        self.tests = {name: _bounded_test(function) for name, function in self.tests.items()}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: _bounded_test(test) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals.update(namespace=_PlainNamespace, dict=_make_dict)
 
