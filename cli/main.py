@@ -14,6 +14,7 @@ import typer
 
 from .. import __version__
 from . import bench, chat, doctor, pull, quantize, rm, run, show, terminal, tokenize
+from . import eval as eval_
 from . import list as list_
 from .errors import ModelNotFound, StoreError, explain
 from .signals import unwinding
@@ -37,6 +38,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "rm": rm.rm,
     "quantize": quantize.quantize,
     "bench": bench.bench,
+    "eval": eval_.evaluate,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,
 }

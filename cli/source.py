@@ -27,7 +27,8 @@ class Source:
     tensors: Mapping[str, QTensor]
     tokenizer: Tokenizer | None
     end_ids: frozenset[int]
-    n_bytes: int
+    n_bytes: int  # of its files
+    held_bytes: int  # of its weights in memory
     release: Callable[[QTensor], None]
     builtin: str = ""  # the family whose chat template the tokenizer was given, as the files have none
 
@@ -55,6 +56,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         tokenizer=tokenizer,
         end_ids=tokenizer.end_ids if tokenizer else frozenset(),
         n_bytes=file.n_bytes,
+        held_bytes=file.n_bytes,
         release=file.release,
         builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
@@ -76,6 +78,7 @@ def _open_folder(path: Path, text: bool) -> Source:
         tokenizer=tokenizer,
         end_ids=ends | (tokenizer.end_ids if tokenizer else frozenset()),
         n_bytes=folder.n_bytes,
+        held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,
         builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )

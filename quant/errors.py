@@ -1,4 +1,4 @@
-"""The error that every file reader in this package raises, and the one of quantisers."""
+"""The errors that file readers raise, and the one of quantisers."""
 
 
 class DamagedFile(ValueError):
@@ -6,6 +6,10 @@ class DamagedFile(ValueError):
 
     The message is one line, names the file or tensor, and says what is wrong with it.
     """
+
+
+class UnsupportedModel(DamagedFile):
+    """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
 
 
 class NonFinite(ValueError):

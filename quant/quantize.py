@@ -53,7 +53,7 @@ def write_quantized(
     """Write the file `path` as planned; arguments as for `write_gguf`, which says what it raises.
 
     - `encode`: see `Encoder`; tensors that keep their format are copied.
-    - `release`: lets go of the memory of a tensor of the source.
+    - `release`: lets go of the memory of rows of the source; it is handed copies as well.
     - `progress`: is told after each piece how many bytes of the source are done.
 
     Raises DamagedFile naming the tensor that has a weight that is no number.
@@ -69,11 +69,10 @@ def write_quantized(
                 yield encode(planned, start, rows)
             except NonFinite:
                 raise nonfinite(planned.name) from None
+            release(rows)
             start += len(rows.data)
             done = before + tensor.n_source_bytes * start // max(1, tensor.n_rows)
             progress(done)
-        for part in tensor.parts:
-            release(part)
 
     n_bytes = write_gguf(path, metadata, types, [p.record for p in plan], map(pieces, plan))
     records = [planned.record.n_bytes for planned in plan]
@@ -92,15 +91,13 @@ def checked(
     for planned in plan:
         floats = all(part.format.is_float for part in planned.tensor.parts)
         if floats and planned.format is not FORMATS["F32"]:
-            largest = peak(planned.tensor, zero_nonfinite)
+            largest = peak(planned.tensor, zero_nonfinite, release)
             if not np.isfinite(largest):
                 raise nonfinite(planned.name)
             if not holds(planned.format, largest):
                 wide = FORMATS["BF16" if planned.tensor.format.name == "BF16" else "F32"]
                 note = f"a weight of {largest:.6g} is beyond the range of {planned.format.name}"
                 planned = replace(planned, format=wide, note=note)
-            for part in planned.tensor.parts:
-                release(part)
         found.append(planned)
     return found
 
@@ -110,14 +107,17 @@ def nonfinite(name: str) -> DamagedFile:
     return DamagedFile(f"tensor {name} has a weight that is NaN or infinite; --zero-nonfinite makes those 0")
 
 
-def peak(tensor: Assembled, finite: bool = False) -> float:
+def peak(tensor: Assembled, finite: bool = False, release: Callable[[QTensor], None] | None = None) -> float:
     """The largest magnitude in a tensor of floats, or of its `finite` weights only; else NaN or infinity if
-    a weight is."""
+    a weight is. `release` is told what has been looked at."""
     largest = 0.0
     for part in tensor.parts:
         step = max(1, CHUNK_WEIGHTS // part.shape[-1]) if part.shape else 1
         for first in range(0, len(part.data), step):
-            found = _peak(part.data[first : first + step], part.format.name, finite)
+            data = part.data[first : first + step]
+            found = _peak(data, part.format.name, finite)
+            if release:
+                release(replace(part, shape=(len(data), data.shape[1]), data=data))
             if not np.isfinite(found):
                 return found
             largest = max(largest, found)

@@ -140,6 +140,7 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
         "rm",
         "quantize",
         "bench",
+        "eval",
         "tokenize",
         "doctor",
     }
