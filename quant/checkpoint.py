@@ -29,6 +29,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLDER_MODELOPT = "hf_quant_config.json"
 MAX_JSON_BYTES = 1 << 26
+MAX_NAME = 200  # characters of a shard's file name; systems have limits of their own
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,8 @@ def _placed_tensors(folder: Path) -> dict[str, list[str]]:
         raise DamagedFile(f"{INDEX}: has no weight_map")
     placed: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+        named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
+        if not named or set(name) & set("/\\\0"):
             raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
         placed.setdefault(name, []).append(tensor)
     for name in placed:

@@ -105,13 +105,19 @@ class SentencePieceFile:
         try:
             raw = read_file(path)
             self._processor.LoadFromSerializedProto(raw)
+        except UnicodeDecodeError:  # of what it quotes in its own error
+            raise TokenizerError(f"{path}: not a SentencePiece model") from None
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
         ids = list(range(self._processor.get_piece_size()))
         if not ids:
             raise TokenizerError(f"{path}: a SentencePiece model without pieces")
-        self.pieces: list[str] = self._processor.id_to_piece(ids)
+        try:
+            self.pieces: list[str] = self._processor.id_to_piece(ids)
+            probes = self._processor.encode_as_pieces(["a", "0", "\u4e00"])  # may lose any to a normaliser
+        except UnicodeDecodeError:
+            raise TokenizerError(f"{path}: a SentencePiece model whose pieces are not UTF-8") from None
         self.control_ids = [
             id
             for id, control, unknown in zip(
@@ -119,7 +125,6 @@ class SentencePieceFile:
             )
             if control or unknown
         ]
-        probes = self._processor.encode_as_pieces(["a", "0", "\u4e00"])  # a normaliser may drop any of them
         self.has_dummy_prefix = next((p[0].startswith(SPACE) for p in probes if p), False)
         self.bos_id: int | None = self._id(self._processor.bos_id())
         self.eos_id: int | None = self._id(self._processor.eos_id())

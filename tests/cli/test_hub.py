@@ -250,7 +250,8 @@ def test_a_disk_without_room_is_an_error_before_the_transfer(
         "usage = collections.namedtuple('usage', 'total used free')\n"
         "shutil.disk_usage = lambda path: usage(10**9, 10**9, 500)\n"
     )
-    line = failed(llm("pull", REPO, env={"PYTHONPATH": str(patch)}), 1)
+    paths = os.pathsep.join([str(patch), *filter(None, [os.environ.get("PYTHONPATH")])])
+    line = failed(llm("pull", REPO, env={"PYTHONPATH": paths}), 1)
     assert "has 500 B free" in line
     assert "HF_HOME" in line
     assert not hub.transfers("Q4_K_M.gguf")
