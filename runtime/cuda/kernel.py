@@ -14,10 +14,12 @@ import os
 import re
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -79,14 +81,40 @@ class Kernels:
     device: Device
     progress: Callable[[str, int, int], None] | None = None
     _functions: dict[tuple[Kernel, int], int] = field(default_factory=dict)
+    _wanted: list[Kernel] | None = None
 
     def function(self, what: Kernel, shared_bytes: int = 0) -> int:
         """What the driver launches, for up to `shared_bytes` of shared memory."""
         key = what, shared_bytes
+        if self._wanted is not None:
+            self._wanted.append(what)
+            return 0
         if key not in self._functions:
             code = self._load(what) or self._compile(what)
             self._functions[key] = self.device.load(code, ENTRY, shared_bytes)
         return self._functions[key]
+
+    def compile_all(self, ask: Callable[[], object]) -> None:
+        """Compile what `ask` asks `function` for, where it is missing, in several processes at once."""
+        self._wanted = []
+        try:
+            ask()
+            wanted = self._wanted
+        finally:
+            self._wanted = None
+        missing = [what for what in dict.fromkeys(wanted) if not self._path(what).exists()]
+        if len(missing) < 2:
+            return
+        workers = min(len(missing), os.cpu_count() or 1, 16)
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            jobs = {pool.submit(what.ptx, self.device.capability): what for what in missing}
+            for done, job in enumerate(as_completed(jobs)):
+                try:
+                    self._store(jobs[job], job.result())
+                except ImportError as problem:
+                    raise CudaUnavailable(f"{_MISSING} ({problem})") from None
+                if self.progress is not None:
+                    self.progress("compiling kernels (only once)", done + 1, len(missing))
 
     def _path(self, what: Kernel) -> Path:
         digest = hashlib.sha256(repr((_fingerprint(), self.device.capability, what)).encode())
@@ -107,7 +135,10 @@ class Kernels:
             text = what.ptx(self.device.capability)
         except ImportError as problem:
             raise CudaUnavailable(f"{_MISSING} ({problem})") from None
-        code = self.device.assemble(text)
+        return self._store(what, text)
+
+    def _store(self, what: Kernel, ptx: str) -> bytes:
+        code = self.device.assemble(ptx)
         _write(self._path(what), hashlib.sha256(code).digest() + code)
         return code
 

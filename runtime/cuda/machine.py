@@ -93,6 +93,7 @@ class CudaMachine:
         self._plans: dict[tuple[int, int, bool], list[Launch]] = {}
         self._graphs: dict[tuple[int, int, bool], Graph] = {}
         self._closed = False
+        kernels.compile_all(lambda: self.lowering.launches(1, 1, True))
         self.plan(1, 1)
 
     def _make_inputs(self, memory: Memory, max_sequences: int) -> tuple[Inputs, dict[str, np.ndarray]]:
