@@ -82,7 +82,7 @@ def _describe_folder(path: Path) -> Description:
         chat_template=_has_template(path),
         licence="",
         paths=tuple(folder.paths),
-        **_weights(folder.tensors.values(), ""),
+        **_weights(folder.tensors.values(), folder.packing),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from . import bench, chat, doctor, pull, rm, run, show, terminal, tokenize
+from . import bench, chat, doctor, pull, quantize, rm, run, show, terminal, tokenize
 from . import list as list_
 from .errors import ModelNotFound, StoreError, explain
 
@@ -34,6 +34,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "list": list_.list_models,
     "show": show.show,
     "rm": rm.rm,
+    "quantize": quantize.quantize,
     "bench": bench.bench,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,

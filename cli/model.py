@@ -229,7 +229,7 @@ def load_model(
         threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
         layers = [replace(layer, value_dim=None) for layer in layers]  # it keeps values beside their keys
     need = MemoryNeed(
-        source.n_bytes + copied,
+        source.held_bytes + copied,
         cache_bytes_per_token(layers, kv_type),
         (1 + SAVED_STATES) * state_bytes(program.state_layers),
     )

@@ -16,10 +16,11 @@ LOADING_SECONDS = 0.05  # between two states of a line
 
 class Progress:
     """Shows bytes done of `total` (None: unknown) under the name `label`: a bar on a terminal, a line now and
-    then elsewhere."""
+    then elsewhere, which begins with `verb`."""
 
-    def __init__(self, label: str, total: int | None) -> None:
+    def __init__(self, label: str, total: int | None, verb: str = "downloading") -> None:
         self._label = label
+        self._verb = verb
         self._total = total
         self._bar: Any = None
         self._task: Any = None
@@ -50,7 +51,7 @@ class Progress:
             self._bar.start()
         else:
             size = "" if self._total is None else f" ({terminal.human_bytes(self._total)})"
-            terminal.note(f"downloading {self._label}{size}")
+            terminal.note(f"{self._verb} {self._label}{size}")
         return self
 
     def __exit__(
@@ -66,7 +67,7 @@ class Progress:
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self._last_line = time.monotonic()
             of = "" if self._total is None else f" of {terminal.human_bytes(self._total)}"
-            terminal.note(f"downloading {self._label}: {terminal.human_bytes(done)}{of}")
+            terminal.note(f"{self._verb} {self._label}: {terminal.human_bytes(done)}{of}")
 
 
 class Loading:

@@ -13,6 +13,7 @@ from ..quant.gguf import MAGIC, GGUFFile
 from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
 from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
+NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of files that have none
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
@@ -26,7 +27,8 @@ class Source:
     tensors: Mapping[str, QTensor]
     tokenizer: Tokenizer | None
     end_ids: frozenset[int]
-    n_bytes: int
+    n_bytes: int  # of its files
+    held_bytes: int  # of its weights in memory
     release: Callable[[QTensor], None]
     builtin: str = ""  # the family whose chat template the tokenizer was given, as the files have none
 
@@ -40,7 +42,9 @@ def open_source(path: Path, text: bool = True) -> Source:
         return _open_folder(path, text)
     file = GGUFFile.open(path)
     config = config_from_gguf(file.metadata, file.tensors)
-    has_tokenizer = text and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
+    kind = file.metadata.get("tokenizer.ggml.model")
+    has_tokenizer = text and kind != NO_TOKENIZER
+    has_tokenizer = has_tokenizer and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
     tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
     name = file.metadata.get("general.name")
     called = [file.metadata.get(f"general.{key}") for key in ("name", "basename", "finetune", "architecture")]
@@ -52,6 +56,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         tokenizer=tokenizer,
         end_ids=tokenizer.end_ids if tokenizer else frozenset(),
         n_bytes=file.n_bytes,
+        held_bytes=file.n_bytes,
         release=file.release,
         builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
@@ -63,7 +68,7 @@ def _open_folder(path: Path, text: bool) -> Source:
     tokenizer = load_tokenizer(path) if has_tokenizer else None
     config = config_from_hf(folder.config, folder.tensors)
     text_config = folder.config.get("text_config")  # where a model also sees or hears
-    ends = _ids(folder.generation_config) | _ids(folder.config) | _ids(text_config)
+    ends = named_ends(folder.generation_config) | named_ends(folder.config) | named_ends(text_config)
     called = [folder.config.get(key) for key in ("_name_or_path", "model_type")]
     return Source(
         path=path,
@@ -73,6 +78,7 @@ def _open_folder(path: Path, text: bool) -> Source:
         tokenizer=tokenizer,
         end_ids=ends | (tokenizer.end_ids if tokenizer else frozenset()),
         n_bytes=folder.n_bytes,
+        held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,
         builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )
@@ -99,7 +105,7 @@ def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Itera
     return family.name
 
 
-def _ids(config: Any) -> frozenset[int]:
+def named_ends(config: Any) -> frozenset[int]:
     """`eos_token_id` of a Hugging Face configuration: a number, a list of them, or nothing."""
     value = config.get("eos_token_id") if isinstance(config, Mapping) else None
     values = value if isinstance(value, list) else [value]

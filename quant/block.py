@@ -13,7 +13,8 @@ class BlockFormat:
     """One GGML block type.
 
     `dequantize` takes uint8 `[n_blocks, type_size]` and returns float32 `[n_blocks, block_size]`.
-    `quantize` goes the other way, rounding to the nearest value; None where a format can only be read.
+    `quantize` goes the other way, float32 `[n_blocks, block_size]`, all finite, to the bytes that the `gguf`
+    package gives; None where that has none. `encode` quantises to every format.
     Float types are formats too, with blocks of one value.
     """
 
@@ -42,7 +43,8 @@ class QTensor:
 
     `shape` is in NumPy order: a matrix is (outputs, inputs). `data` is uint8
     `[rows, row_bytes]`, where rows is the product of all dimensions but the last; usually a
-    read-only view of a memory-mapped file.
+    read-only view of a memory-mapped file. Where the file packs it otherwise, `data` is a
+    `packed.rows.MadeRows`, which NumPy takes for such an array, and which is made when it is read.
     """
 
     name: str
@@ -56,10 +58,10 @@ class QTensor:
 
     def dequantize(self) -> np.ndarray:
         """The tensor as float32 of `shape`."""
-        blocks = self.data.reshape(-1, self.format.type_size)
+        blocks = np.asarray(self.data).reshape(-1, self.format.type_size)
         return self.format.dequantize(blocks).reshape(self.shape)
 
     def rows(self, index: np.ndarray) -> np.ndarray:
         """Rows `index` of a matrix as float32 `[len(index), width]`, without touching the others."""
-        blocks = self.data[index].reshape(-1, self.format.type_size)
+        blocks = np.asarray(self.data[index]).reshape(-1, self.format.type_size)
         return self.format.dequantize(blocks).reshape(len(index), self.shape[-1])

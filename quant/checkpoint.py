@@ -19,12 +19,15 @@ from .errors import DamagedFile
 from .formats import FORMATS
 from .mapped import MappedFile
 from .metadata import shown
+from .packed import find_settings, scheme_of, unpack
+from .packed.raw import DTYPES, FLOATS, RawTensor
+from .packed.rows import sources
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-DTYPES = ("F32", "F16", "BF16")  # named alike in safetensors and here
+OLDER_MODELOPT = "hf_quant_config.json"
 MAX_JSON_BYTES = 1 << 26
 
 
@@ -34,7 +37,8 @@ class Checkpoint:
 
     `config` and `generation_config` (empty if there is none) are the JSON files as they are. `tensors`
     are read-only views of the safetensors files `paths`, whose size together is `n_bytes`; their names
-    are those of the checkpoint.
+    are those of the checkpoint. Weights that it has in some packing (`packing`: "GPTQ", else "") go by
+    their plain names, "….weight", and are unpacked row by row when they are read.
     """
 
     config: dict[str, Any]
@@ -42,22 +46,27 @@ class Checkpoint:
     tensors: dict[str, QTensor]
     paths: list[Path]
     n_bytes: int
+    packing: str
     _files: tuple[MappedFile, ...]
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
         """Open a folder with config.json and model.safetensors, or its index and shards.
 
-        Raises DamagedFile for anything missing or wrong in it, OSError for files that cannot be opened.
+        Raises DamagedFile for anything missing or wrong in it, UnsupportedModel for a packing that is not
+        known, OSError for files that cannot be opened.
         """
         folder = Path(folder)
         folder.stat()  # an OSError for a folder that is not there; what is not in it is damage
         config = _read_json(folder / CONFIG)
         generation = folder / GENERATION_CONFIG
         generation_config = _read_json(generation) if generation.is_file() else {}
+        older = folder / OLDER_MODELOPT
+        settings = find_settings(config, _read_json(older) if older.is_file() else {})
+        scheme = scheme_of(settings) if settings else None
         placed = _placed_tensors(folder)
         files: list[MappedFile] = []
-        tensors: dict[str, QTensor] = {}
+        raw: dict[str, RawTensor] = {}
         for name, expected in placed.items():
             files.append(MappedFile(folder / name))
             held = _read_tensors(files[-1])
@@ -65,22 +74,30 @@ class Checkpoint:
                 if tensor not in held:
                     raise DamagedFile(f"{name}: has no tensor {shown(tensor)}, which {INDEX} places there")
             for tensor in held:
-                if tensor in tensors:
+                if tensor in raw:
                     raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
-            tensors |= held
+            raw |= held
+        tensors, replaced = unpack(raw, scheme, settings) if scheme and settings else ({}, set[str]())
+        for plain in raw.values():
+            if plain.name not in replaced:
+                if plain.name in tensors:
+                    raise DamagedFile(f"tensor {shown(plain.name)} is there twice, packed and as it is")
+                tensors[plain.name] = _plain(plain)
         return cls(
             config=config,
             generation_config=generation_config,
             tensors=tensors,
             paths=[file.path for file in files],
             n_bytes=sum(file.n_bytes for file in files),
+            packing=scheme.title if scheme else "",
             _files=tuple(files),
         )
 
     def release(self, tensor: QTensor) -> None:
         """Drop the tensor's pages from memory; they come back from the file when read again."""
         for file in self._files:
-            file.release(tensor.data)
+            for array in sources(tensor):
+                file.release(array)
 
 
 def _placed_tensors(folder: Path) -> dict[str, list[str]]:
@@ -106,7 +123,7 @@ def _placed_tensors(folder: Path) -> dict[str, list[str]]:
     return placed
 
 
-def _read_tensors(file: MappedFile) -> dict[str, QTensor]:
+def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
     from safetensors import SafetensorError, safe_open
 
     name = file.path.name
@@ -121,18 +138,26 @@ def _read_tensors(file: MappedFile) -> dict[str, QTensor]:
     return {tensor: _view(file, data_start, tensor, record) for tensor, record in header.items()}
 
 
-def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> QTensor:
+def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
     what = f"{file.path.name}: tensor {shown(name)}"
     shape = tuple(record["shape"])
     if record["dtype"] not in DTYPES:
-        raise DamagedFile(f"{what} has dtype {record['dtype']}; supported are {', '.join(DTYPES)}")
+        raise DamagedFile(f"{what} has dtype {record['dtype']}, which is not known")
     if 0 in shape:
         raise DamagedFile(f"{what} has a dimension of zero: {shape}")
-    form = FORMATS[record["dtype"]]
     start, end = (data_start + offset for offset in record["data_offsets"])
-    row_bytes = form.row_bytes(shape[-1] if shape else 1)
-    rows = math.prod(shape[:-1])
-    return QTensor(name, form, shape, file.bytes[start:end].reshape(rows, row_bytes))
+    return RawTensor(name, record["dtype"], shape, file.bytes[start:end])
+
+
+def _plain(raw: RawTensor) -> QTensor:
+    """A tensor that is not packed."""
+    if raw.dtype not in FLOATS:
+        raise DamagedFile(
+            f"tensor {shown(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
+            "and others only in the packings that config.json names"
+        )
+    form, rows = FORMATS[raw.dtype], math.prod(raw.shape[:-1])
+    return QTensor(raw.name, form, raw.shape, raw.data.reshape(rows, -1))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The one error that every file reader in this package raises."""
+"""The errors that file readers raise, and the one of quantisers."""
 
 
 class DamagedFile(ValueError):
@@ -6,3 +6,11 @@ class DamagedFile(ValueError):
 
     The message is one line, names the file or tensor, and says what is wrong with it.
     """
+
+
+class UnsupportedModel(DamagedFile):
+    """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
+
+
+class NonFinite(ValueError):
+    """A weight to be quantised is NaN or infinite. Who knows the tensor's name says it."""

@@ -59,10 +59,11 @@ class GGUFFile:
     `metadata` values are int, float, bool, str, list[str], Texts (the same for long arrays),
     NumPy arrays (numeric arrays) or lists of these (nested arrays). `tensors` are read-only views
     of the mapped files, in file order.
-    `n_bytes` is the size of all of `paths`.
+    `n_bytes` is the size of all of `paths`, `types` the GGUF value type of each key.
     """
 
     metadata: dict[str, Any]
+    types: dict[str, int]
     tensors: dict[str, QTensor]
     paths: list[Path]
     n_bytes: int
@@ -84,6 +85,7 @@ class GGUFFile:
             _check_split(shards[i].file.path.name, shards[i].metadata, i, len(paths))
         return cls(
             metadata=shards[0].metadata,
+            types=shards[0].types,
             tensors=_joined(shards) if tensors else {},
             paths=[shard.file.path for shard in shards],
             n_bytes=sum(shard.file.n_bytes for shard in shards),
@@ -100,6 +102,7 @@ class GGUFFile:
 class _Shard:
     file: MappedFile
     metadata: dict[str, Any]
+    types: dict[str, int]
     tensors: dict[str, QTensor]
 
     @classmethod
@@ -111,7 +114,7 @@ class _Shard:
         n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, MAX_KEYS)
         metadata, types = reader.metadata(n_keys)
         if not tensors:
-            return cls(file, metadata, {})
+            return cls(file, metadata, types, {})
         alignment = DEFAULT_ALIGNMENT
         if "general.alignment" in metadata:
             alignment = metadata["general.alignment"]
@@ -119,7 +122,7 @@ class _Shard:
                 raise reader.damaged("general.alignment is not a uint32")
             if alignment < 1 or alignment & (alignment - 1):
                 raise reader.damaged(f"general.alignment is {alignment}, which is not a power of two")
-        return cls(file, metadata, _read_tensors(reader, file, n_tensors, alignment))
+        return cls(file, metadata, types, _read_tensors(reader, file, n_tensors, alignment))
 
 
 def _check_magic(reader: HeaderReader) -> None:

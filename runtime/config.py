@@ -138,10 +138,6 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         raise _unsupported(name, [kind for row in ARCHS.values() for kind in row.hf])
     counts = Fields({**rows[0].hf_defaults, **keys.values}, keys.source)
     arch = _best(rows, any(counts.integer(key, 0, low=0) for key in EXPERT_COUNTS))
-    if "quantization_config" in outer or "quantization_config" in keys:
-        raise UnsupportedModel(
-            "quantised checkpoints (quantization_config) are not supported; F32, F16 and BF16 are"
-        )
     values = {**arch.hf_defaults, **keys.values}
     values |= {usual: values[own] for usual, own in arch.hf_keys.items() if own in values}
     if isinstance(kinds := values.get("layers_block_type"), list):

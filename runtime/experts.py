@@ -14,6 +14,7 @@ import numpy as np
 
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
+from ..quant.packed.rows import is_made
 from .archs import Arch
 from .fields import Fields, UnsupportedModel, show
 from .names import Names
@@ -63,8 +64,9 @@ def experts_from_gguf(keys: Fields, arch: Arch, held: Mapping[str, QTensor]) -> 
         return None
     _check_supported(arch, "expert_count")
     latent = _latent(keys, arch)
-    width = keys.integer("feed_forward_length", 0, low=0, some=True)
-    width = keys.integer("expert_feed_forward_length", width, some=True)
+    of_experts = "expert_feed_forward_length" in keys  # else they are as wide as the others
+    key = "expert_feed_forward_length" if of_experts else "feed_forward_length"
+    width = keys.integer(key, low=int(of_experts), some=True)
     shared = keys.integer("expert_shared_count", 1, low=0) * width
     shared = keys.integer("expert_shared_feed_forward_length", shared, low=0)
     scoring = keys.integer("expert_gating_func", 0, low=0)
@@ -191,16 +193,21 @@ class ExpertTensors:
         self, name: str, count: int, shape: tuple[int, int], part: int, of: int, alternating: bool
     ) -> tuple[QTensor, ...]:
         """Part `part` of `of` of each expert in [count, of · outputs, inputs]; with `alternating` of
-        [count, inputs, of · outputs], in which the parts take turns."""
+        [count, inputs, of · outputs], in which the parts take turns; packed files have the former shape."""
         rows, width = shape
-        if alternating:
+        packed = name in self._held and is_made(self._held[name])
+        if alternating and not packed:
             whole = self._take(name, (count, width, of * rows))
             values = whole.data.reshape(count, width, rows, of, -1)[:, :, :, part].swapaxes(1, 2)
             data = np.ascontiguousarray(values).reshape(count, rows, -1)
-        else:
-            whole = self._take(name, (count, of * rows, width))
-            data = whole.data.reshape(count, of * rows, -1)[:, part * rows : (part + 1) * rows]
-        return tuple(replace(whole, shape=shape, data=data[e]) for e in range(count))
+            return tuple(replace(whole, shape=shape, data=data[e]) for e in range(count))
+        whole = self._take(name, (count, of * rows, width))
+        first, step = (part, of) if alternating else (part * rows, 1)
+        starts = [e * of * rows + first for e in range(count)]
+        return tuple(
+            replace(whole, shape=shape, data=whole.data[start : start + (rows - 1) * step + 1 : step])
+            for start in starts
+        )
 
 
 def _stacked_name(name: str, down: bool) -> str:

@@ -8,13 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..quant.errors import DamagedFile
+from ..quant.errors import DamagedFile, UnsupportedModel
 
 MAX_SIZE = 2**31 - 1  # sizes and positions are int32 in every machine
-
-
-class UnsupportedModel(DamagedFile):
-    """The file is sound, but describes a model that kukri cannot run; the message lists what it can."""
 
 
 def show(value: object) -> str:

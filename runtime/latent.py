@@ -131,8 +131,8 @@ def _of_heads(
         raise DamagedFile(f"tensor {name} has shape {tensor.shape}, but the model needs {shape}")
     heads = heads or shape[0]
     n_rows = int(np.prod(shape[:-1])) // heads
-    data = tensor.data.reshape(heads, n_rows, -1)
-    return tuple(replace(tensor, shape=(n_rows, shape[-1]), data=data[h]) for h in range(heads))
+    parts = [tensor.data[h * n_rows : (h + 1) * n_rows] for h in range(heads)]
+    return tuple(replace(tensor, shape=(n_rows, shape[-1]), data=part) for part in parts)
 
 
 def attend_latent(

@@ -12,6 +12,7 @@ import numpy as np
 from ..quant.block import QTensor
 from ..quant.errors import DamagedFile
 from ..quant.formats import FORMATS
+from ..quant.packed.rows import is_made
 from .archs import ARCHS
 from .config import ModelConfig
 from .experts import ExpertTensors
@@ -55,6 +56,7 @@ class Weights:
             shape = (sum(part[0] for _, part in parts), *shape[1:])
             in_layer = parts[0][0].startswith("blk.")
             exchanged = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
+            exchanged = exchanged and not is_made(tensor)  # packers turn matrices the usual way
             needed = shape[::-1] if exchanged else shape
             stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
             if stacked or _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):
@@ -63,7 +65,7 @@ class Weights:
                 raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
             if exchanged:
                 tensor = turned(tensor)
-            if order := _by_groups(config, stored, [name for name, _ in parts]):
+            if order := groups_of_rows(config, stored, [name for name, _ in parts]):
                 tensor = _by_projection(tensor, *order)
             self._tensors |= _split(tensor, parts)
         self._experts: dict[int, ExpertTensors] = {}
@@ -159,7 +161,7 @@ def _reshaped(tensor: QTensor, shape: tuple[int, ...]) -> QTensor:
     return replace(tensor, shape=shape, data=tensor.data.reshape(math.prod(shape[:-1]), -1))
 
 
-def _by_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
+def groups_of_rows(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
     """How many groups the rows of a tensor that is kept for several projections come in, and how many rows of
     each projection are in a group; None if the projections just follow each other."""
     arch, c, r = ARCHS[config.arch], config, config.recurrence

@@ -111,6 +111,23 @@ class SentencePieceFile:
         self.bos_id: int | None = self._id(self._processor.bos_id())
         self.eos_id: int | None = self._id(self._processor.eos_id())
 
+    def scores(self) -> np.ndarray:
+        """float32 [n]"""
+        return np.array(self._processor.get_score(list(range(len(self.pieces)))), np.float32)
+
+    def types(self) -> np.ndarray:
+        """TokenType of each piece, int32 [n]. User-defined ones cannot be told from normal ones."""
+        ids = list(range(len(self.pieces)))
+        types = np.full(len(ids), TokenType.NORMAL, np.int32)
+        for kind, flags in (
+            (TokenType.UNUSED, self._processor.is_unused(ids)),
+            (TokenType.BYTE, self._processor.is_byte(ids)),
+            (TokenType.CONTROL, self._processor.is_control(ids)),
+            (TokenType.UNKNOWN, self._processor.is_unknown(ids)),
+        ):
+            types[np.array(flags)] = kind
+        return types
+
     @staticmethod
     def _id(id: int) -> int | None:
         return id if id >= 0 else None

@@ -36,6 +36,29 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
 
     As in tiktoken, any two neighbours that make an entry may join, the one of lowest rank first.
     """
+    control, words = tekken_words(content)
+    n_control = len(control)
+    config = value(content, "config", dict)
+    vocab = Lookup(zip(words, range(n_control, n_control + len(words)), strict=True))
+    pattern = value(config, "pattern", str)
+    step = Split(pattern, seconds=None if known(pattern) else PATTERN_SECONDS)
+    ids = {text: id for id, text in enumerate(control)}
+    bos, eos = ids.get("<s>"), ids.get("</s>")
+    return Tokenizer(
+        n_control + len(words),
+        [AddedToken(id, text, special=True) for id, text in enumerate(control)],
+        BPE(vocab, _ranks(vocab), "", byte_level=True, ignore_merges=True),
+        step,
+        Detokenizer([*control, *words], byte_level=True),
+        TokenizerSettings(
+            bos, eos, add_bos=bos is not None, end_ids=end_ids(ids, eos), chat_templates=templates
+        ),
+        parts=parts_at_spaces([step]),
+    )
+
+
+def tekken_words(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The control tokens of a tekken.json, and its words in byte symbols, by id. TokenizerError."""
     config = value(content, "config", dict)
     n_control, size = (value(config, f"default_{key}", int) for key in ("num_special_tokens", "vocab_size"))
     if not 0 <= n_control <= size <= MAX_VOCAB:
@@ -53,22 +76,7 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
         if not 0 <= id < n_control:
             raise TokenizerError("tekken.json: a special token has no valid rank")
         control[id] = value(item, "token_str", str)
-    vocab = Lookup(zip(words, range(n_control, n_control + len(words)), strict=True))
-    pattern = value(config, "pattern", str)
-    step = Split(pattern, seconds=None if known(pattern) else PATTERN_SECONDS)
-    ids = {text: id for id, text in enumerate(control)}
-    bos, eos = ids.get("<s>"), ids.get("</s>")
-    return Tokenizer(
-        n_control + len(words),
-        [AddedToken(id, text, special=True) for id, text in enumerate(control)],
-        BPE(vocab, _ranks(vocab), "", byte_level=True, ignore_merges=True),
-        step,
-        Detokenizer([*control, *words], byte_level=True),
-        TokenizerSettings(
-            bos, eos, add_bos=bos is not None, end_ids=end_ids(ids, eos), chat_templates=templates
-        ),
-        parts=parts_at_spaces([step]),
-    )
+    return control, words
 
 
 def _ranks(vocab: Lookup) -> Lookup:

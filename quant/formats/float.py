@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import dequantizer
+from .packing import dequantizer, quantizer
 
 F32_BLOCK = np.dtype("<f4")
 F16_BLOCK = np.dtype("<f2")
@@ -32,6 +32,40 @@ def _from_bf16(blocks: np.ndarray) -> np.ndarray:
     return (blocks.astype(np.uint32) << np.uint32(16)).view(np.float32)[:, None]
 
 
-F32 = BlockFormat("F32", 0, 1, 4, dequantizer(_from_f32, F32_BLOCK, 1), is_float=True)
-F16 = BlockFormat("F16", 1, 1, 2, dequantizer(_from_f16, F16_BLOCK, 1), is_float=True)
-BF16 = BlockFormat("BF16", 30, 1, 2, dequantizer(_from_bf16, BF16_BLOCK, 1), is_float=True)
+def _to_float(weights: np.ndarray, blocks: np.ndarray) -> None:
+    """To F32 or F16; what is beyond fp16's range becomes infinite."""
+    blocks[:] = weights[:, 0]
+
+
+def _to_bf16(weights: np.ndarray, blocks: np.ndarray) -> None:
+    bits = weights[:, 0].view(np.uint32)
+    blocks[:] = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
+
+
+F32 = BlockFormat(
+    "F32",
+    0,
+    1,
+    4,
+    dequantizer(_from_f32, F32_BLOCK, 1),
+    is_float=True,
+    quantize=quantizer(_to_float, F32_BLOCK, 1),
+)
+F16 = BlockFormat(
+    "F16",
+    1,
+    1,
+    2,
+    dequantizer(_from_f16, F16_BLOCK, 1),
+    is_float=True,
+    quantize=quantizer(_to_float, F16_BLOCK, 1),
+)
+BF16 = BlockFormat(
+    "BF16",
+    30,
+    1,
+    2,
+    dequantizer(_from_bf16, BF16_BLOCK, 1),
+    is_float=True,
+    quantize=quantizer(_to_bf16, BF16_BLOCK, 1),
+)

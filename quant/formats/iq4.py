@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, single
+from .packing import Scales, bit_fields, dequantizer, join_fields, single, without_minimum
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
@@ -38,11 +38,33 @@ def _dequantize_iq4_nl(blocks: np.ndarray) -> np.ndarray:
 
 
 def _dequantize_iq4_xs(blocks: np.ndarray) -> np.ndarray:
+    values = _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 8, 32))
+    return (scales_xs(blocks)[0][..., None] * values).reshape(-1, 256)
+
+
+def scales_xs(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of each run of IQ4_XS, and minimums of zero; float32 `[n, 8]`."""
     low = bit_fields(blocks["scales_l"][..., None], 4).reshape(-1, 8)
     high = blocks["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    scale = single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32)  # [n, 8]
-    values = _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 8, 32))
-    return (scale[..., None] * values).reshape(-1, 256)
+    return without_minimum(single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
+
+
+def store_scales_xs(blocks: np.ndarray, scales: Scales) -> None:
+    """Scales of IQ4_XS; s is -32 … 31."""
+    fields = (scales.s + 32).astype(np.uint16)
+    blocks["d"] = scales.d
+    blocks["scales_l"] = (fields[:, ::2] & 15) | (fields[:, 1::2] & 15) << 4
+    blocks["scales_h"] = (fields >> 4 << np.arange(0, 16, 2, dtype=np.uint16)).sum(axis=1)
+
+
+def store_codes_nl(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 15 of IQ4_NL."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
+
+
+def store_codes_xs(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 15 of IQ4_XS."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 8, 2, 16), 4)
 
 
 IQ4_NL = BlockFormat("IQ4_NL", 20, 32, 18, dequantizer(_dequantize_iq4_nl, IQ4_NL_BLOCK, 32))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer
+from .packing import Scales, bit_fields, dequantizer, join_fields, quantizer, without_minimum
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # code 8 is +0, as in ggml
 
@@ -25,6 +25,7 @@ MXFP4_BLOCK = np.dtype([("e", "u1"), ("qs", "u1", 16)])
 assert MXFP4_BLOCK.itemsize == 17
 
 _TABLE = np.array(E2M1_DOUBLED, np.float32)
+_ASCENDING = np.array([15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7], np.uint8)  # bits by rank of value
 _SCALE = np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)  # e = 0 and 1 are subnormal
 
 
@@ -32,4 +33,51 @@ def _dequantize(blocks: np.ndarray) -> np.ndarray:
     return _SCALE[blocks["e"]][:, None] * _TABLE.take(bit_fields(blocks["qs"], 4).reshape(-1, 32))
 
 
-MXFP4 = BlockFormat("MXFP4", 39, 32, 17, dequantizer(_dequantize, MXFP4_BLOCK, 32))
+def exponents(weights: np.ndarray) -> np.ndarray:
+    """The uint8 exponent e of each block of float32 `[n, 32]`: its peak is 4 to 8 times 2^(e-127).
+
+    Below 2^-125 it wraps around, as in the `gguf` package. It is large then, so that such blocks become 0.
+    """
+    peak = np.abs(weights).max(axis=1)
+    found = np.where(peak > 0, np.floor(np.log2(peak)) - 2 + 127, 0)
+    return found.astype(np.int32).astype(np.uint8)
+
+
+def nearest_codes(weights: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """uint8 codes of weights = scale · table[code]; halfway between two the one nearer to zero."""
+    magnitude = np.abs(weights)
+    codes = np.zeros(weights.shape, np.uint8)
+    for halfway in (0.5, 1.5, 2.5, 3.5, 5, 7, 10):
+        codes += magnitude > np.float32(halfway) * scale
+    return codes | ((weights < 0) & (codes > 0)).astype(np.uint8) << 3
+
+
+def _quantize(weights: np.ndarray, blocks: np.ndarray) -> None:
+    blocks["e"] = exponents(weights)
+    codes = nearest_codes(weights, _SCALE[blocks["e"]][:, None])
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
+
+
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The power of two of each block, and a minimum of zero; float32 `[n, 1]`."""
+    return without_minimum(_SCALE[blocks["e"]][:, None])
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """The exponents of d, powers of two."""
+    blocks["e"] = np.frexp(scales.d)[1] + 127
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 14 of E2M1 values in ascending order, doubled -12 … 12."""
+    blocks["qs"] = join_fields(_ASCENDING.take(codes).reshape(-1, 2, 16), 4)
+
+
+MXFP4 = BlockFormat(
+    "MXFP4",
+    39,
+    32,
+    17,
+    dequantizer(_dequantize, MXFP4_BLOCK, 32),
+    quantize=quantizer(_quantize, MXFP4_BLOCK, 32),
+)

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 CHUNK_WEIGHTS = 1 << 16  # weights a chunk: the temporaries of one stay in the cache
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales d · s and minimums dmin · m of n blocks: float32 d, dmin `[n]`, and whole s, m `[n, runs]`.
+
+    All are what the format can hold: d and dmin fp16 values, s and m in its range, or 1 where runs have none.
+    """
+
+    d: np.ndarray
+    dmin: np.ndarray
+    s: np.ndarray
+    m: np.ndarray
+
 
 Transform = Callable[[np.ndarray], np.ndarray]
 Fill = Callable[[np.ndarray, np.ndarray], None]
@@ -41,7 +56,7 @@ def quantizer(kernel: Fill, dtype: np.dtype, block_size: int) -> Transform:
         step = max(1, CHUNK_WEIGHTS // block_size)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             for i in range(0, len(weights), step):
-                kernel(weights[i : i + step].astype(np.float32, copy=False), out[i : i + step])
+                kernel(np.ascontiguousarray(weights[i : i + step], np.float32), out[i : i + step])
         return out.view(np.uint8).reshape(len(weights), dtype.itemsize)
 
     return quantize
@@ -55,6 +70,38 @@ def bit_fields(packed: np.ndarray, bits: int) -> np.ndarray:
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
+
+
+def join_fields(fields: np.ndarray, bits: int) -> np.ndarray:
+    """The opposite of `bit_fields`: uint8 `[…, 8 / bits, k]` to `[…, k]`; only the low `bits` bits count."""
+    mask = np.uint8((1 << bits) - 1)
+    packed = fields[..., 0, :] & mask
+    for i in range(1, 8 // bits):
+        packed |= (fields[..., i, :] & mask) << np.uint8(bits * i)
+    return packed
+
+
+def without_minimum(scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scales, and minimums of zero."""
+    return scale, np.zeros_like(scale)
+
+
+def scales_alone(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and minimum, float32 `[n, 1]`, of blocks that have a scale d."""
+    return without_minimum(single(blocks["d"]))
+
+
+def store_scales_alone(blocks: np.ndarray, scales: Scales) -> None:
+    blocks["d"] = scales.d
+
+
+def scales_and_offsets(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and minimum, float32 `[n, 1]`, of blocks that have a scale d and a negated minimum m."""
+    return single(blocks["d"]), -single(blocks["m"])
+
+
+def store_scales_and_offsets(blocks: np.ndarray, scales: Scales) -> None:
+    blocks["d"], blocks["m"] = scales.d, -scales.dmin
 
 
 def single(half: np.ndarray) -> np.ndarray:

@@ -18,16 +18,32 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, single
+from .packing import Scales, bit_fields, dequantizer, join_fields, single
 
 Q2_K_BLOCK = np.dtype([("scales", "u1", 16), ("qs", "u1", (2, 32)), ("d", "<f2"), ("dmin", "<f2")])
 assert Q2_K_BLOCK.itemsize == 84
 
 
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and minimum of each run, float32 `[n, 16]`."""
+    packed = blocks["scales"]
+    scale = single(blocks["d"]) * (packed & 15).astype(np.float32)
+    return scale, single(blocks["dmin"]) * (packed >> 4).astype(np.float32)
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """Scales and minimums; s and m are 0 … 15."""
+    blocks["d"], blocks["dmin"] = scales.d, scales.dmin
+    blocks["scales"] = scales.s.astype(np.uint8) | scales.m.astype(np.uint8) << 4
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 3."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 4, 32), 2)
+
+
 def _dequantize(blocks: np.ndarray) -> np.ndarray:
-    scales = blocks["scales"]
-    scale = single(blocks["d"]) * (scales & 15).astype(np.float32)  # [n, 16]
-    minimum = single(blocks["dmin"]) * (scales >> 4).astype(np.float32)
+    scale, minimum = scales(blocks)
     codes = bit_fields(blocks["qs"], 2).reshape(-1, 16, 16).astype(np.float32)
     return (scale[..., None] * codes - minimum[..., None]).reshape(-1, 256)
 

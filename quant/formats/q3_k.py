@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, single
+from .packing import Scales, bit_fields, dequantizer, join_fields, single, without_minimum
 
 Q3_K_BLOCK = np.dtype(
     [
@@ -36,10 +36,29 @@ Q3_K_BLOCK = np.dtype(
 assert Q3_K_BLOCK.itemsize == 110
 
 
-def _dequantize(blocks: np.ndarray) -> np.ndarray:
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of each run, and minimums of zero; float32 `[n, 16]`."""
     low = bit_fields(blocks["scales_low"], 4).reshape(-1, 16)
     high = bit_fields(blocks["scales_high"], 2).reshape(-1, 16)
-    scale = single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32)  # [n, 16]
+    return without_minimum(single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """Scales; s is -32 … 31."""
+    fields = (scales.s + 32).astype(np.uint8)
+    blocks["d"] = scales.d
+    blocks["scales_low"] = join_fields(fields.reshape(-1, 2, 8), 4)
+    blocks["scales_high"] = join_fields(fields.reshape(-1, 4, 4) >> 4, 2)
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 7 of -4 … 3."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 4, 32), 2)
+    blocks["hmask"] = join_fields(codes.reshape(-1, 8, 32) >> 2, 1)
+
+
+def _dequantize(blocks: np.ndarray) -> np.ndarray:
+    scale, _ = scales(blocks)
     low_bits = bit_fields(blocks["qs"], 2).reshape(-1, 16, 16)
     third_bit = bit_fields(blocks["hmask"], 1).reshape(-1, 16, 16)
     codes = (low_bits | third_bit << 2).astype(np.float32) - 4

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, quantizer, single
+from .packing import bit_fields, dequantizer, join_fields, quantizer, single
 
 Q4_0_BLOCK = np.dtype([("d", "<f2"), ("qs", "u1", 16)])
 Q4_1_BLOCK = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
@@ -40,7 +40,7 @@ def _quantize_q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     d = signed_peak(weights) / np.float32(-8)
     codes = codes_from_zero(weights, d, 8)
     blocks["d"] = d[:, 0]
-    blocks["qs"] = codes[:, :16] | codes[:, 16:] << 4
+    store_codes(blocks, codes)
 
 
 def _quantize_q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
@@ -49,7 +49,12 @@ def _quantize_q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
     codes = codes_from_minimum(weights, d, low, 15)
     blocks["d"] = d[:, 0]
     blocks["m"] = low[:, 0]
-    blocks["qs"] = codes[:, :16] | codes[:, 16:] << 4
+    store_codes(blocks, codes)
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 15 of 32 weights a block."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
 
 
 def signed_peak(weights: np.ndarray) -> np.ndarray:

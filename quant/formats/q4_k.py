@@ -26,7 +26,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, single
+from .packing import Scales, bit_fields, dequantizer, join_fields, single
 
 Q4_K_BLOCK = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", (3, 4)), ("qs", "u1", (4, 32))])
 Q5_K_BLOCK = np.dtype(
@@ -44,11 +44,35 @@ def scales_and_minimums(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales, minimums
 
 
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and minimum of each run of Q4_K or Q5_K, float32 `[n, 8]`."""
+    s, m = scales_and_minimums(blocks["scales"])
+    return single(blocks["d"]) * s.astype(np.float32), single(blocks["dmin"]) * m.astype(np.float32)
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """Scales and minimums of Q4_K or Q5_K; s and m are 0 … 63."""
+    s, m = scales.s.astype(np.uint8), scales.m.astype(np.uint8)
+    blocks["d"], blocks["dmin"] = scales.d, scales.dmin
+    blocks["scales"][:, 0] = s[:, :4] | s[:, 4:] >> 4 << 6
+    blocks["scales"][:, 1] = m[:, :4] | m[:, 4:] >> 4 << 6
+    blocks["scales"][:, 2] = s[:, 4:] & 15 | m[:, 4:] << 4
+
+
+def store_codes_q4_k(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 15."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 4, 2, 32), 4)
+
+
+def store_codes_q5_k(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 31."""
+    store_codes_q4_k(blocks, codes)
+    blocks["qh"] = join_fields(codes.reshape(-1, 8, 32) >> 4, 1)
+
+
 def _weights(blocks: np.ndarray, codes: np.ndarray) -> np.ndarray:
     """float32 `[n, 256]` of uint8 `codes` `[n, 8, 32]`."""
-    scales, minimums = scales_and_minimums(blocks["scales"])
-    scale = single(blocks["d"]) * scales.astype(np.float32)
-    minimum = single(blocks["dmin"]) * minimums.astype(np.float32)
+    scale, minimum = scales(blocks)
     return (scale[..., None] * codes.astype(np.float32) - minimum[..., None]).reshape(-1, 256)
 
 

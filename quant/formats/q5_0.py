@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, quantizer, single
+from .packing import bit_fields, dequantizer, join_fields, quantizer, single
 from .q4_0 import codes_from_minimum, codes_from_zero, signed_peak
 
 Q5_0_BLOCK = np.dtype([("d", "<f2"), ("qh", "u1", 4), ("qs", "u1", 16)])
@@ -43,7 +43,7 @@ def _dequantize_q5_1(blocks: np.ndarray) -> np.ndarray:
 def _quantize_q5_0(weights: np.ndarray, blocks: np.ndarray) -> None:
     d = signed_peak(weights) / np.float32(-16)
     blocks["d"] = d[:, 0]
-    _store(codes_from_zero(weights, d, 16), blocks)
+    store_codes(blocks, codes_from_zero(weights, d, 16))
 
 
 def _quantize_q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
@@ -51,11 +51,12 @@ def _quantize_q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
     d = (weights.max(axis=1, keepdims=True) - low) / np.float32(31)
     blocks["d"] = d[:, 0]
     blocks["m"] = low[:, 0]
-    _store(codes_from_minimum(weights, d, low, 31), blocks)
+    store_codes(blocks, codes_from_minimum(weights, d, low, 31))
 
 
-def _store(codes: np.ndarray, blocks: np.ndarray) -> None:
-    blocks["qs"] = codes[:, :16] & 15 | codes[:, 16:] << 4
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 31 of 32 weights a block."""
+    blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
     blocks["qh"] = np.packbits(codes >> 4, axis=1, bitorder="little")
 
 

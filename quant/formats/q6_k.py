@@ -18,14 +18,30 @@ from __future__ import annotations
 import numpy as np
 
 from ..block import BlockFormat
-from .packing import bit_fields, dequantizer, single
+from .packing import Scales, bit_fields, dequantizer, join_fields, single, without_minimum
 
 Q6_K_BLOCK = np.dtype([("ql", "u1", (2, 64)), ("qh", "u1", (2, 32)), ("scales", "i1", 16), ("d", "<f2")])
 assert Q6_K_BLOCK.itemsize == 210
 
 
+def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of each run, and minimums of zero; float32 `[n, 16]`."""
+    return without_minimum(single(blocks["d"]) * blocks["scales"].astype(np.float32))
+
+
+def store_scales(blocks: np.ndarray, scales: Scales) -> None:
+    """Scales; s is -128 … 127."""
+    blocks["d"], blocks["scales"] = scales.d, scales.s
+
+
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 63 of -32 … 31."""
+    blocks["ql"] = join_fields(codes.reshape(-1, 2, 2, 64), 4)
+    blocks["qh"] = join_fields(codes.reshape(-1, 2, 4, 32) >> 4, 2)
+
+
 def _dequantize(blocks: np.ndarray) -> np.ndarray:
-    scale = single(blocks["d"]) * blocks["scales"].astype(np.float32)  # [n, 16]
+    scale, _ = scales(blocks)
     low = bit_fields(blocks["ql"], 4).reshape(-1, 16, 16)
     high = bit_fields(blocks["qh"], 2).reshape(-1, 16, 16)
     codes = (low | high << 4).astype(np.float32) - 32

@@ -21,6 +21,11 @@ def _dequantize(blocks: np.ndarray) -> np.ndarray:
     return blocks["q"].astype(np.float32) * single(blocks["d"])
 
 
+def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
+    """Codes 0 … 254 of -127 … 127."""
+    blocks["q"] = (codes - np.uint8(127)).view(np.int8)
+
+
 def _quantize(weights: np.ndarray, blocks: np.ndarray) -> None:
     d = np.abs(weights).max(axis=1, keepdims=True) / np.float32(127)
     scaled = weights * np.where(d == 0, np.float32(0), 1 / d)

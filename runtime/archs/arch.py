@@ -24,6 +24,8 @@ LLAMA_LAYER = MappingProxyType(
         "ffn_down": "mlp.down_proj",
     }
 )
+TOGETHER_QKV = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv"}
+TOGETHER_FFN = {"ffn_gate": "ffn_up", "ffn_up": "ffn_up"}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # The parts of a larger model around the text model, in files of models that see.
 VISION = (
@@ -102,6 +104,14 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
+    together_in_gguf: Mapping[str, str] = field(
+        default_factory=dict
+    )  # stems that converters leave in one tensor
+    bare_in_gguf: frozenset[str] = frozenset()  # stems without ".weight" there
+    output_in_gguf: bool = False  # readers want an output matrix even where embeddings are tied
+    scales_in_gguf_weights: bool = (
+        False  # what is multiplied on the way has no keys there; matrices have it in them
+    )
     tiled_in_gguf: bool = False  # see Recurrence.tiled
     normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out

@@ -113,6 +113,7 @@ ROWS = (
         values_from_keys=True,
         dense_beside_experts=True,
         hf_top=TOP,
+        together_in_gguf={"ffn_gate_exps": "ffn_gate_up_exps", "ffn_up_exps": "ffn_gate_up_exps"},
         gguf_names={"ffn_gate_inp_scale": "ffn_gate_inp.scale", "ffn_down_exps_scale": "ffn_down_exps.scale"},
         hf_keys={"num_experts_per_tok": "top_k_experts"},
         hf_defaults={

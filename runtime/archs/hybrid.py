@@ -299,6 +299,8 @@ ROWS = (
         optional=frozenset({"ssm_norm"}),
         recurrence="scan",
         gguf_names=MAMBA_IN_GGUF,
+        scales_in_gguf_weights=True,
+        bare_in_gguf=frozenset({"ffn_norm"}),
         hf_keys={"logit_scale": "lm_head_multiplier"},
         hf_defaults={
             **MAMBA_DEFAULTS,

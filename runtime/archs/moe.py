@@ -54,6 +54,7 @@ ROWS = (
         BY_NAME["qwen2"],
         name="qwen2moe",
         gguf="qwen2moe",
+        output_in_gguf=True,
         hf=("qwen2_moe",),
         layer=_with(
             llama.LLAMA.layer,
@@ -93,6 +94,7 @@ ROWS = (
     Arch(
         name="gpt-oss",
         gguf="gpt-oss",
+        output_in_gguf=True,
         hf=("gpt_oss",),
         layer=layer_names(
             *DENSE,
@@ -147,6 +149,7 @@ ROWS = (
     Arch(
         name="minimax-m2",
         gguf="minimax-m2",
+        output_in_gguf=True,
         hf=("minimax_m2",),
         layer=layer_names(
             *DENSE,

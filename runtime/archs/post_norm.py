@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import FFN, QK_NORMS, QKV, Arch, layer_names
+from .arch import FFN, QK_NORMS, QKV, TOGETHER_FFN, Arch, layer_names
 
 OLMO2 = Arch(
     name="olmo2",
     gguf="olmo2",
+    output_in_gguf=True,
     hf=("olmo2",),
     layer=layer_names(
         "attn_norm",
@@ -64,6 +65,7 @@ ROWS = (
         interleaved_in_gguf=True,
         interleaved_in_hf=True,
         rotary_factor=0.5,
+        together_in_gguf=TOGETHER_FFN,
         hf_biases={"attention_bias": QKV, "mlp_bias": FFN},
         hf_defaults={
             "max_position_embeddings": 131072,

@@ -482,7 +482,6 @@ def test_damaged_layer_types():
         ({"scale_attn_weights": False}, "scale_attn_weights", "false"),
         ({"use_bidirectional_attention": True}, "bidirectional", "true"),
         ({"model_type": "mixtral", "num_local_experts": 4, "scoring_func": "x"}, "scoring_func", "sigmoid"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config", "BF16"),
     ],
 )
 def test_unsupported_config_json(changes, named, listed):

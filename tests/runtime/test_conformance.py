@@ -27,6 +27,27 @@ CASES = [
 ]
 
 
+# What says the same in another spelling needs no second run on the CPU machine where weights are packed.
+CPU_CASES = [(name, file) for name, file in CASES if file == "config.json" or "packed" not in FIXTURES[name]]
+# Whose weights become blocks there, which meet INT8 activations.
+OF_BLOCKS = (
+    "llama-gptq",
+    "llama-gptq-asym",
+    "llama-gptq-int8",
+    "llama-awq",
+    "llama-ct-int4",
+    "llama-ct-int4-asym",
+    "llama-ct-int8-packed",
+    "llama-ct-w8a8",
+    "llama-mlx",
+    "gpt-oss-mxfp4",
+)
+
+
+def is_of_blocks(name: str, file: str) -> bool:
+    return name in OF_BLOCKS or file.endswith("-Q8_0.gguf")
+
+
 def load_program(folder: Path, file: str):
     if file.endswith(".gguf"):
         model = GGUFFile.open(folder / file)
@@ -124,13 +145,17 @@ def test_several_residual_streams(conformance):
     np.testing.assert_allclose(np.stack(entered), reference["hidden"], rtol=0, atol=atol)
 
 
-@pytest.fixture(params=CASES, ids=["/".join(case) for case in CASES])
+@pytest.fixture(params=CPU_CASES, ids=["/".join(case) for case in CPU_CASES])
 def cpu_case(request, conformance):
-    """The same for the CPU machine; tolerance None for a quantised file."""
+    """The same for the CPU machine; of quantised files the largest KL divergence and no tolerance."""
     name, file = request.param
     machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)
-    atol = None if file.endswith("-Q8_0.gguf") else 5 * FIXTURES[name]["suggested_atol"]
-    yield machine, load_reference(conformance(name), file), atol
+    atol, most_kl = 5 * FIXTURES[name]["suggested_atol"], 0.006 if name in OF_BLOCKS else 0.002
+    yield (
+        machine,
+        load_reference(conformance(name), file),
+        *((None, most_kl) if is_of_blocks(name, file) else (atol, None)),
+    )
     machine.close()
 
 
@@ -144,17 +169,17 @@ def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
     "chunks", [(512,), (1,), (5, 1, 17)], ids=["one step", "token by token", "odd chunks"]
 )
 def test_cpu_logits(cpu_case, feed, chunks):
-    machine, reference, atol = cpu_case
+    machine, reference, atol, most_kl = cpu_case
     known = chunks != (1,)
     logits = feed(machine, PageTable(3), reference["input_ids"], chunks, known=known)[reference["rows"]]
     expected = reference["logits_full" if known and "logits_full" in reference else "logits"]
-    if atol is None:  # INT8 activations
-        assert mean_kl(expected.astype(np.float64), logits.astype(np.float64)) < 0.002
+    if most_kl is not None:  # INT8 activations
+        assert mean_kl(expected.astype(np.float64), logits.astype(np.float64)) < most_kl
     else:
         np.testing.assert_allclose(logits, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(("name", "file"), [case for case in CASES if not case[1].endswith("-Q8_0.gguf")])
+@pytest.mark.parametrize(("name", "file"), [case for case in CPU_CASES if not is_of_blocks(*case)])
 def test_cpu_greedy(conformance, feed, name, file):
     machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)
     reference, table = load_reference(conformance(name), file), PageTable(3)

@@ -1,0 +1,80 @@
+"""Checked reading of what config.json says of a checkpoint's packing."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import DamagedFile, UnsupportedModel
+
+MAX_SIZE = 2**31 - 1
+
+
+def short(value: object) -> str:
+    """A value of a file for a message: short, and on one line."""
+    return " ".join(reprlib.repr(value).split())
+
+
+class Settings:
+    """`quantization_config`, or a part of it, by key and type. A null counts as absent."""
+
+    def __init__(self, values: Mapping[str, Any], source: str = "quantization_config") -> None:
+        self.values = values
+        self.source = source
+
+    def fail(self, key: str, expected: str) -> DamagedFile:
+        return DamagedFile(f"{self.source}: {key} is {short(self.values.get(key))}, not {expected}")
+
+    def integer(self, key: str, default: int, low: int = 1) -> int:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if type(value) is not int or not low <= value <= MAX_SIZE:
+            raise self.fail(key, f"an integer from {low} on")
+        return value
+
+    def text(self, key: str, default: str) -> str:
+        value = self.values.get(key)
+        value = default if value is None else value
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.fail(key, "true or false")
+        return bool(value)
+
+    def section(self, key: str) -> Settings | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, Mapping):
+            raise self.fail(key, "an object")
+        return Settings(value, f"{self.source}: {key}")
+
+    def sections(self, key: str) -> list[Settings]:
+        """The objects that an object at `key` has as its values; none if it is absent."""
+        outer = self.section(key)
+        named = [] if outer is None else [(name, outer.section(name)) for name in outer.values]
+        return [section for _, section in named if section is not None]
+
+    def pair(self, key: str) -> tuple[int, int] | None:
+        """Two sizes, or None."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        sizes = value if isinstance(value, list) else []
+        if len(sizes) != 2 or any(type(n) is not int or not 1 <= n <= MAX_SIZE for n in sizes):
+            raise self.fail(key, "two sizes")
+        return sizes[0], sizes[1]
+
+    def one_of(self, key: str, default: str, known: tuple[str, ...], kind: str) -> str:
+        """A text among `known`, whatever its case. UnsupportedModel names `kind` and those otherwise."""
+        value = self.text(key, default).lower()
+        if value not in known:
+            raise UnsupportedModel(
+                f"{kind} with {key} {short(value)} is not supported; supported are {', '.join(known)}"
+            )
+        return value
