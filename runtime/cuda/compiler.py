@@ -23,11 +23,11 @@ _SHARED = "dynamic_shared"
 
 
 def ptx_of(
-    function: Callable[..., None], constants: Mapping[str, Any], capability: tuple[int, int], threads: int
+    function: Callable[..., None], constants: Mapping[str, Any], capability: tuple[int, int], threads: int, resident: int
 ) -> str:
     """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
 
-    It is compiled for blocks of `threads`; its entry point is the only one in the text.
+    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point is the only one in the text.
     """
     parameters = inspect.signature(function).parameters.values()
     signature = types.void(*(types.float32 if p.annotation == "float" else types.int64 for p in parameters))
@@ -39,7 +39,7 @@ def ptx_of(
             device=False,
             abi="numba",
             output="ptx",
-            launch_bounds=threads,
+            launch_bounds=(threads, resident),
             opt=True,
         )
     return text

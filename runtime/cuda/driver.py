@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from .errors import CudaError, CudaOutOfMemory, CudaUnavailable
+
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUBIN, _PTX = 0, 1  # CUjitInputType
@@ -25,18 +27,6 @@ _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
 _OUT_OF_MEMORY = 2
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
-
-
-class CudaError(RuntimeError):
-    """The driver did not do what it was asked for."""
-
-
-class CudaUnavailable(CudaError):
-    """There is no card that could be used, or nothing to drive it with."""
-
-
-class CudaOutOfMemory(CudaError):
-    """The card's memory does not hold what was asked for."""
 
 
 class _Attribute(ctypes.Structure):

@@ -42,6 +42,7 @@ class Kernel:
     name: str
     threads: int
     constants: tuple[tuple[str, int | float | str], ...] = ()
+    resident: int = 1  # blocks that a multiprocessor is to hold at once
 
     def __str__(self) -> str:
         return f"{self.name} {' '.join(f'{k}={v}' for k, v in self.constants)}".strip()
@@ -62,7 +63,7 @@ class Kernel:
         """Compiled to PTX, whose entry point is called `ENTRY`. Imports Numba."""
         from .compiler import entry_point, ptx_of
 
-        text = ptx_of(self.function(), self.values(), capability, self.threads)
+        text = ptx_of(self.function(), self.values(), capability, self.threads, self.resident)
         # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
         version = "7.8" if capability < (10, 0) else "8.8"
         text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)

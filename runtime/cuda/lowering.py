@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from .tuning import Shape, matvec_shape
 from .weights import Matrix
 
 FEW = 8  # rows that products take at once in 8 bits
-SPANS = 32  # blocks that share a row's context at most
+SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
 PREPARE_WARPS = 4
 ATTEND_WARPS = 4
@@ -376,7 +376,7 @@ class Lowering:
         emit = 0 if emitted is None else 2 if norm else 1
         matrices = 2 if other else 1
         measured = self.shapes.get((name, blocks, rows, 2 * matrices + (emit > 0)))
-        shape = measured or matvec_shape(blocks, rows, matrices, RAW_WORDS[name], emit > 0)
+        shape = measured or matvec_shape(blocks, n_out, rows, matrices, RAW_WORDS[name], emit > 0)
         what = self._kernel(
             "matvec",
             "matvec",
@@ -522,6 +522,7 @@ class Lowering:
             "EMIT": int(emits),
         }
         what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
+        what = replace(what, resident=4)
         keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
         blocks = op.kv_heads * chunks
         few = max(1, 4 * self.device.multiprocessors // op.heads)  # rows, if their contexts are cut into spans
@@ -614,6 +615,10 @@ def unsupported(op: object) -> UnsupportedModel:
 
 def check_supported(program: ops.Program) -> None:
     """Raise UnsupportedModel, naming the op, for a program that the card cannot run yet."""
+    for op in program.ops:
+        weight = op.weight if isinstance(op, ops.MatMul) else op.table if isinstance(op, ops.Embed) else None
+        if weight is not None and not weight.format.is_float and weight.format.name not in RAW_WORDS:
+            raise UnsupportedModel(f"the CUDA machine cannot run this model: it has no {weight.format.name} yet")
     for op in program.ops:
         if not isinstance(op, SUPPORTED):
             raise unsupported(op)

@@ -28,6 +28,7 @@ from ..ptx import (
     high_half,
     let_next_start,
     load_float,
+    load_float4,
     load_int,
     load_int4,
     load_shared,
@@ -123,6 +124,7 @@ def attend(
     [rows, heads, spans, DP + 2] float32, `counters` are zeros, one for each (row, block of heads), and are left so.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
@@ -157,9 +159,17 @@ def attend(
         if dim < DP:
             offset[v] = dim * (KV // 8)
             for g in static(G):
-                for j in static(8):
-                    if dim + j < HD:
-                        query[g, v, j] = scale * load_float(q + row * q_stride + 4 * ((head + g) * HD + dim + j))
+                at = q + row * q_stride + 4 * ((head + g) * HD + dim)
+                if HD == DP:
+                    x = registers(8)
+                    x[0], x[1], x[2], x[3] = load_float4(at)
+                    x[4], x[5], x[6], x[7] = load_float4(at + 16)
+                    for j in static(8):
+                        query[g, v, j] = scale * x[j]
+                else:
+                    for j in static(8):
+                        if dim + j < HD:
+                            query[g, v, j] = scale * load_float(at + 4 * j)
     best = registers(G, NOTHING)
     total = registers(G, 0.0)
     acc = registers((G, VEC, 8), 0.0)

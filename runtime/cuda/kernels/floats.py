@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ptx import (
+    let_next_start,
     as_float,
     bits_and,
     block_x,
@@ -52,6 +53,7 @@ def float_matmul(weights, row_bytes, width, n_out, x, x_stride, rows, bias, out,
     The width is a multiple of 4.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     at = block_x() * 8 + shift_right(thread(), 5)
     if at < n_out:

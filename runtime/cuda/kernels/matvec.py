@@ -59,6 +59,8 @@ def matvec(
     out_partials,
 ):
     """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · R),)."""
+    if PDL:
+        let_next_start()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     part = warp & (KS - 1)
@@ -137,8 +139,6 @@ def matvec(
                     at = ((n * KS + part) * (1 + GATED) + m) * rows + team * R + r
                     store_shared(shared() + 4 * at, total)
     barrier()
-    if PDL:
-        let_next_start()
     for n in range(warp, N, WARPS):
         factor = 1.0
         if NORMED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ptx import (
+    let_next_start,
     barrier,
     block_x,
     block_y,
@@ -43,6 +44,7 @@ def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_s
     Grid: (parts, rows), of 256 threads. What is behind the last part is copied.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     start = block_x() * size
     row = x + block_y() * x_stride + 4 * start
@@ -79,6 +81,7 @@ GROUPS = 1  # parts, another constant
 def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, scale: float):
     """out = f(scale · gate) · up. Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:
@@ -90,6 +93,7 @@ def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, s
 def activation(x, x_stride, out, out_stride, width):
     """out = f(x). Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:
@@ -100,6 +104,7 @@ def activation(x, x_stride, out, out_stride, width):
 def sigmoid_gate(gate, gate_stride, x, x_stride, width):
     """x = sigmoid(gate) · x; NARROW: the gate has one column. Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:
@@ -113,6 +118,7 @@ def sigmoid_gate(gate, gate_stride, x, x_stride, width):
 def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
     """out = keep · out + scale · x. Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:
@@ -124,6 +130,7 @@ def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
 def soft_cap(x, x_stride, width, cap: float):
     """x = cap · tanh(x / cap). Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:

@@ -6,6 +6,7 @@ A row in 8 bits is its codes, a byte each, and then for each 32 of them four flo
 from __future__ import annotations
 
 from ..ptx import (
+    let_next_start,
     absolute,
     barrier,
     block_x,
@@ -37,6 +38,7 @@ def quantize(x, x_stride, blocks, weight, out, out_stride, partials):
     Grid: (blocks / 4, rows), of 128 threads: a warp takes a block of 32.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     block = 4 * block_x() + shift_right(thread(), 5)
     if block < blocks:
@@ -57,6 +59,7 @@ def to_halves(x, x_stride, width, out, out_stride, scales):
     Grid: (1, rows), of 256 threads. Columns behind the width, up to a multiple of 64, become 0.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     row = x + block_y() * x_stride
     peak = 0.0

@@ -6,6 +6,7 @@ Rotations are made once a step, for all layers that turn alike: [rows, 2 · pair
 from __future__ import annotations
 
 from ..ptx import (
+    let_next_start,
     block_x,
     block_y,
     cosine,
@@ -39,6 +40,7 @@ HD = DP = KV = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = PDL = 0
 def rotations(positions, frequencies, frequency_stride, pairs, factor: float, out, out_stride):
     """Grid: (pairs / 128, rows), of 128 threads."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 128 + thread()
     if i < pairs:
@@ -76,6 +78,7 @@ def turned(x, dim, start, pairs, angles):
 def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
     """Rotate heads in place. Grid: (heads / WARPS, rows): a warp takes a head."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
@@ -132,6 +135,7 @@ def prepare(
     Grid: ((heads + 2 · kv_heads) / WARPS, rows): a warp takes a head. With `heads` 0 only the cache is filled.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
@@ -189,6 +193,7 @@ def scale_head(held, weight, factor):
 def grow_queries(x, x_stride, width, positions, beta: float, length):
     """x · (1 + beta · ln(1 + position // length)). Grid: (width / 256, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 256 + thread()
     if i < width:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..ptx import (
+    let_next_start,
     absolute,
     add_words,
     bits_and,
@@ -42,6 +43,7 @@ def embed(tokens, table, row_bytes, blocks, n_tokens, out, out_stride, scale: fl
     Grid: (blocks / 128, rows), of 128 threads that take a block each.
     """
     if PDL:
+        let_next_start()
         wait_for_grid()
     block = block_x() * 128 + thread()
     token = load_int(tokens + 4 * block_y())
@@ -76,6 +78,7 @@ def read_float(address, at):
 def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, scale: float):
     """The same of a table of floats: FLOAT is 32, 16, or 0 for bf16. Grid: (width / 128, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 128 + thread()
     token = load_int(tokens + 4 * block_y())
@@ -88,6 +91,7 @@ def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, sca
 def select_rows(wanted, x, x_stride, out, out_stride, width):
     """out[row] = x[wanted[row]]. Grid: (width / 128, rows)."""
     if PDL:
+        let_next_start()
         wait_for_grid()
     i = block_x() * 128 + thread()
     if i < width:
