@@ -13,6 +13,7 @@ Models are made up: random blocks in the shape of a published model.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tarfile
 import tempfile
@@ -37,7 +38,7 @@ from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
 
-DATA = Path(__file__).resolve().parents[1] / "tests/data/conformance"
+DATA = Path(os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance")
 # hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied
 SHAPES = {
     "smollm2-135m": (576, 30, 9, 3, 64, 1536, 49152, True),

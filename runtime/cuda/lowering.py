@@ -131,6 +131,7 @@ class Lowering:
         self._alias: dict[str, ops.Buffer] = {}
         self._all_wanted = all_wanted
         self._coded: dict[str, Coded] = {}
+        self._halved: set[str] = set()
         self._turned: set[str] = set()
         for i, op in enumerate(self.found):
             if self._rows_of(op) > 0:
@@ -166,6 +167,7 @@ class Lowering:
     def _wrote(self, *buffers: ops.Buffer) -> None:
         for b in buffers:
             self._coded.pop(self._real(b).name, None)
+            self._halved.discard(self._real(b).name)
 
     def _lower(self, i: int, op: FusedOp) -> None:
         match op:
@@ -269,9 +271,7 @@ class Lowering:
 
     def _codes(self, buffer: ops.Buffer) -> Region:
         """Room for a few rows of a buffer in 8 bits."""
-        width = buffer.width
-        rows = self.layout.rows(buffer) if self._n[buffer.wanted] > FEW else FEW
-        return self.memory.rows(f"{buffer.name} in 8 bits, {rows}", rows, width + width // 2)
+        return self.memory.rows(f"{buffer.name} in 8 bits", FEW, buffer.width + buffer.width // 2)
 
     def _partials(self, buffer: ops.Buffer) -> int:
         return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address
@@ -293,26 +293,17 @@ class Lowering:
             return
         matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
         n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
+        if n > FEW:
+            self._tiled(matrix, n_out, op.x, n, out, op.biases, op.accumulate)
+            self._wrote(*op.outs)
+            return
         coded = self._in_codes(op.x)
-        next_norm = self._norm_behind(i, op) if n <= FEW and n_out % 32 == 0 else None
+        next_norm = self._norm_behind(i, op) if n_out % 32 == 0 else None
         emitted = self._codes(next_norm.out) if next_norm else None
         partials = self._partials(next_norm.out) if next_norm else 0
-        for first in range(0, n, FEW):
-            rows = min(FEW, n - first)
-            self._matvec(
-                matrix,
-                None,
-                n_out,
-                coded,
-                first,
-                rows,
-                Region(out.address + first * out.stride, out.stride),
-                {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1},
-                bias=self.memory.vector(*op.biases) if op.biases else 0,
-                emitted=emitted,
-                norm=next_norm,
-                partials=partials,
-            )
+        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
+        bias = self.memory.vector(*op.biases) if op.biases else 0
+        self._matvec(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
         self._wrote(*op.outs)
         if next_norm and emitted:
             name = self._real(next_norm.x).name + " normed"
@@ -335,23 +326,21 @@ class Lowering:
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
         matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
         n, n_out = self._n[op.out.wanted], op.gate.shape[0]
+        if n > FEW:
+            up = self.memory.rows(f"{op.out.name}, up", self.layout.rows(op.out), 4 * n_out)
+            self._tiled(matrix, n_out, op.x, n, out)
+            self._tiled(other, n_out, op.x, n, up)
+            arguments = [out.address, out.stride, up.address, up.stride, out.address, out.stride, n_out, 1.0]
+            what = self._kernel("pointwise", "gated_activation", 256, KIND=GATES[op.kind])
+            self._emit(what, (-(-n_out // 256), n), arguments)
+            self._wrote(op.out)
+            return
         coded = self._in_codes(op.x)
         emits = n_out % 32 == 0
         stores = not emits or not self._only_products(i, op.out)
         emitted = self._codes(op.out) if emits else None
-        for first in range(0, n, FEW):
-            rows = min(FEW, n - first)
-            self._matvec(
-                matrix,
-                other,
-                n_out,
-                coded,
-                first,
-                rows,
-                Region(out.address + first * out.stride, out.stride),
-                {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]},
-                emitted=Region(emitted.address + first * emitted.stride, emitted.stride) if emitted else None,
-            )
+        constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
+        self._matvec(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
         self._wrote(op.out)
         if emitted:
             self._coded[self._real(op.out).name] = Coded(emitted)
@@ -362,7 +351,6 @@ class Lowering:
         other: Matrix | None,
         n_out: int,
         x: Coded,
-        first: int,
         rows: int,
         out: Region,
         constants: dict[str, int],
@@ -394,13 +382,40 @@ class Lowering:
             **{"KIND": 0} | constants,
         )
         arguments: list[int | float] = [matrix.address, other.address if other else 0, matrix.row_bytes, blocks, n_out]
-        arguments += [x.region.address + first * x.region.stride, x.region.stride, x.partials, blocks]
+        arguments += [x.region.address, x.region.stride, x.partials, blocks]
         arguments += [1 / matrix.width, float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride]
         arguments += [emitted.address, emitted.stride] if emitted else [0, 0]
         arguments += [self.memory.vector(norm.weight) if norm else 0, partials]
         shared = 4 * shape.KS * matrices * rows * shape.rows
         label = f"{name} {matrices * n_out}x{matrix.width}"
         self._emit(what, (-(-n_out // shape.rows),), arguments, shared, label)
+
+    def _tiled(
+        self,
+        matrix: Matrix,
+        n_out: int,
+        x: ops.Buffer,
+        n: int,
+        out: Region,
+        biases: tuple[np.ndarray, ...] = (),
+        accumulate: bool = False,
+    ) -> None:
+        """The product of many rows."""
+        name = self._real(x).name
+        rows = self.layout.rows(self._real(x))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
+        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
+        if name not in self._halved:
+            source = self._at(x)
+            arguments = [source.address, source.stride, x.width, halves.address, halves.stride, scales.address]
+            self._emit(self._kernel("quantize", "to_halves", 256), (1, n), arguments, 64)
+            self._halved.add(name)
+        constants = {"FORMAT": matrix.weight.format.name, "BIAS": int(bool(biases)), "ACCUMULATE": int(accumulate)}
+        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
+        arguments = [matrix.address, matrix.row_bytes, matrix.blocks, n_out, halves.address, halves.stride]
+        arguments += [scales.address, n, self.memory.vector(*biases) if biases else 0, out.address, out.stride]
+        label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
+        self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
@@ -526,7 +541,7 @@ class Lowering:
         keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
         blocks = op.kv_heads * chunks
         few = max(1, 4 * self.device.multiprocessors // op.heads)  # rows, if their contexts are cut into spans
-        room = min(few, layout.max_rows) * op.heads * SPANS * (dims + 2) * 4
+        room = min(few, layout.max_rows) * op.heads * SPANS * (dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         q, out, inputs = self._at(op.q), self._at(op.out), self.inputs
@@ -537,7 +552,7 @@ class Lowering:
         arguments += [op.scale / cap if op.softcap else op.scale * LOG2_E, cap * LOG2_E, op.window]
         arguments += [0 if op.sinks is None else self.memory.vector(self._log2_sinks(op)), partials, counters]
         arguments += [out.address, out.stride, codes.address, codes.stride, op.heads, op.kv_heads]
-        shared = max(4 * ATTEND_WARPS * together * (dims + 2) + 16, 8 * together * SPANS)
+        shared = max(4 * ATTEND_WARPS * together * (dims + 2) + 16, together * (8 * SPANS + 4 * dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:

@@ -55,13 +55,14 @@ def test_to_halves():
     assert scales[0] == 1 and scales[1] > 1
 
 
+@pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("name", READERS)
-def test_formats(name):
+def test_formats(name, n):
     width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
-    rows, (x, values) = packed(tensor), eight_bits(rng.standard_normal((2, width)).astype(np.float32))
-    out = np.full((2, 19), np.nan, np.float32)
-    sizes = {"N": 2, "R": 2, "U": 2, "KS": 2, "WARPS": 4}
+    rows, (x, values) = packed(tensor), eight_bits(rng.standard_normal((n, width)).astype(np.float32))
+    out = np.full((n, 19), np.nan, np.float32)
+    sizes = {"N": n, "R": 2, "U": 2, "KS": 2, "WARPS": 4}
     arguments = [rows, 0, rows.shape[1], width // 32, 19, x, x.shape[1], 0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0, 0]
     run(matvec, READERS[name] | PLAIN | sizes, (5,), 128, arguments, 4096)
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T

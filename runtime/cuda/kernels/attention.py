@@ -48,7 +48,7 @@ from ..ptx import (
     wait_for_grid,
 )
 from ..stage import device, registers, static
-from .common import emit_codes, tanh
+from .common import emit_codes, tanh, warp_maximum, warp_sum
 
 # Constants of the launch. HD: dimensions of a head. CHUNKS: blocks that share a key-value head. PAGE: log2 of the
 # tokens of a page. SPAN: the fewest tokens a block takes. THREADS: of a block. EMIT: the result in 8 bits, too.
@@ -121,7 +121,7 @@ def attend(
     """out = softmax(scale · q·k) v. Grid: (key-value heads · CHUNKS, spans at most, rows), of 32 · WARPS threads.
 
     `scale` and `sinks` are times log2 e; so is `softcap`, and `scale` then divided by it. `partials` has room for
-    [rows, heads, spans, DP + 2] float32, `counters` are zeros, one for each (row, block of heads), and are left so.
+    [rows, heads, spans, DP + 4] float32, `counters` are zeros, one for each (row, block of heads), and are left so.
     """
     if PDL:
         let_next_start()
@@ -248,7 +248,7 @@ def attend(
                         store_shared(to + 4 * (dim + j), acc[g, v, j])
     barrier()
     flag = shared() + 4 * WARPS * G * (DP + 2)
-    part = partials + 4 * ((row * heads + head) * blocks_y() + block_y()) * (DP + 2)
+    part = partials + 4 * ((row * heads + head) * blocks_y() + block_y()) * (DP + 4)
     for i in range(thread(), G * DP, 32 * WARPS):
         g = divide(i, DP)
         dim = i - g * DP
@@ -270,7 +270,7 @@ def attend(
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
             finish(out + row * out_stride, codes + row * codes_stride, heads, head + g, dim, quotient(value, sum_))
         else:
-            to = part + 4 * g * blocks_y() * (DP + 2)
+            to = part + 4 * g * blocks_y() * (DP + 4)
             store_float(to + 4 * dim, value)
             if dim == 0:
                 store_float(to + 4 * DP, highest)
@@ -288,39 +288,56 @@ def attend(
     fence()
     if thread() == 0:
         store_int(counter, 0)
-    part = partials + 4 * (row * heads + head) * blocks_y() * (DP + 2)
+    part = partials + 4 * (row * heads + head) * blocks_y() * (DP + 4)
     for i in range(thread(), G * live, 32 * WARPS):
         g = divide(i, live)
-        at = part + 4 * (g * blocks_y() + i - g * live) * (DP + 2) + 4 * DP
+        at = part + 4 * (g * blocks_y() + i - g * live) * (DP + 4) + 4 * DP
         store_shared(shared() + 8 * i, load_float(at))
         store_shared(shared() + 8 * i + 4, load_float(at + 4))
     barrier()
-    for i in range(thread(), G * DP, 32 * WARPS):
-        g = divide(i, DP)
-        dim = i - g * DP
+    for g in range(warp, G, WARPS):  # each span's share of the result, divided by the sum
+        held = shared() + 8 * g * live
         highest = NOTHING
-        for m in range(live):
-            highest = maximum(highest, load_shared(shared() + 8 * (g * live + m)))
+        for m in range(lane, live, 32):
+            highest = maximum(highest, load_shared(held + 8 * m))
+        highest = warp_maximum(highest)
         sum_ = 0.0
-        value = 0.0
         if SINKS:
             sink = load_weight(sinks + 4 * (head + g))
             highest = maximum(highest, sink)
-            sum_ = exp2(sink - highest)
-        for start in range(0, live, 4):
-            x = registers(4)
-            for u in static(4):
+            if lane == 0:
+                sum_ = exp2(sink - highest)
+        for m in range(lane, live, 32):
+            sum_ = sum_ + exp2(load_shared(held + 8 * m) - highest) * load_shared(held + 8 * m + 4)
+        sum_ = warp_sum(sum_)
+        for m in range(lane, live, 32):
+            store_shared(held + 8 * m, quotient(exp2(load_shared(held + 8 * m) - highest), sum_))
+    barrier()
+    results = shared() + 8 * G * blocks_y()
+    for i in range(4 * thread(), G * DP, 128 * WARPS):
+        g = divide(i, DP)
+        source = part + 4 * (g * blocks_y() * (DP + 4) + i - g * DP)
+        value = registers(4, 0.0)
+        for start in range(0, live, 8):
+            x = registers((8, 4))
+            for u in static(8):
                 m = start + u
                 if m >= live:
                     m = live - 1
-                x[u] = load_float(part + 4 * ((g * blocks_y() + m) * (DP + 2) + dim))
-            for u in static(4):
+                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(source + 4 * m * (DP + 4))
+            for u in static(8):
+                share = 0.0
                 if start + u < live:
-                    at = shared() + 8 * (g * live + start + u)
-                    share = exp2(load_shared(at) - highest)
-                    sum_ = sum_ + share * load_shared(at + 4)
-                    value = value + share * x[u]
-        finish(out + row * out_stride, codes + row * codes_stride, heads, head + g, dim, quotient(value, sum_))
+                    share = load_shared(shared() + 8 * (g * live + start + u))
+                for j in static(4):
+                    value[j] = value[j] + share * x[u, j]
+        for j in static(4):
+            store_shared(results + 4 * (i + j), value[j])
+    barrier()
+    for i in range(thread(), G * DP, 32 * WARPS):
+        g = divide(i, DP)
+        to = out + row * out_stride
+        finish(to, codes + row * codes_stride, heads, head + g, i - g * DP, load_shared(results + 4 * i))
 
 
 @device

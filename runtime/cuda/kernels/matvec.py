@@ -94,40 +94,60 @@ def matvec(
             if not EXACT and block >= blocks:
                 inside = 0.0
                 block = blocks - 1
-            xw = registers((N, 8))
-            d = registers(N)
-            s = registers((N, 3))
+            w = registers((R, 1 + GATED, 8))
+            a = registers((R, 1 + GATED, 2))
+            b = registers((R, 1 + GATED, 2))
+            if N > 1:  # all weights first, and each row of activations past all of them
+                for r in static(R):
+                    for m in static(1 + GATED):
+                        unpacked = registers(12)
+                        unpacked[()] = UNPACK(*raw[r, m, u], block)
+                        for i in static(8):
+                            w[r, m, i] = unpacked[i]
+                        a[r, m, 0] = unpacked[8]
+                        b[r, m, 0] = unpacked[9]
+                        a[r, m, 1] = unpacked[10]
+                        b[r, m, 1] = unpacked[11]
             for n in static(N):
+                xw = registers(8)
+                s = registers(3)
                 at = x + n * x_stride
-                xw[n, 0], xw[n, 1], xw[n, 2], xw[n, 3] = load_int4(at + 32 * block)
-                xw[n, 4], xw[n, 5], xw[n, 6], xw[n, 7] = load_int4(at + 32 * block + 16)
+                xw[0], xw[1], xw[2], xw[3] = load_int4(at + 32 * block)
+                xw[4], xw[5], xw[6], xw[7] = load_int4(at + 32 * block + 16)
                 if HALVES:
-                    d[n], s[n, 0], s[n, 1], s[n, 2] = load_float4(at + 32 * blocks + 16 * block)
-                    s[n, 1] = s[n, 1] * inside
-                    s[n, 2] = s[n, 2] * inside
+                    d, s[0], s[1], s[2] = load_float4(at + 32 * blocks + 16 * block)
+                    s[1] = s[1] * inside
+                    s[2] = s[2] * inside
                 else:
-                    d[n], s[n, 0] = load_float2(at + 32 * blocks + 16 * block)
-                    s[n, 0] = s[n, 0] * inside
-                d[n] = d[n] * inside
-            for r in static(R):
-                for m in static(1 + GATED):
-                    w = registers(8)
-                    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[r, m, u], block)
-                    for n in static(N):
+                    d, s[0] = load_float2(at + 32 * blocks + 16 * block)
+                    s[0] = s[0] * inside
+                d = d * inside
+                for r in static(R):
+                    for m in static(1 + GATED):
+                        if N == 1:
+                            unpacked = registers(12)
+                            unpacked[()] = UNPACK(*raw[r, m, u], block)
+                            for i in static(8):
+                                w[r, m, i] = unpacked[i]
+                            a[r, m, 0] = unpacked[8]
+                            b[r, m, 0] = unpacked[9]
+                            a[r, m, 1] = unpacked[10]
+                            b[r, m, 1] = unpacked[11]
                         first_half = 0
                         second_half = 0
                         for i in static(4):
-                            first_half = dot_signed(w[i], xw[n, i], first_half)
-                            second_half = dot_signed(w[4 + i], xw[n, 4 + i], second_half)
+                            first_half = dot_signed(w[r, m, i], xw[i], first_half)
+                            second_half = dot_signed(w[r, m, 4 + i], xw[4 + i], second_half)
                         if HALVES:
-                            total = a * to_float(first_half) + a2 * to_float(second_half)
-                            acc[r, m, n] = acc[r, m, n] + d[n] * total
+                            total = a[r, m, 0] * to_float(first_half) + a[r, m, 1] * to_float(second_half)
+                            acc[r, m, n] = acc[r, m, n] + d * total
                             if MINIMUM:
-                                acc[r, m, n] = acc[r, m, n] + b * s[n, 1] + b2 * s[n, 2]
+                                acc[r, m, n] = acc[r, m, n] + b[r, m, 0] * s[1] + b[r, m, 1] * s[2]
                         else:
-                            acc[r, m, n] = acc[r, m, n] + (a * d[n]) * to_float(first_half + second_half)
+                            total = a[r, m, 0] * d
+                            acc[r, m, n] = acc[r, m, n] + total * to_float(first_half + second_half)
                             if MINIMUM:
-                                acc[r, m, n] = acc[r, m, n] + b * s[n, 0]
+                                acc[r, m, n] = acc[r, m, n] + b[r, m, 0] * s[0]
     if PDL:
         wait_for_grid()  # for warps that had no blocks
     rows = (WARPS // KS) * R
