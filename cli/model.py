@@ -288,7 +288,7 @@ def _on_card(
     context = _choose_context(source, need, context, warn, card.memory()[0])
     n_pages = -(-context // PAGE_SIZE)
     machine = CudaMachine(
-        program, n_pages, kv_type=kv_type, release=source.release, progress=progress, device=card
+        program, n_pages, max_rows=1024, kv_type=kv_type, release=source.release, progress=progress, device=card
     )
     return _model(source, machine, program, context, machine.max_rows)
 

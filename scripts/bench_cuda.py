@@ -38,7 +38,9 @@ from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
 
-DATA = Path(os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance")
+DATA = Path(
+    os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance"
+)
 # hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied
 SHAPES = {
     "smollm2-135m": (576, 30, 9, 3, 64, 1536, 49152, True),
@@ -60,11 +62,13 @@ def random_model(shape: str, kind: str) -> Program:
 
     def matrix(name: str, rows: int, width: int) -> None:
         size = rows * form.row_bytes(width)
-        data = np.resize(pool, size) if size > len(pool) else pool[: size]
+        data = np.resize(pool, size) if size > len(pool) else pool[:size]
         tensors[name] = QTensor(name, form, (rows, width), data.reshape(rows, -1))
 
     def ones(name: str, n: int) -> None:
-        tensors[name] = QTensor(name, FORMATS["F32"], (n,), np.ones(n, np.float32).view(np.uint8).reshape(1, -1))
+        tensors[name] = QTensor(
+            name, FORMATS["F32"], (n,), np.ones(n, np.float32).view(np.uint8).reshape(1, -1)
+        )
 
     matrix("token_embd.weight", vocab, hidden)
     for i in range(layers):
@@ -107,13 +111,21 @@ def load_fixture(folder: Path, file: str) -> Program:
     return build_program(config, Weights(config, model.tensors))
 
 
-def feed(machine: CudaMachine | ReferenceMachine, ids: np.ndarray, chunks: tuple[int, ...], n_pages: int) -> np.ndarray:
+def feed(
+    machine: CudaMachine | ReferenceMachine, ids: np.ndarray, chunks: tuple[int, ...], n_pages: int
+) -> np.ndarray:
     table, logits, at = PageTable(n_pages), [], 0
     while at < len(ids):
         n = min(chunks[len(logits) % len(chunks)], len(ids) - at)
         table.extend(0, n)
         rows = np.arange(n, dtype=np.int32)
-        batch = Batch(ids[at : at + n].astype(np.int32), np.zeros(n, np.int32), rows + at, rows, np.full(n, len(ids), np.int32))
+        batch = Batch(
+            ids[at : at + n].astype(np.int32),
+            np.zeros(n, np.int32),
+            rows + at,
+            rows,
+            np.full(n, len(ids), np.int32),
+        )
         logits.append(machine.step(batch, table).copy())
         at += n
     return np.concatenate(logits)
@@ -150,7 +162,10 @@ def conformance(names: list[str]) -> None:
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):
                 got, again = feed(machine, ids, chunks, 3), feed(machine, ids, chunks, 3)
-                error, kl = float(np.abs(got - expected).max()), mean_kl(expected.astype(float), got.astype(float))
+                error, kl = (
+                    float(np.abs(got - expected).max()),
+                    mean_kl(expected.astype(float), got.astype(float)),
+                )
                 quantised = file.endswith("Q8_0.gguf")
                 ok &= (kl < 0.01 if quantised else error < 2e-3) and bool((got == again).all())
                 line.append(f"{error:.1e} kl {kl:.1e}{'' if (got == again).all() else ' NOT REPEATABLE'}")
@@ -203,7 +218,11 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
-        speed = f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if name.startswith("matvec") else ""
+        speed = (
+            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s"
+            if name.startswith("matvec")
+            else ""
+        )
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
 
@@ -265,7 +284,7 @@ def prefill(shape: str, kind: str, rows: list[int]) -> None:
                 machine.step(Batch(r % 100, np.zeros(n, np.int32), r + at, wanted), table)
             times.append(time.perf_counter() - begin)
         print(f"prefill 4096 in chunks of {n}: {4096 / min(times):.0f} tokens/s")
-    launches = machine.plan(most, 0, False)
+    launches = machine.plan(most, 0, False, True)
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own, 5)
@@ -294,7 +313,9 @@ def sweep(shape: str, kind: str) -> None:
     for name, results in found.items():
         print(name)
         for time_, candidate in sorted(results, key=lambda r: r[0])[:8]:
-            print(f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}")
+            print(
+                f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}"
+            )
     machine.close()
 
 
@@ -322,7 +343,9 @@ def main() -> None:
         conformance(rest)
     elif command == "copy":
         device = Device()
-        print(f"{device.name}, driver for CUDA {device.driver_version()}: copies {copy_bandwidth(device) / 1e9:.0f} GB/s")
+        print(
+            f"{device.name}, driver for CUDA {device.driver_version()}: copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
+        )
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,11 @@ _SHARED = "dynamic_shared"
 
 
 def ptx_of(
-    function: Callable[..., None], constants: Mapping[str, Any], capability: tuple[int, int], threads: int, resident: int
+    function: Callable[..., None],
+    constants: Mapping[str, Any],
+    capability: tuple[int, int],
+    threads: int,
+    resident: int,
 ) -> str:
     """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
 

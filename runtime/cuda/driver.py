@@ -125,15 +125,21 @@ class Device:
 
     def upload(self, address: int, source: np.ndarray) -> None:
         """Copy an array to the card, behind what the stream is doing; it must stay until that is done."""
-        self._call("cuMemcpyHtoDAsync_v2", c_uint64(address), _pointer(source), c_size_t(source.nbytes), self._stream)
+        self._call(
+            "cuMemcpyHtoDAsync_v2", c_uint64(address), _pointer(source), c_size_t(source.nbytes), self._stream
+        )
 
     def download(self, out: np.ndarray, address: int) -> None:
         """Copy from the card into an array, behind what the stream is doing."""
-        self._call("cuMemcpyDtoHAsync_v2", _pointer(out), c_uint64(address), c_size_t(out.nbytes), self._stream)
+        self._call(
+            "cuMemcpyDtoHAsync_v2", _pointer(out), c_uint64(address), c_size_t(out.nbytes), self._stream
+        )
 
     def copy(self, address: int, source: int, n_bytes: int) -> None:
         """Copy within the card."""
-        self._call("cuMemcpyDtoDAsync_v2", c_uint64(address), c_uint64(source), c_size_t(n_bytes), self._stream)
+        self._call(
+            "cuMemcpyDtoDAsync_v2", c_uint64(address), c_uint64(source), c_size_t(n_bytes), self._stream
+        )
 
     def clear(self, address: int, n_bytes: int) -> None:
         """Fill memory of the card with zeros."""
@@ -153,7 +159,9 @@ class Device:
         try:
             text = ptx.encode() + b"\0"
             try:
-                self._call("cuLinkAddData_v2", state, _PTX, text, c_size_t(len(text)), b"kernel", 0, None, None)
+                self._call(
+                    "cuLinkAddData_v2", state, _PTX, text, c_size_t(len(text)), b"kernel", 0, None, None
+                )
                 self._call("cuLinkComplete", state, byref(image), byref(size))
             except CudaError as problem:
                 raise CudaError(f"{problem}: {log.value.decode(errors='replace').strip()}") from None

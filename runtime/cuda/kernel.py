@@ -28,7 +28,9 @@ from .driver import CudaUnavailable, Device
 
 ENTRY = "kernel"
 _DIGEST_BYTES = 32
-_MISSING = "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
+_MISSING = (
+    "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
+)
 
 
 @dataclass(frozen=True)

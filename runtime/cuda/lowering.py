@@ -17,9 +17,9 @@ from .. import ops
 from ..fields import UnsupportedModel
 from .driver import Device, Launch
 from .fusing import (
+    GATES,
     FusedOp,
     GatedMatMul,
-    GATES,
     JoinedMatMul,
     PreparedAttend,
     joined_buffers,
@@ -46,7 +46,17 @@ ACTIVATIONS = {
     "tanh": TANH,
 }
 LOG2_E = math.log2(math.e)
-RAW_WORDS = {"Q4_0": 5, "Q4_1": 5, "Q5_0": 6, "Q5_1": 6, "Q8_0": 9, "Q2_K": 4, "Q3_K": 5, "Q4_K": 8, "Q5_K": 9}
+RAW_WORDS = {
+    "Q4_0": 5,
+    "Q4_1": 5,
+    "Q5_0": 6,
+    "Q5_1": 6,
+    "Q8_0": 9,
+    "Q2_K": 4,
+    "Q3_K": 5,
+    "Q4_K": 8,
+    "Q5_K": 9,
+}
 RAW_WORDS |= {"Q6_K": 8, "IQ4_NL": 5, "IQ4_XS": 6, "MXFP4": 5}
 
 
@@ -124,8 +134,11 @@ class Lowering:
         size = at.kv_heads * padded(at.head_dim) * self.layout.cache_bits // 8
         return tuple(self.memory.rows(f"{what} {layer}", tokens, size) for what in ("keys", "values"))  # type: ignore[return-value]
 
-    def launches(self, n_rows: int, n_wanted: int, all_wanted: bool) -> list[Launch]:
-        """Those of a step; `all_wanted`: every row is, in order."""
+    def launches(
+        self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool = False
+    ) -> list[Launch]:
+        """Those of a step; `all_wanted`: every row is, in order; `one_prompt`: rows follow each other."""
+        self._one_prompt = one_prompt
         self._launches = []
         self._n = {False: n_rows, True: n_wanted}
         self._alias: dict[str, ops.Buffer] = {}
@@ -141,7 +154,7 @@ class Lowering:
     def _rows_of(self, op: FusedOp) -> int:
         if isinstance(op, PreparedAttend):
             return self._n[False]
-        out = op.outs[0] if isinstance(op, JoinedMatMul) else getattr(op, "out", None) or getattr(op, "x")
+        out = op.outs[0] if isinstance(op, JoinedMatMul) else getattr(op, "out", None) or op.x
         return self._n[out.wanted]
 
     def _at(self, buffer: ops.Buffer) -> Region:
@@ -151,7 +164,12 @@ class Lowering:
         return self._alias.get(buffer.name, buffer)
 
     def _emit(
-        self, what: Kernel, grid: Sequence[int], arguments: Sequence[int | float], shared: int = 0, label: str = ""
+        self,
+        what: Kernel,
+        grid: Sequence[int],
+        arguments: Sequence[int | float],
+        shared: int = 0,
+        label: str = "",
     ) -> None:
         early = self.device.capability >= (9, 0)
         x, y, z = (*grid, 1, 1)[:3]
@@ -215,7 +233,9 @@ class Lowering:
             return
         x, out = self._at(op.x), self._at(op.out)
         arguments = [self.inputs.wanted, x.address, x.stride, out.address, out.stride, op.x.width]
-        self._emit(self._kernel("rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments)
+        self._emit(
+            self._kernel("rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments
+        )
         self._wrote(op.out)
 
     # Norms
@@ -260,7 +280,13 @@ class Lowering:
     ) -> None:
         x, out = self._at(op.x), self._at(op.out)
         arguments = [x.address, x.stride, out.address, out.stride, self.memory.vector(op.weight)]
-        arguments += [0 if bias is None else self.memory.vector(bias), float(op.eps), size, 1 / size, op.x.width]
+        arguments += [
+            0 if bias is None else self.memory.vector(bias),
+            float(op.eps),
+            size,
+            1 / size,
+            op.x.width,
+        ]
         what = self._kernel(
             "pointwise", "norm", 256, MEAN=mean, BIAS=int(bias is not None), EACH=each, GROUPS=op.groups
         )
@@ -314,7 +340,9 @@ class Lowering:
         if len(op.outs) != 1:
             return None
         buffer, at = op.outs[0], i + 1
-        while at < len(self.found) and isinstance(select := self.found[at], ops.SelectRows) and self._all_wanted:
+        while (
+            at < len(self.found) and isinstance(select := self.found[at], ops.SelectRows) and self._all_wanted
+        ):
             buffer = select.out if select.x == buffer else buffer
             at += 1
         if at < len(self.found):
@@ -381,7 +409,13 @@ class Lowering:
             EMIT=emit,
             **{"KIND": 0} | constants,
         )
-        arguments: list[int | float] = [matrix.address, other.address if other else 0, matrix.row_bytes, blocks, n_out]
+        arguments: list[int | float] = [
+            matrix.address,
+            other.address if other else 0,
+            matrix.row_bytes,
+            blocks,
+            n_out,
+        ]
         arguments += [x.region.address, x.region.stride, x.partials, blocks]
         arguments += [1 / matrix.width, float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride]
         arguments += [emitted.address, emitted.stride] if emitted else [0, 0]
@@ -407,13 +441,30 @@ class Lowering:
         scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
         if name not in self._halved:
             source = self._at(x)
-            arguments = [source.address, source.stride, x.width, halves.address, halves.stride, scales.address]
+            arguments = [
+                source.address,
+                source.stride,
+                x.width,
+                halves.address,
+                halves.stride,
+                scales.address,
+            ]
             self._emit(self._kernel("quantize", "to_halves", 256), (1, n), arguments, 64)
             self._halved.add(name)
-        constants = {"FORMAT": matrix.weight.format.name, "BIAS": int(bool(biases)), "ACCUMULATE": int(accumulate)}
+        constants = {
+            "FORMAT": matrix.weight.format.name,
+            "BIAS": int(bool(biases)),
+            "ACCUMULATE": int(accumulate),
+        }
         what = self._kernel("tiled", "tiled_matmul", 256, **constants)
         arguments = [matrix.address, matrix.row_bytes, matrix.blocks, n_out, halves.address, halves.stride]
-        arguments += [scales.address, n, self.memory.vector(*biases) if biases else 0, out.address, out.stride]
+        arguments += [
+            scales.address,
+            n,
+            self.memory.vector(*biases) if biases else 0,
+            out.address,
+            out.stride,
+        ]
         label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
         self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
 
@@ -421,7 +472,9 @@ class Lowering:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
         n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
         if matrix.width % 4:
-            raise UnsupportedModel(f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}")
+            raise UnsupportedModel(
+                f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
+            )
         together = 1 if n == 1 else 2 if n == 2 else 4 if n <= 4 else 8
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": together}
         what = self._kernel("floats", "float_matmul", 256, FLOAT=matrix.float_kind, **constants)
@@ -511,6 +564,9 @@ class Lowering:
     def _attend(self, i: int, op: ops.Attend) -> None:
         layout, n = self.layout, self._n[False]
         group, dims = op.heads // op.kv_heads, padded(op.head_dim)
+        if self._one_prompt and self._suits_prompts(op):
+            self._attend_prompt(op)
+            return
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
         most = max(1, 4 // vectors)
@@ -540,7 +596,9 @@ class Lowering:
         what = replace(what, resident=4)
         keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
         blocks = op.kv_heads * chunks
-        few = max(1, 4 * self.device.multiprocessors // op.heads)  # rows, if their contexts are cut into spans
+        few = max(
+            1, 4 * self.device.multiprocessors // op.heads
+        )  # rows, if their contexts are cut into spans
         room = min(few, layout.max_rows) * op.heads * SPANS * (dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
@@ -558,6 +616,21 @@ class Lowering:
         if emits:
             self._coded[self._real(op.out).name] = Coded(codes)
 
+    def _suits_prompts(self, op: ops.Attend) -> bool:
+        plain = not op.softcap and op.sinks is None and self.layout.cache_bits == 16
+        return plain and op.head_dim in (64, 128) and self.layout.page_size == 64
+
+    def _attend_prompt(self, op: ops.Attend) -> None:
+        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
+        q, out, inputs, n = self._at(op.q), self._at(op.out), self.inputs, self._n[False]
+        constants = {"HD": op.head_dim, "GROUP": op.heads // op.kv_heads, "WINDOW": int(op.window > 0)}
+        what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
+        arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
+        arguments += [inputs.table_stride, inputs.sequences, inputs.positions, op.scale * LOG2_E, op.window]
+        arguments += [out.address, out.stride, n, op.kv_heads]
+        self._emit(what, (-(-n // 64), op.heads), arguments, 512 * op.head_dim)
+        self._wrote(op.out)
+
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
@@ -565,7 +638,9 @@ class Lowering:
     # The rest
 
     def _pointwise(self, op: FusedOp) -> None:
-        def each(name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int) -> None:
+        def each(
+            name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
+        ) -> None:
             what = self._kernel("pointwise", name, 256, **constants)
             self._emit(what, (-(-width // 256), self._n[out.wanted]), arguments)
             self._wrote(out)
@@ -594,7 +669,14 @@ class Lowering:
                 each("soft_cap", op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
             case ops.GrowQueries():
                 q = self._at(op.q)
-                arguments = [q.address, q.stride, op.q.width, self.inputs.positions, float(op.beta), op.length]
+                arguments = [
+                    q.address,
+                    q.stride,
+                    op.q.width,
+                    self.inputs.positions,
+                    float(op.beta),
+                    op.length,
+                ]
                 what = self._kernel("rotate", "grow_queries", 256)
                 self._emit(what, (-(-op.q.width // 256), self._n[op.q.wanted]), arguments)
                 self._wrote(op.q)
@@ -633,7 +715,9 @@ def check_supported(program: ops.Program) -> None:
     for op in program.ops:
         weight = op.weight if isinstance(op, ops.MatMul) else op.table if isinstance(op, ops.Embed) else None
         if weight is not None and not weight.format.is_float and weight.format.name not in RAW_WORDS:
-            raise UnsupportedModel(f"the CUDA machine cannot run this model: it has no {weight.format.name} yet")
+            raise UnsupportedModel(
+                f"the CUDA machine cannot run this model: it has no {weight.format.name} yet"
+            )
     for op in program.ops:
         if not isinstance(op, SUPPORTED):
             raise unsupported(op)
@@ -659,4 +743,3 @@ def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
             groups.append(group)
             seen |= {id(w) for w in group}
     return groups
-

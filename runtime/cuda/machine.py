@@ -90,10 +90,13 @@ class CudaMachine:
         self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
         self._logits = self._logits.reshape(self.max_wanted, -1)
         self._frequencies = np.empty(0, np.float32)
-        self._plans: dict[tuple[int, int, bool], list[Launch]] = {}
-        self._graphs: dict[tuple[int, int, bool], Graph] = {}
+        self._plans: dict[tuple[int, int, bool, bool], list[Launch]] = {}
+        self._graphs: dict[tuple[int, int, bool, bool], Graph] = {}
         self._closed = False
-        kernels.compile_all(lambda: self.lowering.launches(1, 1, True))
+        many = min(self.max_rows, 2 * FEW)
+        kernels.compile_all(
+            lambda: [self.lowering.launches(1, 1, True), self.lowering.launches(many, 1, False, True)]
+        )
         self.plan(1, 1)
 
     def _make_inputs(self, memory: Memory, max_sequences: int) -> tuple[Inputs, dict[str, np.ndarray]]:
@@ -123,7 +126,9 @@ class CudaMachine:
         n, m = len(batch.tokens), len(batch.wanted)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        batch.check(table, self._n_pages, self._vocab, self.max_rows, self.max_wanted, self.program.n_positions)
+        batch.check(
+            table, self._n_pages, self._vocab, self.max_rows, self.max_wanted, self.program.n_positions
+        )
         if self._closed:
             raise RuntimeError("the machine is closed")
         if n == 0:
@@ -137,13 +142,13 @@ class CudaMachine:
         fields["positions"][:n], fields["wanted"][:m] = batch.positions, batch.wanted
         sequences, pages = table.blocks.shape
         fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
-        self._run(n, m, m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all())), batch)
+        self._run(n, m, m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all())), _one_prompt(batch), batch)
         self.device.wait()
         self.states.end(batch)
         return self._logits[:m]
 
-    def _run(self, n: int, m: int, all_wanted: bool, batch: Batch) -> None:
-        key = n, m, all_wanted
+    def _run(self, n: int, m: int, all_wanted: bool, one_prompt: bool, batch: Batch) -> None:
+        key = n, m, all_wanted, one_prompt
         seen = key in self._plans
         launches = self.plan(*key)
         if self.lowering.by_length:
@@ -164,9 +169,9 @@ class CudaMachine:
         else:
             self._enqueue(launches, m)
 
-    def plan(self, n: int, m: int, all_wanted: bool = True) -> list[Launch]:
-        """The launches of a step of n rows, m of them wanted."""
-        key = n, m, all_wanted
+    def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
+        """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
+        key = n, m, all_wanted, one_prompt
         if key not in self._plans:
             while len(self._plans) >= 2 * GRAPHS:
                 self._plans.pop(next(iter(self._plans)))
@@ -195,6 +200,13 @@ class CudaMachine:
             self._step, self._fields = np.empty(0, np.uint8), {}
             self._logits = np.empty((0, self.program.logits.width), np.float32)
             self.device.close()
+
+
+def _one_prompt(batch: Batch) -> bool:
+    """Whether many rows are consecutive positions of one sequence."""
+    n = len(batch.tokens)
+    same = n > FEW and bool((batch.sequences == batch.sequences[0]).all())
+    return same and bool((np.diff(batch.positions) == 1).all())
 
 
 def cache_bits(program: ops.Program, kv_type: str) -> int:

@@ -40,7 +40,9 @@ def packed_row_bytes(tensor: QTensor) -> int:
     """Bytes from row to row of a matrix on the card."""
     form, width = tensor.format, tensor.shape[1]
     size, weights = _BYTES.get(form.name, (form.type_size, form.block_size))
-    return -(-width // weights * size // 16) * 16 if form.is_float else -(-(width // weights * size) // 16) * 16
+    return (
+        -(-width // weights * size // 16) * 16 if form.is_float else -(-(width // weights * size) // 16) * 16
+    )
 
 
 def packed_bytes(tensor: QTensor) -> int:

@@ -490,9 +490,7 @@ def root(a: float) -> float:
 # Tensor cores; who holds which elements is drawn in the PTX ISA, "Matrix Fragments".
 
 
-@instruction(
-    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True
-)
+@instruction("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True)
 def load_matrices(address: int) -> tuple[int, ...]:
     """Four 8 × 8 matrices of halves: lane 8m + i gives the shared address of row i of matrix m; lane l gets,
     of each matrix, elements 2(l % 4) and the next of row l / 4."""

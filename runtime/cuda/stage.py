@@ -58,7 +58,9 @@ def stage(
     scope = dict(function.__globals__) | dict(constants)
     closure = inspect.getclosurevars(function).nonlocals
     namespace = {
-        name: resolve({**scope, **closure}[name], constants) for name in used if name in scope or name in closure
+        name: resolve({**scope, **closure}[name], constants)
+        for name in used
+        if name in scope or name in closure
     }
     namespace["float32"] = resolve("float32", constants)
     exec(compile(tree, f"<staged {function.__name__}>", "exec"), namespace)
@@ -81,7 +83,9 @@ class _Stager(ast.NodeTransformer):
         call = node.iter
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "static":
             bounds = [self._value(argument) for argument in call.args]
-            assert isinstance(node.target, ast.Name) and all(isinstance(b, int) for b in bounds), ast.unparse(node)
+            assert isinstance(node.target, ast.Name) and all(isinstance(b, int) for b in bounds), ast.unparse(
+                node
+            )
             name, out, before = node.target.id, [], dict(self._constants)
             for i in range(*bounds):
                 self._constants = before | {name: i}
@@ -197,9 +201,11 @@ _UNKNOWN = object()
 
 
 def _copy(node: Any) -> Any:
-    return ast.parse(ast.unparse(ast.fix_missing_locations(node)), mode="eval").body if isinstance(
-        node, ast.expr
-    ) else ast.parse(ast.unparse(ast.fix_missing_locations(node))).body[0]
+    return (
+        ast.parse(ast.unparse(ast.fix_missing_locations(node)), mode="eval").body
+        if isinstance(node, ast.expr)
+        else ast.parse(ast.unparse(ast.fix_missing_locations(node))).body[0]
+    )
 
 
 def _register(name: str, index: tuple[int, ...]) -> str:

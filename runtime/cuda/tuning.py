@@ -31,11 +31,15 @@ def matvec_shape(blocks: int, n_out: int, n_rows: int, matrices: int, raw: int, 
     loads = -(-blocks // 32)  # a lane's, of a row
     if n_rows > 2:  # activations are what is read most
         return Shape(2, 1, 1, 16) if matrices == 2 else Shape(4, 1, 1, 8)
-    if n_rows == 1 and loads <= 4:  # measured on an H200, widths of 4096
+    if n_rows == 1 and loads <= 4 and raw <= 6:  # measured on an H200 with Q4_0, widths of 4096
         if matrices == 2:
-            return Shape(8, 1, 1, 4) if raw <= 6 else Shape(4, 1, 1, 8)
+            return Shape(8, 1, 1, 4)
         if not emits:
-            return Shape(8, 2 if loads % 2 == 0 else 1, 1, 4) if n_out > 32768 and raw <= 6 else Shape(4, 1, 1, 8)
+            return (
+                Shape(8, 2 if loads % 2 == 0 else 1, 1, 4)
+                if n_out > 32768 and raw <= 6
+                else Shape(4, 1, 1, 8)
+            )
         return Shape(2, 1, 2, 32) if loads % 2 == 0 else Shape(2, 1, 1, 16)
     if n_rows == 1 and emits and matrices == 1:
         return Shape(2, 2 if loads % 2 == 0 else 1, 1, 16)

@@ -144,7 +144,9 @@ def _load_matrices_turned(operands: list[Any]) -> list[Any]:
 
 
 def _mma_halves(operands: list[Any]) -> list[Any]:
-    words = np.array([[int(v) for v in o[:6]] for o in operands], np.int64).astype(np.uint32).astype(np.uint32)
+    words = (
+        np.array([[int(v) for v in o[:6]] for o in operands], np.int64).astype(np.uint32).astype(np.uint32)
+    )
     halves = words.view(np.float16).reshape(32, 6, 2).astype(np.float32)
     c = np.array([[float(v) for v in o[6:]] for o in operands], np.float32)
     a, b, out = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
@@ -157,7 +159,8 @@ def _mma_halves(operands: list[Any]) -> list[Any]:
         out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[lane, :2], c[lane, 2:]
     out += a @ b
     return [
-        (*out[lane // 4, 2 * (lane % 4) :][:2], *out[lane // 4 + 8, 2 * (lane % 4) :][:2]) for lane in range(32)
+        (*out[lane // 4, 2 * (lane % 4) :][:2], *out[lane // 4 + 8, 2 * (lane % 4) :][:2])
+        for lane in range(32)
     ]
 
 

@@ -14,7 +14,17 @@ from kukri.runtime.cuda.kernels.unpack import READERS
 from .simulator import run
 from .test_unpack import packed, random_tensor
 
-PLAIN = {"GATED": 0, "NORMED": 0, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0, "STORE": 1, "PDL": 0, "KIND": 0, "EXACT": 0}
+PLAIN = {
+    "GATED": 0,
+    "NORMED": 0,
+    "BIAS": 0,
+    "ACCUMULATE": 0,
+    "EMIT": 0,
+    "STORE": 1,
+    "PDL": 0,
+    "KIND": 0,
+    "EXACT": 0,
+}
 
 
 def eight_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +36,10 @@ def eight_bits(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     d = peak[..., 0] * np.float32(1 / 127)
     halves = codes.reshape(*d.shape, 2, 16).sum(-1)
     scales = np.stack([d, d * halves.sum(-1), d * halves[..., 0], d * halves[..., 1]], -1).astype(np.float32)
-    raw = [codes.astype(np.int8).reshape(len(x), -1).view(np.uint8), scales.reshape(len(x), -1).view(np.uint8)]
+    raw = [
+        codes.astype(np.int8).reshape(len(x), -1).view(np.uint8),
+        scales.reshape(len(x), -1).view(np.uint8),
+    ]
     return np.concatenate(raw, axis=1), (codes * d[..., None]).reshape(x.shape).astype(np.float32)
 
 
@@ -63,7 +76,26 @@ def test_formats(name, n):
     rows, (x, values) = packed(tensor), eight_bits(rng.standard_normal((n, width)).astype(np.float32))
     out = np.full((n, 19), np.nan, np.float32)
     sizes = {"N": n, "R": 2, "U": 2, "KS": 2, "WARPS": 4}
-    arguments = [rows, 0, rows.shape[1], width // 32, 19, x, x.shape[1], 0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0, 0]
+    arguments = [
+        rows,
+        0,
+        rows.shape[1],
+        width // 32,
+        19,
+        x,
+        x.shape[1],
+        0,
+        0,
+        1.0,
+        1.0,
+        0,
+        out,
+        4 * 19,
+        0,
+        0,
+        0,
+        0,
+    ]
     run(matvec, READERS[name] | PLAIN | sizes, (5,), 128, arguments, 4096)
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
@@ -86,7 +118,9 @@ def test_what_follows(ks, u):
     normed = values / np.sqrt((x * x).mean() + 1e-5)
     expected = silu(normed @ gate.dequantize().T) * (normed @ up.dequantize().T)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(codes[:, 64:].view(np.float32), eight_bits(out)[0][:, 64:].view(np.float32), rtol=1e-2)
+    np.testing.assert_allclose(
+        codes[:, 64:].view(np.float32), eight_bits(out)[0][:, 64:].view(np.float32), rtol=1e-2
+    )
 
     down, bias = random_tensor("Q8_0", 64, 64, 3), rng.standard_normal(64).astype(np.float32)
     weight, x = rng.standard_normal(64).astype(np.float32), rng.standard_normal((1, 64)).astype(np.float32)
@@ -99,4 +133,6 @@ def test_what_follows(ks, u):
     np.testing.assert_allclose(out, x + bias + values @ down.dequantize().T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(partials, (out * out).reshape(1, 2, 32).sum(-1), rtol=1e-5)
     expected = eight_bits(out * weight)[0]
-    np.testing.assert_allclose(codes[:, 64:].view(np.float32), expected[:, 64:].view(np.float32), rtol=1e-2, atol=1e-3)
+    np.testing.assert_allclose(
+        codes[:, 64:].view(np.float32), expected[:, 64:].view(np.float32), rtol=1e-2, atol=1e-3
+    )

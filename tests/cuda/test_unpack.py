@@ -21,7 +21,11 @@ def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:
     blocks = data.reshape(-1, form.type_size)
     if form.is_float:
         values = rng.standard_normal((rows, width)).astype(np.float32)
-        kinds = {"F32": values, "F16": values.astype(np.float16), "BF16": values.view(np.uint16)[:, 1::2].copy()}
+        kinds = {
+            "F32": values,
+            "F16": values.astype(np.float16),
+            "BF16": values.view(np.uint16)[:, 1::2].copy(),
+        }
         data = kinds[name].view(np.uint8).reshape(rows, -1)
     halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82)}
     halves |= {"Q6_K": (208,), "Q3_K": (108,)}

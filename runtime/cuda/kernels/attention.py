@@ -268,7 +268,14 @@ def attend(
                 above = maximum(highest, sink)
                 value = value * exp2(highest - above)
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
-            finish(out + row * out_stride, codes + row * codes_stride, heads, head + g, dim, quotient(value, sum_))
+            finish(
+                out + row * out_stride,
+                codes + row * codes_stride,
+                heads,
+                head + g,
+                dim,
+                quotient(value, sum_),
+            )
         else:
             to = part + 4 * g * blocks_y() * (DP + 4)
             store_float(to + 4 * dim, value)
@@ -347,7 +354,9 @@ def finish(out, codes, heads, head, dim, value):
     if dim < HD:
         store_float(out + 4 * i, value)
     if EMIT:
-        emit_codes(codes + i - (thread() & 31), thread() & 31, codes + heads * HD + 16 * shift_right(i, 5), value)
+        emit_codes(
+            codes + i - (thread() & 31), thread() & 31, codes + heads * HD + 16 * shift_right(i, 5), value
+        )
 
 
 LANE_BITS = 0  # log2 of LANES, another constant

@@ -14,7 +14,7 @@ from ..ptx import (
     to_float,
     to_int,
 )
-from ..stage import device, static
+from ..stage import device
 
 SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID = range(1, 8)  # kinds of activations
 

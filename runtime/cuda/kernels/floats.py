@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ..ptx import (
-    let_next_start,
     as_float,
     bits_and,
     block_x,
     block_y,
     high_half,
+    let_next_start,
     load_float,
     load_float4,
     load_stream2,

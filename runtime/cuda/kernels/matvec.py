@@ -35,7 +35,9 @@ from .common import activate, emit_codes, warp_sum
 # Constants of the launch. N: rows of activations. WARPS: of a block. NORMED: x is to be divided by its root mean
 # square. EXACT: blocks fill the lanes of all parts. EMIT: 0 no codes, 1 codes, 2 codes of a normed row. STORE: the result itself is wanted.
 LOAD = UNPACK = activate
-RAW = HALVES = MINIMUM = N = R = U = KS = WARPS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = EXACT = PDL = 0
+RAW = HALVES = MINIMUM = N = R = U = KS = WARPS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = (
+    EXACT
+) = PDL = 0
 
 
 def matvec(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ..ptx import (
-    let_next_start,
     barrier,
     block_x,
     block_y,
+    let_next_start,
     load_float,
     load_shared,
     load_weight,
@@ -72,7 +72,9 @@ def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_s
         for i in range(thread(), width, 256):
             at = i + size * GROUPS
             if at < width:
-                store_float(out + block_y() * out_stride + 4 * at, load_float(x + block_y() * x_stride + 4 * at))
+                store_float(
+                    out + block_y() * out_stride + 4 * at, load_float(x + block_y() * x_stride + 4 * at)
+                )
 
 
 GROUPS = 1  # parts, another constant

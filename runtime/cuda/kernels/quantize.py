@@ -6,11 +6,11 @@ A row in 8 bits is its codes, a byte each, and then for each 32 of them four flo
 from __future__ import annotations
 
 from ..ptx import (
-    let_next_start,
     absolute,
     barrier,
     block_x,
     block_y,
+    let_next_start,
     load_float,
     load_float4,
     load_shared,
@@ -22,7 +22,6 @@ from ..ptx import (
     shift_right,
     store_float,
     store_int,
-    store_int4,
     store_shared,
     thread,
     wait_for_grid,

@@ -6,11 +6,11 @@ Rotations are made once a step, for all layers that turn alike: [rows, 2 · pair
 from __future__ import annotations
 
 from ..ptx import (
-    let_next_start,
     block_x,
     block_y,
     cosine,
     divide,
+    let_next_start,
     load_float,
     load_int,
     load_shared,
@@ -29,7 +29,7 @@ from ..ptx import (
     wait_for_grid,
     warp_barrier,
 )
-from ..stage import device, static
+from ..stage import device
 from .common import warp_sum
 
 # Constants of the launch. HD: dimensions of a head, DP padded. WARPS: of a block. NORM: 0 none, 1 with weights for
@@ -167,7 +167,9 @@ def prepare(
             warp_barrier()
         place = 0
         if kind > 0:
-            place = cache_place(row, table, table_stride, sequences, positions, head, kv_heads) * DP * (KV // 8)
+            place = (
+                cache_place(row, table, table_stride, sequences, positions, head, kv_heads) * DP * (KV // 8)
+            )
         for dim in range(lane, DP, 32):
             value = 0.0
             if dim < HD:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..ptx import (
-    let_next_start,
-    absolute,
-    add_words,
+    as_float,
     bits_and,
     block_x,
     block_y,
+    let_next_start,
     load_float,
     load_int,
-    load_weight,
     load_stream_short,
+    load_weight,
     low_half,
-    as_float,
     shift_left,
     shift_right,
     store_float,

@@ -66,9 +66,7 @@ def place(row, piece):
     return 128 * row + 16 * (piece ^ (row & 7))
 
 
-def tiled_matmul(
-    weights, row_bytes, blocks, n_out, x, x_stride, scales, rows, bias, out, out_stride
-):
+def tiled_matmul(weights, row_bytes, blocks, n_out, x, x_stride, scales, rows, bias, out, out_stride):
     """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / 128, outputs / 128), of 256 threads.
 
     x is halves [rows, columns padded with zeros to a multiple of 64], scales float32 [rows].
