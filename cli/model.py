@@ -201,8 +201,8 @@ def load_model(
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder (config.json and safetensors).
 
-    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison), or
-      "auto", which is "cuda" where there is a card that can run the model and has room for it, else "cpu".
+    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison),
+      or "auto", which is "cuda" where there is a card that can run the model and has room for it, else "cpu".
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short.
     - `threads`: of the CPU machine; default: the physical cores this process
@@ -214,8 +214,8 @@ def load_model(
     - `text`: False leaves the tokenizer alone, and ids are the only way in.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile) for the file,
-    TokenizerError for its tokenizer, CudaError if the card cannot be used, NotEnoughMemory before anything is loaded that would not fit, and
-    ValueError for arguments out of range.
+    TokenizerError for its tokenizer, CudaError if the card cannot be used, NotEnoughMemory before anything
+    is loaded that would not fit, and ValueError for arguments out of range.
     """
     path = Path(path)
     warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
@@ -288,7 +288,13 @@ def _on_card(
     context = _choose_context(source, need, context, warn, card.memory()[0])
     n_pages = -(-context // PAGE_SIZE)
     machine = CudaMachine(
-        program, n_pages, max_rows=1024, kv_type=kv_type, release=source.release, progress=progress, device=card
+        program,
+        n_pages,
+        max_rows=1024,
+        kv_type=kv_type,
+        release=source.release,
+        progress=progress,
+        device=card,
     )
     return _model(source, machine, program, context, machine.max_rows)
 

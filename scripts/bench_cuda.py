@@ -1,7 +1,8 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
     python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
-    python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and bandwidth
+    python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
+    bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE           ways to share a product's work between warps
@@ -344,7 +345,8 @@ def main() -> None:
     elif command == "copy":
         device = Device()
         print(
-            f"{device.name}, driver for CUDA {device.driver_version()}: copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
+            f"{device.name}, driver for CUDA {device.driver_version()}: "
+            f"copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
         )
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])

@@ -30,7 +30,8 @@ def ptx_of(
 ) -> str:
     """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
 
-    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point is the only one in the text.
+    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point
+    is the only one in the text.
     """
     parameters = inspect.signature(function).parameters.values()
     signature = types.void(*(types.float32 if p.annotation == "float" else types.int64 for p in parameters))
@@ -81,14 +82,15 @@ def _device_function(
     function: Callable[..., Any], constants: tuple[tuple[str, Any], ...], capability: tuple[int, int]
 ) -> Any:
     staged = stage(function, dict(constants), partial(_resolve, capability))
-    return cuda.jit(device=True, forceinline=True)(staged)
+    jit: Any = cuda.jit
+    return jit(device=True, forceinline=True)(staged)
 
 
 @cache
 def _intrinsic(what: Instruction) -> Any:
     """The instruction as a function that Numba can compile calls of."""
     outputs = [_TYPES[t] for t in what.outputs]
-    result = types.void if not outputs else outputs[0] if len(outputs) == 1 else types.Tuple(outputs)
+    result: Any = types.void if not outputs else outputs[0] if len(outputs) == 1 else types.Tuple(outputs)
     inputs = [_TYPES[t] for t in what.inputs]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -115,7 +117,8 @@ def _intrinsic(what: Instruction) -> Any:
     names = [f"a{i}" for i in range(len(inputs))]
     scope: dict[str, Any] = {"signature": result(*inputs), "generate": generate}
     exec(f"def {what.name}({', '.join(['context', *names])}):\n    return signature, generate", scope)
-    return intrinsic(scope[what.name])
+    make: Any = intrinsic
+    return make(scope[what.name])
 
 
 def _shared_address(builder: Any) -> Any:

@@ -1,7 +1,7 @@
 """The CUDA driver, called through ctypes: it comes with every NVIDIA driver, and needs no package.
 
-Every call's result is checked; a failure is a `CudaError` with a line that says what was asked for. One device,
-its primary context, and one stream are used.
+Every call's result is checked; a failure is a `CudaError` with a line that says what was asked for. One
+device, its primary context, and one stream are used.
 
 Source: CUDA Driver API.
 """
@@ -121,7 +121,7 @@ class Device:
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(max(1, n_bytes)))
         assert address.value
         self._pinned.append(address.value)
-        return np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address.value), np.uint8)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address.value))
 
     def upload(self, address: int, source: np.ndarray) -> None:
         """Copy an array to the card, behind what the stream is doing; it must stay until that is done."""

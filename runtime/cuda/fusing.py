@@ -59,22 +59,30 @@ def fused(program: ops.Program) -> list[FusedOp]:
     together = _joinable(program)
     while rest:
         if found := _gated(rest) or _prepared(rest):
-            op, n = found
-            out.append(op)
-            del rest[:n]
+            out.append(found[0])
+            del rest[: found[1]]
             continue
         op = rest.pop(0)
         if isinstance(op, ops.MatMul):
-            run = [op]
-            while rest and isinstance(rest[0], ops.MatMul) and _joins(run, rest[0]):
-                run.append(rest.pop(0))
-            for group in _by_names(run, together):
+            for group in _by_names(_take_run(op, rest), together):
                 biases = tuple(m.bias for m in group if m.bias is not None)
                 outs, weights = tuple(m.out for m in group), tuple(m.weight for m in group)
                 out.append(JoinedMatMul(op.x, outs, weights, biases, op.accumulate))
         else:
             out.append(op)
     return out
+
+
+def _take_run(first: ops.MatMul, rest: list[ops.Op]) -> list[ops.MatMul]:
+    """`first` and the products behind it that can be made with it, taken from the beginning of `rest`."""
+    run = [first]
+    while rest:
+        following = rest[0]
+        if not isinstance(following, ops.MatMul) or not _joins(run, following):
+            break
+        run.append(following)
+        del rest[0]
+    return run
 
 
 def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
@@ -98,10 +106,7 @@ def _runs(program: ops.Program) -> Iterator[list[ops.MatMul]]:
             continue
         op = rest.pop(0)
         if isinstance(op, ops.MatMul):
-            run = [op]
-            while rest and isinstance(rest[0], ops.MatMul) and _joins(run, rest[0]):
-                run.append(rest.pop(0))
-            yield run
+            yield _take_run(op, rest)
 
 
 def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
@@ -147,14 +152,15 @@ def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
     turns: dict[ops.Buffer, ops.RoPE] = {}
     heads = {attend.q: attend.heads, attend.k: attend.kv_heads}
     for op in rest[:n]:
-        if op.x not in heads:
+        if not isinstance(op, ops.RMSNorm | ops.RoPE) or op.x not in heads:
             return None
         if isinstance(op, ops.RoPE):
             if op.x in turns or op.start or op.heads != heads[op.x]:
                 return None
             turns[op.x] = op
         elif (
-            op.out == op.x
+            isinstance(op, ops.RMSNorm)
+            and op.out == op.x
             and op.x not in norms
             and op.x not in turns
             and op.groups == heads[op.x]
@@ -172,7 +178,12 @@ def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
 
 def turn_key(op: ops.RoPE) -> tuple[object, ...]:
     """What rotations depend on."""
-    return (op.inv_freq.tobytes(), op.attention_factor, op.same_up_to, op.longer and id(op.longer.__self__))
+    return (
+        op.inv_freq.tobytes(),
+        op.attention_factor,
+        op.same_up_to,
+        id(getattr(op.longer, "__self__", None)),
+    )
 
 
 def same_turn(a: ops.RoPE, b: ops.RoPE) -> bool:

@@ -1,8 +1,8 @@
 """Kernels by name and constants, compiled for a card once and kept on disk.
 
-Neither Numba nor a kernel's module is imported before the kernel must be compiled, so that a warm start only reads
-files. A kernel's file is named by a digest of everything that it depends on: the sources of this folder, the
-compilers, the card's architecture, and its constants.
+Neither Numba nor a kernel's module is imported before the kernel must be compiled, so that a warm start only
+reads files. A kernel's file is named by a digest of everything that it depends on: the sources of this
+folder, the compilers, the card's architecture, and its constants.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from .fusing import (
     joined_buffers,
     readers,
     turn_key,
+    writes,
 )
 from .kernel import Kernel, Kernels, kernel, pack_arguments
 from .kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
@@ -154,7 +155,7 @@ class Lowering:
     def _rows_of(self, op: FusedOp) -> int:
         if isinstance(op, PreparedAttend):
             return self._n[False]
-        out = op.outs[0] if isinstance(op, JoinedMatMul) else getattr(op, "out", None) or op.x
+        out = writes(op)[0]
         return self._n[out.wanted]
 
     def _at(self, buffer: ops.Buffer) -> Region:
@@ -252,7 +253,9 @@ class Lowering:
         self._norm(op, None, mean=0, size=op.x.width // op.groups if each else len(op.weight), each=int(each))
 
     def _lazy(self, i: int, op: ops.RMSNorm) -> bool:
-        """Whether a norm's result is only needed in 8 bits, and can be made without looking at the whole row."""
+        """Whether a norm's result is only needed in 8 bits, and can be made without looking at the whole
+        row.
+        """
         few = self._n[op.x.wanted] <= FEW
         whole = op.groups == 1 and len(op.weight) == op.x.width and op.x.width % 32 == 0
         return few and whole and self._only_products(i, op.out)
@@ -279,8 +282,9 @@ class Lowering:
         self, op: ops.RMSNorm | ops.LayerNorm, bias: np.ndarray | None, mean: int, size: int, each: int
     ) -> None:
         x, out = self._at(op.x), self._at(op.out)
-        arguments = [x.address, x.stride, out.address, out.stride, self.memory.vector(op.weight)]
+        arguments: list[int | float] = [x.address, x.stride, out.address, out.stride]
         arguments += [
+            self.memory.vector(op.weight),
             0 if bias is None else self.memory.vector(bias),
             float(op.eps),
             size,
@@ -407,7 +411,8 @@ class Lowering:
             GATED=matrices - 1,
             NORMED=int(x.norm is not None),
             EMIT=emit,
-            **{"KIND": 0} | constants,
+            KIND=constants.pop("KIND", 0),
+            **constants,
         )
         arguments: list[int | float] = [
             matrix.address,
@@ -451,7 +456,7 @@ class Lowering:
             ]
             self._emit(self._kernel("quantize", "to_halves", 256), (1, n), arguments, 64)
             self._halved.add(name)
-        constants = {
+        constants: dict[str, int | str] = {
             "FORMAT": matrix.weight.format.name,
             "BIAS": int(bool(biases)),
             "ACCUMULATE": int(accumulate),
@@ -513,7 +518,7 @@ class Lowering:
         self._wrote(op.x)
 
     def _prepare(self, op: PreparedAttend) -> None:
-        turn = op.rope and (self._angles(op.rope), op.rope)
+        turn = (self._angles(op.rope), op.rope) if op.rope else None
         self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
         self._wrote(op.attend.q, op.attend.k)
 

@@ -142,13 +142,14 @@ class CudaMachine:
         fields["positions"][:n], fields["wanted"][:m] = batch.positions, batch.wanted
         sequences, pages = table.blocks.shape
         fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
-        self._run(n, m, m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all())), _one_prompt(batch), batch)
+        all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
+        self._run((n, m, all_wanted, _one_prompt(batch)), batch)
         self.device.wait()
         self.states.end(batch)
         return self._logits[:m]
 
-    def _run(self, n: int, m: int, all_wanted: bool, one_prompt: bool, batch: Batch) -> None:
-        key = n, m, all_wanted, one_prompt
+    def _run(self, key: tuple[int, int, bool, bool], batch: Batch) -> None:
+        n, m = key[:2]
         seen = key in self._plans
         launches = self.plan(*key)
         if self.lowering.by_length:

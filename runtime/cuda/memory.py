@@ -46,7 +46,9 @@ class Memory:
             self._regions[name] = whole.columns(int(start))
 
     def vector(self, *values: np.ndarray) -> int:
-        """The address of float32 values, several arrays one after the other. Made once, however many read them."""
+        """The address of float32 values, several arrays one after the other. Made once, however many read
+        them.
+        """
         key = tuple(id(v) for v in values)
         if key not in self._vectors:
             array = np.concatenate([np.asarray(v, np.float32).reshape(-1) for v in values])

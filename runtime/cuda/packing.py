@@ -1,15 +1,17 @@
-"""How weights lie in the card's memory: the bits of the file, sorted so that 32 lanes read 32 blocks side by side.
+"""How weights lie in the card's memory: the bits of the file, sorted so that 32 lanes read 32 blocks side by
+side.
 
-Each row keeps its own parts one after the other: the codes of all its blocks of 32 weights, the further bits of
-codes that have more than 4 (or 2), the scales, and what 256 weights share. A row is padded to 16 bytes.
+Each row keeps its own parts one after the other: the codes of all its blocks of 32 weights, the further bits
+of codes that have more than 4 (or 2), the scales, and what 256 weights share. A row is padded to 16 bytes.
 
     codes of 4 bits   byte j of a block's 16: code j low, code j + 16 high
     codes of 2 bits   byte i of a block's 8: code 8t + i in bits 2t and 2t + 1
     one more bit      bit w of byte i of a block's 4: of code 4w + i
     codes of 8 bits   in order
 
-Q4_K and Q5_K keep the 16 bytes of scales that 256 weights have as they are, Q3_K and IQ4_XS a byte for each of their
-6-bit scales; all others are as large as in the file. `kernels/unpack.py` reads them. Floats stay as they are.
+Q4_K and Q5_K keep the 16 bytes of scales that 256 weights have as they are, Q3_K and IQ4_XS a byte for each
+of their 6-bit scales; all others are as large as in the file. `kernels/unpack.py` reads them. Floats stay as
+they are.
 """
 
 from __future__ import annotations

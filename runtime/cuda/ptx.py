@@ -1,10 +1,11 @@
 """The PTX instructions that kernels are made of, one function each.
 
-A function's decorator says which instruction it becomes and what its operands are: r a 32-bit integer, l a 64-bit
-one or an address, f a float32; outputs first. Its body, where there is one, says the same in Python, and is what
-the tests' simulator runs; instructions that look at other threads have their meaning in `tests/cuda/simulator.py`.
-Addresses are of global memory, or of shared memory (`shared()` and what is added to it) where the name says so.
-Of several outputs a tuple is returned. Words of bytes and of halves are 32-bit integers, the first one lowest.
+A function's decorator says which instruction it becomes and what its operands are: r a 32-bit integer, l a
+64-bit one or an address, f a float32; outputs first. Its body, where there is one, says the same in Python,
+and is what the tests' simulator runs; instructions that look at other threads have their meaning in
+`tests/gpu/simulator.py`. Addresses are of global memory, or of shared memory (`shared()` and what is added
+to it) where the name says so. Of several outputs a tuple is returned. Words of bytes and of halves are
+32-bit integers, the first one lowest.
 
 Source: Parallel Thread Execution ISA.
 """
@@ -520,8 +521,9 @@ def mma_halves(
 
 # Of an angle's turns only what is left over whole ones matters; that is found in float64.
 _REST = (
-    "{{ .reg .f64 a, n; .reg .f32 r; cvt.f64.f32 a, $1; mul.f64 n, a, 0d3FC45F306DC9C883; cvt.rni.f64.f64 n, n; "
-    "fma.rn.f64 a, n, 0dC01921FB54442D18, a; cvt.rn.f32.f64 r, a; {}.approx.f32 $0, r; }}"
+    "{{ .reg .f64 a, n; .reg .f32 r; cvt.f64.f32 a, $1; mul.f64 n, a, 0d3FC45F306DC9C883; "
+    "cvt.rni.f64.f64 n, n; fma.rn.f64 a, n, 0dC01921FB54442D18, a; cvt.rn.f32.f64 r, a; "
+    "{}.approx.f32 $0, r; }}"
 )
 
 

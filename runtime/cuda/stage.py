@@ -6,8 +6,8 @@ them. `stage` takes such a function and constants, and returns it with
 - names of constants replaced by their values, and `if` statements decided that depend on nothing else;
 - `for i in static(n):` repeated n times, with the value of i in place;
 - `x = registers(n, 0.0)`, or `registers((m, n), 0.0)`, as so many variables: x[1], x[i, j] are the names of
-  those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to or to
-  pass on with a star. Without a value they are only declared;
+  those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
+  or to pass on with a star. Without a value they are only declared;
 - float literals as float32: Numba would take them, and everything that they meet, as float64.
 
 Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
@@ -83,9 +83,8 @@ class _Stager(ast.NodeTransformer):
         call = node.iter
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "static":
             bounds = [self._value(argument) for argument in call.args]
-            assert isinstance(node.target, ast.Name) and all(isinstance(b, int) for b in bounds), ast.unparse(
-                node
-            )
+            assert isinstance(node.target, ast.Name)
+            assert all(isinstance(b, int) for b in bounds), ast.unparse(call)
             name, out, before = node.target.id, [], dict(self._constants)
             for i in range(*bounds):
                 self._constants = before | {name: i}
@@ -155,7 +154,7 @@ class _Stager(ast.NodeTransformer):
             ):
                 raise IndexError(f"{ast.unparse(node)} is none of the registers {node.value.id}{list(shape)}")
             names = [_register(node.value.id, (*index, *rest)) for rest in _indices(shape[len(index) :])]
-            found = [ast.Name(name, node.ctx) for name in names]
+            found: list[ast.expr] = [ast.Name(name, node.ctx) for name in names]
             return found[0] if len(index) == len(shape) else ast.Tuple(found, node.ctx)
         return self.generic_visit(node)
 

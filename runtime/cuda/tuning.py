@@ -9,7 +9,9 @@ LOADED_WORDS = 64  # registers for weights that are in flight, a lane
 
 @dataclass(frozen=True)
 class Shape:
-    """R rows a warp, U blocks a lane and row in flight, KS warps a row, WARPS a block: see kernels/matvec.py."""
+    """R rows a warp, U blocks a lane and row in flight, KS warps a row, WARPS a block: see
+    kernels/matvec.py.
+    """
 
     R: int
     U: int
@@ -27,7 +29,9 @@ class Shape:
 
 
 def matvec_shape(blocks: int, n_out: int, n_rows: int, matrices: int, raw: int, emits: bool) -> Shape:
-    """For `n_out` rows of `blocks` blocks of `raw` words, of one or two `matrices`; `emits`: 32 outputs a block."""
+    """For `n_out` rows of `blocks` blocks of `raw` words, of one or two `matrices`; `emits`: 32 outputs a
+    block.
+    """
     loads = -(-blocks // 32)  # a lane's, of a row
     if n_rows > 2:  # activations are what is read most
         return Shape(2, 1, 1, 16) if matrices == 2 else Shape(4, 1, 1, 8)
@@ -41,6 +45,8 @@ def matvec_shape(blocks: int, n_out: int, n_rows: int, matrices: int, raw: int, 
                 else Shape(4, 1, 1, 8)
             )
         return Shape(2, 1, 2, 32) if loads % 2 == 0 else Shape(2, 1, 1, 16)
+    if n_rows == 1 and loads <= 4 and raw == 9:  # the same with Q8_0
+        return Shape(1, 1, 1, 32) if emits and matrices == 1 else Shape(8, 1, 1, 4)
     if n_rows == 1 and emits and matrices == 1:
         return Shape(2, 2 if loads % 2 == 0 else 1, 1, 16)
     rows = 2 if matrices == 2 or n_rows > 1 else 4 if loads <= 2 else 2

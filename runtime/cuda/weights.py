@@ -80,8 +80,8 @@ def upload_weights(
         while waiting:
             future, (w, first, n, address) = waiting.pop(0)
             array = future.result()
-            if (job := next(rest, None)) is not None:
-                waiting.append((pool.submit(_pack, *job[:3]), job))
+            if (following := next(rest, None)) is not None:
+                waiting.append((pool.submit(_pack, *following[:3]), following))
             device.upload(address, array)
             device.wait()
             if release is not None:

@@ -1,12 +1,14 @@
-"""Attention over the paged cache for single rows: the context is cut into spans that blocks share (flash-decoding).
+"""Attention over the paged cache for single rows: the context is cut into spans that blocks share
+(flash-decoding).
 
-A block takes `G` query heads that share a key-value head, so that every load serves all of them. `LANES` lanes hold
-a token's key, `VEC` times 8 dimensions each; a warp has 32 / `LANES` tokens side by side and `U` of those behind each
-other in flight. Each lane keeps a softmax of its own, of powers of two; lanes, warps and blocks are merged at the end,
-blocks by the one that is done last, in an order that does not depend on which that is.
+A block takes `G` query heads that share a key-value head, so that every load serves all of them. `LANES`
+lanes hold a token's key, `VEC` times 8 dimensions each; a warp has 32 / `LANES` tokens side by side and `U`
+of those behind each other in flight. Each lane keeps a softmax of its own, of powers of two; lanes, warps
+and blocks are merged at the end, blocks by the one that is done last, in an order that does not depend on
+which that is.
 
-The cache of a layer is [page][key-value head][token][dimension], of halves or float32 (`KV` 16 or 32), a head's
-dimensions padded to a multiple of 8 (`DP`) with zeros.
+The cache of a layer is [page][key-value head][token][dimension], of halves or float32 (`KV` 16 or 32), a
+head's dimensions padded to a multiple of 8 (`DP`) with zeros.
 
 Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
@@ -50,8 +52,9 @@ from ..ptx import (
 from ..stage import device, registers, static
 from .common import emit_codes, tanh, warp_maximum, warp_sum
 
-# Constants of the launch. HD: dimensions of a head. CHUNKS: blocks that share a key-value head. PAGE: log2 of the
-# tokens of a page. SPAN: the fewest tokens a block takes. THREADS: of a block. EMIT: the result in 8 bits, too.
+# Constants of the launch. HD: dimensions of a head. CHUNKS: blocks that share a key-value head. PAGE: log2
+# of the tokens of a page. SPAN: the fewest tokens a block takes. THREADS: of a block. EMIT: the result in 8
+# bits, too.
 G = HD = DP = LANES = VEC = U = KV = WARPS = CHUNKS = PAGE = SPAN = SOFTCAP = SINKS = WINDOW = EMIT = PDL = 0
 NOTHING = -1e30  # a maximum of no scores
 HIDDEN = -2e30  # a score that does not count, even where there is no other
@@ -118,10 +121,12 @@ def attend(
     heads,
     kv_heads,
 ):
-    """out = softmax(scale · q·k) v. Grid: (key-value heads · CHUNKS, spans at most, rows), of 32 · WARPS threads.
+    """out = softmax(scale · q·k) v. Grid: (key-value heads · CHUNKS, spans at most, rows), of 32 · WARPS
+    threads.
 
-    `scale` and `sinks` are times log2 e; so is `softcap`, and `scale` then divided by it. `partials` has room for
-    [rows, heads, spans, DP + 4] float32, `counters` are zeros, one for each (row, block of heads), and are left so.
+    `scale` and `sinks` are times log2 e; so is `softcap`, and `scale` then divided by it. `partials` has
+    room for [rows, heads, spans, DP + 4] float32, `counters` are zeros, one for each (row, block of heads),
+    and are left so.
     """
     if PDL:
         let_next_start()

@@ -85,8 +85,8 @@ def activate(x):
 
 @device
 def emit_codes(codes, i, scales, value):
-    """A warp's 32 values in 8 bits: codes at `codes + i`, i different in each lane, and, at `scales`, the scale d
-    and d times the sum of codes of the block, of its first half and of its second."""
+    """A warp's 32 values in 8 bits: codes at `codes + i`, i different in each lane, and, at `scales`, the
+    scale d and d times the sum of codes of the block, of its first half and of its second."""
     peak = warp_maximum(absolute(value))
     inverse = 0.0
     if peak > 0.0:

@@ -1,9 +1,10 @@
 """Products of up to 8 rows of activations in 8 bits with block-quantised weights, at the speed of memory.
 
-A warp takes `R` rows of weights (of gate and of up if `GATED`), its lanes neighbouring blocks of 32 of each; the
-loads of `U` blocks a lane and row are in flight before the first is used. `KS` warps share the columns of a row. What
-follows a product is done where it is made: bias, residual, activation, and bringing the result into 8 bits for the
-next product, already times the weight of the norm in between, whose mean square is only needed behind that product.
+A warp takes `R` rows of weights (of gate and of up if `GATED`), its lanes neighbouring blocks of 32 of each;
+the loads of `U` blocks a lane and row are in flight before the first is used. `KS` warps share the columns
+of a row. What follows a product is done where it is made: bias, residual, activation, and bringing the
+result into 8 bits for the next product, already times the weight of the norm in between, whose mean square
+is only needed behind that product.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ from ..ptx import (
 from ..stage import registers, static
 from .common import activate, emit_codes, warp_sum
 
-# Constants of the launch. N: rows of activations. WARPS: of a block. NORMED: x is to be divided by its root mean
-# square. EXACT: blocks fill the lanes of all parts. EMIT: 0 no codes, 1 codes, 2 codes of a normed row. STORE: the result itself is wanted.
+# Constants of the launch. N: rows of activations. WARPS: of a block. NORMED: x is to be divided by its root
+# mean square. EXACT: blocks fill the lanes of all parts. EMIT: 0 no codes, 1 codes, 2 codes of a normed row.
+# STORE: the result itself is wanted.
 LOAD = UNPACK = activate
 RAW = HALVES = MINIMUM = N = R = U = KS = WARPS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = (
     EXACT

@@ -1,9 +1,9 @@
 """Attention of a prompt's rows over the paged cache, on tensor cores.
 
-A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and values
-come into shared memory a page of 64 tokens at a time, the next one while the present one is used. Scores, their
-softmax of powers of two, and the result never leave the registers. Rows of shared memory have their 16-byte pieces
-exchanged by the row's number, as in `tiled.py`.
+A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and
+values come into shared memory a page of 64 tokens at a time, the next one while the present one is used.
+Scores, their softmax of powers of two, and the result never leave the registers. Rows of shared memory have
+their 16-byte pieces exchanged by the row's number, as in `tiled.py`.
 
 Dao et al. 2022, "FlashAttention".
 """

@@ -53,7 +53,8 @@ def quantize(x, x_stride, blocks, weight, out, out_stride, partials):
 
 
 def to_halves(x, x_stride, width, out, out_stride, scales):
-    """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32 [rows].
+    """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
+    [rows].
 
     Grid: (1, rows), of 256 threads. Columns behind the width, up to a multiple of 64, become 0.
     """

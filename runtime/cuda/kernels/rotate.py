@@ -32,8 +32,8 @@ from ..ptx import (
 from ..stage import device
 from .common import warp_sum
 
-# Constants of the launch. HD: dimensions of a head, DP padded. WARPS: of a block. NORM: 0 none, 1 with weights for
-# all heads, 2 with each head's own.
+# Constants of the launch. HD: dimensions of a head, DP padded. WARPS: of a block. NORM: 0 none, 1 with
+# weights for all heads, 2 with each head's own.
 HD = DP = KV = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = PDL = 0
 
 
@@ -132,7 +132,8 @@ def prepare(
 ):
     """Norm and rotate queries in place, and keys on their way into the cache; append values.
 
-    Grid: ((heads + 2 · kv_heads) / WARPS, rows): a warp takes a head. With `heads` 0 only the cache is filled.
+    Grid: ((heads + 2 · kv_heads) / WARPS, rows): a warp takes a head. With `heads` 0 only the cache is
+    filled.
     """
     if PDL:
         let_next_start()

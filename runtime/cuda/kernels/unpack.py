@@ -1,9 +1,9 @@
 """How kernels read 32 weights of each block format, as `packing.py` lays rows out.
 
-`load_…(row, blocks, block)` reads block number `block` of a row of `blocks` blocks that begins at `row`, and returns
-it as it lies there; `unpack_…(…, block)` takes that and returns 8 words of 4 signed bytes each, the codes in order,
-and a, b, a', b': weights are a · code + b in the first half of the block, a' · code + b' in the second. Loading and
-unpacking are apart so that a kernel can have several loads in flight.
+`load_…(row, blocks, block)` reads block number `block` of a row of `blocks` blocks that begins at `row`, and
+returns it as it lies there; `unpack_…(…, block)` takes that and returns 8 words of 4 signed bytes each, the
+codes in order, and a, b, a', b': weights are a · code + b in the first half of the block, a' · code + b' in
+the second. Loading and unpacking are apart so that a kernel can have several loads in flight.
 
 `READERS` says of each format: the two functions, how many words a loaded block is (`RAW`), whether its halves
 differ (`HALVES`), and whether any b is not 0 (`MINIMUM`).
@@ -93,7 +93,9 @@ def minus(word, complement):
 
 @device
 def table(word, t0, t1, t2, t3):
-    """Each nibble of the word looked up in a table of 16 bytes: the low ones of its bytes, then the high ones."""
+    """Each nibble of the word looked up in a table of 16 bytes: the low ones of its bytes, then the high
+    ones.
+    """
     index, upper = bits_and(word, 0x77777777), shift_right(bits_and(word, 0x88888888), 1)
     first = permute(permute(t0, t1, index), permute(t2, t3, index), bits_or(0x3210, bits_and(upper, 0xFFFF)))
     index, upper = shift_right(index, 16), shift_right(upper, 16)
@@ -219,7 +221,9 @@ def unpack_mxfp4(a, b, c, d, exponent, block):
 
 @device
 def run_scales(low, middle, high, block):
-    """The 6-bit scale and minimum of run `block % 8` of Q4_K and Q5_K; their bits are in quant/formats/q4_k.py."""
+    """The 6-bit scale and minimum of run `block % 8` of Q4_K and Q5_K; their bits are in
+    quant/formats/q4_k.py.
+    """
     at = 8 * (block & 3)
     first, second, third = (
         bits_and(shift_right(low, at), 255),
