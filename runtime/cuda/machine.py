@@ -95,7 +95,10 @@ class CudaMachine:
         self._closed = False
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
-            lambda: [self.lowering.launches(1, 1, True), self.lowering.launches(many, 1, False, True)]
+            lambda: [
+                *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
+                self.lowering.launches(many, 1, False, True),
+            ]
         )
         self.plan(1, 1)
 
