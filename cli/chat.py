@@ -13,6 +13,7 @@ import typer
 from . import store, terminal
 from .conversation import Conversation, Turn
 from .errors import explain
+from .loops import LoopWatch
 from .options import DEFAULT_MODEL, GenerationOptions, Model_, TextOrJson, flag, with_generation_options
 from .prompt import read_prompt
 from .reply import INTERRUPTED, Reply, generate, show_stats, why_cut
@@ -73,7 +74,12 @@ class Chat:
         if gone:
             terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
         sink = terminal.ModelText()
-        reply = self.last = generate(self.model, ids, self.params, sink.write)
+        try:
+            reply = self.last = generate(self.model, ids, self.params, sink.write, LoopWatch().push)
+        except Exception:
+            if sink.text:  # the error gets a line of its own
+                sink.finish()
+            raise
         if reply.text:
             sink.finish()
         if not reply.text and reply.finish_reason == INTERRUPTED:

@@ -74,6 +74,7 @@ def open_convertible(path: Path, name: str) -> Convertible:
 
 def _open_gguf(path: Path) -> Convertible:
     file = GGUFFile.open(path)
+    file.will_read()
     kept = {key: value for key, value in file.metadata.items() if key not in _WRITTEN_ANEW}
     tensors = [
         Assembled(name, file.tensors[name].shape, (file.tensors[name],))
@@ -84,6 +85,7 @@ def _open_gguf(path: Path) -> Convertible:
 
 def _open_folder(path: Path, name: str) -> Convertible:
     folder = Checkpoint.open(path)
+    folder.will_read()
     config = config_from_hf(folder.config, folder.tensors)
     weights = Weights(config, folder.tensors)
     exported = export_model(config, weights, folder.config)

@@ -25,6 +25,7 @@ _CHECKPOINT_FILES = frozenset(
         "chat_template.json", "model.safetensors.index.json",
     }
 )  # fmt: skip
+_MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
 def quant_of(path: str) -> str:
@@ -76,9 +77,11 @@ def choose_checkpoint(paths: Iterable[str]) -> list[str]:
 
     Only data is ever taken: JSON, text and safetensors, never pickles.
     """
+    paths = list(paths)
     root = [path for path in paths if "/" not in path]
     weights = [path for path in root if path.endswith(".safetensors")]
     weights = [path for path in weights if path.startswith("model")] or weights
     if not weights or "config.json" not in root:
         return []
-    return sorted([path for path in root if path in _CHECKPOINT_FILES] + weights)
+    templates = [path for path in paths if _MORE_TEMPLATES.fullmatch(path)]
+    return sorted([path for path in root if path in _CHECKPOINT_FILES] + weights + templates)

@@ -14,8 +14,10 @@ import typer
 
 from .. import __version__
 from . import bench, chat, doctor, pull, quantize, rm, run, show, terminal, tokenize
+from . import eval as eval_
 from . import list as list_
 from .errors import ModelNotFound, StoreError, explain
+from .signals import unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 
@@ -36,6 +38,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "rm": rm.rm,
     "quantize": quantize.quantize,
     "bench": bench.bench,
+    "eval": eval_.evaluate,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,
 }
@@ -61,6 +64,11 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error becomes one line on stderr."""
+    with unwinding():
+        return _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     terminal.setup_streams()
     words = [_utf8(word) for word in (sys.argv[1:] if arguments is None else arguments)]
     end = words.index("--") if "--" in words else len(words)

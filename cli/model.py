@@ -33,6 +33,7 @@ from .card import CARD_OVERHEAD, on_cpu, open_card
 from .memory import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .source import Source, is_gguf, open_source
 from .stops import StopFilter
+from .token_kernel import token_kernel
 
 if TYPE_CHECKING:
     from ..runtime.cpu.machine import CpuMachine
@@ -325,8 +326,11 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_file() and is_gguf(path):
-        return tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
-    return tokenizer_from_files(path)
+        tokenizer = tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
+    else:
+        tokenizer = tokenizer_from_files(path)
+    tokenizer.accelerate(token_kernel())
+    return tokenizer
 
 
 def _check_arguments(device: str, context: int | None, threads: int | None) -> None:

@@ -31,6 +31,8 @@ ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub.")
 ]
 DEFAULT_MODEL = DEFAULT
+MAX_CONTEXT = 2**31 - 1  # positions are int32
+MAX_THREADS = 1024  # as `load_model` has it, whose module is slow to import
 THREADS_HELP = "CPU threads; default: one a physical core that the process may use."
 
 
@@ -69,7 +71,14 @@ class GenerationOptions:
     ] = None
     context: Annotated[
         int | None,
-        flag("-c", "--context", metavar="N", min=1, help="Context length in tokens; default: the model's."),
+        flag(
+            "-c",
+            "--context",
+            metavar="N",
+            min=1,
+            max=MAX_CONTEXT,
+            help="Context length in tokens; default: the model's.",
+        ),
     ] = None
     temperature: Annotated[
         float | None,
@@ -102,7 +111,9 @@ class GenerationOptions:
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
-    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)
+    ] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
@@ -142,12 +153,18 @@ class GenerationOptions:
 
 
 def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
-    """`load_model` with a line that says how far it is while it lasts, and its warnings after that."""
+    """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
+
+    NumPy's about numbers that overflow are no news for people: what comes of them the sampler tells.
+    """
+    import warnings as python_warnings
+
     from .progress import Loading
     from .terminal import note
 
     warnings: list[str] = []
-    with Loading(name) as loading:
+    with Loading(name) as loading, python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", RuntimeWarning)
         from .model import load_model
 
         model = load_model(path, warn=warnings.append, progress=loading.at, **arguments)

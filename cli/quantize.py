@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import files, store, terminal
-from .options import THREADS_HELP, flag
+from .options import flag
 
 if TYPE_CHECKING:
     from ..quant.block import BlockFormat
@@ -52,7 +52,9 @@ def quantize(
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
-    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
+    ] = None,
 ) -> None:
     """Convert a model to GGUF and quantise it.
 
@@ -72,8 +74,8 @@ def quantize(
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    _check_quantised(model, allow_requantize)
     planned = plan(recipe, model.tensors, model.facts, keep=model.is_gguf, overrides=formats)
+    _check_quantised(planned, allow_requantize)
     planned = checked(planned, zero_nonfinite, model.release)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
@@ -142,13 +144,18 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
         raise typer.BadParameter(f"{target} is no file to replace")
 
 
-def _check_quantised(model: Convertible, allowed: bool) -> None:
-    held = Counter(t.format.name for t in model.tensors if not t.format.is_float)
+def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
+    """Tensors that are quantised already may stay as they are; they become something else only if asked."""
+    from ..quant.recipes import find_recipe
+
+    changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
+    held = Counter(p.tensor.format.name for p in changed)
     if held and not allowed:
         most = held.most_common(1)[0][0]
+        same = f", --type {most.lower()} keeps it as it is" if find_recipe(most) else ""
         raise typer.BadParameter(
             f"the source is quantised already (mostly {most}): what that lost stays lost, and more will be; "
-            "--allow-requantize does it all the same"
+            f"--allow-requantize does it all the same{same}"
         )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .model import Model
 
 INTERRUPTED = "interrupted"
+LOOP = "loop"
 _STATS = (
     "prompt_tokens", "cached_tokens", "new_tokens", "time_to_first_token", "prompt_seconds", "decode_seconds",
     "tokens_per_second", "prompt_tokens_per_second",
@@ -30,8 +31,17 @@ class Reply:
     stats: dict[str, float | int | None]
 
 
-def generate(model: Model, ids: list[int], params: SamplingParams, write: Callable[[str], None]) -> Reply:
-    """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is."""
+def generate(
+    model: Model,
+    ids: list[int],
+    params: SamplingParams,
+    write: Callable[[str], None],
+    repeats: Callable[[str], bool] | None = None,
+) -> Reply:
+    """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
+
+    `repeats` is given each piece, and ends the reply if it says so.
+    """
     pieces: list[str] = []
     reason = INTERRUPTED
     try:
@@ -39,7 +49,10 @@ def generate(model: Model, ids: list[int], params: SamplingParams, write: Callab
             for piece in stream:
                 pieces.append(piece)
                 write(piece)
-        reason = str(model.stats.finish_reason)
+                if repeats and repeats(piece):
+                    break
+            looped = model.stats.finish_reason is None
+        reason = LOOP if looped else str(model.stats.finish_reason)
     except KeyboardInterrupt:
         pass
     return Reply("".join(pieces), reason, _stats(model))
@@ -82,6 +95,8 @@ def why_cut(reply: Reply, model: Model) -> str | None:
         return f"cut after {reply.stats['new_tokens']} tokens (-n)"
     if reply.finish_reason == "context":
         return f"cut, because the context of {model.context} tokens is full (-c)"
+    if reply.finish_reason == LOOP:
+        return "stopped: it says the same again and again; /set repeat_penalty 1.1 and /regen may help"
     return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
 
 

@@ -49,7 +49,12 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
     ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText()
-    reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
+    try:
+        reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
+    except Exception:
+        if sink.text:  # what is there already still ends with a newline
+            sink.finish()
+        raise
     if not plain:
         terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:

@@ -12,6 +12,7 @@ from ..quant.checkpoint import Checkpoint
 from ..quant.gguf import MAGIC, GGUFFile
 from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
 from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from .token_kernel import token_kernel
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of files that have none
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
@@ -91,7 +92,10 @@ def _folder_names(path: Path) -> list[str]:
 
 
 def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Iterable[int]) -> str:
-    """Give a chat model without a template a built-in one; the name of its family, or ""."""
+    """Let a tokenizer encode as fast as it can, and give a chat model without a template a built-in one; the
+    name of its family, or ""."""
+    if tokenizer is not None:
+        tokenizer.accelerate(token_kernel())
     if tokenizer is None or tokenizer.chat_template:
         return ""
     from ..tokenizer.builtin import builtin_template

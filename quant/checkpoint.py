@@ -19,9 +19,9 @@ from .errors import DamagedFile
 from .formats import FORMATS
 from .mapped import MappedFile
 from .metadata import shown
-from .packed import find_settings, scheme_of, unpack
 from .packed.raw import DTYPES, FLOATS, RawTensor
 from .packed.rows import sources
+from .packed.settings import find_settings
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -29,6 +29,7 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 OLDER_MODELOPT = "hf_quant_config.json"
 MAX_JSON_BYTES = 1 << 26
+MAX_NAME = 200  # characters of a shard's file name; systems have limits of their own
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,6 @@ class Checkpoint:
         generation_config = _read_json(generation) if generation.is_file() else {}
         older = folder / OLDER_MODELOPT
         settings = find_settings(config, _read_json(older) if older.is_file() else {})
-        scheme = scheme_of(settings) if settings else None
         placed = _placed_tensors(folder)
         files: list[MappedFile] = []
         raw: dict[str, RawTensor] = {}
@@ -77,7 +77,13 @@ class Checkpoint:
                 if tensor in raw:
                     raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
             raw |= held
-        tensors, replaced = unpack(raw, scheme, settings) if scheme and settings else ({}, set[str]())
+        tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
+        if settings:
+            from .packed.schemes import scheme_of, unpack  # most checkpoints need none of them
+
+            scheme = scheme_of(settings)
+            packing = scheme.title
+            tensors, replaced = unpack(raw, scheme, settings)
         for plain in raw.values():
             if plain.name not in replaced:
                 if plain.name in tensors:
@@ -89,9 +95,14 @@ class Checkpoint:
             tensors=tensors,
             paths=[file.path for file in files],
             n_bytes=sum(file.n_bytes for file in files),
-            packing=scheme.title if scheme else "",
+            packing=packing,
             _files=tuple(files),
         )
+
+    def will_read(self) -> None:
+        """Tell the system that tensors are going to be read whole."""
+        for file in self._files:
+            file.will_read()
 
     def release(self, tensor: QTensor) -> None:
         """Drop the tensor's pages from memory; they come back from the file when read again."""
@@ -114,7 +125,8 @@ def _placed_tensors(folder: Path) -> dict[str, list[str]]:
         raise DamagedFile(f"{INDEX}: has no weight_map")
     placed: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not name.endswith(".safetensors") or set(name) & set("/\\\0"):
+        named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
+        if not named or set(name) & set("/\\\0"):
             raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
         placed.setdefault(name, []).append(tensor)
     for name in placed:

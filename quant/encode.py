@@ -49,9 +49,11 @@ def encode_tensor(
     squared activations that meet it. `threads`: default, one a processor. Beside the result each thread needs
     some `20 · CHUNK_WEIGHTS` bytes.
 
-    Without importance, scales and fp16 values beyond fp16's range become infinite, as in the `gguf` package:
-    see `holds`. Raises NonFinite if a weight is NaN or infinite, unless `zero_nonfinite` makes those 0, and
-    ValueError if the width is no multiple of the block size.
+    Without importance, blocks that have the format already are copied; else scales and fp16 values beyond
+    fp16's range become infinite, as in the `gguf` package: see `holds`.
+
+    Raises NonFinite if a weight is NaN or infinite, unless `zero_nonfinite` makes those 0, and ValueError if
+    the width is no multiple of the block size or `importance` makes no sense.
     """
     rows, width = len(tensor.data), tensor.shape[-1]
     row_bytes = form.row_bytes(width)

@@ -92,6 +92,11 @@ class GGUFFile:
             _files=tuple(shard.file for shard in shards),
         )
 
+    def will_read(self) -> None:
+        """Tell the system that tensors are going to be read whole."""
+        for file in self._files:
+            file.will_read()
+
     def release(self, tensor: QTensor) -> None:
         """Drop the tensor's pages from memory; they come back from the file when read again."""
         for file in self._files:

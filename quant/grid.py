@@ -93,11 +93,11 @@ class Grid:
 
 
 def fit(grid: Grid, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """Blocks whose scales make Σ importance · (weight - stored)² small, for float32 `[n, block_size]`, all finite.
+    """Blocks whose scales make Σ importance · (weight - stored)² small, for finite float32 `[n, block_size]`.
 
-    `importance` is float32 `[block_size]` for all blocks, or `[k, block_size]`, block i having that of i modulo
-    k; None: all count the same. Only its proportions matter. Weights beyond what the format holds are cut.
-    Other threads run meanwhile.
+    `importance` is float32 `[block_size]` for all blocks, or `[k, block_size]`: block i has row i
+    modulo k. None: all count the same. Only its proportions matter. Weights beyond what the format holds are
+    cut. Other threads run meanwhile.
     """
     return grid.blocks(_fit(grid, weights, spread(importance, grid.form.block_size)))
 
@@ -124,7 +124,7 @@ def nearest(grid: Grid, weights: np.ndarray, blocks: np.ndarray) -> np.ndarray:
 
 
 def encode_blocks(grid: Grid, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
-    """float32 `[n, block_size]` as uint8 `[n, type_size]`: scales of `fit`, and the codes nearest to the weights."""
+    """float32 `[n, block_size]` as uint8 `[n, type_size]`: scales of `fit`, and the nearest codes."""
     blocks = fit(grid, weights, importance)
     return grid.pack(blocks, nearest(grid, weights, blocks))
 

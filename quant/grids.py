@@ -1,4 +1,4 @@
-"""The grids of all block formats, by name: their bit layouts are in `formats`, here is how they are searched."""
+"""The grids of all block formats, by name. Bit layouts are in `formats`; here is how scales are searched."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _around(level: int, low: float, high: float, count: int, signs: bool = True)
 
 
 def _ends(top: int, beyond: float, within: float, count: int) -> np.ndarray:
-    """Starts that lay the outer levels from `beyond` outside the smallest and largest weight to `within` inside.
+    """Starts that lay the outer levels from `beyond` outside the extreme weights to `within` inside.
 
-    Both are parts of the span between these two.
+    Both are parts of the span between the smallest and the largest.
     """
     inward = np.linspace(-beyond, within, count)
     return np.array([(a, top / (1 - b - a)) for a in inward for b in inward], np.float32)

@@ -144,7 +144,7 @@ def _level() -> str:
 
 def _sources() -> list[Path]:
     package = Path(__file__).parent.parent
-    return sorted([*package.glob("quant/**/*.py"), *package.glob("runtime/cpu/*.py")])
+    return sorted([*package.glob("quant/**/*.py"), *package.glob("runtime/cpu/**/*.py")])
 
 
 def _fingerprint() -> str:

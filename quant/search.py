@@ -1,13 +1,13 @@
 """The search for scales that lose least, in NumPy: the twin of `search_kernels`, operation by operation.
 
-A block's weights lie along the first axes and blocks along the last, as lanes of a vector do in the kernels: no
-sum crosses it, and sums go from the first weight to the last. All is float32, so that the two agree in every bit.
+A block's weights lie along the first axes and blocks along the last, as lanes of a vector do in the kernels:
+no sum crosses it, and sums go from the first weight to the last. All is float32: the two agree in every bit.
 
-For the codes at hand, the error Σ w · (x - s · level + m)² is a quadratic in the scale s and the minimum m; the
-best of each has a closed form. So the search starts from many grids laid over a run (`starts`), rounds to each,
-solves, and goes on from the best. Scales of scales are then fitted in the same way to what the runs want, and
-refined together: each run's whole numbers by trying their neighbours, with the codes that they would give, and
-the block's scales by the closed form over all its runs.
+For given codes the error Σ w · (x - s · level + m)² is a quadratic in the scale s and the minimum m, and the
+best of them have a closed form. So the search starts from many grids laid over a run (`starts`), rounds to
+each, solves, and goes on from the best. Scales of scales are then fitted in the same way to what the runs
+want, and refined together: each run's whole numbers by trying their neighbours with the codes that these
+would give, and the block's scales by the closed form over all its runs.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def fit_symmetric(
 def fit_affine(
     x: np.ndarray, w: np.ndarray, level: Level, top: np.float32, how: Search
 ) -> tuple[np.ndarray, ...]:
-    """Scale s and minimum m that make Σ w (x - s · level((x + m) / s) + m)² small; Σ w · level² there, and Σ w.
+    """Scale s and minimum m that make Σ w (x - s · level((x + m) / s) + m)² small: s, Σ w · level², m, Σ w.
 
-    Starts (a, b) lay level 0 on `low + a · span` and level `top` on `low + b · span`, given as (a, top / (b - a)).
+    Starts lay level 0 on `low + a · span` and the top level on `low + b · span`: they are (a, top / (b - a)).
     """
     low, high = x.min(axis=0), x.max(axis=0)
     if how.positive_minimum:
@@ -134,9 +134,15 @@ def fit_affine(
         one, two, along = total(w_chosen), total(w_chosen * chosen), total(wy * chosen)
         flat = FLAT * sum_w * two
         determinant = sum_w * two - one * one
-        per_determinant = np.where(determinant > flat, inverse(determinant), np.float32(0))
-        s = (sum_w * along - sum_wy * one) * per_determinant
-        o = (two * sum_wy - one * along) * per_determinant
+        per_determinant = inverse(determinant)
+        s, o = pick(  # where all codes are the same, from `low` on
+            determinant > flat,
+            (
+                (sum_w * along - sum_wy * one) * per_determinant,
+                (two * sum_wy - one * along) * per_determinant,
+            ),
+            (along * inverse(two), np.zeros_like(two)),
+        )
         if how.positive_minimum:
             over = o > 0 - low
             s, o = pick(over, ((along + low * one) * inverse(two), 0 - low), (s, o))
@@ -148,7 +154,7 @@ def fit_affine(
 
 
 def fit_power(x: np.ndarray, w: np.ndarray, level: Level) -> np.ndarray:
-    """The power of two that makes Σ w (x - s · level(x / s))² least, of the three that lay the peak on 4 … 32."""
+    """The power of two that makes Σ w (x - s · level(x / s))² least, of three around the peak."""
     peak = np.maximum(np.abs(x).max(axis=0), np.float32(2.0**-100))
     power = (peak.view(np.int32) & 0x7F800000).view(np.float32) * np.float32(1 / 8)
     best, scale = np.full_like(power, np.inf), power
@@ -215,7 +221,7 @@ def refine_run(
     dmin: np.ndarray,
     limits: tuple[np.float32, np.float32, np.float32],
 ) -> tuple[np.ndarray, ...]:
-    """The best whole s and m near the given for a run, its error, and its terms of the equations for d and dmin."""
+    """A run's best whole s and m near the given, its error, and its terms of the equations for d and dmin."""
     low, high, top = limits
     best, best_s, best_m = np.full_like(d, np.inf), s, m
     for step in NEIGHBOURS:
@@ -242,7 +248,7 @@ def refine_run(
 
 
 def nearest(blocks: np.ndarray, levels: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
-    """uint8 codes of the levels nearest to float32 blocks `[n, block_size]`, with scale and minimum `[n, runs]`."""
+    """uint8 codes of the levels nearest to float32 `[n, block_size]`; scale and minimum are `[n, runs]`."""
     n, runs = scale.shape
     y = (blocks.reshape(n, runs, -1) + minimum[..., None]) * inverse(scale)[..., None]
     return np.searchsorted(levels, level_of(levels)(y)).astype(np.uint8).reshape(blocks.shape)

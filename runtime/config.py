@@ -44,6 +44,8 @@ ACTIVATIONS = {
     "relu2": "relu2",
 }
 
+MAX_EXTRA = 1 << 10  # layers that predict further tokens, which are skipped
+
 # Switches of config.json that change what is computed, and the only setting of them that is supported
 USUAL = {
     "add_cross_attention": False,
@@ -66,11 +68,12 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     rows = [row for row in ARCHS.values() if row.gguf == name and name]
     if not rows:
         raise _unsupported(name, [row.gguf for row in ARCHS.values() if row.gguf])
-    arch = _best(rows, bool(metadata.get(f"{name}.expert_count")))
+    counts = Fields(metadata, "GGUF metadata", prefix=f"{name}.")
+    arch = _best(rows, counts.integer("expert_count", 0, low=0) > 0)
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     keys = Fields({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
     experts, names = experts_from_gguf(keys, arch, tensors), Names(arch, tensors, from_gguf=True)
-    extra = keys.integer("nextn_predict_layers", 0, low=0)
+    extra = keys.integer("nextn_predict_layers", 0, low=0, high=MAX_EXTRA)
     n_layers = _n_layers(keys, "block_count", tensors, extra)
     hidden = keys.integer("embedding_length")
     heads = keys.integer("attention.head_count")
@@ -202,7 +205,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         experts=experts,
         recurrence=recurrence_from_hf(keys, arch, layers),
         scales=scales,
-        extra_layers=keys.integer("num_nextn_predict_layers", 0, low=0),
+        extra_layers=keys.integer("num_nextn_predict_layers", 0, low=0, high=MAX_EXTRA),
         latent=latent,
         per_layer=per_layer_from_hf(keys, arch),
         altup=altup_from_hf(keys, arch),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
 from time import perf_counter
 from typing import Protocol
 
@@ -112,22 +112,34 @@ class Engine:
         The cached sequence is dropped. Raises as `generate` does.
         """
         tokens = self._check(ids)
+        out = np.empty((len(tokens), self.config.vocab_size), np.float32)
+        done = 0
+        for part in self.logits_in_parts(tokens):
+            out[done : done + len(part)] = part
+            done += len(part)
+        return out
+
+    def logits_in_parts(self, ids: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
+        """The same in parts [rows, vocab], as many rows as the machine gives at once. A part is valid until
+        the next one is asked for, or anything else of this engine. Raises at once, as `generate` does.
+        """
+        tokens = self._check(ids)
         self._running = None
         self._keep(0)
-        out = np.empty((len(tokens), self.config.vocab_size), np.float32)
+        return self._parts(tokens)
+
+    def _parts(self, tokens: list[int]) -> Iterator[np.ndarray]:
         chunk = min(self.machine.max_rows, self.machine.max_wanted)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            wanted = np.arange(len(part), dtype=np.int32)
-            out[start : start + len(part)] = self._step(part, wanted, len(tokens))
-        return out
+            yield self._step(part, np.arange(len(part), dtype=np.int32), len(tokens))
 
     def reset(self) -> None:
         """Forget the cached sequence."""
         self._running = None
         self._keep(0)
 
-    def _check(self, ids: Sequence[int]) -> list[int]:
+    def _check(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError("token ids must be a flat sequence of whole numbers")

@@ -18,7 +18,7 @@ from ..quant.block import QTensor
 from ..quant.formats import FORMATS
 from .archs import ARCHS
 from .config import config_from_gguf
-from .export_keys import exported_keys, gguf_architecture
+from .export_keys import exported_keys
 from .export_tensors import exported_tensors, permutes, splits_output
 from .fields import UnsupportedModel
 from .layers import Layer
@@ -152,6 +152,3 @@ def _same_rope(a: Rope, b: Rope) -> bool:
 def _shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= 80 else text[:79] + "…"
-
-
-__all__ = ["Exported", "as_gguf", "difference", "export_model", "gguf_architecture"]

@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from .archs import ARCHS, Arch
-from .export_tensors import full_rope
+from .export_rope import rope_keys
 from .fields import Fields, UnsupportedModel
 from .latent import score_growth_from_gguf
 from .layers import Layer
 from .model_config import ModelConfig
-from .rope import DynamicNTK, LongRope, Rope, Yarn, yarn_attention_factor
 
-_MROPE_SECTIONS = (11, 11, 10, 0)  # of Qwen3.5, where config.json does not say
 _LISTS_WINDOWS = ("olmo2", "exaone4", "gemma3n", "gemma4")  # layer by layer, as their converters do
 _NEAR = 1e-6  # float32 keys
 
@@ -51,7 +49,7 @@ def exported_keys(config: ModelConfig, raw: Mapping[str, Any]) -> dict[str, Any]
         "attention.head_count_kv": _kv_heads(c),
         norm: c.norm_eps,
         **_head_sizes(c),
-        **_rope(c, arch, keys),
+        **rope_keys(c, arch, keys),
         **_windows(c, arch),
         **_scales(c, arch, raw),
         **_experts(c, keys),
@@ -106,61 +104,6 @@ def _head_sizes(c: ModelConfig) -> dict[str, Any]:
     return sizes
 
 
-def _rope(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
-    full = full_rope(c)
-    switch: dict[str, Any] = {}
-    if arch.nope == "switch":
-        switch["rope.scaling.finetuned"] = full is not None
-    if full is None:
-        return switch
-    found = {"rope.dimension_count": full.dims, "rope.freq_base": full.base, **switch}
-    if isinstance(full.scaling, DynamicNTK):
-        raise UnsupportedModel("GGUF cannot express RoPE scaling dynamic")
-    if isinstance(full.scaling, LongRope):
-        found["rope.scaling.original_context_length"] = full.scaling.original_context
-        found["rope.scaling.attn_factor"] = full.attention_factor
-    elif isinstance(full.scaling, Yarn):
-        found |= _yarn(full, full.scaling, arch, keys)
-    elif full.factor != 1.0:
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.factor}
-    local = next((layer.rope for layer in c.layers if layer.window and layer.rope), None)
-    if local and arch.local_rope_base is not None:
-        found["rope.freq_base_swa"] = local.base
-        if local.dims != full.dims:
-            found["rope.dimension_count_swa"] = local.dims
-    if c.query_growth[0]:
-        found["attention.temperature_scale"] = c.query_growth[0]
-        if c.query_growth[1] != found.get("rope.scaling.original_context_length", c.context_length):
-            found["attention.temperature_length"] = c.query_growth[1]
-    if arch.gguf.startswith("qwen35"):
-        sections = (_entry(keys).values.get("mrope_section") or list(_MROPE_SECTIONS))[:4]
-        found["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
-    return found
-
-
-def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": scaling.factor,
-        "rope.scaling.original_context_length": int(scaling.original_context),
-        "rope.scaling.yarn_beta_fast": scaling.fast_turns,
-        "rope.scaling.yarn_beta_slow": scaling.slow_turns,
-    }
-    scale = _entry(keys).number("mscale_all_dim", 0.0, zero=True)
-    if scale:
-        found["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
-    usual = yarn_attention_factor(scaling.factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
-    if not math.isclose(usual, rope.attention_factor, rel_tol=_NEAR):
-        found["rope.scaling.yarn_attn_factor"] = rope.attention_factor
-    return found
-
-
-def _entry(keys: Fields) -> Fields:
-    """What config.json says of RoPE, in either spelling."""
-    entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
-    return entry.section("full_attention") or entry
-
-
 def _windows(c: ModelConfig, arch: Arch) -> dict[str, Any]:
     windows = [layer.window for layer in c.layers]
     widths = set(windows) - {0}
@@ -203,7 +146,7 @@ def _usual_attention_scale(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -
     head_dim = c.latent.head_dim if c.latent else _head_sizes(c)["attention.key_length"]
     usual: float = arch.attention_scale or (c.hidden / c.n_heads if by_hidden else head_dim) ** -0.5
     return usual * (
-        score_growth_from_gguf(Fields(_rope(c, arch, Fields(raw, "config.json")), "config.json"), arch)
+        score_growth_from_gguf(Fields(rope_keys(c, arch, Fields(raw, "config.json")), "config.json"), arch)
         if c.latent
         else 1.0
     )

@@ -7,7 +7,7 @@ checkpoint keeps together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -15,16 +15,14 @@ import numpy as np
 from ..quant.assembled import Assembled, place_in_file
 from .archs import ARCHS
 from .experts import PROJECTIONS
+from .export_rope import rope_tensors
 from .fields import UnsupportedModel
 from .model_config import ModelConfig
 from .recurrence import Recurrence
-from .rope import Llama3Scaling, LongRope, Rope
 from .shapes import shapes
 from .weights import Weights, groups_of_rows
 
 _BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"
-_STILL = 1e30  # divides the frequency of pairs that do not turn
-_INFINITE = 1e29
 
 
 def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
@@ -283,33 +281,3 @@ def _heads(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
         held = weights.heads(i)
         for stem, matrices in (("attn_k_b", held.keys), ("attn_v_b", held.values)):
             yield Assembled(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)
-
-
-def rope_tensors(config: ModelConfig) -> Iterable[Assembled]:
-    """Divisors of the frequencies, for those ways of scaling that the format keeps in tensors."""
-    full = full_rope(config)
-    if full is None:
-        return []
-    if isinstance(full.scaling, LongRope):
-        both = {"long": full.scaling.divisors, "short": full.divisors}
-        return [Assembled.of_values(f"rope_factors_{kind}.weight", np.array(v)) for kind, v in both.items()]
-    if isinstance(full.scaling, Llama3Scaling):
-        return [Assembled.of_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
-    if full.divisors:
-        values = np.array(full.divisors)
-        return [Assembled.of_values("rope_freqs.weight", np.where(values < _INFINITE, values, _STILL))]
-    return []
-
-
-def full_rope(config: ModelConfig) -> Rope | None:
-    """The rotation of layers without a window, or if there are none, of the others."""
-    ropes = [(bool(layer.window), layer.rope) for layer in config.layers if layer.rope]
-    return min(ropes, key=lambda pair: pair[0])[1] if ropes else None
-
-
-def llama3_divisors(rope: Rope, scaling: Llama3Scaling) -> np.ndarray:
-    """What each pair's frequency is divided by, float32 [dims / 2]."""
-    plain = replace(rope, scaling=None).inv_freq().astype(np.float64)
-    turns = scaling.original_context * plain / (2 * np.pi)
-    keep = np.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0, 1)
-    return (1 / ((1 - keep) / scaling.factor + keep)).astype(np.float32)

@@ -22,6 +22,7 @@ from .rope import (
 )
 
 SUPPORTED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
+MAX_HEAD_DIM = 1 << 16  # far beyond any; some kinds of scaling take a number for each
 SUPPORTED_IN_GGUF = ("none", "linear", "yarn", "longrope")
 
 
@@ -57,6 +58,8 @@ def rope_from_hf(
 def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int, arch: Arch) -> Rope:
     """The Rope for one entry of `rope_scaling` or `rope_parameters`, which may leave out anything."""
     part = arch.rotary_factor
+    if head_dim > MAX_HEAD_DIM:
+        raise DamagedFile(f"{config.source}: heads of {head_dim} dimensions; at most {MAX_HEAD_DIM} are read")
     if "rotary_dim" in config:
         part = config.integer("rotary_dim", high=head_dim) / head_dim
     part = config.number("partial_rotary_factor", part, high=1.0)

@@ -47,8 +47,8 @@ class AddedTokens:
         lengths: dict[str, set[int]] = {}
         for content in self._by_content:
             seconds.setdefault(content[0], set()).add(content[1:2])
-            lengths.setdefault(content[0], set()).add(len(content))
-        self._lengths = {first: sorted(sizes, reverse=True) for first, sizes in lengths.items()}
+            lengths.setdefault(content[:2], set()).add(len(content))
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         self._candidate = re.compile(
             "|".join(_prefix(first, seen) for first, seen in sorted(seconds.items()))
         )
@@ -97,11 +97,11 @@ class AddedTokens:
                 position = found.start() + 1
 
     def _longest(self, text: str, position: int) -> AddedToken | None:
-        for length in self._lengths[text[position]]:
+        for length in self._lengths.get(text[position : position + 2], ()):
             token = self._by_content.get(text[position : position + length])
             if token is not None:
                 return token
-        return None
+        return self._by_content.get(text[position])
 
 
 def _prefix(first: str, seconds: set[str]) -> str:

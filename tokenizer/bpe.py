@@ -9,13 +9,14 @@ is that of the piece that it makes, the best score first. `ranks` maps the joine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain, filterfalse
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from .batch import MAX_SYMBOLS, BatchMerger, Cuts, Entries, cuts_anywhere, cuts_of_merges
+from .batch import MAX_SYMBOLS, BatchMerger, Entries, cuts_anywhere, cuts_of_merges
 from .errors import TokenizerError
 from .merging import NOT_IN_VOCAB, Merger
 from .pretokenize import BYTE_SYMBOLS, bytes_to_symbols
@@ -39,10 +40,18 @@ def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) ->
     return ranks
 
 
+class InOrder(NamedTuple):
+    """Merges that make entry after entry from id `first` on, cut in two after `cuts` (int [n]) bytes."""
+
+    first: int
+    cuts: np.ndarray
+
+
 class ProductRanks(Lookup):
     """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair.
 
-    `cuts` are the same ranks for many pairs at once, None where they cannot be had.
+    `order` is where they come from: merges "a b", the first goes first (with `in_order`, if they are); or a
+    number (int64) for each id that any pair may make, the least goes first.
     """
 
     def __init__(
@@ -50,13 +59,15 @@ class ProductRanks(Lookup):
         vocab: Lookup,
         joiner: str,
         rank: Callable[[int, str], int],
-        cuts: Callable[[Entries], Cuts | None],
+        order: Strings | np.ndarray,
+        in_order: InOrder | None = None,
     ) -> None:
         super().__init__(absent=NO_RANK)
         self._vocab = vocab
         self._joiner = joiner
         self._rank = rank
-        self.cuts = cuts
+        self.order = order
+        self.in_order = in_order
 
     def __missing__(self, pair: str) -> int:
         id = self._vocab[pair.replace(self._joiner, "", 1) if self._joiner else pair]
@@ -67,9 +78,6 @@ def packed_ranks(merges: Strings, vocab: Lookup, pieces: Strings) -> Lookup:
     """Ranks for packed merges, "a b" each. One that makes no entry of the vocabulary has none."""
     if not len(merges):
         return Lookup(absent=NO_RANK)
-
-    def cuts(entries: Entries) -> Cuts | None:
-        return cuts_of_merges(entries, merges)
 
     made = merges.raw[merges.raw != _SPACE]
     ends = np.flatnonzero(made == 0)
@@ -82,9 +90,10 @@ def packed_ranks(merges: Strings, vocab: Lookup, pieces: Strings) -> Lookup:
             ((merges.starts < spaces) & (spaces < merges.stops - 1)).all()
         )
         if alone and np.array_equal(made, pieces.raw[start : pieces.stops[stop - 1] + 1]):
-            return ProductRanks(vocab, " ", _in_order(merges, spaces, first), cuts)
+            in_order = InOrder(first, spaces - merges.starts)
+            return ProductRanks(vocab, " ", _in_order(merges, spaces, first), merges, in_order)
     places = PackedLookup(merges, NO_RANK, patience=len(merges) // 8)
-    return ProductRanks(vocab, " ", lambda id, pair: places[pair], cuts)
+    return ProductRanks(vocab, " ", lambda id, pair: places[pair], merges)
 
 
 def _in_order(merges: Strings, spaces: np.ndarray, first: int) -> Callable[[int, str], int]:
@@ -107,28 +116,47 @@ def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
     bits = numbers.view(np.int64)
     order = ~(bits ^ ((bits >> 63) & np.int64((1 << 63) - 1)))  # ~x, unlike -x, always exists
     ranks = order.data
-    return ProductRanks(vocab, "", lambda id, pair: ranks[id], lambda entries: cuts_anywhere(entries, order))
+    return ProductRanks(vocab, "", lambda id, pair: ranks[id], order)
 
 
-def _cuts(ranks: Lookup, joiner: str, entries: Entries) -> Cuts | None:
-    if isinstance(ranks, ProductRanks):
-        return ranks.cuts(entries)
-    merges = Strings.pack(sorted(ranks, key=ranks.__getitem__)) if joiner == " " else None
-    return cuts_of_merges(entries, merges) if merges else None
+class Tables(NamedTuple):
+    """What a model works with, in arrays.
+
+    `ids` (int64 [n]) are those of `texts`, NO_ID for a text that is as good as not there. `order` is that of
+    `ProductRanks`, as is `in_order`. With `whole`, a word that is an entry as a whole is not merged.
+    """
+
+    texts: Strings
+    ids: np.ndarray
+    order: Strings | np.ndarray
+    whole: bool
+    in_order: InOrder | None
+
+    @property
+    def n_ids(self) -> int:
+        return int(self.ids.max(initial=0)) + 1
 
 
-def _batch_merger(vocab: Lookup, ranks: Lookup, joiner: str, whole: bool) -> BatchMerger | None:
+class Batches(Protocol):
+    """What merges words faster than a `BatchMerger`."""
+
+    byte_symbols: np.ndarray  # int64 [256]: the ids of bytes
+
+    def merge(
+        self, symbols: np.ndarray, sizes: np.ndarray, fit: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, list[list[int]]]]: ...
+
+
+def _batch_merger(tables: Tables | None) -> BatchMerger | None:
     """What merges many words at once; None for a vocabulary that does not allow it."""
-    packed = vocab.packed()
-    if not packed:
+    if tables is None:
         return None
-    texts, ids = packed
-    n_ids = int(ids.max(initial=0)) + 1
-    if n_ids > NOT_IN_VOCAB or n_ids > 4 * len(texts) + 1024:
+    entries = Entries(tables.texts, tables.ids, tables.n_ids)
+    if not entries.usable:
         return None
-    entries = Entries(texts, ids, n_ids)
-    cuts = _cuts(ranks, joiner, entries) if entries.usable else None
-    return BatchMerger(entries, cuts, whole) if cuts else None
+    order = tables.order
+    cuts = cuts_of_merges(entries, order) if isinstance(order, Strings) else cuts_anywhere(entries, order)
+    return BatchMerger(entries, cuts, tables.whole) if cuts else None
 
 
 class BPE:
@@ -164,10 +192,41 @@ class BPE:
         self._ranks = ranks
         self._joiner = joiner
         self._until_batches = _BATCHES_PAY
+        self._least_batch = _LEAST_BATCH
+
+    def merge_by(self, batches: Batches) -> None:
+        """Merge words that were not seen before by `batches`, however few they are."""
+        self._batches = batches
+        self._byte_symbols = batches.byte_symbols
+        self._until_batches = 0
+        self._least_batch = 1
 
     @cached_property
-    def _batches(self) -> BatchMerger | None:
-        return _batch_merger(self._vocab, self._ranks, self._joiner, self._ignore_merges)
+    def _batches(self) -> BatchMerger | Batches | None:
+        return _batch_merger(self.tables())
+
+    def tables(self) -> Tables | None:
+        """The same model in arrays, None for one that does not allow it."""
+        packed = self._vocab.packed()
+        order: Strings | np.ndarray | None = None
+        in_order = None
+        if isinstance(self._ranks, ProductRanks):
+            order, in_order = self._ranks.order, self._ranks.in_order
+        elif self._joiner == " ":
+            order = Strings.pack(sorted(self._ranks, key=self._ranks.__getitem__))
+        if packed is None or order is None:
+            return None
+        tables = Tables(*packed, order, self._ignore_merges, in_order)
+        small = tables.n_ids <= min(NOT_IN_VOCAB, 4 * len(tables.texts) + 1024)
+        return tables if small else None
+
+    @property
+    def byte_level(self) -> bool:
+        return self._byte_level
+
+    def id_of(self, text: str) -> int:
+        """The id of an entry, NO_ID for any other text."""
+        return self._vocab[text]
 
     @cached_property
     def _byte_symbols(self) -> np.ndarray:
@@ -178,7 +237,7 @@ class BPE:
         unseen = filterfalse(self._words.__contains__, set(words))
         new = [word for word in unseen if 0 < len(word) <= MAX_SYMBOLS]
         self._until_batches -= len(new)
-        if len(new) < _LEAST_BATCH or self._until_batches > 0 or self._batches is None:
+        if len(new) < self._least_batch or self._until_batches > 0 or self._batches is None:
             return
         if len(self._words) + len(new) > _CACHED_WORDS:
             self._words.clear()

@@ -7,21 +7,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, filterfalse
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .added import AddedToken, AddedTokens
+from .bpe import BPE
 from .detokenize import Detokenizer
 from .guard import SpecialGuard
 from .normalize import Normalizer
-from .pretokenize import Step, cut_parts
+from .pretokenize import PartsAtSpaces, Step, cut_parts
+from .spm import PartsAtSpaces as PartsAtMarks
+
+if TYPE_CHECKING:
+    from .compiled import CompiledEncoder
 
 # Some vocabularies do not declare their turn markers special: <｜User｜> of DeepSeek, for one.
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 
+Kernel = Callable[[int, int, int], None]  # see compiled.py
+
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
 _LEAST_TOGETHER = 200  # parts; for fewer one after the other is faster
+_COMPILED_PAYS = 1_500  # characters after which machine code is asked for
 
 
 class WordModel(Protocol):
@@ -64,7 +72,7 @@ class Tokenizer:
         detokenizer: Detokenizer,
         settings: TokenizerSettings,
         normalize: Normalizer | None = None,
-        parts: Callable[[str], list[str]] | None = None,
+        parts: PartsAtSpaces | PartsAtMarks | None = None,
     ) -> None:
         """`parts` cuts a text, quickly, at places where `cut` will cut it too and the model never joins."""
         tokens = list(added)
@@ -86,6 +94,18 @@ class Tokenizer:
         self._normalize = normalize
         self._parts = parts
         self._known = _Known(self)
+        self._kernels: Callable[[int], Kernel | None] | None = None
+        self._n_encoded = 0  # characters
+        self._least_together = _LEAST_TOGETHER
+        self._compiled: CompiledEncoder | None = None
+
+    def accelerate(self, kernels: Callable[[int], Kernel | None]) -> None:
+        """Encode more than a little text by machine code: what `kernels` returns, the kernel of `kernels.py`.
+
+        It is told how many characters were encoded so far, and asked again while it returns None.
+        """
+        if self._parts is not None and isinstance(self._model, BPE):
+            self._kernels = kernels
 
     @cached_property
     def guard(self) -> SpecialGuard:
@@ -122,8 +142,11 @@ class Tokenizer:
             for i, part in enumerate(segments):
                 ids.extend((part,) if isinstance(part, int) else self.encode_part(part, i == 0))
             return ids
+        compiled = self._compiled_encoder(len(text))
+        if compiled is not None:
+            return compiled.encode(segments, self._encode_left)
         cut = [part if isinstance(part, int) else self._parts(part) for part in segments]
-        if len(text) >= _LEAST_TOGETHER:
+        if len(text) >= self._least_together:
             self._learn(chain.from_iterable(parts for parts in cut if not isinstance(parts, int)))
         known = self._known.__getitem__
         for parts in cut:
@@ -133,10 +156,37 @@ class Tokenizer:
                 ids.extend(chain.from_iterable(map(known, parts)))
         return ids
 
+    def _compiled_encoder(self, n_more: int) -> CompiledEncoder | None:
+        """What encodes by machine code, for so many more characters; None as long as there is nothing."""
+        if self._kernels is None or self._compiled is not None:
+            return self._compiled
+        self._n_encoded += n_more
+        if self._n_encoded < _COMPILED_PAYS or (kernel := self._kernels(self._n_encoded)) is None:
+            return None
+        from .compiled import compiled_encoder
+
+        assert isinstance(self._model, BPE)
+        assert self._parts is not None
+        self._compiled = compiled_encoder(kernel, self._model, self._parts)
+        if self._compiled is None:
+            self._kernels = None
+        else:
+            self._model.merge_by(self._compiled)
+            self._least_together = 1
+        return self._compiled
+
+    def _encode_left(self, texts: list[str]) -> list[Iterable[int]]:
+        """The ids of texts that machine code does not encode, each of one or more parts."""
+        assert self._parts is not None
+        cut = list(map(self._parts, texts))
+        self._learn(chain.from_iterable(cut))
+        known = self._known.__getitem__
+        return [chain.from_iterable(map(known, parts)) for parts in cut]
+
     def _learn(self, parts: Iterable[str]) -> None:
         """Work out parts that were not seen before together, if they are many."""
         new = list(filterfalse(self._known.__contains__, set(parts)))
-        if len(new) >= _LEAST_TOGETHER:
+        if len(new) >= self._least_together:
             words = cut_parts(self._cut, new)
             self._model.learn(chain.from_iterable(words.values()))
             self._known.make_room(len(words))

@@ -15,10 +15,12 @@ from .prompt_sources import (
     chatml,
     cohere,
     deepseek,
+    deepseek_v3_1,
     granite,
     harmony,
     llama_3,
     mistral,
+    smollm3,
 )
 
 _CHATML = ("<|im_start|>", "<|im_end|>")
@@ -63,6 +65,7 @@ FAMILIES = (
         (*_DEEPSEEK, "<think>"),
         named="r1",
     ),
+    Family("DeepSeek V3.1", deepseek_v3_1(), _DEEPSEEK, named=r"deepseek[- ]?v3\.[12]\S*", chat_only=True),
     Family("DeepSeek V3", deepseek("<\uff5cAssistant\uff5c>", thoughts=True), _DEEPSEEK, chat_only=True),
     Family(
         "Phi-4",
@@ -101,6 +104,7 @@ FAMILIES = (
         named="qwen3(-moe|moe)?",
         turn_end="<|im_end|>",
     ),
+    Family("SmolLM3", smollm3(), _CHATML, named=r"smollm-?3\S*", chat_only=True),
     Family("ChatML", chatml(), _CHATML, turn_end="<|im_end|>"),
     Family(
         "Llama 3.2",

@@ -14,7 +14,7 @@ from .detokenize import Detokenizer
 from .endings import end_ids
 from .errors import TokenizerError
 from .normalize import chain, prepend, replace, unicode_form
-from .presets import preset
+from .presets import SPACED, preset
 from .pretokenize import chain_steps, no_step, parts_at_spaces
 from .spm import SPACE, TokenType, bpe_from_scores, byte_ids
 from .spm import parts_at_spaces as piece_parts
@@ -44,12 +44,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     if not pieces:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
     types = _types(metadata, len(pieces))
+    spaced = model == "gemma4" or _text(metadata, "pre", "default") in SPACED
+    if spaced and model in ("gpt2", "gemma4"):
+        return _spaced_bpe(metadata, pieces, types)
     if model == "gpt2":
         return _byte_level(metadata, pieces, types)
     if model == "llama":
         return _sentencepiece(metadata, pieces, types)
-    if model == "gemma4":
-        return _spaced_bpe(metadata, pieces, types)
     raise TokenizerError(
         f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2, llama and gemma4 are supported"
     )
@@ -127,7 +128,7 @@ def _runs_of_spaces(tokens: Iterable[AddedToken]) -> tuple[list[AddedToken], dic
 
 
 def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
-    """Gemma 4: a list of merges, but spaces as U+2581 and bytes as "<0x0A>" as in SentencePiece."""
+    """Gemma 4 and others: merges, but spaces as U+2581 and bytes as "<0x0A>" as in SentencePiece."""
     vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
     added, respelled = _runs_of_spaces(_added(pieces, types))
     if isinstance(vocab, PackedLookup):
@@ -148,7 +149,12 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
         ),
         no_step,
         Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")]),
-        _settings(metadata, pieces, types, add_bos=True),
+        _settings(
+            metadata,
+            pieces,
+            types,
+            add_bos="gemma4" in (_text(metadata, "model"), _text(metadata, "pre", "")),
+        ),
         replace(" ", SPACE),
         piece_parts(pieces) if isinstance(pieces, Strings) else None,
     )

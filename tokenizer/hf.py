@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .added import AddedToken
 from .bpe import BPE, merge_ranks, packed_ranks
 from .components import decoder, kind, leaves_no_space, normalizers, steps, value
@@ -18,10 +20,14 @@ from .endings import end_ids
 from .errors import TokenizerError
 from .files import read_file
 from .normalize import chain
+from .normalize import prepend as put_before
+from .normalize import replace as replace_text
 from .packed_json import PackedVocabulary, read_packed
-from .pretokenize import Split, chain_steps, no_step, parts_at_spaces, spell_bytes
-from .spm import SPACE, SentencePieceFile, byte_ids
+from .pretokenize import PartsAtSpaces, Split, chain_steps, no_step, parts_at_spaces, spell_bytes
+from .spm import SPACE, SentencePieceFile, TokenType, bpe_from_scores, byte_ids
+from .spm import PartsAtSpaces as PartsAtMarks
 from .spm import parts_at_spaces as piece_parts
+from .spm_model import PlainModel
 from .strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .tekken import tekken_tokenizer
 
@@ -135,7 +141,7 @@ def _build(
     byte_level = bool(cutting) and cutting[-1] is spell_bytes
     if byte_level:
         cutting.pop()  # the model spells only the words that it has not seen before
-    parts = parts_at_spaces(cutting)
+    parts: PartsAtSpaces | PartsAtMarks | None = parts_at_spaces(cutting)
     if not cutting and not byte_level:
         texts = packed.pieces if packed else Strings.pack([*vocab])
         parts = piece_parts(texts) if texts else None
@@ -293,13 +299,27 @@ def _from_model(path: Path, config: Mapping[str, Any], templates: Mapping[str, s
             add_bos=file.bos_id is not None,
             end_ids=frozenset() if file.eos_id is None else frozenset({file.eos_id}),
         )
+    detokenizer = Detokenizer(
+        pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=file.has_dummy_prefix
+    )
+    plain = file.plain
+    packed = Strings.pack(plain.pieces) if plain else None
+    if plain is None or packed is None:
+        return Tokenizer(len(pieces), added.values(), file, no_step, detokenizer, settings)
+    spelled = [put_before(SPACE)] if plain.prefix else []
     return Tokenizer(
         len(pieces),
-        added.values(),
-        file,
+        [*(replace(token, normalized=False) for token in added.values()), *_user_defined(plain, added)],
+        bpe_from_scores(packed, plain.scores, plain.types, {}),
         no_step,
-        Detokenizer(
-            pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=file.has_dummy_prefix
-        ),
+        detokenizer,
         settings,
+        chain([*spelled, replace_text(" ", SPACE)]),
+        piece_parts(packed),
     )
+
+
+def _user_defined(plain: PlainModel, others: Iterable[int]) -> list[AddedToken]:
+    """Entries, but for `others`, that are found in a text before anything is merged."""
+    ids = set(np.flatnonzero(plain.types == TokenType.USER_DEFINED).tolist()).difference(others)
+    return [AddedToken(id, plain.pieces[id], normalized=True) for id in sorted(ids)]

@@ -195,10 +195,14 @@ PRESETS = {
 }
 
 
+# These spell spaces as U+2581 and bytes as SentencePiece does, and merge over the whole text.
+SPACED = frozenset(("gemma4", "granite-embed-multi-311m", "sarvam-moe"))
+
+
 def preset(name: str) -> Preset:
     """The preset of a `tokenizer.ggml.pre`; TokenizerError for a name that is not known."""
     found = PRESETS.get(name)
     if found is None:
-        known = ", ".join(sorted(PRESETS))
+        known = ", ".join(sorted([*PRESETS, *SPACED]))
         raise TokenizerError(f"unsupported tokenizer.ggml.pre {name[:80]!a}; known are {known}")
     return found

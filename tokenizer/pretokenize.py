@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
@@ -138,16 +139,26 @@ def _cut(text: str, parts: list[tuple[int, int, bool]], behavior: str) -> list[s
 _PART = re.compile(r"\s*\S+(?:(?! \S)\s+\S*)*|\s+")
 
 
-def parts_at_spaces(steps: Sequence[Step]) -> Callable[[str], list[str]] | None:
-    """A quick function that cuts a text where the steps will always cut it too; None if none is known.
+@dataclass(frozen=True)
+class PartsAtSpaces:
+    """A quick function that cuts a text where `steps` will always cut it too.
 
     Most of its pieces are single words, so that it pays to remember what became of them.
     """
+
+    steps: tuple[Step, ...]
+
+    def __call__(self, text: str) -> list[str]:
+        return _PART.findall(text)
+
+
+def parts_at_spaces(steps: Sequence[Step]) -> PartsAtSpaces | None:
+    """None if it is not known where the steps cut."""
     patterns = [step.source for step in steps if isinstance(step, Split) and step.behavior != "Removed"]
     if len(patterns) + steps.count(spell_bytes) < len(steps) or not all(map(known, patterns)):
         return None
     isolating = [step.source for step in steps if isinstance(step, Split) and step.behavior == "Isolated"]
-    return _PART.findall if any(map(cuts_at_spaces, isolating)) else None
+    return PartsAtSpaces(tuple(steps)) if any(map(cuts_at_spaces, isolating)) else None
 
 
 def cut_parts(cut: Step, parts: Iterable[str]) -> dict[str, Sequence[str]]:

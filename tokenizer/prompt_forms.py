@@ -13,6 +13,7 @@ _EXPRESSIONS = {
     "$role": "message.role",
     "$first": "(folded if loop.first else '')",
     "$last": "(folded if loop.last else '')",
+    "$unthought": "(unthought if unthought is defined else '')",
 }
 TAKE_SYSTEM = (
     "{% if messages and messages[0].role == 'system' %}"
@@ -31,13 +32,15 @@ class Form:
     """What is written before and after a message's content.
 
     $bos and $eos stand for the model's tokens, $role for the message's role; $first and $last for the system
-    message and a blank line, if this is the first message after it or the last one of all.
+    message and a blank line, if this is the first message after it or the last one of all; $unthought for
+    what `opening` has set so, in front of answers without thoughts.
     """
 
     before: str
     after: str
     trim: bool = False
     thoughts: bool = True  # False: what comes before "</think>" is left out
+    first_lines: bool = True  # False: line feeds at the beginning are left out
 
 
 def turns(
@@ -81,7 +84,7 @@ def written(text: str) -> str:
 
 def expression(text: str) -> str:
     """The same as a Jinja expression."""
-    parts = [part for part in re.split(r"(\$(?:bos|eos|role|first|last))", text) if part]
+    parts = [part for part in re.split(r"(\$(?:bos|eos|role|first|last|unthought))", text) if part]
     return " + ".join(_EXPRESSIONS.get(part) or json.dumps(part) for part in parts) or "''"
 
 
@@ -91,6 +94,8 @@ def one_message(form: Form) -> str:
     if not form.thoughts:
         rest = "message.content.split('</think>')[-1].lstrip('\\n')"
         content = f"({rest} if '</think>' in message.content else message.content)"
+    if not form.first_lines:
+        content = f"{content}.lstrip('\\n')"
     if form.trim:
         content = f"({content} | trim)"
     return "{{ " + " + ".join([expression(form.before), content, expression(form.after)]) + " }}"

@@ -13,6 +13,7 @@ from .prompt_forms import (
     one_message,
     or_else,
     turns,
+    written,
 )
 
 IM = Form("<|im_start|>$role\n", "<|im_end|>\n")
@@ -47,6 +48,50 @@ def deepseek(prompt: str, thoughts: bool) -> str:
     answer = Form("<\uff5cAssistant\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>", thoughts=thoughts)
     opening = f"{{{{ {SYSTEM} }}}}"
     return turns(Form("<\uff5cUser\uff5c>", ""), answer, prompt, begin="$bos", opening=opening)
+
+
+def deepseek_v3_1() -> str:
+    """DeepSeek V3.1: answers begin with thoughts, which are empty unless it is told to think."""
+    assistant, nothing = "<\uff5cAssistant\uff5c>", "<think></think>"
+    answer = Form(assistant + nothing, "<\uff5cend\u2581of\u2581sentence\uff5c>", thoughts=False)
+    thinking = "(thinking if thinking is defined else enable_thinking | default(false))"
+    prompt = f"{{{{ '{assistant}' + ('<think>' if {thinking} else '{nothing}') }}}}"
+    opening = f"{{{{ {SYSTEM} }}}}"
+    return turns(Form("<\uff5cUser\uff5c>", ""), answer, prompt, begin="$bos", opening=opening)
+
+
+def smollm3() -> str:
+    """SmolLM3: the system message says whether it thinks, and instructs it itself if nobody does."""
+    who = "You are a helpful AI assistant named SmolLM, trained by Hugging Face."
+    how = (
+        "Your role as an assistant involves thoroughly exploring questions through a systematic "
+        "thinking process before providing the final precise and accurate solutions. This requires "
+        "engaging in a comprehensive cycle of analysis, summarizing, exploration, reassessment, "
+        "reflection, backtracking, and iteration to develop well-considered thinking process. Please "
+        "structure your response into two main sections: Thought and Solution using the specified "
+        "format: <think> Thought section </think> Solution section. In the Thought section, detail "
+        "your reasoning process in steps. Each step should include detailed considerations such as "
+        "analysing questions, summarizing relevant findings, brainstorming new ideas, verifying the "
+        "accuracy of the current steps, refining any errors, and revisiting previous steps. In the "
+        "Solution section, based on various attempts, explorations, and reflections from the Thought "
+        "section, systematically present the final solution that you deem correct. The Solution "
+        "section should be logical, accurate, and concise and detail necessary steps needed to reach "
+        "the conclusion."
+    )
+    opening = (
+        f"{{% set mode = '/no_think' if {THINKING_IS_OFF} else '/think' %}}"
+        "{% if system is defined %}{% if '/no_think' in system %}{% set mode = '/no_think' %}"
+        "{% elif '/think' in system %}{% set mode = '/think' %}{% endif %}"
+        "{% set own = system.replace('/no_think', '').replace('/think', '').rstrip() %}{% endif %}"
+        "{% if mode == '/no_think' %}{% set unthought = '<think>\n\n</think>\n' %}{% endif %}"
+    ) + always(
+        Form("<|im_start|>system\n## Metadata\n\nKnowledge Cutoff Date: June 2025\n", "\n\n<|im_end|>\n"),
+        "'Reasoning Mode: ' + mode + '\n\n## Custom Instructions\n\n' + "
+        f"(own or ('{who} {how}' if mode == '/think' else '{who}'))",
+    )
+    answer = Form("<|im_start|>assistant\n$unthought", IM.after, first_lines=False)
+    prompt = written("<|im_start|>assistant\n$unthought")
+    return turns(IM, answer, prompt, opening=opening)
 
 
 def cohere(before: str, after: str) -> str:

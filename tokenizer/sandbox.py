@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, cast
 
@@ -21,25 +21,53 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_CHARACTERS = 1 << 27  # made by one rendering, intermediate texts included; a list item counts as 8
-MAX_SECONDS = 10.0  # for one prompt, however often its template is rendered
+MAX_TEMPLATE = 1 << 17  # characters of a source; the longest of well-known models has a fifth of that
+MAX_CHARACTERS = 1 << 24  # made by one rendering, intermediate texts included; a list item counts as 8
+TIMES_GIVEN = 16  # and so many times what it was given
+MAX_SECONDS = 1.5  # of processor time for one prompt, however often its template is rendered
 MAX_NUMBER = 1_000_000  # widths, counts and precisions given to filters and methods
 MAX_BITS = 4096  # of a product or power
+MAX_WRAPPED = 1 << 14  # characters given to wordwrap, which may take the square of that
+ITEM_COST = 16  # a character or an item that a filter looks at in Python, in characters copied
+# Filters that do no such thing.
+QUICK = frozenset(
+    (
+        *(
+            "abs",
+            "capitalize",
+            "count",
+            "d",
+            "default",
+            "e",
+            "escape",
+            "first",
+            "float",
+            "format",
+            "forceescape",
+        ),
+        *("indent", "int", "items", "join", "last", "length", "lower", "replace", "reverse", "round", "safe"),
+        *("string", "tojson", "trim", "upper"),
+    )
+)
 BUDGET = "the budget"  # its name in a context, which no template can spell
 
 _WIDE_FORMAT = re.compile(r"\d{6}|\*|\{[^{}]*:[^{}]*\{")
 
 
 def deadline() -> float:
-    """When a prompt that is begun now must be done, on the clock time.monotonic()."""
-    return time.monotonic() + MAX_SECONDS
+    """When a prompt that is begun now must be done, on the clock time.thread_time(): one that stands still
+    while other programs have the processor, or the machine sleeps."""
+    return time.thread_time() + MAX_SECONDS
 
 
 class Budget:
-    """What one rendering may still spend, until a deadline that it may share with others."""
+    """What one rendering may still spend, until a deadline that it may share with others.
 
-    def __init__(self, deadline: float) -> None:
-        self._left = MAX_CHARACTERS
+    `given` are the characters that it has to work with.
+    """
+
+    def __init__(self, deadline: float, given: int = 0) -> None:
+        self._most = self._left = MAX_CHARACTERS + TIMES_GIVEN * given
         self._deadline = deadline
 
     def spend_on(self, value: Any) -> None:
@@ -52,13 +80,21 @@ class Budget:
     def spend(self, characters: int) -> None:
         self._left -= characters
         if self._left < 0:
-            raise SecurityError(f"the template makes over {MAX_CHARACTERS} characters of text")
-        if time.monotonic() > self._deadline:
-            raise SecurityError(f"the template takes over {MAX_SECONDS:.0f} s")
+            raise SecurityError(f"the template makes over {self._most} characters of text")
+        if time.thread_time() > self._deadline:
+            raise SecurityError(f"the template takes over {MAX_SECONDS:g} s")
 
 
 class _Instrument(NodeTransformer):
-    """Puts a call of `count_turn` into each loop and macro, and makes a ~ b a call of `join_texts`."""
+    """Puts a call of `count_turn` into each loop and macro and one of `bounded` around what is compared, and
+    makes a ~ b a call of `join_texts`."""
+
+    def visit_Compare(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        for part in (node, *node.ops):
+            if not isinstance(part.expr, nodes.Const):
+                part.expr = _call("bounded", [part.expr], node.lineno)
+        return cast(nodes.Node, node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -89,6 +125,8 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters["tojson"] = to_json
         self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
+        tests: dict[str, Any] = self.tests
+        self.tests = {name: _bounded_test(test) for name, test in tests.items()}
         del self.globals["lipsum"]
         self.globals.update(namespace=_PlainNamespace, dict=_make_dict)
 
@@ -108,12 +146,22 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         context.parent[BUDGET].spend(sum(map(len, texts)))
         return "".join(texts)
 
+    @staticmethod
+    @pass_context
+    def bounded(context: Context, value: Any) -> Any:
+        """Lists inside lists can stand for more than any comparison would get through."""
+        if isinstance(value, list | tuple | dict):
+            context.parent[BUDGET].spend(_size(value))
+        return value
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         context.parent[BUDGET].spend(_size_of_result(operator, left, right))
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(__obj, "__self__", None)
+        if isinstance(owner, list | tuple) and getattr(__obj, "__name__", "") in ("count", "index"):
+            __context.parent[BUDGET].spend(_size([owner, *args]))
         if isinstance(owner, str | bytes | int | float):
             _check_numbers([*args, *kwargs.values()])
             args = _check_method(__context.parent[BUDGET], owner, getattr(__obj, "__name__", ""), args)
@@ -195,6 +243,9 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget: Budget = context.parent[BUDGET]
+        if name not in QUICK:
+            value = _looked_at(budget, value)
+            budget.spend(_size([*args, *kwargs.values()]))
         if name not in ("default", "d"):
             _check_numbers([*args, *kwargs.values()])
             value = _check_filter(budget, name, _shown(value), args, kwargs)
@@ -208,6 +259,38 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return run
+
+
+def _bounded_test(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The test, once it is known that its arguments are no more than can be looked at."""
+    if hasattr(function, "jinja_pass_arg"):
+        return function
+
+    def run(value: Any, *args: Any) -> Any:
+        if args and isinstance(value, list | tuple | dict):
+            _size([value, *args])
+        return function(value, *args)
+
+    return run
+
+
+def _looked_at(budget: Budget, value: Any) -> Any:
+    """Count what a filter is going to look at one by one; what has no length is counted as it comes."""
+    if isinstance(value, str):
+        budget.spend(len(value) * ITEM_COST)
+    elif isinstance(value, list | tuple | dict):
+        budget.spend(_size(value) * ITEM_COST)
+    elif isinstance(value, range):
+        budget.spend(len(value) * ITEM_COST)
+    elif isinstance(value, Iterator):
+        return _counted(budget, value)
+    return value
+
+
+def _counted(budget: Budget, items: Iterator[Any]) -> Iterator[Any]:
+    for item in items:
+        budget.spend(ITEM_COST)
+        yield item
 
 
 def _check_numbers(values: Iterable[Any]) -> None:
@@ -232,9 +315,14 @@ def _check_filter(
     elif name == "indent":
         width = args[0] if args else kwargs.get("width", 4)
         budget.spend(str(value).count("\n") * (width if isinstance(width, int) else len(str(width))))
+    elif name == "wordwrap" and len(str(value)) > MAX_WRAPPED:
+        raise SecurityError(f"wordwrap of over {MAX_WRAPPED} characters")
+    elif name == "sum" and not isinstance(kwargs.get("start", args[1] if len(args) > 1 else 0), int | float):
+        raise SecurityError("a sum of anything but numbers")
     elif name == "tojson":
         indent = kwargs.get("indent", args[1] if len(args) > 1 else None)
-        budget.spend(_size(value) * (indent if isinstance(indent, int) else len(indent or "")))
+        width = indent if isinstance(indent, int) else len(indent or "")
+        budget.spend(_size(value) * (width + ITEM_COST if width else 1))
     return value
 
 

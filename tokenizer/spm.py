@@ -7,7 +7,7 @@ independent subword tokenizer and detokenizer for neural text processing".
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from .bpe import BPE, score_ranks
 from .errors import TokenizerError
 from .files import read_file
+from .spm_model import plain_model
 from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 SPACE = "\u2581"
@@ -34,23 +35,31 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def parts_at_spaces(pieces: Strings) -> Callable[[str], list[str]] | None:
-    """Cuts in front of each run of U+2581, but not after a character that precedes one inside a piece.
+class PartsAtSpaces:
+    """Cuts in front of each run of U+2581, but not after those characters that precede one inside a piece.
 
-    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered. None
-    if too many characters precede one.
+    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered.
     """
+
+    def __init__(self, joins: frozenset[str]) -> None:
+        self.joins = joins
+        joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(joins)))}]){SPACE}++)?" if joins else ""
+        word = f"(?:[^{SPACE}]++{joined_on})"
+        self._parts = re.compile(f"{SPACE}++{word}*+|{word}++")
+
+    def __call__(self, text: str) -> list[str]:
+        return self._parts.findall(text)
+
+
+def parts_at_spaces(pieces: Strings) -> PartsAtSpaces | None:
+    """How to cut texts for these pieces; None if too many characters precede U+2581."""
     raw = pieces.raw
     lead, middle, last = SPACE.encode()
     spaces = np.flatnonzero((raw[:-2] == lead) & (raw[1:-1] == middle) & (raw[2:] == last))
     begins = raw[spaces - 1] == 0
     begins[1:] |= spaces[1:] == spaces[:-1] + 3
-    inside = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
-    if len(inside) > 64:
-        return None
-    joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(inside)))}]){SPACE}++)?" if inside else ""
-    word = f"(?:[^{SPACE}]++{joined_on})"
-    return re.compile(f"{SPACE}++{word}*+|{word}++").findall
+    joins = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
+    return PartsAtSpaces(frozenset(joins)) if len(joins) <= 64 else None
 
 
 def bpe_from_scores(
@@ -83,7 +92,10 @@ def byte_ids(vocab: Lookup) -> list[int] | None:
 
 
 class SentencePieceFile:
-    """A tokenizer.model, read and encoded by the `sentencepiece` package (BPE or unigram, any normaliser)."""
+    """A tokenizer.model, read and encoded by the `sentencepiece` package (BPE or unigram, any normaliser).
+
+    `plain` is what of it is enough to do without the package, where that is possible.
+    """
 
     def __init__(self, path: Path) -> None:
         import sentencepiece
@@ -91,14 +103,21 @@ class SentencePieceFile:
         sentencepiece.set_min_log_level(3)  # its errors are raised as well as logged
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
-            self._processor.LoadFromSerializedProto(read_file(path))
+            raw = read_file(path)
+            self._processor.LoadFromSerializedProto(raw)
+        except UnicodeDecodeError:  # of what it quotes in its own error
+            raise TokenizerError(f"{path}: not a SentencePiece model") from None
         except (RuntimeError, OSError) as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
         ids = list(range(self._processor.get_piece_size()))
         if not ids:
             raise TokenizerError(f"{path}: a SentencePiece model without pieces")
-        self.pieces: list[str] = self._processor.id_to_piece(ids)
+        try:
+            self.pieces: list[str] = self._processor.id_to_piece(ids)
+            probes = self._processor.encode_as_pieces(["a", "0", "\u4e00"])  # may lose any to a normaliser
+        except UnicodeDecodeError:
+            raise TokenizerError(f"{path}: a SentencePiece model whose pieces are not UTF-8") from None
         self.control_ids = [
             id
             for id, control, unknown in zip(
@@ -106,10 +125,10 @@ class SentencePieceFile:
             )
             if control or unknown
         ]
-        probes = self._processor.encode_as_pieces(["a", "0", "\u4e00"])  # a normaliser may drop any of them
         self.has_dummy_prefix = next((p[0].startswith(SPACE) for p in probes if p), False)
         self.bos_id: int | None = self._id(self._processor.bos_id())
         self.eos_id: int | None = self._id(self._processor.eos_id())
+        self.plain = plain_model(raw)
 
     def scores(self) -> np.ndarray:
         """float32 [n]"""

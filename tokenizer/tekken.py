@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from .added import AddedToken
-from .batch import cuts_anywhere
 from .bpe import BPE, NO_RANK, ProductRanks
 from .components import PATTERN_SECONDS, value
 from .core import Tokenizer, TokenizerSettings
@@ -22,6 +21,7 @@ from .pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
 from .strings import Lookup
 
 MAX_VOCAB = 1 << 22
+MAX_CONTROL = 1 << 16  # control tokens; there are 1000
 _SYMBOLS = dict(enumerate(BYTE_SYMBOLS))
 # The control tokens of files that name none (version 3), by id.
 _CONTROL = (
@@ -61,7 +61,7 @@ def tekken_words(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """The control tokens of a tekken.json, and its words in byte symbols, by id. TokenizerError."""
     config = value(content, "config", dict)
     n_control, size = (value(config, f"default_{key}", int) for key in ("num_special_tokens", "vocab_size"))
-    if not 0 <= n_control <= size <= MAX_VOCAB:
+    if not 0 <= n_control <= min(size, MAX_CONTROL) or size > MAX_VOCAB:
         raise TokenizerError(f"tekken.json: {n_control} control tokens of {size}")
     entries = value(content, "vocab", list)[: size - n_control]
     try:
@@ -71,7 +71,7 @@ def tekken_words(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     words = [text.decode("latin-1").translate(_SYMBOLS) for text in raw]
     control = [f"<SPECIAL_{id}>" for id in range(n_control)]
     control[: len(_CONTROL)] = _CONTROL[:n_control]
-    for item in content.get("special_tokens") or []:
+    for item in [] if content.get("special_tokens") is None else value(content, "special_tokens", list):
         id = value(item, "rank", int) if isinstance(item, dict) else -1
         if not 0 <= id < n_control:
             raise TokenizerError("tekken.json: a special token has no valid rank")
@@ -84,5 +84,5 @@ def _ranks(vocab: Lookup) -> Lookup:
         vocab,
         "",
         lambda id, pair: id if id >= 0 else NO_RANK,
-        lambda entries: cuts_anywhere(entries, np.arange(len(entries.sizes))),
+        np.arange(max(vocab.values(), default=-1) + 1),
     )

@@ -60,7 +60,7 @@ def render_until(
     """render_chat with a deadline (of `sandbox.deadline`) that several renderings may share."""
     from jinja2 import TemplateError as JinjaError
 
-    from .sandbox import BUDGET, Budget, format_time
+    from .sandbox import BUDGET, MAX_TEMPLATE, Budget, format_time
 
     context = {
         "messages": [_with_thinking(message) for message in messages],
@@ -69,9 +69,13 @@ def render_until(
         "add_generation_prompt": add_generation_prompt,
         **variables,
     }
+    if len(template) > MAX_TEMPLATE:
+        raise TemplateError(
+            f"chat template: {len(template)} characters long; at most {MAX_TEMPLATE} are read"
+        )
     try:
         context = {name: _plain(value) for name, value in context.items()}
-        budget = Budget(deadline)
+        budget = Budget(deadline, _characters([*context.values()]))
         budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
         context["raise_exception"] = _refuse
@@ -118,6 +122,15 @@ def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
     if reasoning is None or "thinking" in message:
         return message
     return {**message, "thinking": reasoning}
+
+
+def _characters(value: Any) -> int:
+    """About as many as a plain value is written with."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(str(key)) + _characters(item) for key, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list) else 8
 
 
 def _plain(value: Any) -> Any:

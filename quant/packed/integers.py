@@ -26,7 +26,7 @@ import numpy as np
 
 from ..errors import UnsupportedModel
 from .codes import unpack_at, unpack_row_words
-from .exact import encode_floats
+from .exact import encode_floats, rounded
 from .found import Found
 from .grids import Groups, IntegerGrid, regular_groups
 from .raw import FLOATS, RawTensor, RawTensors, as_floats, need
@@ -195,4 +195,7 @@ def _llm_int8(raw: RawTensors, weight: RawTensor, base: str) -> Found:
     def encode(index: Index, form: str) -> np.ndarray:
         return encode_floats(codes[index].astype(np.float32) * peaks[index, None] * OVER_127, form)
 
-    return Found(weight.name, weight.shape, (), lambda: ("F32",), encode, (weight.data, largest.data))
+    def floats() -> tuple[str, ...]:
+        return rounded(float(np.abs(peaks).max(initial=0)))
+
+    return Found(weight.name, weight.shape, (), floats, encode, (weight.data, largest.data))

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import DamagedFile, UnsupportedModel
 
 MAX_SIZE = 2**31 - 1
+SECTIONS = ("quantization_config", "compression_config", "quantization")
 
 
 def short(value: object) -> str:
@@ -78,3 +79,17 @@ class Settings:
                 f"{kind} with {key} {short(value)} is not supported; supported are {', '.join(known)}"
             )
         return value
+
+
+def find_settings(config: Mapping[str, Any], beside: Mapping[str, Any]) -> Settings | None:
+    """What a config.json says of the packing of its weights, for the whole model or its text part; None for
+    a model that is not packed. `beside` is the hf_quant_config.json that older ModelOpt wrote instead."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        whole = Settings(part, "config.json")
+        for key in SECTIONS:
+            section = whole.section(key)
+            if section is not None and section.values:
+                return section
+    older = Settings(beside, "hf_quant_config.json").section("quantization")
+    return older and Settings({"quant_method": "modelopt", **older.values}, older.source)

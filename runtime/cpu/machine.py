@@ -17,7 +17,7 @@ from .records import STEP
 from .sizes import CACHE_TYPES, KEYS
 from .team import Team
 
-LOGITS_BYTES = 16 << 20  # of logits that a step may give
+LOGITS_BYTES = 64 << 20  # of logits that a step may give; touched only when so many are wanted
 
 
 class CpuMachine:

@@ -268,6 +268,19 @@ RECUR = record(
     floats=("step_scale", "eps"),
 )
 
+# Rows of logits; a thread gets the addresses of its own.
+ROW_SCORES = record(
+    "logits",  # float32 rows [width]
+    "stride",
+    "other",  # as many
+    "other_stride",
+    "n_rows",
+    "width",
+    "sums",  # float64 rows [3]: largest, log of the sum of exponentials, column of the largest
+    "other_sums",
+    "out",  # float64, one a row
+)
+
 # Each counter has a cache line of its own.
 TEAM = record(
     *("posted", *(f"_{i}" for i in range(7))),

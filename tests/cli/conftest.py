@@ -17,7 +17,7 @@ from kukri.quant.kernel_cache import cache_folder
 
 from ..tiny_model import write_tiny_model
 
-LLM = (sys.executable, "-m", "kukri.cli.main")
+LLM = (sys.executable, "-m", "kukri.cli.start")
 OUT_OF_REACH = "http://127.0.0.1:9"  # the discard port: nobody picks up
 
 

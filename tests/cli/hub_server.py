@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -33,11 +34,14 @@ class HubServer:
     false_content: dict[str, bytes] = field(default_factory=dict)  # path → what is sent instead
     no_ranges: bool = False
     hold: threading.Event | None = None  # transfers stop in the middle until it is set
+    pace: float = 0.0  # seconds that each 64 kB of a transfer take
+    statuses: list[int] = field(default_factory=list)  # what the next transfers are answered with instead
     requests: list[Request] = field(default_factory=list)
 
     def start(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         self._server.daemon_threads = True
+        self._server.handle_error = lambda *error: None  # type: ignore[method-assign]  # clients are killed
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -110,6 +114,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not body:
             self._send(200, data, headers)
             return
+        if self.hub.statuses:
+            self._error(self.hub.statuses.pop(0), "")
+            return
         data = self.hub.false_content.get(path, data)
         start = 0
         if (asked := self.headers.get("Range")) and not self.hub.no_ranges:
@@ -138,6 +145,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.hub.hold.wait(60)
             self.close_connection = True
+            return
+        if transfer and self.hub.pace:
+            for start in range(0, len(data), 1 << 16):
+                self.wfile.write(data[start : start + (1 << 16)])
+                time.sleep(self.hub.pace)
             return
         self.wfile.write(data)
 

@@ -176,7 +176,7 @@ def test_an_empty_line_continues_a_cut_answer(
 def test_ctrl_c_keeps_the_partial_answer_and_marks_it(
     terminals: list[Terminal], environment: dict[str, str], endless: Path, tmp_path: Path
 ) -> None:
-    chat = open_chat(terminals, environment, endless, "-t", "0")
+    chat = open_chat(terminals, environment, endless, "-t", "2", "--min-p", "0.01")
     chat.send("\x03")
     chat.expect("Ctrl-D or /bye leaves")
     chat.expect(">>>")

@@ -131,7 +131,19 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
         "--repeat-penalty", "--repeat-last-n", "--stop", "--raw", "--kv-type", "--threads", "--device",
         "--stats", "--output",
     }  # fmt: skip
-    assert set(flags) == {"run", "chat", "pull", "list", "show", "rm", "bench", "tokenize", "doctor"}
+    assert set(flags) == {
+        "run",
+        "chat",
+        "pull",
+        "list",
+        "show",
+        "rm",
+        "quantize",
+        "bench",
+        "eval",
+        "tokenize",
+        "doctor",
+    }
 
 
 def test_a_format_of_other_commands_in_the_environment_is_ignored(llm_inside: Run, tiny: Path) -> None:

@@ -250,7 +250,8 @@ def test_a_disk_without_room_is_an_error_before_the_transfer(
         "usage = collections.namedtuple('usage', 'total used free')\n"
         "shutil.disk_usage = lambda path: usage(10**9, 10**9, 500)\n"
     )
-    line = failed(llm("pull", REPO, env={"PYTHONPATH": str(patch)}), 1)
+    paths = os.pathsep.join([str(patch), *filter(None, [os.environ.get("PYTHONPATH")])])
+    line = failed(llm("pull", REPO, env={"PYTHONPATH": paths}), 1)
     assert "has 500 B free" in line
     assert "HF_HOME" in line
     assert not hub.transfers("Q4_K_M.gguf")
@@ -280,3 +281,12 @@ def test_rm_leaves_files_of_the_users_own_alone(llm: Run, tmp_path: Path) -> Non
     path.write_bytes(GGUF)
     assert "delete it yourself" in failed(llm("rm", path), 1)
     assert path.exists()
+
+
+def test_more_chat_templates_belong_to_a_checkpoint() -> None:
+    from kukri.cli.files import choose_checkpoint
+
+    more = "additional_chat_templates/tool_use.jinja"
+    others = ["additional_chat_templates/x/y.jinja", "additional_chat_templates/x.py", "other/a.jinja"]
+    chosen = choose_checkpoint(iter(["config.json", "model.safetensors", more, *others]))
+    assert chosen == [more, "config.json", "model.safetensors"]

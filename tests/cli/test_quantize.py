@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import kukri
+from kukri.quant.checkpoint import Checkpoint
 from kukri.quant.gguf import GGUFFile
 from kukri.tokenizer.pretokenize import BYTE_SYMBOLS
 
@@ -38,17 +39,6 @@ def checkpoint(conformance: Callable[[str], Path], tmp_path: Path) -> Path:
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>", "chat_template": "{{ 1 }}"}')
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [en]\n---\n# Small\n")
     return folder
-
-
-@pytest.fixture
-def conformance(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    import tarfile
-
-    folder = tmp_path_factory.mktemp("fixtures")
-    for path in (Path(__file__).parent.parent / "data" / "conformance").glob("*.tar.xz"):
-        with tarfile.open(path) as archive:
-            archive.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
-    return folder.joinpath
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -118,8 +108,27 @@ def test_requantising_must_be_asked_for(llm_inside: Run, tmp_path: Path) -> None
     error = failed(llm_inside("quantize", target, tmp_path / "c.gguf", "--type", "q4_0"), 2)
     assert "--allow-requantize" in error
     assert "mostly Q8_0" in error
+    assert (
+        llm_inside("quantize", target, tmp_path / "same.gguf", "--type", "q8_0").returncode == 0
+    )  # no change
+    np.testing.assert_equal((tmp_path / "same.gguf").read_bytes(), target.read_bytes())
     done = llm_inside("quantize", target, tmp_path, "--type", "q5_1", "--allow-requantize")
     assert (done.returncode, done.stdout.decode()) == (0, f"{tmp_path / 'b-Q5_1.gguf'}\n")
+
+
+def test_packed_matrices_may_stay_as_they_are(
+    llm_inside: Run, conformance: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A symmetric 4-bit GPTQ checkpoint has the grid of Q4_0; no weight of its matrices changes."""
+    source, target = conformance("llama-gptq"), tmp_path / "b.gguf"
+    error = failed(llm_inside("quantize", source, target, "--type", "q8_0"), 2)
+    assert "--type q4_0 keeps it as it is" in error
+    assert llm_inside("quantize", source, target, "--type", "q4_0").returncode == 0
+    written, held = GGUFFile.open(target).tensors, Checkpoint.open(source).tensors
+    for stem, name in (("ffn_down", "mlp.down_proj"), ("attn_v", "self_attn.v_proj")):
+        tensor = written[f"blk.1.{stem}.weight"]
+        assert tensor.format.name == "Q4_0"
+        np.testing.assert_array_equal(tensor.dequantize(), held[f"model.layers.1.{name}.weight"].dequantize())
 
 
 def test_other_formats_for_some_tensors(llm_inside: Run, tmp_path: Path) -> None:

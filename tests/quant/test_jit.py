@@ -273,6 +273,7 @@ def test_the_folder_depends_on_sources_and_cpu(monkeypatch):
     before = kernel_cache._fingerprint()
     assert kernel_cache._fingerprint() == before
     sources = kernel_cache._sources()
+    assert {Path(kernels.__file__).parent, Path(kernel_cache.__file__).parent} <= {p.parent for p in sources}
     with monkeypatch.context() as patch:
         patch.setattr(kernel_cache, "_llvm", OtherCpu)
         assert kernel_cache._fingerprint() != before

@@ -45,6 +45,8 @@ SINGLE_NUMBERS = {  # kernels that compute a few functions of single numbers
     "pointwise.angles",
     "pointwise.gelu_gate",
     "pointwise.grow",
+    "scores.divergences",
+    "scores.log_sums",
     "recurrent.causal_conv",
     "recurrent.delta_rule",
     "recurrent.state_scan",

@@ -230,10 +230,10 @@ CASES = {
     "gptq, groups of 16": (gptq(4, 16, 64, size=16), "BF16"),
     "gptq, odd width": (gptq(5, 16, 40, size=40, sym=True), "BF16"),
     "gptq, act-order": (gptq(6, 40, 96, act_order=True), "BF16"),
-    "gptq, act-order, long scales": (gptq(7, 40, 96, act_order=True, short=False), "F32"),
+    "gptq, act-order, long scales": (gptq(7, 40, 96, act_order=True, short=False), "F16"),
     "gptq, g_idx unused": (gptq(8, 40, 96, zero_g_idx=True, sym=True), "Q4_0"),
     "gptq, 8 bits": (gptq(9, 36, 96, bits=8, sym=True, short=False), "Q8_0"),
-    "gptq, 8 bits with zero points": (gptq(10, 36, 96, bits=8, short=False), "F32"),
+    "gptq, 8 bits with zero points": (gptq(10, 36, 96, bits=8, short=False), "F16"),
     "awq": (awq(11, 24, 128, 64), "Q4_1"),
     "awq, long scales": (awq(12, 24, 96, short=False), "Q5_0"),
     "awq, one group": (awq(13, 8, 64, -1), "Q4_1"),
@@ -268,6 +268,8 @@ CASES = {
     "nf4, float16": (nf4(42, 6, 64, dtype="float16"), "F16"),
 }
 
+ROUNDED = ("nf4, float16", "gptq, act-order, long scales", "gptq, 8 bits with zero points")
+
 
 @pytest.mark.parametrize("name", CASES)
 def test_values(tmp_path: Path, name: str) -> None:
@@ -277,7 +279,7 @@ def test_values(tmp_path: Path, name: str) -> None:
     assert checkpoint.packing
     [tensor] = checkpoint.tensors.values()
     expected = np.asarray(expected, np.float32)
-    if name == "nf4, float16":
+    if name in ROUNDED:
         expected = expected.astype(np.float16).astype(np.float32)
     assert (tensor.format.name, tensor.shape) == (form, expected.shape)
     np.testing.assert_array_equal(tensor.dequantize(), expected)
@@ -315,7 +317,9 @@ def test_llm_int8(tmp_path: Path) -> None:
     }
     folder = stored(tmp_path / "m", {"quant_method": "bitsandbytes"}, tensors)
     [tensor] = Checkpoint.open(folder).tensors.values()
-    np.testing.assert_allclose(tensor.dequantize(), codes * peaks[:, None] / 127, rtol=3e-7)
+    np.testing.assert_allclose(
+        tensor.dequantize(), codes * peaks[:, None] / 127, rtol=2.0**-11, atol=2.0**-24
+    )
 
 
 @pytest.mark.parametrize("mode", ["gpt-oss", "mlx", "compressed-tensors"])

@@ -32,8 +32,6 @@ REFUSED = {
 def opened(folder, file="config.json"):
     checkpoint = Checkpoint.open(folder)
     raw = json.loads((folder / file).read_text())
-    if "quantization_config" in raw or "quantization" in raw:
-        pytest.skip("packed")
     config = config_from_hf(raw, checkpoint.tensors)
     return raw, config, Weights(config, checkpoint.tensors)
 

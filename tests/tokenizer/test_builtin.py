@@ -42,6 +42,8 @@ PUBLISHED = {
     "MiniMax-M2": "minimax-m2",
     "Kimi K2": "kimi-k2-instruct",
     "DeepSeek V3": "deepseek-v3",
+    "DeepSeek V3.1": "deepseek-v3.1",
+    "SmolLM3": "smollm3-3b",
     "DeepSeek R1": "deepseek-r1-distill-qwen-32b",
 }
 SWITCHES = ("enable_thinking", "reasoning_effort")
@@ -173,6 +175,9 @@ GRANITE = ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>")
         ((*IM, "<think>"), ["Qwen3-0.6B-Base", "qwen3"], "<|im_end|>", None),
         ((*IM, "<think>", *DEEPSEEK), ["DeepSeek R1 Distill Qwen 1.5B", "qwen2"], None, "DeepSeek R1"),
         (DEEPSEEK, ["DeepSeek-V3-0324", "deepseek_v3"], None, "DeepSeek V3"),
+        (DEEPSEEK, ["DeepSeek-V3.1-Terminus", "deepseek_v3"], None, "DeepSeek V3.1"),
+        (IM, ["SmolLM3 3B", "smollm3"], "<|im_end|>", "SmolLM3"),
+        (IM, ["SmolLM3-3B-Base", "smollm3"], "<|im_end|>", None),
         (DEEPSEEK, ["DeepSeek-V3-Base", "deepseek_v3"], None, None),
         (LLAMA, ["Meta-Llama-3-8B-Instruct", "llama"], None, "Llama 3"),
         (LLAMA, ["Meta-Llama-3-8B", "llama"], "<|end_of_text|>", None),

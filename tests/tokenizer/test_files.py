@@ -380,3 +380,39 @@ def test_tekken(tmp_path: Path) -> None:
         path.write_text(json.dumps({"config": config, "vocab": vocab, **change}))
         with pytest.raises(TokenizerError):
             load_tokenizer(path)
+
+
+@pytest.mark.parametrize(
+    ("model", "pre", "add_bos"),
+    [
+        ("gemma4", "gemma4", True),
+        ("gpt2", "gemma4", True),
+        ("gpt2", "sarvam-moe", False),
+        ("gpt2", "granite-embed-multi-311m", False),
+    ],
+)
+def test_merges_over_spaces(model: str, pre: str, add_bos: bool) -> None:
+    """Vocabularies with merges that spell spaces as SentencePiece does."""
+    pieces = [
+        "<unk>",
+        "\u2581",
+        "a",
+        "b",
+        "ab",
+        "\u2581ab",
+        "\n",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+    ]
+    tokenizer = tokenizer_from_gguf(
+        {
+            "tokenizer.ggml.model": model,
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": pieces,
+            "tokenizer.ggml.token_type": np.array([2] + [1] * 6 + [6] * 256, np.int32),
+            "tokenizer.ggml.merges": ["a b", "\u2581 ab"],
+            "tokenizer.ggml.bos_token_id": 2,
+        }
+    )
+    assert tokenizer.encode("ab ab\né") == [4, 5, 6, 7 + 0xC3, 7 + 0xA9]
+    assert tokenizer.decode(tokenizer.encode("ab ab\né")) == "ab ab\né"
+    assert tokenizer.add_bos == add_bos

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 
 from kukri.tokenizer import IncrementalDecoder, Tokenizer, tokenizer_from_gguf
+
+from .conftest import DATA
 
 FAMILIES = (
     "llama3_1",
@@ -101,6 +104,16 @@ def test_the_same_vocabulary_as_gguf_metadata(
         }
     )
     assert differences(read, goldens(family), strings) == []
+
+
+def test_mixed_texts(tokenizer: Callable[[str], Tokenizer]) -> None:
+    """Texts put together at random, by families."""
+    mixed = json.loads(lzma.decompress((DATA / "mixed.json.xz").read_bytes()))
+    texts = mixed.pop("texts")
+    assert len(mixed) == 8
+    for family, ids in mixed.items():
+        for text, expected in zip(texts, ids, strict=True):
+            assert tokenizer(family).encode(text, special=True) == expected, (family, ascii(text))
 
 
 def test_what_the_files_say_beside_the_vocabulary(tokenizer: Callable[[str], Tokenizer]) -> None:

@@ -70,3 +70,6 @@ STATE_SCAN = _one("recurrent", "state_scan")
 
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("team", name) for name in ("post", "lead", "follow"))
 READ_ALL = _one("read", "read_all")
+
+LOG_SUMS = _one("scores", "log_sums")
+DIVERGENCES = _one("scores", "divergences")

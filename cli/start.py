@@ -1,0 +1,21 @@
+"""What the installed commands start: an interrupt while the rest is imported ends them quietly, too."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+EXIT_INTERRUPTED = 130
+
+
+def main() -> int:
+    """Import the command line and run it."""
+    try:
+        from .main import main as run
+    except KeyboardInterrupt:
+        os._exit(EXIT_INTERRUPTED)
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

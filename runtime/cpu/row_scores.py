@@ -1,0 +1,96 @@
+"""Rows of logits as probabilities, on several threads: what `..evaluate` measures predictions with."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...quant.kernel import Kernel
+from .kernels import DIVERGENCES, LOG_SUMS
+from .processors import default_threads
+from .records import ROW_SCORES
+
+
+@dataclass(frozen=True)
+class LogSums:
+    """float64 [rows, 3]: each row's largest logit, the log of the sum of its exponentials, and the column of
+    the largest (the first of several)."""
+
+    table: np.ndarray
+
+    @property
+    def log_sum(self) -> np.ndarray:
+        return self.table[:, 1]
+
+    @property
+    def top(self) -> np.ndarray:
+        return self.table[:, 2].astype(np.int64)
+
+    def __getitem__(self, rows: slice) -> LogSums:
+        return LogSums(self.table[rows])
+
+
+class RowScorer:
+    """Measures float32 logits [rows, vocab] whose rows are contiguous, each of them by itself.
+
+    Nothing is allocated that is as wide as the vocabulary. A row with NaN or +inf, or with nothing above
+    -inf, has a log sum of NaN. Use as a context manager, or `close` it.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.n_threads = threads or default_threads()
+        self._pool = ThreadPoolExecutor(self.n_threads, "kukri-scores")
+
+    def log_sums(self, logits: np.ndarray) -> LogSums:
+        """What makes log probabilities of logits: ln p = logit - log sum."""
+        sums = np.empty((len(logits), 3))
+        self._run(LOG_SUMS, _of("logits", logits) | {"sums": sums})
+        return LogSums(sums)
+
+    def divergences(
+        self, base: np.ndarray, base_sums: LogSums, logits: np.ndarray, sums: LogSums
+    ) -> np.ndarray:
+        """float64 [rows]: the Kullback-Leibler divergence Σ p · (ln p - ln q) in nats of each row, p being
+        of `base` and q of `logits`. Log probabilities count as no less than 10⁴ below their row's largest."""
+        if base.shape != logits.shape:
+            raise ValueError(f"logits {logits.shape} cannot be compared with {base.shape}")
+        out = np.empty(len(logits))
+        arrays = {"sums": base_sums.table, "other_sums": sums.table, "out": out}
+        self._run(DIVERGENCES, _of("logits", base) | _of("other", logits) | arrays)
+        return out
+
+    def _run(self, kernel: Kernel, arrays: dict[str, np.ndarray]) -> None:
+        """Share the rows out to the threads."""
+        n_rows, width = arrays["logits"].shape
+        parts = min(self.n_threads, n_rows)
+        bounds = [n_rows * i // parts for i in range(parts + 1)] if parts else [0]
+        records = np.zeros(parts, ROW_SCORES)
+        for record, first, last in zip(records, bounds, bounds[1:], strict=False):
+            record["n_rows"], record["width"] = last - first, width
+            for name, array in arrays.items():
+                record[name] = array.ctypes.data + first * array.strides[0]
+                if array.ndim == 2 and name in STRIDES:
+                    record[STRIDES[name]] = array.strides[0]
+        call = kernel.compiled.ctypes
+        list(self._pool.map(lambda i: call(records[i : i + 1].ctypes.data, 0, 0), range(parts)))
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown()
+
+    def __enter__(self) -> RowScorer:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+STRIDES = {"logits": "stride", "other": "other_stride"}  # fields for the bytes from row to row
+
+
+def _of(name: str, logits: np.ndarray) -> dict[str, np.ndarray]:
+    if logits.dtype != np.float32 or logits.ndim != 2 or logits.strides[1] != 4:
+        raise ValueError("logits must be float32 [rows, vocab] with contiguous rows")
+    return {name: logits}

@@ -1,0 +1,148 @@
+"""What a network and a small machine do to people: HTTP errors, broken bodies, a full disk, little memory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .conftest import LLM, Run, failed
+from .hub_server import HubServer
+
+GGUF = b"GGUF" + bytes(range(256)) * 3000
+REPO = "some-org/Some-Model-GGUF"
+
+
+@pytest.fixture
+def hub(environment: dict[str, str]) -> Iterator[HubServer]:
+    server = HubServer({REPO: {"some-model-Q4_K_M.gguf": GGUF}})
+    server.start()
+    environment["HF_ENDPOINT"] = server.url
+    yield server
+    server.stop()
+
+
+def left_over(environment: dict[str, str]) -> list[str]:
+    """Names under which somebody could take a part for the whole."""
+    paths = [*Path(environment["HF_HOME"]).rglob("*.gguf"), *Path(environment["HF_HOME"]).rglob("blobs/*")]
+    return [path.name for path in paths if not path.name.endswith(".incomplete")]
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
+def test_errors_that_pass_are_waited_for(llm_inside: Run, llm: Run, hub: HubServer, status: int) -> None:
+    hub.statuses = [status, status]
+    done = llm("pull", REPO)
+    assert done.returncode == 0, done.stderr.decode()
+    assert Path(done.stdout.decode().strip()).read_bytes() == GGUF
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (401, 3, "HF_TOKEN"),
+        (403, 3, "HF_TOKEN"),
+        (404, 3, ""),
+        (410, 3, "410"),
+        (503, 1, "goes on from there"),
+    ],
+)
+def test_errors_that_stay_are_one_line(
+    llm: Run, hub: HubServer, environment: dict[str, str], status: int, code: int, message: str
+) -> None:
+    hub.statuses = [status] * 20
+    assert message in failed(llm("pull", REPO), code)
+    assert left_over(environment) == []
+
+
+def test_a_gated_model_says_what_to_do(llm: Run, hub: HubServer) -> None:
+    hub.gated.add(REPO)
+    line = failed(llm("run", "-m", REPO, "hi"), 3)
+    assert f"accept its licence at {hub.url}/{REPO}" in line
+    assert "HF_TOKEN" in line
+
+
+def test_a_body_that_is_false_after_a_resume_is_found_out(
+    llm: Run, hub: HubServer, environment: dict[str, str]
+) -> None:
+    hub.drops = [5000, *[0] * 20]
+    failed(llm("pull", REPO), 1)
+    hub.drops = []
+    hub.false_content = {"some-model-Q4_K_M.gguf": GGUF[:5000] + b"x" * (len(GGUF) - 5000)}
+    assert "SHA-256" in failed(llm("pull", REPO), 1)
+    assert left_over(environment) == []
+    hub.false_content = {}
+    assert Path(llm("pull", REPO).stdout.decode().strip()).read_bytes() == GGUF
+
+
+def test_a_disk_that_fills_up_on_the_way(
+    llm: Run, hub: HubServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """On a real full disk where this user may mount one; else nothing can be shown here."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a disk")
+    try:
+        assert "free" in failed(llm("pull", REPO, env={"HF_HOME": str(disk)}), 1)
+        assert not list(disk.rglob("*.gguf"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+
+
+def test_little_memory_is_refused_before_it_is_missing(llm: Run, tiny: Path, tmp_path: Path) -> None:
+    """300 MB in a container: the model that needs more is refused with numbers and advice."""
+    big = tmp_path / "big.gguf"
+    big.write_bytes(tiny.read_bytes())
+    os.truncate(big, 400_000_000)  # sparse
+    patch = tmp_path / "patch"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(
+        "import pathlib\n"
+        "real = pathlib.Path.read_text\n"
+        "texts = {'/proc/self/cgroup': '0::/\\n', '/sys/fs/cgroup/memory.max': '300000000\\n',\n"
+        "         '/sys/fs/cgroup/memory.current': '20000000\\n', '/sys/fs/cgroup/memory.stat': ''}\n"
+        "def read_text(path, *args, **more):\n"
+        "    return texts[str(path)] if str(path) in texts else real(path, *args, **more)\n"
+        "pathlib.Path.read_text = read_text\n"
+    )
+    line = failed(
+        llm(
+            "run",
+            "-m",
+            big,
+            "hi",
+            env={"PYTHONPATH": str(patch) + os.pathsep + os.environ.get("PYTHONPATH", "")},
+        ),
+        1,
+    )
+    assert "280.0 MB are free" in line
+    assert "smaller" in line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of addresses")
+def test_a_limit_of_addresses_is_an_error_and_no_crash(environment: dict[str, str], endless: Path) -> None:
+    """Under `ulimit -v` of any size: an answer, or one line that says what is missing."""
+    for megabytes in (300, 500, 800, 1200):
+
+        def limit(size: int = megabytes << 20) -> None:
+            resource.setrlimit(resource.RLIMIT_AS, (size, size))
+
+        done = subprocess.run(
+            [*LLM, "run", "-m", str(endless), "-n", "2", "-c", "512", "hi"],
+            env=environment | {"OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            preexec_fn=limit,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode in (0, 1), (megabytes, done.returncode, done.stderr)
+        assert b"Traceback" not in done.stderr, (megabytes, done.stderr)
