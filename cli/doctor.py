@@ -105,7 +105,7 @@ def _gpu() -> str:
     query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
     answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     names = "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
-    return f"{names} (not used by this version)" if answer.returncode == 0 and names else "none found"
+    return names if answer.returncode == 0 and names else "none found"
 
 
 def _kernels() -> str:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..quant.gguf import GGUFFile
 from ..runtime.cache import PAGE_SIZE, PageTable
+from ..runtime.cuda.errors import CudaError
 from ..runtime.engine import SAVED_STATES, Engine
 from ..runtime.ops import CacheLayer, MatMul, MoE, Program
 from ..runtime.program import build_program
@@ -28,16 +29,21 @@ from ..tokenizer import load_tokenizer as tokenizer_from_files
 from ..tokenizer.chat import encode_chat
 from ..tokenizer.incremental import IncrementalDecoder
 from ..tokenizer.template import TemplateError
-from .memory import MemoryNeed, available_memory, cache_bytes_per_token
+from .card import CARD_OVERHEAD, on_cpu, open_card
+from .memory import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .source import Source, is_gguf, open_source
 from .stops import StopFilter
 from .token_kernel import token_kernel
 
 if TYPE_CHECKING:
     from ..runtime.cpu.machine import CpuMachine
+    from ..runtime.cuda.driver import Device
+    from ..runtime.cuda.machine import CudaMachine
     from ..runtime.reference import ReferenceMachine
 
-DEVICES = ("auto", "cpu", "reference")
+    AnyMachine = CpuMachine | CudaMachine | ReferenceMachine
+
+DEVICES = ("auto", "cpu", "cuda", "reference")
 DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
 LEAST_DEFAULT_CONTEXT = 1024  # where memory is short, the default shrinks down to this
 CHUNK_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
@@ -60,7 +66,7 @@ class Model:
     and starting a generation ends the one before. Not for use from several threads at once.
     """
 
-    def __init__(self, source: Source, machine: CpuMachine | ReferenceMachine, engine: Engine) -> None:
+    def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
         self.config = source.config
         self.path = source.path
         self.name = source.name
@@ -70,7 +76,7 @@ class Model:
         self.context = engine.context
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
-        self._machine: CpuMachine | ReferenceMachine | None = machine
+        self._machine: AnyMachine | None = machine
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -196,7 +202,8 @@ def load_model(
 ) -> Model:
     """Load a GGUF file or a Hugging Face folder (config.json and safetensors).
 
-    - `device`: "cpu", "reference" (NumPy in float32: slow, for comparison), or "auto", which is "cpu".
+    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison),
+      or "auto", which is "cuda" where there is a card that can run the model and has room for it, else "cpu".
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short.
     - `threads`: of the CPU machine; default: the physical cores this process
@@ -208,8 +215,8 @@ def load_model(
     - `text`: False leaves the tokenizer alone, and ids are the only way in.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile) for the file,
-    TokenizerError for its tokenizer, NotEnoughMemory before anything is loaded that would not fit, and
-    ValueError for arguments out of range.
+    TokenizerError for its tokenizer, CudaError if the card cannot be used, NotEnoughMemory before anything
+    is loaded that would not fit, and ValueError for arguments out of range.
     """
     path = Path(path)
     warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
@@ -221,6 +228,18 @@ def load_model(
     program = build_program(source.config, weights)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
+    card = open_card(device, program, kv_type, warn)
+    if card is not None:
+        try:
+            return _on_card(card, source, program, context, kv_type, warn, progress)
+        except (CudaError, NotEnoughMemory) as problem:
+            card.close()
+            if device == "cuda":
+                raise
+            warn(on_cpu(card.name, problem))
+        except BaseException:
+            card.close()
+            raise
     layers: Sequence[CacheLayer] = program.cache_layers
     if device == "reference":
         threads, kv_type, copied = 1, "f32", _float32_bytes(source)
@@ -234,7 +253,7 @@ def load_model(
         cache_bytes_per_token(layers, kv_type),
         (1 + SAVED_STATES) * state_bytes(program.state_layers),
     )
-    context = _choose_context(source, need, context, warn)
+    context = _choose_context(source, need, context, warn, available_memory())
     n_pages = -(-context // PAGE_SIZE)
     machine: CpuMachine | ReferenceMachine
     if device == "reference":
@@ -250,10 +269,42 @@ def load_model(
             release=source.release,
             progress=progress,
         )
-    chunk = _prefill_chunk(program, threads)
+    return _model(source, machine, program, context, _prefill_chunk(program, threads))
+
+
+def _on_card(
+    card: Device,
+    source: Source,
+    program: Program,
+    context: int | None,
+    kv_type: str,
+    warn: Callable[[str], None],
+    progress: Callable[[str, int, int], None] | None,
+) -> Model:
+    """The model on a card, if that has room for it."""
+    from ..runtime.cuda.machine import CudaMachine, cache_bits
+
+    per_token = cache_bytes_per_token(program.cache_layers, f"f{cache_bits(program, kv_type)}")
+    need = MemoryNeed(source.n_bytes + CARD_OVERHEAD, per_token)
+    context = _choose_context(source, need, context, warn, card.memory()[0])
+    n_pages = -(-context // PAGE_SIZE)
+    machine = CudaMachine(
+        program,
+        n_pages,
+        max_rows=1024,
+        kv_type=kv_type,
+        release=source.release,
+        progress=progress,
+        device=card,
+    )
+    return _model(source, machine, program, context, machine.max_rows)
+
+
+def _model(source: Source, machine: AnyMachine, program: Program, context: int, chunk: int) -> Model:
+    """The model with an engine that feeds `machine` prompts in steps of `chunk` rows."""
     engine = Engine(
         machine,
-        PageTable(n_pages),
+        PageTable(-(-context // PAGE_SIZE)),
         source.config,
         source.end_ids,
         context=context,
@@ -283,8 +334,6 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _check_arguments(device: str, context: int | None, threads: int | None) -> None:
-    if device == "cuda":
-        raise ValueError("this version has no CUDA machine yet; use the device cpu")
     if device not in DEVICES:
         raise ValueError(f"unknown device {device!r}; there are {', '.join(DEVICES)}")
     if context is not None and context < 1:
@@ -299,9 +348,8 @@ def _float32_bytes(source: Source) -> int:
 
 
 def _choose_context(
-    source: Source, need: MemoryNeed, context: int | None, warn: Callable[[str], None]
+    source: Source, need: MemoryNeed, context: int | None, warn: Callable[[str], None], available: int | None
 ) -> int:
-    available = available_memory()
     trained, most = source.config.context_length, source.config.max_context
     if context is not None and most is not None and context > most:
         raise ValueError(f"{source.name} knows {most} positions, so the context cannot be {context} tokens")

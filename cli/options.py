@@ -134,12 +134,14 @@ class GenerationOptions:
     def load(self, name: str) -> Model:
         """Find or fetch the model `name` and load it.
 
-        ValueError, before anything is fetched, for what this version cannot run with.
+        CudaUnavailable, before anything is fetched, where there is no card for `--device cuda`.
         """
         from . import store
 
         if self.device is Device.cuda:
-            raise ValueError("this version has no CUDA machine yet; --device cpu and auto run on the CPU")
+            from .card import check_card
+
+            check_card()
         return load_quietly(
             store.resolve(name),
             name,

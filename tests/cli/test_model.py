@@ -391,7 +391,6 @@ def test_context_above_the_trained_one_is_a_warning(gguf):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"device": "cuda"}, "no CUDA machine yet"),
         ({"device": "tpu"}, "unknown device 'tpu'"),
         ({"context": 0}, "context"),
         ({"threads": 0}, "threads"),

@@ -1,0 +1,60 @@
+"""Whether a model runs on an NVIDIA card: what `--device auto` and `cuda` mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ..quant.errors import UnsupportedModel
+from ..runtime.ops import Program
+
+if TYPE_CHECKING:
+    from ..runtime.cuda.driver import Device
+
+CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's own
+
+
+def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str], None]) -> Device | None:
+    """The card that a program is to run on; None: the CPU runs it.
+
+    With "auto", a machine without a card says nothing, and a card that cannot run the program is a warning.
+    With "cuda" that is UnsupportedModel, ValueError for the cache's type, or CudaUnavailable.
+    """
+    if device not in ("auto", "cuda"):
+        return None
+    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
+    from ..runtime.cuda.lowering import check_supported
+    from ..runtime.cuda.machine import cache_bits
+
+    try:
+        card = Device()
+    except CudaError as problem:
+        if device == "cuda":
+            raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
+        return None
+    try:
+        check_supported(program)
+        cache_bits(program, kv_type)
+    except (UnsupportedModel, ValueError) as problem:
+        name = card.name
+        card.close()
+        if device == "cuda":
+            raise
+        warn(on_cpu(name, problem))
+        return None
+    return card
+
+
+def check_card() -> None:
+    """Raise CudaUnavailable unless there is a card."""
+    from ..runtime.cuda.driver import CudaUnavailable, Device
+
+    try:
+        Device().close()
+    except CudaUnavailable as problem:
+        raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
+
+
+def on_cpu(name: str, problem: Exception) -> str:
+    """The line that says that a card is left alone."""
+    return f"running on the CPU, not on the {name}: {problem}"

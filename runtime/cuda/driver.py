@@ -1,0 +1,303 @@
+"""The CUDA driver, called through ctypes: it comes with every NVIDIA driver, and needs no package.
+
+Every call's result is checked; a failure is a `CudaError` with a line that says what was asked for. One
+device, its primary context, and one stream are used.
+
+Source: CUDA Driver API.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .errors import CudaError, CudaOutOfMemory, CudaUnavailable
+
+_COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_CUBIN, _PTX = 0, 1  # CUjitInputType
+_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
+_OUT_OF_MEMORY = 2
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", c_uint), ("padding", c_uint), ("value", c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("n_attributes", c_uint),
+    ]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with everything that a launch of it takes; `arguments` is the block of parameters.
+
+    With `early` its blocks may start before the launch in front of it is done (see `ptx.wait_for_grid`).
+    """
+
+    name: str
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    arguments: bytes
+    early: bool = False
+
+
+class Device:
+    """The first card, its stream, and memory on it. CudaUnavailable if there is none."""
+
+    def __init__(self) -> None:
+        self._library = _library()
+        if self._library is None:
+            raise CudaUnavailable("no NVIDIA driver was found on this machine")
+        code = self._library.cuInit(0)
+        if code:
+            raise CudaUnavailable(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
+        count, device, context = c_int(), c_int(), c_void_p()
+        self._call("cuDeviceGetCount", byref(count))
+        if not count.value:
+            raise CudaUnavailable("there is no NVIDIA card that this process may use")
+        self._call("cuDeviceGet", byref(device), 0)
+        self._device = device
+        self._call("cuDevicePrimaryCtxRetain", byref(context), device)
+        self._context: c_void_p | None = context
+        self.use()
+        self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
+        self.multiprocessors = self._attribute(_MULTIPROCESSORS)
+        self.shared_bytes = self._attribute(_SHARED_OPTIN)  # that a block may have
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, 256, device)
+        self.name = text.value.decode(errors="replace")
+        stream = c_void_p()
+        self._call("cuStreamCreate", byref(stream), 1)  # 1: does not wait for the default stream
+        self._stream = stream
+        self._allocated: list[int] = []
+        self._modules: list[c_void_p] = []
+        self._pinned: list[int] = []
+
+    def use(self) -> None:
+        """Make this card the calling thread's."""
+        self._call("cuCtxSetCurrent", self._context)
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the card's memory that are free, and that there are."""
+        free, total = c_size_t(), c_size_t()
+        self._call("cuMemGetInfo_v2", byref(free), byref(total))
+        return free.value, total.value
+
+    def driver_version(self) -> str:
+        """The CUDA version that the driver knows: "13.0"."""
+        found = c_int()
+        self._call("cuDriverGetVersion", byref(found))
+        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+
+    def allocate(self, n_bytes: int) -> int:
+        """The address of `n_bytes` on the card. Raises CudaOutOfMemory."""
+        address = c_uint64()
+        self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
+        self._allocated.append(address.value)
+        return address.value
+
+    def pinned(self, n_bytes: int) -> np.ndarray:
+        """Memory of this machine, uint8 [n_bytes], that the card copies to and from by itself."""
+        address = c_void_p()
+        self._call("cuMemAllocHost_v2", byref(address), c_size_t(max(1, n_bytes)))
+        assert address.value
+        self._pinned.append(address.value)
+        return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address.value))
+
+    def upload(self, address: int, source: np.ndarray) -> None:
+        """Copy an array to the card, behind what the stream is doing; it must stay until that is done."""
+        self._call(
+            "cuMemcpyHtoDAsync_v2", c_uint64(address), _pointer(source), c_size_t(source.nbytes), self._stream
+        )
+
+    def download(self, out: np.ndarray, address: int) -> None:
+        """Copy from the card into an array, behind what the stream is doing."""
+        self._call(
+            "cuMemcpyDtoHAsync_v2", _pointer(out), c_uint64(address), c_size_t(out.nbytes), self._stream
+        )
+
+    def copy(self, address: int, source: int, n_bytes: int) -> None:
+        """Copy within the card."""
+        self._call(
+            "cuMemcpyDtoDAsync_v2", c_uint64(address), c_uint64(source), c_size_t(n_bytes), self._stream
+        )
+
+    def clear(self, address: int, n_bytes: int) -> None:
+        """Fill memory of the card with zeros."""
+        self._call("cuMemsetD8Async", c_uint64(address), 0, c_size_t(n_bytes), self._stream)
+
+    def wait(self) -> None:
+        """Until the stream is done."""
+        self._call("cuStreamSynchronize", self._stream)
+
+    def assemble(self, ptx: str) -> bytes:
+        """Machine code for this card."""
+        log = ctypes.create_string_buffer(4096)
+        options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
+        values = (c_void_p * 2)(ctypes.cast(log, c_void_p), c_void_p(len(log)))
+        state, image, size = c_void_p(), c_void_p(), c_size_t()
+        self._call("cuLinkCreate_v2", 2, options, values, byref(state))
+        try:
+            text = ptx.encode() + b"\0"
+            try:
+                self._call(
+                    "cuLinkAddData_v2", state, _PTX, text, c_size_t(len(text)), b"kernel", 0, None, None
+                )
+                self._call("cuLinkComplete", state, byref(image), byref(size))
+            except CudaError as problem:
+                raise CudaError(f"{problem}: {log.value.decode(errors='replace').strip()}") from None
+            return ctypes.string_at(image.value or 0, size.value)
+        finally:
+            self._library.cuLinkDestroy(state)
+
+    def load(self, code: bytes, name: str, shared_bytes: int = 0) -> int:
+        """A kernel out of machine code, for launches with up to `shared_bytes` of shared memory."""
+        module, function = c_void_p(), c_void_p()
+        self._call("cuModuleLoadData", byref(module), code)
+        self._modules.append(module)
+        self._call("cuModuleGetFunction", byref(function), module, name.encode())
+        if shared_bytes > 48 << 10:
+            self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, c_int(shared_bytes))
+        assert function.value
+        return function.value
+
+    def launch(self, what: Launch) -> None:
+        """Put a launch into the stream."""
+        buffer = ctypes.create_string_buffer(what.arguments, len(what.arguments))
+        size = c_size_t(len(what.arguments))
+        extra = (c_void_p * 5)(
+            _BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END
+        )
+        attribute = _Attribute(_PROGRAMMATIC, 0, (c_int * 16)(1))
+        config = _Config(
+            (c_uint * 3)(*what.grid),
+            (c_uint * 3)(what.threads, 1, 1),
+            what.shared_bytes,
+            self._stream,
+            ctypes.addressof(attribute) if what.early else None,
+            1 if what.early else 0,
+        )
+        try:
+            self._call("cuLaunchKernelEx", byref(config), c_void_p(what.function), None, extra)
+        except CudaError as problem:
+            raise CudaError(f"{problem} (kernel {what.name})") from None
+
+    @contextmanager
+    def capture(self) -> Iterator[Graph]:
+        """What is put into the stream within this goes into a graph instead, which is ready after it."""
+        graph = Graph(self)
+        self._call("cuStreamBeginCapture_v2", self._stream, 2)  # 2: other streams are not looked at
+        try:
+            yield graph
+        except BaseException:
+            self._library.cuStreamEndCapture(self._stream, byref(c_void_p()))
+            raise
+        captured = c_void_p()
+        self._call("cuStreamEndCapture", self._stream, byref(captured))
+        try:
+            self._call("cuGraphInstantiateWithFlags", byref(graph.executable), captured, c_uint64(0))
+        finally:
+            self._library.cuGraphDestroy(captured)
+
+    def run(self, graph: Graph) -> None:
+        """Put a graph into the stream."""
+        self._call("cuGraphLaunch", graph.executable, self._stream)
+
+    def event(self) -> Event:
+        return Event(self)
+
+    def close(self) -> None:
+        """Let everything on the card go."""
+        if self._context is None:
+            return
+        self.use()
+        self._library.cuStreamSynchronize(self._stream)
+        for module in self._modules:
+            self._library.cuModuleUnload(module)
+        for address in self._allocated:
+            self._library.cuMemFree_v2(c_uint64(address))
+        for pinned in self._pinned:
+            self._library.cuMemFreeHost(c_void_p(pinned))
+        self._library.cuStreamDestroy_v2(self._stream)
+        self._library.cuDevicePrimaryCtxRelease_v2(self._device)
+        self._context = None
+
+    def _attribute(self, which: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", byref(value), which, self._device)
+        return value.value
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code:
+            kind = CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaError
+            raise kind(f"{name} failed: {self._name(code)}")
+
+    def _name(self, code: int) -> str:
+        text = c_char_p()
+        self._library.cuGetErrorString(code, byref(text))
+        return (text.value or b"error").decode() + f", {code}"
+
+
+class Graph:
+    """A list of launches that is put into the stream by one call."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.executable = c_void_p()
+
+    def close(self) -> None:
+        self._device._library.cuGraphExecDestroy(self.executable)
+
+
+class Event:
+    """A point of the stream, for measuring."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._event = c_void_p()
+        device._call("cuEventCreate", byref(self._event), 0)
+
+    def record(self) -> None:
+        self._device._call("cuEventRecord", self._event, self._device._stream)
+
+    def seconds_since(self, start: Event) -> float:
+        """Seconds of the card's clock between two points, once both are reached."""
+        elapsed = c_float()
+        self._device._call("cuEventSynchronize", self._event)
+        self._device._call("cuEventElapsedTime", byref(elapsed), start._event, self._event)
+        return elapsed.value / 1000
+
+
+def _pointer(array: np.ndarray) -> c_void_p:
+    assert array.flags.c_contiguous
+    return c_void_p(array.ctypes.data)
+
+
+def _library() -> Any:
+    names: Sequence[str] = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
+    for name in names:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None

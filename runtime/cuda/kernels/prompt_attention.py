@@ -1,0 +1,200 @@
+"""Attention of a prompt's rows over the paged cache, on tensor cores.
+
+A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and
+values come into shared memory a page of 64 tokens at a time, the next one while the present one is used.
+Scores, their softmax of powers of two, and the result never leave the registers. Rows of shared memory have
+their 16-byte pieces exchanged by the row's number, as in `tiled.py`.
+
+Dao et al. 2022, "FlashAttention".
+"""
+
+from __future__ import annotations
+
+from ..ptx import (
+    barrier,
+    block_x,
+    block_y,
+    commit_copies,
+    copy_async,
+    divide,
+    exp2,
+    let_next_start,
+    load_float4,
+    load_int,
+    load_matrices,
+    load_matrices_turned,
+    maximum,
+    mma_halves,
+    pack_halves,
+    quotient,
+    shared,
+    shift_right,
+    shuffle_xor,
+    store_float,
+    store_shared_int4,
+    thread,
+    wait_copies,
+    wait_for_grid,
+)
+from ..stage import device, registers, static
+
+# Constants of the launch. HD: dimensions of a head, 64 or 128. GROUP: heads that share a key-value head.
+HD = GROUP = WINDOW = PDL = 0
+HIDDEN = -1e30
+
+
+@device
+def place(row, piece):
+    """Where a 16-byte piece of a row of 64 lies."""
+    return 2 * HD * row + 16 * (piece ^ (row & 7))
+
+
+@device
+def fetch(stage, keys, values, page, kv_head, kv_heads):
+    """Begin to copy a page's keys and values."""
+    source = (page * kv_heads + kv_head) * (128 * HD)
+    for i in range(thread(), 8 * HD, 128):
+        row = divide(i, HD // 8)
+        piece = i - row * (HD // 8)
+        to = stage + place(row, piece)
+        copy_async(to, keys + source + 16 * i, 16)
+        copy_async(to + 128 * HD, values + source + 16 * i, 16)
+    commit_copies()
+
+
+def attend_prompt(
+    q,
+    q_stride,
+    keys,
+    values,
+    table,
+    table_stride,
+    sequences,
+    positions,
+    scale: float,
+    window,
+    out,
+    out_stride,
+    rows,
+    kv_heads,
+):
+    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads. `scale` is times log2 e."""
+    if PDL:
+        let_next_start()
+        wait_for_grid()
+    lane = thread() & 31
+    warp = shift_right(thread(), 5)
+    head = block_y()
+    kv_head = divide(head, GROUP)
+    first_row = block_x() * 64
+    first = load_int(positions + 4 * first_row)
+    pages = table + load_int(sequences) * table_stride
+    last = first + 63
+    if last > load_int(positions + 4 * (rows - 1)):
+        last = load_int(positions + 4 * (rows - 1))
+    at = 0
+    if WINDOW:
+        at = first - window + 1
+        if at < 0:
+            at = 0
+        at = at >> 6
+    end = (last >> 6) + 1
+    fetch(shared() + (at & 1) * (256 * HD), keys, values, load_int(pages + 4 * at), kv_head, kv_heads)
+
+    # Queries go through the other stage's memory into fragments.
+    staged = shared() + (1 - (at & 1)) * (256 * HD)
+    for i in range(thread(), 8 * HD, 128):
+        row = divide(i, HD // 8)
+        piece = i - row * (HD // 8)
+        line = first_row + row
+        if line >= rows:
+            line = rows - 1
+        source = q + line * q_stride + 4 * (head * HD + 8 * piece)
+        a, b, c, d = load_float4(source)
+        e, f, g, h = load_float4(source + 16)
+        store_shared_int4(
+            staged + place(row, piece),
+            pack_halves(a * scale, b * scale),
+            pack_halves(c * scale, d * scale),
+            pack_halves(e * scale, f * scale),
+            pack_halves(g * scale, h * scale),
+        )
+    barrier()
+    query = registers((HD // 16, 4))
+    for k in static(HD // 16):
+        row = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
+        query[k] = load_matrices(staged + place(row, 2 * k + (lane >> 4)))
+    barrier()
+
+    best = registers(2, HIDDEN)
+    total = registers(2, 0.0)
+    acc = registers((HD // 8, 4), 0.0)
+    lowest = first + 16 * warp
+    for page in range(at, end):
+        stage = shared() + (page & 1) * (256 * HD)
+        wait_copies()
+        barrier()
+        if page + 1 < end:
+            following = load_int(pages + 4 * (page + 1))
+            fetch(shared() + ((page + 1) & 1) * (256 * HD), keys, values, following, kv_head, kv_heads)
+        score = registers((8, 4), 0.0)
+        for k in static(HD // 16):
+            b = registers((8, 2))
+            for n in static(4):
+                row = 16 * n + (lane & 7) + (lane >> 4) * 8
+                b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = load_matrices(
+                    stage + place(row, 2 * k + ((lane >> 3) & 1))
+                )
+            for n in static(8):
+                score[n] = mma_halves(*query[k], *b[n], *score[n])
+        if 64 * page + 63 > lowest or WINDOW:
+            for n in static(8):
+                for i in static(4):
+                    token = 64 * page + 8 * n + 2 * (lane & 3) + i % 2
+                    position = lowest + (lane >> 2) + 8 * (i // 2)
+                    if token > position:
+                        score[n, i] = HIDDEN * 2.0
+                    if WINDOW:
+                        if token <= position - window:
+                            score[n, i] = HIDDEN * 2.0
+        shrink = registers(2)
+        for r in static(2):
+            highest = best[r]
+            for n in static(8):
+                highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
+            highest = maximum(highest, shuffle_xor(highest, 1))
+            highest = maximum(highest, shuffle_xor(highest, 2))
+            shrink[r] = exp2(best[r] - highest)
+            best[r] = highest
+            total[r] = total[r] * shrink[r]
+            for n in static(8):
+                for i in static(2):
+                    score[n, 2 * r + i] = exp2(score[n, 2 * r + i] - highest)
+                    total[r] = total[r] + score[n, 2 * r + i]
+        for n in static(HD // 8):
+            for i in static(4):
+                acc[n, i] = acc[n, i] * shrink[i // 2]
+        for k in static(4):
+            p = registers(4)
+            p[0] = pack_halves(score[2 * k, 0], score[2 * k, 1])
+            p[1] = pack_halves(score[2 * k, 2], score[2 * k, 3])
+            p[2] = pack_halves(score[2 * k + 1, 0], score[2 * k + 1, 1])
+            p[3] = pack_halves(score[2 * k + 1, 2], score[2 * k + 1, 3])
+            for n in static(HD // 16):
+                row = 16 * k + (lane & 7) + ((lane >> 3) & 1) * 8
+                b = registers((2, 2))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
+                    stage + 128 * HD + place(row, 2 * n + (lane >> 4))
+                )
+                for m in static(2):
+                    acc[2 * n + m] = mma_halves(*p[()], *b[m], *acc[2 * n + m])
+    for r in static(2):
+        total[r] = total[r] + shuffle_xor(total[r], 1)
+        total[r] = total[r] + shuffle_xor(total[r], 2)
+        row = first_row + 16 * warp + (lane >> 2) + 8 * r
+        if row < rows:
+            inverse = quotient(1.0, total[r])
+            to = out + row * out_stride + 4 * (head * HD + 2 * (lane & 3))
+            for n in static(HD // 8):
+                for i in static(2):
+                    store_float(to + 32 * n + 4 * i, acc[n, 2 * r + i] * inverse)

@@ -1,0 +1,223 @@
+"""The CUDA machine: a program's launches, captured in a graph for each number of rows that a step has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from ...quant.block import QTensor
+from .. import ops
+from ..cache import PAGE_SIZE, Batch, PageTable
+from ..state import SequenceStates
+from .driver import Device, Graph, Launch
+from .fusing import fused
+from .kernel import Kernels
+from .lowering import FEW, Inputs, Layout, Lowering, check_supported, weight_groups
+from .memory import Memory
+from .weights import upload_weights
+
+LOGITS_BYTES = 64 << 20  # of logits that a step may give
+GRAPHS = 32  # kept at most
+
+
+class CudaMachine:
+    """Runs a Program on the first NVIDIA card; same calls and results as ReferenceMachine, up to rounding.
+
+    Weights are copied to the card when it is made; `release` and `progress` as for CpuMachine. `kv_type` is
+    "f16", "f32" or "auto": f32 if all weights are floats. Raises UnsupportedModel for an op that the card
+    cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two threads at once.
+    """
+
+    def __init__(
+        self,
+        program: ops.Program,
+        n_pages: int,
+        page_size: int = PAGE_SIZE,
+        kv_type: str = "auto",
+        max_rows: int = 512,
+        release: Callable[[QTensor], None] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+        max_sequences: int = 1,
+        device: Device | None = None,
+        kernels: Kernels | None = None,
+    ) -> None:
+        check_supported(program)
+        embed = program.ops[0]
+        assert isinstance(embed, ops.Embed)
+        self.program = program
+        self._vocab = embed.table.shape[0]
+        self.page_size = page_size
+        self._n_pages = n_pages
+        self.max_rows = max_rows
+        self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
+        self.states = SequenceStates(program.state_layers, max_sequences)
+        self.device = device or Device()
+        try:
+            self._prepare(kv_type, max_sequences, kernels, release, progress)
+        except BaseException:
+            self.device.close()
+            raise
+
+    def _prepare(
+        self,
+        kv_type: str,
+        max_sequences: int,
+        kernels: Kernels | None,
+        release: Callable[[QTensor], None] | None,
+        progress: Callable[[str, int, int], None] | None,
+    ) -> None:
+        found = fused(self.program)
+        memory = Memory(self.device)
+        layout = Layout(
+            self._n_pages,
+            self.page_size,
+            self.max_rows,
+            self.max_wanted,
+            max_sequences,
+            cache_bits(self.program, kv_type),
+        )
+        self._step = np.empty(0, np.uint8)
+        self._inputs, self._fields = self._make_inputs(memory, max_sequences)
+        kernels = kernels or Kernels(self.device, progress)
+        threads = min(16, os.cpu_count() or 1)
+        matrices = upload_weights(self.device, weight_groups(found), threads, release, progress)
+        self.lowering = Lowering(
+            self.program, found, layout, self.device, kernels, memory, matrices, self._inputs
+        )
+        self.memory = memory
+        self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
+        self._logits = self._logits.reshape(self.max_wanted, -1)
+        self._frequencies = np.empty(0, np.float32)
+        self._plans: dict[tuple[int, int, bool, bool], list[Launch]] = {}
+        self._graphs: dict[tuple[int, int, bool, bool], Graph] = {}
+        self._closed = False
+        many = min(self.max_rows, 2 * FEW)
+        kernels.compile_all(
+            lambda: [
+                *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
+                self.lowering.launches(many, 1, False, True),
+            ]
+        )
+        self.plan(1, 1)
+
+    def _make_inputs(self, memory: Memory, max_sequences: int) -> tuple[Inputs, dict[str, np.ndarray]]:
+        """One piece of memory on either side for all that a step is told."""
+        sizes = {
+            "tokens": self.max_rows,
+            "sequences": self.max_rows,
+            "positions": self.max_rows,
+            "wanted": self.max_wanted,
+            "table": max_sequences * self._n_pages,
+        }
+        self._step = self.device.pinned(4 * sum(sizes.values()))
+        self._step_address = memory.zeros(self._step.nbytes)
+        words, addresses, fields, at = self._step.view(np.int32), {}, {}, 0
+        for name, size in sizes.items():
+            addresses[name], fields[name] = self._step_address + 4 * at, words[at : at + size]
+            at += size
+        words[:] = 0
+        return Inputs(**addresses, table_stride=4 * self._n_pages), fields
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
+
+        The rows' positions must have room in `table` already; ValueError if they, the tokens or the
+        number of rows are out of range.
+        """
+        n, m = len(batch.tokens), len(batch.wanted)
+        if table.page_size != self.page_size:
+            raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
+        batch.check(
+            table, self._n_pages, self._vocab, self.max_rows, self.max_wanted, self.program.n_positions
+        )
+        if self._closed:
+            raise RuntimeError("the machine is closed")
+        if n == 0:
+            return self._logits[:0]
+        if table.blocks.size > len(self._fields["table"]):
+            raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
+        self.device.use()
+        self.states.begin(batch)
+        fields = self._fields
+        fields["tokens"][:n], fields["sequences"][:n] = batch.tokens, batch.sequences
+        fields["positions"][:n], fields["wanted"][:m] = batch.positions, batch.wanted
+        sequences, pages = table.blocks.shape
+        fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
+        all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
+        self._run((n, m, all_wanted, _one_prompt(batch)), batch)
+        self.device.wait()
+        self.states.end(batch)
+        return self._logits[:m]
+
+    def _run(self, key: tuple[int, int, bool, bool], batch: Batch) -> None:
+        n, m = key[:2]
+        seen = key in self._plans
+        launches = self.plan(*key)
+        if self.lowering.by_length:
+            lengths = batch.sequence_lengths()
+            for op, region in self.lowering.by_length.values():
+                rows = np.zeros((n, region.stride // 4), np.float32)
+                rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
+                self.device.upload(region.address, rows)
+                self.device.wait()
+        if key not in self._graphs and (n <= FEW or seen):
+            while len(self._graphs) >= GRAPHS:
+                self._graphs.pop(next(iter(self._graphs))).close()
+            with self.device.capture() as graph:
+                self._enqueue(launches, m)
+            self._graphs[key] = graph
+        if key in self._graphs:
+            self.device.run(self._graphs[key])
+        else:
+            self._enqueue(launches, m)
+
+    def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
+        """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
+        key = n, m, all_wanted, one_prompt
+        if key not in self._plans:
+            while len(self._plans) >= 2 * GRAPHS:
+                self._plans.pop(next(iter(self._plans)))
+            self._plans[key] = self.lowering.launches(*key)
+            self.device.wait()  # for vectors that were copied
+        return self._plans[key]
+
+    def _enqueue(self, launches: list[Launch], m: int) -> None:
+        self.device.upload(self._step_address, self._step)
+        for launch in launches:
+            self.device.launch(launch)
+        if m:
+            logits = self.lowering.region(self.program.logits)
+            width = 4 * self.program.logits.width
+            if logits.stride == width:
+                self.device.download(self._logits[:m], logits.address)
+            else:
+                for row in range(m):
+                    self.device.download(self._logits[row], logits.address + row * logits.stride)
+
+    def close(self) -> None:
+        """Let the card's memory go; a later step raises RuntimeError."""
+        if not self._closed:
+            self._closed = True
+            self._graphs.clear()
+            self._step, self._fields = np.empty(0, np.uint8), {}
+            self._logits = np.empty((0, self.program.logits.width), np.float32)
+            self.device.close()
+
+
+def _one_prompt(batch: Batch) -> bool:
+    """Whether many rows are consecutive positions of one sequence."""
+    n = len(batch.tokens)
+    same = n > FEW and bool((batch.sequences == batch.sequences[0]).all())
+    return same and bool((np.diff(batch.positions) == 1).all())
+
+
+def cache_bits(program: ops.Program, kv_type: str) -> int:
+    """Bits of a number in the cache; ValueError for an unknown `kv_type`."""
+    if kv_type == "auto":
+        products = [op for op in program.ops if isinstance(op, ops.MatMul)]
+        return 32 if all(op.weight.format.is_float for op in products) else 16
+    if kv_type not in ("f16", "f32"):
+        raise ValueError(f"the CUDA machine keeps its cache as f16 or f32, not {kv_type}")
+    return int(kv_type[1:])

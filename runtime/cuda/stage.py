@@ -1,0 +1,218 @@
+"""Staging: kernels written once, as Python, for all their sizes; loops over registers are written out.
+
+A GPU's registers cannot be indexed at run time, so a kernel that keeps a tile in registers must name each of
+them. `stage` takes such a function and constants, and returns it with
+
+- names of constants replaced by their values, and `if` statements decided that depend on nothing else;
+- `for i in static(n):` repeated n times, with the value of i in place;
+- `x = registers(n, 0.0)`, or `registers((m, n), 0.0)`, as so many variables: x[1], x[i, j] are the names of
+  those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
+  or to pass on with a star. Without a value they are only declared;
+- float literals as float32: Numba would take them, and everything that they meet, as float64.
+
+Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
+`compiler.py`, or run as it is by the tests' simulator.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Function = Callable[..., Any]
+
+
+def device(function: Function) -> Function:
+    """Mark a function that kernels call: it is staged and inlined where they do."""
+    function.on_device = True  # type: ignore[attr-defined]
+    return function
+
+
+def static(*bounds: int) -> range:
+    """`range` of constants, for loops that are written out."""
+    return range(*bounds)
+
+
+def registers(shape: int | tuple[int, ...], value: Any = None) -> Any:
+    """So many variables in registers; only staging gives it a meaning."""
+    raise TypeError("registers() outside of a staged function")
+
+
+def stage(
+    function: Function, constants: Mapping[str, Any], resolve: Callable[[Any, Mapping[str, Any]], Any]
+) -> Function:
+    """The function with `constants` in place. `resolve` gives what global objects that it names stand for."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    definition = tree.body[0]
+    assert isinstance(definition, ast.FunctionDef)
+    definition.decorator_list, definition.returns = [], None
+    for argument in definition.args.args:
+        argument.annotation = None
+    known = {k: v for k, v in function.__globals__.items() if isinstance(v, int | float)} | dict(constants)
+    definition.body = _Stager(known).block(definition.body)
+    ast.fix_missing_locations(tree)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    scope = dict(function.__globals__) | dict(constants)
+    closure = inspect.getclosurevars(function).nonlocals
+    namespace = {
+        name: resolve({**scope, **closure}[name], constants)
+        for name in used
+        if name in scope or name in closure
+    }
+    namespace["float32"] = resolve("float32", constants)
+    exec(compile(tree, f"<staged {function.__name__}>", "exec"), namespace)
+    return namespace[function.__name__]
+
+
+class _Stager(ast.NodeTransformer):
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self._constants = dict(constants)
+        self._registers: dict[str, tuple[int, ...]] = {}
+
+    def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
+        out: list[ast.stmt] = []
+        for statement in statements:
+            result = self.visit(statement)
+            out += result if isinstance(result, list) else [result] if result is not None else []
+        return out
+
+    def visit_For(self, node: ast.For) -> Any:
+        call = node.iter
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "static":
+            bounds = [self._value(argument) for argument in call.args]
+            assert isinstance(node.target, ast.Name)
+            assert all(isinstance(b, int) for b in bounds), ast.unparse(call)
+            name, out, before = node.target.id, [], dict(self._constants)
+            for i in range(*bounds):
+                self._constants = before | {name: i}
+                out += self.block([_copy(statement) for statement in node.body])
+            self._constants = before
+            return out or [ast.Pass()]
+        node.iter = self.visit(node.iter)
+        node.body = self.block(node.body)
+        return node
+
+    def visit_While(self, node: ast.While) -> Any:
+        node.test = self.visit(node.test)
+        node.body = self.block(node.body)
+        return node
+
+    def visit_If(self, node: ast.If) -> Any:
+        decided = self._value(node.test)
+        if isinstance(node.test, ast.BoolOp):
+            node.test = self.visit(node.test)
+            decided = self._value(node.test)
+        if decided is not _UNKNOWN:
+            return self.block(node.body if decided else node.orelse) or [ast.Pass()]
+        node.test = self.visit(node.test)
+        node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        """`and` whose first operands are constants that are true does without them; false ones decide it."""
+        while isinstance(node.op, ast.And) and len(node.values) > 1:
+            decided = self._value(node.values[0])
+            if decided is _UNKNOWN:
+                break
+            if not decided:
+                return ast.Constant(False)
+            node.values = node.values[1:]
+        return self.visit(node.values[0]) if len(node.values) == 1 else self.generic_visit(node)
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        decided = self._value(node.test)
+        if decided is not _UNKNOWN:
+            return self.visit(node.body if decided else node.orelse)
+        return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        target, value = node.targets[0], node.value
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "registers":
+            assert isinstance(target, ast.Name)
+            shape = self._value(value.args[0])
+            shape = shape if isinstance(shape, tuple) else (shape,)
+            self._registers[target.id] = shape
+            if len(value.args) == 1:
+                return []
+            out: list[ast.stmt] = []
+            for index in _indices(shape):
+                name = ast.Name(_register(target.id, index), ast.Store())
+                out.append(ast.Assign([name], self.visit(_copy(value.args[1]))))
+            return out
+        return self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        if isinstance(node.value, ast.Name) and node.value.id in self._registers:
+            index = self._value(node.slice)
+            index = index if isinstance(index, tuple) else (index,)
+            shape = self._registers[node.value.id]
+            if len(index) > len(shape) or not all(
+                isinstance(i, int) and 0 <= i < n for i, n in zip(index, shape, strict=False)
+            ):
+                raise IndexError(f"{ast.unparse(node)} is none of the registers {node.value.id}{list(shape)}")
+            names = [_register(node.value.id, (*index, *rest)) for rest in _indices(shape[len(index) :])]
+            found: list[ast.expr] = [ast.Name(name, node.ctx) for name in names]
+            return found[0] if len(index) == len(shape) else ast.Tuple(found, node.ctx)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        self.generic_visit(node)
+        arguments: list[ast.expr] = []
+        for argument in node.args:
+            starred = isinstance(argument, ast.Starred) and isinstance(argument.value, ast.Tuple)
+            arguments += argument.value.elts if starred else [argument]  # type: ignore[attr-defined]
+        node.args = arguments
+        return node
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        if isinstance(node.ctx, ast.Load) and node.id in self._constants:
+            value = self._constants[node.id]
+            if isinstance(value, int | float):
+                return self.visit_Constant(ast.Constant(value))
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, float):
+            return ast.Call(ast.Name("float32", ast.Load()), [node], [])
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        value = self._value(node)
+        if isinstance(value, int | float):
+            return self.visit_Constant(ast.Constant(value))
+        return self.generic_visit(node)
+
+    def _value(self, node: ast.expr) -> Any:
+        """What an expression of constants is; _UNKNOWN if it is none."""
+        names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+        if any(name not in self._constants for name in names) or any(
+            isinstance(n, ast.Call | ast.Subscript) for n in ast.walk(node)
+        ):
+            return _UNKNOWN
+        expression = ast.fix_missing_locations(ast.Expression(_copy(node)))
+        return eval(compile(expression, "<constant>", "eval"), {}, self._constants)
+
+
+_UNKNOWN = object()
+
+
+def _copy(node: Any) -> Any:
+    return (
+        ast.parse(ast.unparse(ast.fix_missing_locations(node)), mode="eval").body
+        if isinstance(node, ast.expr)
+        else ast.parse(ast.unparse(ast.fix_missing_locations(node))).body[0]
+    )
+
+
+def _register(name: str, index: tuple[int, ...]) -> str:
+    return "_".join([name, *map(str, index)])
+
+
+def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for n in shape:
+        found = [(*index, i) for index in found for i in range(n)]
+    return found

@@ -1,0 +1,193 @@
+"""Runs a kernel in Python, thread by thread: what it computes can be tested where there is no card.
+
+Threads are greenlets. Instructions of one thread do what their body in `ptx.py` says; those that several
+threads take part in are here: a thread waits in them until the others of its warp, or of its block, have
+come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild one ends the
+process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent, greenlet
+
+from kukri.runtime.cuda.ptx import Instruction
+from kukri.runtime.cuda.stage import stage
+
+
+class _Thread(greenlet):
+    number: int
+    block: tuple[int, int, int]
+    grid: tuple[int, int, int]
+    shared: int
+
+
+def run(
+    kernel: Callable[..., None],
+    constants: Mapping[str, Any],
+    grid: tuple[int, ...],
+    threads: int,
+    arguments: list[Any],
+    shared_bytes: int = 0,
+) -> None:
+    """Launch a kernel; arrays among the arguments stand for their addresses."""
+    staged = _staged(kernel, tuple(sorted(constants.items())))
+    values = [_value(a) for a in arguments]
+    grid = (*grid, 1, 1)[:3]
+    for z, y, x in product(*(range(n) for n in grid[::-1])):
+        _run_block(staged, values, (x, y, z), grid, threads, shared_bytes)
+
+
+def _value(argument: Any) -> Any:
+    if isinstance(argument, np.ndarray):
+        return argument.ctypes.data
+    return np.float32(argument) if isinstance(argument, float) else int(argument)
+
+
+@cache
+def _staged(function: Callable[..., Any], constants: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return stage(function, dict(constants), _resolve)
+
+
+def _resolve(found: Any, constants: Mapping[str, Any]) -> Any:
+    if isinstance(found, str) and found == "float32":
+        return np.float32
+    if isinstance(found, Instruction):
+        return _TOGETHER.get(found.name, found.meaning)
+    if getattr(found, "on_device", False):
+        return _staged(found, tuple(sorted(constants.items())))
+    return found
+
+
+def _run_block(
+    staged: Callable[..., Any],
+    values: list[Any],
+    block: tuple[int, int, int],
+    grid: tuple[int, ...],
+    threads: int,
+    shared_bytes: int,
+) -> None:
+    memory = np.full(shared_bytes + 16, 0xFF, np.uint8)  # NaN: nobody may read what was not written
+    here = getcurrent()
+    alive: dict[int, _Thread] = {}
+    for i in range(threads):
+        thread = _Thread(staged, here)
+        thread.number, thread.block, thread.grid = i, block, grid
+        thread.shared = -(-memory.ctypes.data // 16) * 16
+        alive[i] = thread
+    waiting: dict[int, tuple[str, tuple[Any, ...]]] = {}
+    results: dict[int, Any] = dict.fromkeys(alive)
+    started: set[int] = set()
+    while alive:
+        for i in [i for i in alive if i not in waiting]:
+            request = alive[i].switch(results[i]) if i in started else alive[i].switch(*values)
+            started.add(i)
+            if alive[i].dead:
+                del alive[i]
+            else:
+                waiting[i] = request
+        results = _answer(waiting, alive)
+        assert results or not alive, f"threads wait for each other: {waiting}"
+        for i in results:
+            del waiting[i]
+
+
+def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _Thread]) -> dict[int, Any]:
+    """What those threads get that wait for nobody else any more."""
+    results: dict[int, Any] = {}
+    if waiting and len(waiting) == len(alive) and {name for name, _ in waiting.values()} == {"barrier"}:
+        return dict.fromkeys(waiting)
+    for warp in sorted({i // 32 for i in waiting}):
+        lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
+        names = {waiting[i][0] for i in lanes}
+        if len(lanes) == 32 and len(names) == 1 and names != {"barrier"}:
+            answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
+            results |= dict(zip(lanes, answers, strict=True))
+    return results
+
+
+def _together(name: str) -> Callable[..., Any]:
+    return lambda *operands: getcurrent().parent.switch((name, operands))
+
+
+def _shuffle_xor(operands: list[Any]) -> list[Any]:
+    return [operands[i ^ int(mask)][0] for i, (_, mask) in enumerate(operands)]
+
+
+def _shuffle(operands: list[Any]) -> list[Any]:
+    return [operands[int(lane) & 31][0] for _, lane in operands]
+
+
+def _matrices(operands: list[Any]) -> np.ndarray:
+    """Halves [4, 8, 8] at the 32 addresses of rows."""
+    import ctypes
+
+    rows = [np.frombuffer((ctypes.c_uint16 * 8).from_address(address), np.uint16) for (address,) in operands]
+    return np.array(rows, np.uint16).reshape(4, 8, 8)
+
+
+def _fragments(matrices: np.ndarray) -> list[Any]:
+    words = np.ascontiguousarray(matrices).view(np.int32)  # [4, 8, 4]
+    return [tuple(int(words[m, lane // 4, lane % 4]) for m in range(4)) for lane in range(32)]
+
+
+def _load_matrices(operands: list[Any]) -> list[Any]:
+    return _fragments(_matrices(operands))
+
+
+def _load_matrices_turned(operands: list[Any]) -> list[Any]:
+    return _fragments(_matrices(operands).transpose(0, 2, 1))
+
+
+def _mma_halves(operands: list[Any]) -> list[Any]:
+    words = (
+        np.array([[int(v) for v in o[:6]] for o in operands], np.int64).astype(np.uint32).astype(np.uint32)
+    )
+    halves = words.view(np.float16).reshape(32, 6, 2).astype(np.float32)
+    c = np.array([[float(v) for v in o[6:]] for o in operands], np.float32)
+    a, b, out = np.zeros((16, 16), np.float32), np.zeros((16, 8), np.float32), np.zeros((16, 8), np.float32)
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        for i, (row, column) in enumerate(((g, 2 * t), (g + 8, 2 * t), (g, 2 * t + 8), (g + 8, 2 * t + 8))):
+            a[row, column : column + 2] = halves[lane, i]
+        for i, row in enumerate((2 * t, 2 * t + 8)):
+            b[row : row + 2, g] = halves[lane, 4 + i]
+        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[lane, :2], c[lane, 2:]
+    out += a @ b
+    return [
+        (*out[lane // 4, 2 * (lane % 4) :][:2], *out[lane // 4 + 8, 2 * (lane % 4) :][:2])
+        for lane in range(32)
+    ]
+
+
+_WARP = {
+    "warp_barrier": lambda operands: [None] * len(operands),
+    "shuffle_xor": _shuffle_xor,
+    "shuffle": _shuffle,
+    "load_matrices": _load_matrices,
+    "load_matrices_turned": _load_matrices_turned,
+    "mma_halves": _mma_halves,
+}
+
+_TOGETHER: dict[str, Callable[..., Any]] = {
+    **{name: _together(name) for name in ("barrier", *_WARP)},
+    "thread": lambda: getcurrent().number,
+    "block_x": lambda: getcurrent().block[0],
+    "block_y": lambda: getcurrent().block[1],
+    "block_z": lambda: getcurrent().block[2],
+    "blocks_x": lambda: getcurrent().grid[0],
+    "blocks_y": lambda: getcurrent().grid[1],
+    "shared": lambda: getcurrent().shared,
+    "wait_for_grid": lambda: None,
+    "let_next_start": lambda: None,
+    "fence": lambda: None,
+    "commit_copies": lambda: None,
+    "wait_copies": lambda: None,
+    "wait_copies_but_1": lambda: None,
+    "wait_copies_but_2": lambda: None,
+}

@@ -1,0 +1,100 @@
+"""A card that is none: its memory is this machine's, and the simulator runs what is launched."""
+
+from __future__ import annotations
+
+import inspect
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kukri.runtime.cuda.driver import Launch
+from kukri.runtime.cuda.kernel import Kernel
+
+from .simulator import run
+
+
+class StandInDevice:
+    """As `driver.Device`; each piece of memory is poisoned with NaN until it is cleared or written."""
+
+    capability = (9, 0)
+    multiprocessors = 4
+    name = "simulator"
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self.launched: list[str] = []
+        self._memory: list[np.ndarray] = []
+
+    def use(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def allocate(self, n_bytes: int) -> int:
+        raw = np.full(n_bytes + 256, 0xFF, np.uint8)
+        self._memory.append(raw)
+        return -(-raw.ctypes.data // 256) * 256
+
+    def pinned(self, n_bytes: int) -> np.ndarray:
+        return np.zeros(n_bytes, np.uint8)
+
+    def upload(self, address: int, source: np.ndarray) -> None:
+        self._at(address, source.nbytes)[:] = source.reshape(-1).view(np.uint8)
+
+    def download(self, out: np.ndarray, address: int) -> None:
+        out.reshape(-1).view(np.uint8)[:] = self._at(address, out.nbytes)
+
+    def clear(self, address: int, n_bytes: int) -> None:
+        self._at(address, n_bytes)[:] = 0
+
+    def launch(self, what: Launch) -> None:
+        kernel = self.kernels[what.function]
+        values: list[Any] = []
+        at = 0
+        for parameter in inspect.signature(kernel.function()).parameters.values():
+            kind = "f" if parameter.annotation == "float" else "q"
+            at = at if kind == "f" else -(-at // 8) * 8
+            values += struct.unpack_from(kind, what.arguments, at)
+            at += struct.calcsize(kind)
+        assert at == len(what.arguments), what.name
+        self.launched.append(kernel.name)
+        run(kernel.function(), kernel.values(), what.grid, what.threads, values, what.shared_bytes)
+
+    @contextmanager
+    def capture(self) -> Iterator[list[Launch]]:
+        held: list[Any] = []
+        self.upload, self.download, self.launch = (  # type: ignore[method-assign]
+            lambda *a: held.append((StandInDevice.upload, a)),
+            lambda *a: held.append((StandInDevice.download, a)),
+            lambda *a: held.append((StandInDevice.launch, a)),
+        )
+        yield held
+        del self.upload, self.download, self.launch
+
+    def run(self, graph: list[Any]) -> None:
+        for function, arguments in graph:
+            function(self, *arguments)
+
+    @staticmethod
+    def _at(address: int, n_bytes: int) -> np.ndarray:
+        import ctypes
+
+        return np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), np.uint8)
+
+
+class StandInKernels:
+    """As `kernel.Kernels`."""
+
+    def __init__(self, device: StandInDevice) -> None:
+        self.device = device
+
+    def compile_all(self, ask: Any) -> None: ...
+
+    def function(self, what: Kernel, shared_bytes: int = 0) -> int:
+        if what not in self.device.kernels:
+            self.device.kernels.append(what)
+        return self.device.kernels.index(what)

@@ -1,0 +1,55 @@
+"""Every kernel compiles to PTX for the architectures that cards have, with a stand-in for the card."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from kukri.runtime.cuda.kernel import ENTRY, kernel
+
+MATVEC = {"FORMAT": "Q4_0", "N": 1, "R": 2, "U": 1, "KS": 2, "WARPS": 4, "EXACT": 0, "GATED": 1, "NORMED": 1}
+MATVEC |= {"BIAS": 0, "ACCUMULATE": 0, "EMIT": 0, "STORE": 1, "KIND": 1}
+ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
+ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
+PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
+KERNELS = [
+    kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
+    kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
+    kernel("rows", "select_rows", 128, PDL=0),
+    kernel("quantize", "quantize", 128, NORMED=1, PDL=0),
+    kernel("quantize", "to_halves", 256, PDL=0),
+    kernel("matvec", "matvec", 128, PDL=0, **MATVEC),
+    kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, PDL=0),
+    kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
+    kernel("attention", "attend", 64, PDL=0, **ATTEND),
+    kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, WINDOW=1, PDL=0),
+    kernel("rotate", "rotations", 128, PDL=0),
+    kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
+    kernel("rotate", "prepare", 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),
+    kernel("rotate", "grow_queries", 256, PDL=0),
+    kernel("pointwise", "norm", 256, MEAN=1, BIAS=1, EACH=0, GROUPS=1, PDL=0),
+    kernel("pointwise", "gated_activation", 256, KIND=3, PDL=0),
+    kernel("pointwise", "activation", 256, KIND=4, PDL=0),
+    kernel("pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
+    kernel("pointwise", "add", 256, PDL=0),
+    kernel("pointwise", "soft_cap", 256, PDL=0),
+]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
+@pytest.mark.parametrize("what", KERNELS, ids=lambda k: k.name)
+def test_compiles(what):
+    # One architecture each, in turn: all of them for all kernels would take minutes.
+    capability = [(8, 0), (9, 0)][KERNELS.index(what) % 2]
+    if what.name in ("select_rows", "quantize", "matvec", "add"):
+        capability = (7, 5)
+    text = what.ptx(capability)
+    assert f".entry {ENTRY}(" in text
+    assert f".target sm_{capability[0]}{capability[1]}" in text
+    assert ".local" not in text, "registers that are indexed at run time"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
+def test_early_launches_need_sm_90():
+    assert "griddepcontrol" in kernel("pointwise", "add", 256, PDL=1).ptx((9, 0))

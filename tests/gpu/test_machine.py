@@ -1,0 +1,82 @@
+"""The whole machine on the simulator, and what is said where there is no card."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kukri.cli.card import open_card
+from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.errors import CudaUnavailable
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.reference import ReferenceMachine
+
+from .stand_in import StandInDevice, StandInKernels
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench_cuda.py"
+
+
+@pytest.fixture(scope="module")
+def program():
+    spec = importlib.util.spec_from_file_location("bench_cuda", SCRIPT)
+    assert spec
+    assert spec.loader
+    bench = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bench)
+    bench.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
+    return bench.random_model("tiny", "Q8_0")
+
+
+def card() -> bool:
+    try:
+        Device().close()
+    except CudaUnavailable:
+        return False
+    return True
+
+
+def test_steps(program, feed):
+    """A prompt in two steps, of few rows and of many, then a token; twice, the same."""
+    ids = np.arange(13, dtype=np.int32) * 5 % 64
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    got = feed(machine, PageTable(1), ids, (9, 3, 1))
+    p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
+    assert (np.exp(p) * (p - q)).sum(-1).mean() < 2e-3
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    assert {"tiled_matmul", "matvec", "attend"} <= set(device.launched)
+    np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (9, 3, 1)), got)
+
+
+def test_a_batch_that_does_not_fit(program):
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=4, device=device, kernels=StandInKernels(device))
+    rows = np.arange(5, dtype=np.int32)
+    table = PageTable(1)
+    table.extend(0, 5)
+    with pytest.raises(ValueError, match="up to 4 rows"):
+        machine.step(Batch(rows, rows * 0, rows, rows[:1]), table)
+    machine.close()
+
+
+@pytest.mark.skipif(card(), reason="there is a card")
+def test_without_a_card(program):
+    assert open_card("auto", program, "auto", pytest.fail) is None
+    assert open_card("cpu", program, "auto", pytest.fail) is None
+    with pytest.raises(CudaUnavailable, match="--device cpu"):
+        open_card("cuda", program, "auto", pytest.fail)
+
+
+@pytest.mark.skipif(not card(), reason="there is no card")
+def test_on_the_card(program, feed):
+    ids = np.arange(40, dtype=np.int32) % 64
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    machine = CudaMachine(program, 1)
+    got = feed(machine, PageTable(1), ids, (20, 3, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    machine.close()

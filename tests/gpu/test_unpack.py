@@ -1,0 +1,73 @@
+"""Packing, and the kernels' reading of what was packed, for every block format."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.quant.block import QTensor
+from kukri.quant.formats import FORMATS
+from kukri.runtime.cuda.kernels.rows import embed, embed_floats
+from kukri.runtime.cuda.kernels.unpack import READERS
+from kukri.runtime.cuda.packing import pack, packed_row_bytes
+
+from .simulator import run
+
+
+def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:
+    """Random blocks with scales that are small and finite."""
+    rng, form = np.random.default_rng(seed), FORMATS[name]
+    data = rng.integers(0, 256, (rows, form.row_bytes(width)), dtype=np.uint8)
+    blocks = data.reshape(-1, form.type_size)
+    if form.is_float:
+        values = rng.standard_normal((rows, width)).astype(np.float32)
+        kinds = {
+            "F32": values,
+            "F16": values.astype(np.float16),
+            "BF16": values.view(np.uint16)[:, 1::2].copy(),
+        }
+        data = kinds[name].view(np.uint8).reshape(rows, -1)
+    halves = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82)}
+    halves |= {"Q6_K": (208,), "Q3_K": (108,)}
+    if name == "MXFP4":
+        blocks[:, 0] = rng.integers(118, 130, len(blocks))
+        blocks[:2, 0] = 0, 1
+    elif not form.is_float:
+        for at in halves.get(name, (0,)):
+            scales = rng.uniform(-0.02, 0.02, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return QTensor("random", form, (rows, width), data)
+
+
+def packed(tensor: QTensor) -> np.ndarray:
+    out = np.full((tensor.shape[0], packed_row_bytes(tensor)), 0xFF, np.uint8)
+    pack(tensor, 0, out)
+    return out
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_blocks(name):
+    tensor = random_tensor(name, 3, 512)
+    rows, tokens = packed(tensor), np.array([2, 0, 1, 7], np.int32)
+    out = np.full((4, 512), np.nan, np.float32)
+    arguments = [tokens, rows, rows.shape[1], 16, 3, out, 4 * 512, 2.0]
+    run(embed, {**READERS[name], "PDL": 0}, (1, 4), 128, arguments)
+    np.testing.assert_allclose(out, 2 * tensor.rows(np.array([2, 0, 1, 0])), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("F32", 32), ("F16", 16), ("BF16", 0)])
+def test_floats(name, kind):
+    tensor = random_tensor(name, 3, 200)
+    rows, tokens = packed(tensor), np.array([1, 2], np.int32)
+    out = np.full((2, 200), np.nan, np.float32)
+    arguments = [tokens, rows, rows.shape[1], 200, 3, out, 4 * 200, 1.0]
+    run(embed_floats, {"FLOAT": kind, "PDL": 0}, (2, 2), 128, arguments)
+    np.testing.assert_array_equal(out, tensor.rows(tokens))
+
+
+def test_sizes():
+    """Nothing grows by more than a byte for each 6-bit scale."""
+    for name in READERS:
+        tensor = random_tensor(name, 1, 4096)
+        growth = packed_row_bytes(tensor) / tensor.data.shape[1]
+        assert growth < {"Q3_K": 1.05, "IQ4_XS": 1.02}.get(name, 1 + 1e-9)
