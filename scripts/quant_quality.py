@@ -67,8 +67,11 @@ def main() -> None:
             files.append(args.work / f"{name}-llama.cpp-{kind}.gguf")
             if not files[-1].exists():
                 run(args.llama_cpp / "llama-quantize", "--imatrix", matrix, whole, files[-1], kind)
-    limit = ("-c", 512, "--limit", 512 * args.windows, "--device", args.device, "-o", "md")
-    print(run(*LLM, "eval", *files, "--file", args.file, "--baseline", args.checkpoint, *limit))
+    how = ("--file", args.file, "-c", 512, "--limit", 512 * args.windows, "--device", args.device, "-o", "md")
+    saved = args.work / f"{name}-{args.windows}-{args.device}.logits"  # so that the original runs once
+    if not saved.exists():
+        print(run(*LLM, "eval", args.checkpoint, *how, "--save-logits", saved))
+    print(run(*LLM, "eval", *files, *how, "--baseline", saved))
 
 
 if __name__ == "__main__":
