@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tarfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,11 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cache import Batch, PageTable
+
+# Commands inherit what is ignored, as by `nohup` or by a shell's `&`, and some tests interrupt them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DATA = Path(__file__).parent / "data"
 
