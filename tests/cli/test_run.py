@@ -234,18 +234,30 @@ def test_a_broken_template_is_5_and_a_refusal_is_1(llm_inside: Run, tmp_path: Pa
     assert "only tools here" in line
 
 
-def test_an_unsupported_device_is_1(llm_inside: Run, tiny: Path) -> None:
-    assert "CUDA" in failed(llm_inside("run", "-m", tiny, "--device", "cuda", "hi"), 1)
+@pytest.fixture
+def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without an NVIDIA driver."""
+
+    def missing(name: str, *arguments: Any) -> None:
+        raise OSError(f"{name}: not there")
+
+    monkeypatch.setattr("kukri.runtime.cuda.driver.ctypes.CDLL", missing)
 
 
+@pytest.mark.usefixtures("no_driver")
+def test_a_device_that_is_not_there_is_1(llm_inside: Run, tiny: Path) -> None:
+    assert "NVIDIA" in failed(llm_inside("run", "-m", tiny, "--device", "cuda", "hi"), 1)
+
+
+@pytest.mark.usefixtures("no_driver")
 @pytest.mark.parametrize("flags", [("--device", "cuda")])
 @pytest.mark.parametrize("command", [("run", "hi"), ("chat",)])
-def test_what_this_version_lacks_is_refused_before_a_download(
+def test_a_device_that_is_not_there_is_told_before_a_download(
     llm_inside: Run, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str], command: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(store, "resolve", lambda name: pytest.fail("a download"))
     line = failed(llm_inside(*command, "-m", "smollm2", *flags, input=b"hi"), 1)
-    assert "CUDA" in line
+    assert "NVIDIA" in line
 
 
 def test_the_cache_is_as_exact_as_the_model_unless_told_otherwise(

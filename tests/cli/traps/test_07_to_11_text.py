@@ -39,8 +39,10 @@ def test_trap_07_a_template_that_reaches_outside(
     assert "template" in line
     failed(llm_inside("chat", "-m", path, input=b"hi"), 5)
     if "popen" in template:
-        failed(llm("run", "-m", path, "hi", cwd=tmp_path), 5)
-        assert not (tmp_path / "OWNED").exists()
+        folder = tmp_path / "here"
+        folder.mkdir()
+        failed(llm("run", "-m", path, "hi", cwd=folder), 5)
+        assert not (folder / "OWNED").exists()
 
 
 @pytest.mark.parametrize(
