@@ -10,6 +10,8 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.cpu.instructions import Instructions
+from kukri.runtime.cpu.kernels import MATVECS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.reference import ReferenceMachine
@@ -196,3 +198,40 @@ def test_experts_of_different_formats_are_refused():
     object.__setattr__(moe, "gate", (*moe.gate[:-1], other))
     with pytest.raises(UnsupportedModel, match="different formats"):
         CpuMachine(whole, 4, threads=1)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("Q4_0", {"n_experts": 8, "top": 2}),  # as Mixtral
+        ("MXFP4", {"n_experts": 32, "top": 4, **VARIANTS["clipped"]}),  # as gpt-oss
+    ],
+    ids=["mixtral", "gpt-oss"],
+)
+def test_a_token_reads_the_active_parameters(shape, monkeypatch):
+    """What the products of a decode step go through, by the records that they are given."""
+    kind, variant = shape
+    whole = program(kind, **variant)
+    read: dict[int, int] = {}  # by list of instructions
+    choices = []
+    emit = Instructions.emit
+
+    def counting(self, kernel, record, *others, **values):
+        if kernel in MATVECS.values():
+            panels = values["n_panels"] * (2 if values.get("gate") else 1)
+            read[id(self)] = read.get(id(self), 0) + panels * values["panel_bytes"]
+            choices.append(bool(values.get("choice")))
+        emit(self, kernel, record, *others, **values)
+
+    monkeypatch.setattr(Instructions, "emit", counting)
+    CpuMachine(whole, 4, threads=1).close()
+    active = 0.0
+    for op in whole.ops:
+        if isinstance(op, ops.MatMul):
+            active += op.weight.n_bytes
+        elif isinstance(op, ops.MoE):
+            every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
+            active += every * op.experts.width / len(op.up)
+    assert sum(choices) == 2 * 2 * variant["top"]  # layers, products of a choice
+    assert len(read) == 1
+    assert active <= sum(read.values()) < 1.1 * active
