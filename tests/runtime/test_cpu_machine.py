@@ -23,6 +23,7 @@ from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
+from kukri.runtime.cpu.sizes import KEYS
 from kukri.runtime.reference import ReferenceMachine
 
 VOCAB = 50
@@ -303,7 +304,7 @@ def test_batches_out_of_range_are_refused():
     with pytest.raises(ValueError, match="pages of 32"):
         machine.step(nothing, PageTable(2, page_size=32))
     with pytest.raises(ValueError, match="multiple of"):
-        CpuMachine(program(7), 2, page_size=2 * levels.LANES)
+        CpuMachine(program(7), 2, page_size=KEYS // 2)
     with pytest.raises(ValueError, match="q9"):
         CpuMachine(program(7), 2, kv_type="q9")
     machine.close()
