@@ -32,7 +32,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with a context that takes a while to fill."""
-    path = write_tiny_model(tmp_path_factory.mktemp("endless") / "endless.gguf", context=8192)
+    path = write_tiny_model(tmp_path_factory.mktemp("endless") / "endless.gguf", context=1 << 17)
     with kukri.load(path):
         return path
 
