@@ -16,7 +16,7 @@ from .. import __version__
 from . import store, terminal
 from .bench_plan import MOST_THREADS, Plan, Test, numbers, pair
 from .bench_report import WRITERS, Result
-from .options import DEFAULT_MODEL, THREADS_HELP, KvType, flag
+from .options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
 
 if TYPE_CHECKING:
     from ..runtime.cpu.bandwidth import ReadBandwidth
@@ -35,15 +35,7 @@ class Format(StrEnum):
 
 
 def bench(
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
-        ),
-    ] = None,
+    models: ModelsOption = None,
     n_prompt: Annotated[
         list[str] | None,
         flag("-p", "--n-prompt", metavar="N,…", help="Tokens to prefill; 0: no such test; default: 512."),

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from . import terminal
-from .options import DEFAULT_MODEL, THREADS_HELP, KvType, flag
+from .options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
 
 
 class Format(StrEnum):
@@ -30,15 +30,7 @@ def evaluate(
     more: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
     ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "-m",
-            "--model",
-            metavar="MODEL",
-            help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
-        ),
-    ] = None,
+    models: ModelsOption = None,
     *,
     file: Annotated[str, flag("--file", metavar="TEXT", help="Text file, also packed with gzip; -: stdin.")],
     context: Annotated[

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .stops import borders
+
 LEAST_TURNS = 8  # of the loop
 LEAST_CHARACTERS = 500  # that all turns together have: a ruler or a table is no loop yet
 LOOKED_AT = 8192  # characters at the end, so that a turn may have up to a thousand
@@ -27,19 +29,9 @@ class LoopWatch:
 def in_a_loop(text: str) -> bool:
     """Whether some end of `text` is long enough and repeats itself often enough.
 
-    Ends are beginnings of the text backwards, and the shortest period of each of these is what Knuth, Morris
-    and Pratt (1977) compute.
+    Ends are beginnings of the text backwards, and the shortest period of each is its length less its border.
     """
-    back = text[::-1]
-    borders = [0] * len(back)
-    border = 0
-    for i in range(1, len(back)):
-        while border and back[i] != back[border]:
-            border = borders[border - 1]
-        if back[i] == back[border]:
-            border += 1
-        borders[i] = border
-        length = i + 1
-        if length >= LEAST_CHARACTERS and length >= LEAST_TURNS * (length - border):
-            return True
-    return False
+    return any(
+        length >= max(LEAST_CHARACTERS, LEAST_TURNS * (length - border))
+        for length, border in enumerate(borders(text[::-1]), 1)
+    )

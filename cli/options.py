@@ -30,6 +30,15 @@ Model_ = Annotated[
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub.")
 ]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
+    ),
+]
 DEFAULT_MODEL = DEFAULT
 MAX_CONTEXT = 2**31 - 1  # positions are int32
 MAX_THREADS = 1024  # as `load_model` has it, whose module is slow to import

@@ -70,42 +70,50 @@ class Progress:
             terminal.note(f"{self._verb} {self._label}: {terminal.human_bytes(done)}{of}")
 
 
-class Loading:
-    """A line on a terminal that says how far the loading of a model is, and leaves no trace.
+class StatusLine:
+    """A line on a terminal that is written over and leaves no trace; `shown` is False elsewhere."""
 
-    Elsewhere nothing is said, but for the one thing that takes long: compiling, the first time.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._shown = terminal.takes_escapes(sys.stderr)
-        self._stage = ""
-        self._last = 0.0
+    def __init__(self) -> None:
+        self.shown = terminal.takes_escapes(sys.stderr)
 
     def __enter__(self) -> Self:
-        self._show("")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._shown:
+        if self.shown:
             terminal.tell("\r\x1b[2K")
+
+    def show(self, text: str) -> None:
+        if self.shown:
+            line = terminal.one_line(text)[: shutil.get_terminal_size().columns - 1]
+            terminal.tell("\r\x1b[2K" + terminal.paint(line, "2", sys.stderr))
+
+
+class Loading(StatusLine):
+    """Says how far the loading of a model is.
+
+    Elsewhere than on a terminal nothing is said, but for what takes long: compiling, the first time.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+        self._stage = ""
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        self.show(f"loading {self._name} …")
+        return self
 
     def at(self, stage: str, done: int, total: int) -> None:
         """Report that `stage` has `done` of `total`; for `load_model`."""
         now = time.monotonic()
         if stage == self._stage and now - self._last < LOADING_SECONDS and done < total:
             return
-        if stage != self._stage and stage.startswith("compiling") and not self._shown:
+        if stage != self._stage and stage.startswith("compiling") and not self.shown:
             terminal.note(f"{stage}: {total}")
         self._stage, self._last = stage, now
         counted = f"{done} of {total}" if total < 10_000 else f"{100 * done // total} %"
-        self._show(f": {stage}, {counted}")
-
-    def _show(self, what: str) -> None:
-        if self._shown:
-            line = terminal.one_line(f"loading {self._name}{what} …")[
-                : shutil.get_terminal_size().columns - 1
-            ]
-            terminal.tell("\r\x1b[2K" + terminal.paint(line, "2", sys.stderr))
+        self.show(f"loading {self._name}: {stage}, {counted} …")

@@ -15,7 +15,7 @@ class StopFilter:
 
     def __init__(self, stops: Iterable[str]) -> None:
         self.stopped: str | None = None  # the stop string that ended the text
-        self._stops = [(stop, _borders(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
+        self._stops = [(stop, borders(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
         self._matched = [0] * len(self._stops)  # characters of each stop that the text now ends with
         self._held = ""
 
@@ -49,7 +49,7 @@ class StopFilter:
         return held
 
 
-def _borders(stop: str) -> list[int]:
+def borders(stop: str) -> list[int]:
     """For each prefix of `stop` the length of its longest proper prefix that is also its suffix."""
     borders = [0] * len(stop)
     length = 0

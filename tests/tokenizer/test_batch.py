@@ -43,6 +43,15 @@ def words(seed: int, letters: str = LETTERS, longest: int = 60) -> list[str]:
     return sorted({"".join(rng.choices(letters, k=size)) for size in sizes})
 
 
+def merging(pieces: list[str], merges: list[str], packs: bool, whole: bool) -> BPE:
+    """A model of merges, its vocabulary packed or not; `whole`: entries are taken as they are."""
+    if packs:
+        vocab: Lookup = PackedLookup(packed(pieces))
+        return BPE(vocab, packed_ranks(packed(merges), vocab, packed(pieces)), " ", ignore_merges=whole)
+    vocab = Lookup(zip(pieces, range(len(pieces)), strict=True))
+    return BPE(vocab, merge_ranks(merges, vocab, " "), " ", ignore_merges=whole)
+
+
 def same(one: BPE, other: BPE, texts: list[str]) -> None:
     one.learn(texts)
     learnt = sum(text in one._words for text in texts)
@@ -61,11 +70,7 @@ def test_merges(seed: int, several_cuts: bool, whole: bool) -> None:
     texts = [*words(seed), *pieces]
 
     def model(packs: bool) -> BPE:
-        if packs:
-            vocab: Lookup = PackedLookup(packed(pieces))
-            return BPE(vocab, packed_ranks(packed(merges), vocab, packed(pieces)), " ", ignore_merges=whole)
-        vocab = Lookup(zip(pieces, range(len(pieces)), strict=True))
-        return BPE(vocab, merge_ranks(merges, vocab, " "), " ", ignore_merges=whole)
+        return merging(pieces, merges, packs, whole)
 
     same(model(True), model(False), texts)
     same(model(False), model(True), texts)

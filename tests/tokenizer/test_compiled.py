@@ -16,13 +16,13 @@ from kukri.cli import token_kernel
 from kukri.cli.token_kernel import TokenKernel, compile_into, kernel_key
 from kukri.quant.kernel_cache import KernelCache, kernel_cache
 from kukri.tokenizer import Tokenizer, compiled, core, load_tokenizer, patterns, tokenizer_from_gguf
-from kukri.tokenizer.bpe import BPE, merge_ranks, packed_ranks, score_ranks
+from kukri.tokenizer.bpe import BPE, score_ranks
 from kukri.tokenizer.compiled import CompiledEncoder, Kernel
 from kukri.tokenizer.pretokenize import BYTE_SYMBOLS, Split, spell_bytes
 from kukri.tokenizer.strings import Lookup, PackedLookup
 from kukri.tokenizer.words import alternatives, program
 
-from .test_batch import packed, vocabulary, words
+from .test_batch import merging, packed, same, vocabulary, words
 from .test_goldens import FAMILIES
 
 UNKNOWN_CUTS = ("falcon", "gguf/deepseek-coder")  # tokenizers without machine code
@@ -128,12 +128,9 @@ def encoder(model: BPE) -> CompiledEncoder:
     return CompiledEncoder(the_kernel(), tables, False, cutting, None)
 
 
-def same(model: BPE, other: BPE, texts: list[str]) -> None:
+def same_by_kernel(model: BPE, other: BPE, texts: list[str]) -> None:
     model.merge_by(encoder(model))
-    model.learn(texts)
-    assert sum(text in model._words for text in texts) > len(texts) // 2
-    for text in texts:
-        assert list(model.encode([text])) == other.encode_word(text), ascii(text)
+    same(model, other, texts)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -145,14 +142,10 @@ def test_merges(seed: int, several_cuts: bool, whole: bool) -> None:
         merges += merges[:5]  # the last of equal ones counts
 
     def model(packs: bool) -> BPE:
-        if packs:
-            vocab: Lookup = PackedLookup(packed(pieces))
-            return BPE(vocab, packed_ranks(packed(merges), vocab, packed(pieces)), " ", ignore_merges=whole)
-        vocab = Lookup(zip(pieces, range(len(pieces)), strict=True))
-        return BPE(vocab, merge_ranks(merges, vocab, " "), " ", ignore_merges=whole)
+        return merging(pieces, merges, packs, whole)
 
-    same(model(True), model(False), [*words(seed), *pieces])
-    same(model(False), model(True), [*words(seed), *pieces])
+    same_by_kernel(model(True), model(False), [*words(seed), *pieces])
+    same_by_kernel(model(False), model(True), [*words(seed), *pieces])
 
 
 @pytest.mark.parametrize("several", [1, 5])
@@ -167,7 +160,7 @@ def test_scores(several: int) -> None:
         vocab.respell({"ab字c": 7, "é字": 8})
         return BPE(vocab, score_ranks(vocab, scores), "", unknown_id=0)
 
-    same(model(), model(), words(3))
+    same_by_kernel(model(), model(), words(3))
 
 
 @pytest.mark.parametrize("merges", [["a  b"], [" ab"], ["ab"]])
