@@ -23,8 +23,6 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
     if device not in ("auto", "cuda"):
         return None
     from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
-    from ..runtime.cuda.lowering import check_supported
-    from ..runtime.cuda.machine import cache_bits
 
     try:
         card = Device()
@@ -32,6 +30,9 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
         return None
+    from ..runtime.cuda.lowering import check_supported
+    from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
+
     try:
         check_supported(program)
         cache_bits(program, kv_type)
