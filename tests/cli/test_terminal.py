@@ -17,7 +17,7 @@ import pytest
 from kukri.cli.loops import in_a_loop
 
 from .conftest import LLM, Run, failed
-from .test_chat import Terminal, open_chat, terminals
+from .test_chat import RANDOM, Terminal, open_chat, terminals
 from .traps.models import write_script
 
 __all__ = ["terminals"]
@@ -26,7 +26,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="terminals of POSIX")
 
 Open = Callable[..., Terminal]
 LINE_MODES = termios.ICANON | termios.ECHO | termios.ISIG
-RANDOM = ("-t", "2", "--min-p", "0.01")  # answers without end that never turn into a loop
 
 
 @pytest.fixture
