@@ -18,16 +18,14 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from .factor import Factor
 from .grid import Grid, fit
 from .kernel import Kernel
 
-SHRINKAGE = 0.3  # of what columns have in common
-DAMPING = 0.01  # of the mean of the diagonal
 COLUMNS = 64  # rounded at a time
 ROWS = 256  # of a thread at a time
 
@@ -45,39 +43,6 @@ _FIELDS = (
 )
 COMPENSATE = np.dtype([(name, np.int64) for name in (*_FIELDS, "rows", "columns")])
 COMPENSATE_ROWS = Kernel(f"{__package__}.gptq_kernels", "compensate_rows")
-
-
-@dataclass(frozen=True)
-class Factor:
-    """What is known of a matrix's inputs, made ready for rounding.
-
-    `order` int [width]: the columns, those rounded first last. `ahead` float32 [width, width]: in that order,
-    [j, i] is R_ij / R_ii, by which column j's error is made good by column i before it; zero elsewhere.
-    `importance` float32 [width]: R_ii², in the order of the matrix.
-    """
-
-    order: np.ndarray
-    ahead: np.ndarray
-    importance: np.ndarray
-
-
-def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Factor:
-    """The factor of float32 `[width, width]` second moments, which are left as they are."""
-    diagonal = np.diagonal(moments).astype(np.float32)
-    order = np.argsort(diagonal, kind="stable")
-    matrix = moments[order][:, order]
-    matrix *= np.float32(1 - shrinkage)
-    mean = float(diagonal.mean()) or 1.0
-    at = np.arange(len(order))
-    matrix[at, at] = diagonal[order] + np.float32(damping * mean)
-    lower = np.linalg.cholesky(matrix)  # R's transpose
-    del matrix
-    own = np.diagonal(lower).copy()
-    importance = np.empty_like(own)
-    importance[order] = own * own
-    lower /= own
-    lower[at, at] = 0
-    return Factor(order, lower, importance)
 
 
 def encode_compensated(
