@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,10 +16,12 @@ from ..quant.factor import Factor, factor
 from ..quant.gptq import encode_compensated
 from ..quant.grids import GRIDS
 from ..quant.recipes import Planned
-from ..runtime.calibrate import ExpertMoments, Layer, Moments, moments, tensor_names
+from ..runtime.calibrate import ExpertMoments, Layer, Moments, moments
+from ..runtime.config import ModelConfig
 from ..runtime.evaluate import cut_into_windows
 from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.program import build_program
+from ..runtime.sensitivity import sensitivities
 from ..runtime.weights import Weights
 from .source import open_source
 
@@ -27,8 +29,10 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 CONTEXT = 512  # tokens a window
+SENSITIVITY_CONTEXT = 256
 WINDOWS = 32  # at most, spread over the text
-_JOINED = {"attn_qkv": "attn_q"}  # kept as one in some files: the inputs are the same
+# What files have that the program has not: what it is part of or equal to. The inputs are the same.
+_SAME_INPUTS = {"attn_qkv.": "attn_q.", "output.": "token_embd."}
 
 
 class TextTooShort(ValueError):
@@ -47,20 +51,36 @@ class Calibrated:
         source = open_source(path, text=False)
         weights = Weights(source.config, source.tensors)
         program = build_program(source.config, weights)
-        names = tensor_names(weights.bound)
-        if source.config.tied:
-            names[id(weights.matrix("token_embd.weight"))] = "token_embd.weight"
-        for i, layer in enumerate(source.config.layers):
-            if layer.experts and source.config.experts:
-                for stem, stack in weights.experts(i).matrices.items():
-                    names[id(stack[0])] = f"blk.{i}.{stem}.weight"
+        self._stacks = _stacks(source.config, weights)
+        names = {id(stack[0]): name for name, stack in self._stacks.items()}
+        self._program, self._windows, self._release = program, windows, source.release
         self._layers: Iterator[Layer] = moments(program, names, windows, threads, source.release)
         self._ahead = _multiplied(program, names)
-        self._weights = weights  # whose tensors' identities are the keys of `names`
         self._found: dict[str, Moments | ExpertMoments] = {}
         self._factors: dict[tuple[str, ...], Factor] = {}
         self._threads = threads
         self._zero_nonfinite = zero_nonfinite
+
+    @staticmethod
+    def in_order(plan: Sequence[Planned]) -> list[Planned]:
+        """Tensors in the order in which layers are run, what may be the output matrix last."""
+
+        def place(planned: Planned) -> tuple[int, int]:
+            parts = planned.name.split(".")
+            if parts[0] == "blk":
+                return 1, int(parts[1])
+            return (2, 0) if parts[0] in ("output", "token_embd") else (0, 0)
+
+        return sorted(plan, key=place)
+
+    def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
+        """By name, what `quant.budget.budgeted` asks. `progress` is told how many of how many runs are done."""
+        few = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
+        with threadpool_limits(1, "blas"):
+            found = sensitivities(self._program, self._stacks, few, self._release, progress)
+        for other, known in _SAME_INPUTS.items():
+            found = {n.replace(known, other): value for n, value in found.items() if known in n} | found
+        return found
 
     def __call__(self, planned: Planned, start: int, rows: QTensor) -> np.ndarray:
         with threadpool_limits(1, "blas"):  # whole windows and rows side by side are quicker
@@ -86,9 +106,9 @@ class Calibrated:
 
     def _find(self, name: str) -> Moments | ExpertMoments | None:
         """What is known of a matrix's inputs; runs the text as far as needed."""
-        for joined, first in _JOINED.items():
+        for other, known in _SAME_INPUTS.items():
             if name not in self._ahead | self._found.keys():
-                name = name.replace(f".{joined}.", f".{first}.")
+                name = name.replace(other, known)
         while name in self._ahead:
             self._found.clear()  # before the next layer's is made
             self._factors.clear()
@@ -97,6 +117,16 @@ class Calibrated:
                 self._found |= dict.fromkeys(names, each)
                 self._ahead -= set(names)
         return self._found.get(name)
+
+
+def _stacks(config: ModelConfig, weights: Weights) -> dict[str, tuple[QTensor, ...]]:
+    """The matrices of each name: one, or one for each expert."""
+    stacks = {name: (tensor,) for name, tensor in weights.bound.items() if len(tensor.shape) == 2}
+    for i, layer in enumerate(config.layers):
+        if layer.experts and config.experts:
+            for stem, stack in weights.experts(i).matrices.items():
+                stacks[f"blk.{i}.{stem}.weight"] = stack
+    return stacks
 
 
 def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
@@ -114,17 +144,3 @@ def calibration_windows(text: str, tokenizer: Tokenizer) -> np.ndarray:
         raise TextTooShort(f"the calibration text has fewer than {CONTEXT} tokens")
     some = np.linspace(0, len(cut) - 1, min(WINDOWS, len(cut))).astype(int)
     return cut[some]
-
-
-def in_order(plan: Sequence[Planned]) -> list[Planned]:
-    """Tensors in the order in which layers are run, the output matrix last."""
-    tied = all(planned.name != "output.weight" for planned in plan)
-    last = "token_embd.weight" if tied else "output.weight"
-
-    def place(planned: Planned) -> tuple[int, int]:
-        parts = planned.name.split(".")
-        if parts[0] == "blk":
-            return 1, int(parts[1])
-        return (2, 0) if planned.name == last else (0, 0)
-
-    return sorted(plan, key=place)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..quant.block import BlockFormat
     from ..quant.quantize import Encoder, Written
     from ..quant.recipes import Planned, Recipe
+    from .calibrated import Calibrated
     from .convert import Convertible
 
 
@@ -94,16 +95,20 @@ def quantize(
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    planned = plan(recipe, model.tensors, model.facts, keep=model.is_gguf, overrides=formats)
+    by_importance = calibration is not None
+    planned = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    calibrated = None
+    if calibration is not None:
+        calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
     if kind.lower() == "int4" and not formats:
-        planned = _budgeted(planned, bits)
+        planned = _budgeted(planned, bits, calibrated)
     elif bits is not None:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
     _check_quantised(planned, allow_requantize)
     planned = checked(planned, zero_nonfinite, model.release)
-    encode = nearest(threads, zero_nonfinite)
-    if calibration is not None:
-        planned, encode = _calibrated(planned, path, calibration, threads, zero_nonfinite)
+    encode: Encoder = nearest(threads, zero_nonfinite)
+    if calibrated is not None:
+        encode, planned = calibrated, calibrated.in_order(planned)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
     metadata, types = _with_recipe(model, recipe)
@@ -113,23 +118,29 @@ def quantize(
     terminal.write(f"{target}\n")
 
 
-def _budgeted(planned: list[Planned], bits: float | None) -> list[Planned]:
+def _budgeted(planned: list[Planned], bits: float | None, calibrated: Calibrated | None) -> list[Planned]:
     from ..quant.budget import budgeted
+    from .progress import StatusLine
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
         n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
     try:
-        return budgeted(planned, n_bytes)
+        budgeted(planned, n_bytes)  # a budget that is too small is told at once
+        if calibrated is None:
+            return budgeted(planned, n_bytes)
+        with StatusLine() as line:
+            measured = calibrated.sensitivity(
+                lambda done, of: line.show(f"measuring what matrices lose by rounding: {done} of {of} kinds")
+            )
+        return budgeted(planned, n_bytes, measured)
     except ValueError as problem:
         raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
 
 
-def _calibrated(
-    planned: list[Planned], path: Path, text: Path, threads: int | None, zero_nonfinite: bool
-) -> tuple[list[Planned], Encoder]:
+def _calibrated(path: Path, text: Path, threads: int | None, zero_nonfinite: bool) -> Calibrated:
     from ..tokenizer import TokenizerError
-    from .calibrated import Calibrated, TextTooShort, calibration_windows, in_order
+    from .calibrated import Calibrated, TextTooShort, calibration_windows
     from .source import open_source
 
     tokenizer = open_source(path).tokenizer
@@ -139,8 +150,7 @@ def _calibrated(
         windows = calibration_windows(text.read_text(encoding="utf-8", errors="replace"), tokenizer)
     except TextTooShort as problem:
         raise typer.BadParameter(str(problem)) from None
-    processors = threads or len(os.sched_getaffinity(0))
-    return in_order(planned), Calibrated(path, windows, processors, zero_nonfinite)
+    return Calibrated(path, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
 
 
 def _recipe(kind: str) -> Recipe:

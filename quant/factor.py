@@ -17,49 +17,68 @@ _BLOCK = 256  # columns at a time
 
 @dataclass(frozen=True)
 class Factor:
-    """What is known of a matrix's inputs.
+    """What is known of a matrix's inputs: H, their second moments, shrunk, and R, upper triangular, H = RᵀR.
 
-    `order` int [width]: the columns, those rounded first last. `ahead` float32 [width, width]: in that order,
-    [j, i] is R_ij / R_ii with H = RᵀR, by which column j's error is made good by column i before it; zero
-    elsewhere. `importance` float32 [width]: R_ii², in the order of the matrix.
+    `order` int [width]: the columns, those rounded first last. `both` float32 [width, width], in that order:
+    below the diagonal [j, i] is R_ij / R_ii, by which column j's error is made good by column i before it;
+    above it is H. `diagonal` float32 [width] is H's. `importance` float32 [width]: R_ii², in the order of the
+    matrix.
     """
 
     order: np.ndarray
-    ahead: np.ndarray
+    both: np.ndarray
+    diagonal: np.ndarray
     importance: np.ndarray
+
+    def ahead(self, here: slice) -> np.ndarray:
+        """What columns `here` have to make good: float32 [width - here.start, columns], from the first of them
+        on. What is on and above the diagonal of the first rows does not count."""
+        return self.both[here.start :, here]
+
+    def moments(self, here: slice) -> np.ndarray:
+        """H of columns `here`: float32 [width, columns]."""
+        square = np.triu(self.both[here, here], 1)
+        square += square.T
+        np.fill_diagonal(square, self.diagonal[here])
+        return np.concatenate([self.both[: here.start, here], square, self.both[here, here.stop :].T])
 
 
 def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Factor:
-    """The factor of float32 `[width, width]` second moments, whose memory becomes its `ahead`."""
-    diagonal = np.diagonal(moments).copy()
-    order = np.argsort(diagonal, kind="stable")
+    """The factor of float32 `[width, width]` second moments, whose memory becomes its `both`."""
+    spread = np.diagonal(moments).copy()
+    order = np.argsort(spread, kind="stable")
     _permute(moments, order)
     moments *= np.float32(1 - shrinkage)
-    at = np.arange(len(order))
-    moments[at, at] = diagonal[order] + np.float32(damping * (float(diagonal.mean()) or 1.0))
-    cholesky(moments)  # R's transpose
-    own = np.diagonal(moments).copy()
+    diagonal = spread[order] + np.float32(damping * (float(spread.mean()) or 1.0))
+    np.fill_diagonal(moments, diagonal)
+    own = cholesky(moments)  # of R's transpose
     importance = np.empty_like(own)
     importance[order] = own * own
-    moments /= own
-    moments[at, at] = 0
-    return Factor(order, moments, importance)
+    for start in range(0, len(own), _BLOCK):
+        here = slice(start, start + _BLOCK)
+        below = np.tril(moments[here, here], -1)
+        moments[here, here] += below / own[here] - below
+        moments[start + _BLOCK :, here] /= own[here]
+    return Factor(order, moments, diagonal, importance)
 
 
-def cholesky(matrix: np.ndarray) -> None:
-    """Make a symmetric positive definite float32 matrix L, L Lᵀ = matrix, lower triangular, in place.
+def cholesky(matrix: np.ndarray) -> np.ndarray:
+    """Put L, L Lᵀ = matrix, below the diagonal of a symmetric positive definite float32 matrix, which keeps what
+    is on and above it; L's diagonal, float32 [width].
 
-    Raises numpy.linalg.LinAlgError if it is not positive definite.
+    Raises numpy.linalg.LinAlgError if the matrix is not positive definite.
     """
+    diagonal = np.empty(len(matrix), np.float32)
     for start in range(0, len(matrix), _BLOCK):
-        end = start + _BLOCK
-        here = matrix[start:, start:end]
-        if start:
-            here -= matrix[start:, :start] @ matrix[start:end, :start].T
-        own = np.linalg.cholesky(here[:_BLOCK])
-        here[_BLOCK:] = here[_BLOCK:] @ np.linalg.inv(own).T
-        here[:_BLOCK] = own
-        matrix[start:end, end:] = 0
+        here = slice(start, start + _BLOCK)
+        left = matrix[here, :start]
+        own = np.linalg.cholesky(matrix[here, here] - left @ left.T)
+        diagonal[here] = np.diagonal(own)
+        below = matrix[start + _BLOCK :, here]
+        below -= matrix[start + _BLOCK :, :start] @ left.T
+        below[:] = below @ np.linalg.inv(own).T
+        matrix[here, here] += np.tril(own - matrix[here, here], -1)
+    return diagonal
 
 
 def _permute(matrix: np.ndarray, order: np.ndarray) -> None:

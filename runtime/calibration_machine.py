@@ -41,13 +41,19 @@ class CalibrationMachine(ReferenceMachine):
         """Float32 matrices by the `id` of their tensors, to be used as long as they are there."""
         self._kept = weights
 
-    def segment(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> Reads:
-        """Run `part` over a window, int32 [context], whose buffers are `live`, up to the logits."""
-        n = len(tokens)
-        rows = np.arange(n, dtype=np.int32)
-        self._batch = Batch(tokens.astype(np.int32), np.zeros(n, np.int32), rows, rows)
+    def begin(
+        self, tokens: np.ndarray, live: Mapping[str, np.ndarray], wanted: np.ndarray | None = None
+    ) -> None:
+        """Make ready for a window, int32 [context], whose buffers are `live`; logits of all rows or of `wanted`."""
+        rows = np.arange(len(tokens), dtype=np.int32)
+        wanted = rows if wanted is None else wanted
+        self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, wanted)
         self.buffers = dict(live)
         self.states.begin(self._batch)
+
+    def segment(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> Reads:
+        """Run `part` over a window, int32 [context], whose buffers are `live`, up to the logits."""
+        self.begin(tokens, live)
         self._squares = {}
         read: list[tuple[list[ops.MatMul], np.ndarray]] = []
         for op in part:
