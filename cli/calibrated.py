@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
 
 CONTEXT = 512  # tokens a window
-SENSITIVITY_CONTEXT = 256
+DEFAULT_TEXT = "default"
+SENSITIVITY_CONTEXT = 128
 WINDOWS = 32  # at most, spread over the text
 # What files have that the program has not: what it is part of or equal to. The inputs are the same.
 _SAME_INPUTS = {"attn_qkv.": "attn_q.", "output.": "token_embd."}
@@ -40,9 +41,10 @@ class TextTooShort(ValueError):
 
 
 class Calibrated:
-    """An encoder (`quant.quantize.Encoder`) of a model's matrices. Experts are rounded to nearest, with scales
-    searched for by what they read; tensors that nothing is known of, such as embeddings that are no output
-    matrix too, without calibration.
+    """An encoder (`quant.quantize.Encoder`) of a model's matrices.
+
+    Experts are rounded to nearest, with scales searched for by what they read; tensors that nothing is
+    known of, such as embeddings that are no output matrix too, without calibration.
 
     `windows` int32 [n, context]. Tensors must come in the order of `in_order`.
     """
@@ -74,7 +76,7 @@ class Calibrated:
         return sorted(plan, key=place)
 
     def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """By name, what `quant.budget.budgeted` asks. `progress` is told how many of how many runs are done."""
+        """What `quant.budget.budgeted` asks. `progress` is told how many of how many runs are done."""
         few = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
         with threadpool_limits(1, "blas"):
             found = sensitivities(self._program, self._stacks, few, self._release, progress)
@@ -121,7 +123,8 @@ class Calibrated:
 
 def _stacks(config: ModelConfig, weights: Weights) -> dict[str, tuple[QTensor, ...]]:
     """The matrices of each name: one, or one for each expert."""
-    stacks = {name: (tensor,) for name, tensor in weights.bound.items() if len(tensor.shape) == 2}
+    stacks: dict[str, tuple[QTensor, ...]] = {}
+    stacks |= {name: (tensor,) for name, tensor in weights.bound.items() if len(tensor.shape) == 2}
     for i, layer in enumerate(config.layers):
         if layer.experts and config.experts:
             for stem, stack in weights.experts(i).matrices.items():
@@ -134,6 +137,13 @@ def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
     stacks = [op for op in program.ops if isinstance(op, MoE)]
     matrices += [each[0] for op in stacks for each in (op.gate, op.up, op.down) if each]
     return {names[id(matrix)] for matrix in matrices if id(matrix) in names}
+
+
+def calibration_text(named: str) -> str:
+    """The contents of the file `named`, or for `default` of the one that ships. Raises OSError."""
+    shipped = Path(__file__).with_name("calibration.txt")
+    path = shipped if named == DEFAULT_TEXT and not Path(named).exists() else Path(named)
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def calibration_windows(text: str, tokenizer: Tokenizer) -> np.ndarray:

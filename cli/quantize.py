@@ -53,13 +53,11 @@ def quantize(
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
     calibration: Annotated[
-        Path | None,
+        str | None,
         flag(
             "--calibration",
             metavar="TEXT",
-            exists=True,
-            dir_okay=False,
-            help="Round by what the model computes while it reads this text file.",
+            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
         ),
     ] = None,
     bits: Annotated[
@@ -138,18 +136,18 @@ def _budgeted(planned: list[Planned], bits: float | None, calibrated: Calibrated
         raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
 
 
-def _calibrated(path: Path, text: Path, threads: int | None, zero_nonfinite: bool) -> Calibrated:
+def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
     from ..tokenizer import TokenizerError
-    from .calibrated import Calibrated, TextTooShort, calibration_windows
+    from .calibrated import Calibrated, TextTooShort, calibration_text, calibration_windows
     from .source import open_source
 
     tokenizer = open_source(path).tokenizer
     if tokenizer is None:
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
-        windows = calibration_windows(text.read_text(encoding="utf-8", errors="replace"), tokenizer)
-    except TextTooShort as problem:
-        raise typer.BadParameter(str(problem)) from None
+        windows = calibration_windows(calibration_text(text), tokenizer)
+    except (TextTooShort, OSError) as problem:
+        raise typer.BadParameter(f"--calibration: {problem}") from None
     return Calibrated(path, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
 
 

@@ -1,8 +1,8 @@
 """Formats for all matrices of a model under a budget of bytes: `int4`.
 
-Each matrix starts at the narrowest format; then the step that takes away most expected divergence for each byte
-is taken, one after the other, until none fits. What is expected is the format's mean squared error times the
-matrix's sensitivity by weight, if that has been measured (`runtime/sensitivity.py`).
+Each matrix starts at the narrowest format; then the step that takes away most expected divergence for each
+byte is taken, one after the other, until none fits. What is expected is the format's mean squared error
+times the matrix's sensitivity by weight, if that has been measured (`runtime/sensitivity.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def budgeted(
 ) -> list[Planned]:
     """The plan, its quantised matrices in formats that give all tensors together at most `n_bytes`.
 
-    `sensitivity` of matrices by their names, a weight; those that are not in it have the mean of those that are.
+    `sensitivity` of matrices by their names, a weight; those that are not in it have the mean of the others.
     Of equal steps the earlier tensor's comes first. Raises ValueError if even the narrowest formats
     are too many bytes.
     """
@@ -52,7 +52,9 @@ def budgeted(
         ladders[i] = [form for form, _ in ladder]
         chosen[i] = replace(planned, format=ladder[0][0], note="")
         for rung, ((low, error), (high, less)) in enumerate(pairwise(ladder)):
-            gain = known.get(planned.name, usual) * (error - less) / (high.bits_per_weight - low.bits_per_weight)
+            gain = (
+                known.get(planned.name, usual) * (error - less) / (high.bits_per_weight - low.bits_per_weight)
+            )
             heapq.heappush(steps, (-gain, i, rung + 1))
     left = n_bytes - sum(planned.record.n_bytes for planned in chosen)
     if left < 0:

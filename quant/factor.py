@@ -1,7 +1,7 @@
 """Second moments of a matrix's inputs, made ready for error-compensated rounding, in their own memory.
 
-The moments of wide inputs are what takes most memory (14336 columns: 0.8 GB), so they are shrunk, put in order
-and factorised where they lie: H = L Lᵀ, with L below the diagonal of what was H.
+The moments of wide inputs are what takes most memory (14336 columns: 0.8 GB), so they are shrunk, put in
+order and factorised where they lie: H = L Lᵀ, with L below the diagonal of what was H.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Factor:
     importance: np.ndarray
 
     def ahead(self, here: slice) -> np.ndarray:
-        """What columns `here` have to make good: float32 [width - here.start, columns], from the first of them
-        on. What is on and above the diagonal of the first rows does not count."""
+        """What columns `here` have to make good: float32 [width - here.start, columns], from the first of
+        them on. What is on and above the diagonal of the first rows does not count."""
         return self.both[here.start :, here]
 
     def moments(self, here: slice) -> np.ndarray:
@@ -63,8 +63,8 @@ def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = D
 
 
 def cholesky(matrix: np.ndarray) -> np.ndarray:
-    """Put L, L Lᵀ = matrix, below the diagonal of a symmetric positive definite float32 matrix, which keeps what
-    is on and above it; L's diagonal, float32 [width].
+    """Put L, L Lᵀ = matrix, below the diagonal of a symmetric positive definite float32 matrix, which keeps
+    what is on and above it; L's diagonal, float32 [width].
 
     Raises numpy.linalg.LinAlgError if the matrix is not positive definite.
     """

@@ -6,14 +6,15 @@ triangular, a row's loss is Σ_i (R_ii (w_i - q_i) + Σ_{j>i} R_ij (w_j - q_j))�
 rounded from the last to the first, each to what is nearest to w_i + Σ_{j>i} R_ij / R_ii (w_j - q_j), and
 its own part of the loss is R_ii² times the square of what is left: that is the importance by which scales
 are searched for. The columns that matter most are rounded first, while nothing has to be made good. When all
-are, each is looked at once more: with the others as they have become, w_i + Σ_{j≠i} H_ij / H_ii (w_j - q_j) is
-what it should have been rounded to.
+are, each is looked at again: with the others as they have become, it should have been rounded to what is
+nearest to w_i + Σ_{j≠i} H_ij / H_ii (w_j - q_j).
 
 Second moments of few tokens promise more than other text keeps: what columns have to do with each other is
 overestimated. So H's off-diagonal part is shrunk.
 
-Sources: Frantar et al. 2022, "GPTQ"; the second look after Behdin et al. 2023, "QuantEase"; in the order and factorisation of Babai's nearest plane algorithm
-(Chen et al. 2025, "The geometry of LLM quantization"); shrinkage after Ledoit and Wolf 2004.
+Sources: Frantar et al. 2022, "GPTQ"; in the order and factorisation of Babai's nearest plane algorithm
+(Chen et al. 2025, "The geometry of LLM quantization"); the later looks after Behdin et al. 2023, "QuantEase";
+shrinkage after Ledoit and Wolf 2004.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def encode_compensated(
 def _codes(
     weights: np.ndarray, scale: np.ndarray, minimum: np.ndarray, grid: Grid, known: Factor
 ) -> np.ndarray:
-    """uint8 `[rows, width]`: each column for the sake of those that are still to come, then for that of all."""
+    """uint8 `[rows, width]`: each column with those that are still to come, then with all."""
     n, width = weights.shape
     weights, scale, minimum = (np.ascontiguousarray(a[:, known.order]) for a in (weights, scale, minimum))
     errors = np.zeros((n, width), np.float32)
@@ -93,14 +94,14 @@ def _codes(
 
 
 def _unmade_good(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
-    """What columns `here` should be greater by to make good what those behind lost; and `ahead` of `compensate`."""
+    """By how much columns `here` are to make good what those behind lost, and `ahead` of `compensate`."""
     ahead = known.ahead(here)
     own = here.stop - here.start
     return errors[:, here.stop :] @ ahead[own:], np.ascontiguousarray(ahead[:own])
 
 
 def _unmade_better(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
-    """The same where all columns have been rounded: to what is best as long as the others stay as they are."""
+    """The same where all columns have been rounded: to what is best while the others stay as they are."""
     moments = known.moments(here)
     moments /= known.diagonal[here]
     return errors @ moments - errors[:, here], np.ascontiguousarray(moments[here])

@@ -53,7 +53,7 @@ def moments(
     """What is found out about each layer's matrices in turn, and last about the output's.
 
     `names` are those of tensors by their `id`; `windows` int32 [n, context]. Nothing of a layer is held here
-    once it is handed out. `release` is told of tensors that have been read. Results do not depend on `threads`.
+    once it is handed out. `release` is told of tensors that have been read. `threads` change no result.
     """
     parts = segments(program)
     machines = [CalibrationMachine(program, windows.shape[1]) for _ in range(threads)]

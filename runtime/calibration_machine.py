@@ -22,7 +22,7 @@ Squares = dict[int, tuple[int, np.ndarray]]
 
 @dataclass(frozen=True)
 class Reads:
-    """What was read in a window: `products`, and float32 [context, width] that all of them read; `squares`."""
+    """What was read in a window: `products` and the float32 [context, width] that they read; `squares`."""
 
     products: list[tuple[list[ops.MatMul], np.ndarray]]
     squares: Squares
@@ -44,7 +44,7 @@ class CalibrationMachine(ReferenceMachine):
     def begin(
         self, tokens: np.ndarray, live: Mapping[str, np.ndarray], wanted: np.ndarray | None = None
     ) -> None:
-        """Make ready for a window, int32 [context], whose buffers are `live`; logits of all rows or of `wanted`."""
+        """Make ready for a window, int32 [context], with buffers `live`; logits are those of `wanted` rows."""
         rows = np.arange(len(tokens), dtype=np.int32)
         wanted = rows if wanted is None else wanted
         self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, wanted)
@@ -74,7 +74,7 @@ class CalibrationMachine(ReferenceMachine):
         self._squares[id(matrix)] = len(x), np.einsum("ij,ij->j", x, x)
 
     def attend(self, op: ops.Attend) -> None:
-        """As the reference does for a sequence from its beginning, a few queries at a time, which is faster."""
+        """As the reference does for a sequence from its beginning, a few queries at a time: faster."""
         if share_caches(self.program) or op.v == op.k or op.sinks is not None:
             super().attend(op)
             return

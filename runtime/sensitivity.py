@@ -1,7 +1,7 @@
 """How much a model's predictions suffer from a matrix being rounded, measured kind by kind.
 
-By the linearity theorem of Malinovskii et al. 2024 ("Pushing the Limits of Large Language Model Quantization via
-the Linearity Theorem") the divergence of a quantised model is about the sum of what each matrix causes by
+By the linearity theorem of Malinovskii et al. 2024 ("Pushing the Limits of Large Language Model Quantization
+via the Linearity Theorem") the divergence of a quantised model is about the sum of what each matrix causes by
 itself, which grows with its squared error. So the matrices of one kind (queries, say) in one third of the
 layers are rounded to Q4_0 while all others stay as they are, and the text is read again from there on.
 """
@@ -75,7 +75,7 @@ def sensitivities(
     kinds = _kinds(parts, stacks)
     machines = [RoundingMachine(program, windows.shape[1]) for _ in windows]
     live: list[list[dict[str, np.ndarray]]] = [[{}] for _ in windows]
-    found = {}
+    found: dict[str, float] = {}
 
     def base(i: int) -> np.ndarray:
         for k, part in enumerate(parts):
@@ -107,9 +107,8 @@ def sensitivities(
 def _parts(program: ops.Program) -> list[tuple[ops.Op, ...]]:
     """The program in a few parts of as many layers; in one where layers read what others have cached."""
     starts = program.layers[:-1]
-    if share_caches(program) or len(starts) < _PARTS:
-        return [program.ops]
-    cuts = [0, *(starts[len(starts) * k // _PARTS] for k in range(1, _PARTS)), len(program.ops)]
+    n = 1 if share_caches(program) else min(_PARTS, max(1, len(starts)))
+    cuts = [0, *(starts[len(starts) * k // n] for k in range(1, n)), len(program.ops)]
     return [program.ops[a:b] for a, b in pairwise(cuts)]
 
 
@@ -125,10 +124,10 @@ def _kinds(parts: Sequence[Sequence[ops.Op]], stacks: Mapping[str, Sequence[QTen
             kind = ".".join(piece for piece in name.split(".") if not piece.isdigit())
             groups.setdefault((kind, place[id(stack[0])]), []).append(name)
     kinds = []
-    for (_, part), names in groups.items():
+    for (_, first), names in groups.items():
         tensors = [tensor for name in names for tensor in stacks[name]]
         weights = sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors)
-        kinds.append(Kind(tuple(names), frozenset(map(id, tensors)), weights, part))
+        kinds.append(Kind(tuple(names), frozenset(map(id, tensors)), weights, first))
     return kinds
 
 

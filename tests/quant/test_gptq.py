@@ -7,8 +7,8 @@ import pytest
 
 from kukri.quant.assembled import Assembled
 from kukri.quant.budget import budgeted
-from kukri.quant.formats import FORMATS
 from kukri.quant.factor import factor
+from kukri.quant.formats import FORMATS
 from kukri.quant.gptq import compensate, compensate_slowly, encode_compensated
 from kukri.quant.grid import encode_blocks
 from kukri.quant.grids import GRIDS
