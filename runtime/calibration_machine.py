@@ -44,7 +44,7 @@ class CalibrationMachine(ReferenceMachine):
     def begin(
         self, tokens: np.ndarray, live: Mapping[str, np.ndarray], wanted: np.ndarray | None = None
     ) -> None:
-        """Make ready for a window, int32 [context], with buffers `live`; logits are those of `wanted` rows."""
+        """Make ready for a window, int32 [context], with buffers `live`; logits are of `wanted` rows."""
         rows = np.arange(len(tokens), dtype=np.int32)
         wanted = rows if wanted is None else wanted
         self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, wanted)
