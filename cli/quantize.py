@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -93,20 +93,26 @@ def quantize(
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    by_importance = calibration is not None
-    planned = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
-    calibrated = None
-    if calibration is not None:
-        calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
-    if kind.lower() == "int4" and not formats:
-        planned = _budgeted(planned, bits, calibrated)
-    elif bits is not None:
+    by_importance, has_budget = calibration is not None, kind.lower() == "int4" and not formats
+    if bits is not None and not has_budget:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
-    _check_quantised(planned, allow_requantize)
-    planned = checked(planned, zero_nonfinite, model.release)
+
+    def settled(planned: list[Planned]) -> list[Planned]:
+        _check_quantised(planned, allow_requantize)
+        return checked(planned, zero_nonfinite, model.release)
+
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
     encode: Encoder = nearest(threads, zero_nonfinite)
-    if calibrated is not None:
-        encode, planned = calibrated, calibrated.in_order(planned)
+    if calibration is not None:
+        encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
+        if has_budget:
+            planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
+        planned = calibrated.in_order(planned)
+    elif has_budget:
+        terminal.note(
+            "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
+        )
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
     metadata, types = _with_recipe(model, recipe)
@@ -116,24 +122,27 @@ def quantize(
     terminal.write(f"{target}\n")
 
 
-def _budgeted(planned: list[Planned], bits: float | None, calibrated: Calibrated | None) -> list[Planned]:
+def _budgeted(
+    planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
+) -> list[Planned]:
     from ..quant.budget import budgeted
-    from .progress import StatusLine
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
         n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
     try:
-        budgeted(planned, n_bytes)  # a budget that is too small is told at once
-        if calibrated is None:
-            return budgeted(planned, n_bytes)
-        with StatusLine() as line:
-            measured = calibrated.sensitivity(
-                lambda done, of: line.show(f"measuring what matrices lose by rounding: {done} of {of} kinds")
-            )
-        return budgeted(planned, n_bytes, measured)
+        return budgeted(planned, n_bytes, sensitivity)
     except ValueError as problem:
         raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
+
+
+def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
+    from .progress import StatusLine
+
+    with StatusLine() as line:
+        return calibrated.sensitivity(
+            lambda done, of: line.show(f"measuring what matrices lose by rounding: {done} of {of} kinds")
+        )
 
 
 def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:

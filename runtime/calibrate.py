@@ -15,7 +15,7 @@ import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
-from .calibration_machine import CalibrationMachine, Reads, Squares, live_buffers, segments
+from .calibration_machine import CalibrationMachine, Reads, Squares, finite, live_buffers, segments
 
 _AT_ONCE = 4  # windows whose activations are held
 _COLUMNS = 512  # and rows of moments that are added to at a time
@@ -77,7 +77,7 @@ def _layer(
     """Take all windows through a layer; `held`, their buffers, become those `needed` from there on."""
     logits = machines[0].program.logits.name
     tensors = [op.weight for op in part if isinstance(op, ops.MatMul) and op.out.name != logits]
-    weights = {id(tensor): tensor.dequantize() for tensor in tensors}
+    weights = {id(tensor): finite(tensor.dequantize()) for tensor in tensors}
     for tensor in tensors:
         release(tensor)
     for machine in machines:

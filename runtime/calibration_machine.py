@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -36,6 +36,14 @@ class CalibrationMachine(ReferenceMachine):
         self._table = PageTable(self._n_pages)
         self._table.extend(0, context)
         self._squares: Squares = {}
+
+    def embed(self, op: ops.Embed) -> None:
+        super().embed(op)
+        finite(self.buffers[op.out.name])
+
+    def _dequantized(self, tensor: QTensor) -> Iterator[tuple[int, np.ndarray]]:
+        for start, rows in super()._dequantized(tensor):
+            yield start, rows if id(tensor) in self._kept else finite(rows)
 
     def keep(self, weights: dict[int, np.ndarray]) -> None:
         """Float32 matrices by the `id` of their tensors, to be used as long as they are there."""
@@ -101,6 +109,11 @@ class CalibrationMachine(ReferenceMachine):
                 mixed = (scores.reshape(-1, end - first) @ values).reshape(group, end - start, -1)
                 out[start:end, g] = (mixed / total).swapaxes(0, 1)
         self.buffers[op.out.name] = out.reshape(n, -1)
+
+
+def finite(weights: np.ndarray) -> np.ndarray:
+    """`weights`, in which those that are NaN or infinite, if they may be at all, have become 0."""
+    return np.nan_to_num(weights, copy=False, nan=0, posinf=0, neginf=0)
 
 
 def _mask(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:

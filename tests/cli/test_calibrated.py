@@ -6,12 +6,14 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from kukri.quant.gguf import GGUFFile
 
+from ..tiny_model import write_tiny_model
 from .conftest import Run, failed
-from .test_quantize import add_tokenizer
+from .test_quantize import add_tokenizer, damaged
 
 TEXT = "Blades are ground, hardened, tempered and ground again; what is left of the bar is thrown away. " * 30
 
@@ -81,3 +83,15 @@ def test_texts_that_do_not_do(
     told = failed(llm_inside("quantize", bare, target, "--type", "q4_0", "--calibration", text), 5)
     assert "tokenizer" in told
     assert not target.exists()
+
+
+def test_weights_that_are_no_numbers(llm_inside: Run, tmp_path: Path, text: Path) -> None:
+    source = damaged(write_tiny_model(tmp_path / "tiny.gguf"), "blk.1.ffn_up.weight", np.nan)
+    target = tmp_path / "out.gguf"
+    flags = ("--type", "int4", "--calibration", text)
+    error = failed(llm_inside("quantize", source, target, *flags), 5)
+    assert "tensor blk.1.ffn_up.weight has a weight that is NaN or infinite" in error
+    done = llm_inside("quantize", source, target, *flags, "--zero-nonfinite")
+    assert done.returncode == 0, done.stderr
+    for tensor in GGUFFile.open(target).tensors.values():
+        assert np.isfinite(tensor.dequantize()).all()
