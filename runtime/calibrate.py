@@ -6,7 +6,8 @@ only one layer's weights and moments are in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,13 +16,12 @@ import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
-from .calibration_machine import CalibrationMachine, Reads, Squares, finite, live_buffers, segments
+from .calibration_machine import CalibrationMachine, Reads, Release, Squares, finite, live_buffers, segments
 
-_AT_ONCE = 4  # windows whose activations are held
+_AT_ONCE = 2  # windows whose activations are held
+_KEPT_BYTES = 1 << 28  # of a layer's matrices in float32; others are made anew for each window
 _COLUMNS = 512  # and rows of moments that are added to at a time
 _PRIOR = 16  # rows that an expert is taken to have read besides, of all experts' mean
-
-Release = Callable[[QTensor], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def moments(
     once it is handed out. `release` is told of tensors that have been read. `threads` change no result.
     """
     parts = segments(program)
-    machines = [CalibrationMachine(program, windows.shape[1]) for _ in range(threads)]
+    machines = [CalibrationMachine(program, windows.shape[1], release) for _ in range(threads)]
     held: list[dict[str, np.ndarray]] = [{} for _ in windows]
     with ThreadPoolExecutor(threads) as pool:
         for k, part in enumerate(parts):
@@ -77,9 +77,13 @@ def _layer(
     """Take all windows through a layer; `held`, their buffers, become those `needed` from there on."""
     logits = machines[0].program.logits.name
     tensors = [op.weight for op in part if isinstance(op, ops.MatMul) and op.out.name != logits]
-    weights = {id(tensor): finite(tensor.dequantize()) for tensor in tensors}
+    weights: dict[int, np.ndarray] = {}
+    left = _KEPT_BYTES
     for tensor in tensors:
-        release(tensor)
+        size = 4 * math.prod(tensor.shape)
+        if size <= left and id(tensor) not in weights:
+            weights[id(tensor)], left = finite(tensor.dequantize()), left - size
+            release(tensor)
     for machine in machines:
         machine.keep(weights)
     sums: dict[tuple[str, ...], np.ndarray] = {}
@@ -107,9 +111,8 @@ def _layer(
         machine.buffers.clear()
     experts = [found for op in part if isinstance(op, ops.MoE) for found in _of_experts(op, squares, names)]
     for op in part:
-        if isinstance(op, ops.MoE):
-            for tensor in (*op.gate, *op.up, *op.down):
-                release(tensor)
+        if isinstance(op, ops.Embed):
+            release(op.table)
     return [*(Moments(called, _whole(total, windows.size)) for called, total in sums.items()), *experts]
 
 

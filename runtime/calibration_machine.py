@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 
@@ -20,6 +20,9 @@ _QUERIES = 128  # whose scores are made at once
 Squares = dict[int, tuple[int, np.ndarray]]
 
 
+Release = Callable[[QTensor], None]
+
+
 @dataclass(frozen=True)
 class Reads:
     """What was read in a window: `products` and the float32 [context, width] that they read; `squares`."""
@@ -29,13 +32,14 @@ class Reads:
 
 
 class CalibrationMachine(ReferenceMachine):
-    """Runs parts of a program over windows of `context` tokens."""
+    """Runs parts of a program over windows of `context` tokens. `release` is told of tensors read."""
 
-    def __init__(self, program: ops.Program, context: int) -> None:
+    def __init__(self, program: ops.Program, context: int, release: Release = lambda tensor: None) -> None:
         super().__init__(program, -(-context // PAGE_SIZE), keep_bytes=0)
         self._table = PageTable(self._n_pages)
         self._table.extend(0, context)
         self._squares: Squares = {}
+        self._release = release
 
     def embed(self, op: ops.Embed) -> None:
         super().embed(op)
@@ -44,6 +48,7 @@ class CalibrationMachine(ReferenceMachine):
     def _dequantized(self, tensor: QTensor) -> Iterator[tuple[int, np.ndarray]]:
         for start, rows in super()._dequantized(tensor):
             yield start, rows if id(tensor) in self._kept else finite(rows)
+        self._release(tensor)
 
     def keep(self, weights: dict[int, np.ndarray]) -> None:
         """Float32 matrices by the `id` of their tensors, to be used as long as they are there."""

@@ -19,7 +19,7 @@ from ..quant.block import QTensor
 from ..quant.encode import encode
 from ..quant.formats import FORMATS
 from . import ops
-from .calibration_machine import CalibrationMachine, live_buffers, share_caches
+from .calibration_machine import CalibrationMachine, Release, live_buffers, share_caches
 
 _PARTS = 3  # of the layers
 _FORMAT = FORMATS["Q4_0"]
@@ -62,7 +62,7 @@ def sensitivities(
     program: ops.Program,
     stacks: Mapping[str, Sequence[QTensor]],
     windows: np.ndarray,
-    release: Callable[[QTensor], None],
+    release: Release,
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
     """For each name of `stacks`: the mean divergence, in nats a token of the windows' second halves, that
@@ -73,7 +73,7 @@ def sensitivities(
     """
     parts = _parts(program)
     kinds = _kinds(parts, stacks)
-    machines = [RoundingMachine(program, windows.shape[1]) for _ in windows]
+    machines = [RoundingMachine(program, windows.shape[1], release) for _ in windows]
     live: list[list[dict[str, np.ndarray]]] = [[{}] for _ in windows]
     found: dict[str, float] = {}
 
@@ -98,9 +98,6 @@ def sensitivities(
             progress(done, len(kinds))
             each = list(pool.map(divergence, range(len(windows)), [kind] * len(windows)))
             found |= dict.fromkeys(kind.names, float(np.mean(each)) / kind.n_weights)
-            for op in program.ops:
-                for tensor in _matrices(op):
-                    release(tensor)
     return found
 
 
