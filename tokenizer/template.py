@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def render_chat(
     Messages, tools and variables are of JSON's types. The template runs in a sandbox with bounded time and
     memory. TemplateError if it is not valid, fails, reaches outside the sandbox or calls raise_exception.
     """
-    from .sandbox import deadline
+    from .budget import deadline
 
     return render_until(deadline(), template, messages, tools, add_generation_prompt, now, variables)
 
@@ -57,10 +57,12 @@ def render_until(
     now: str | datetime | None,
     variables: Mapping[str, Any],
 ) -> str:
-    """render_chat with a deadline (of `sandbox.deadline`) that several renderings may share."""
+    """render_chat with a deadline (of `budget.deadline`) that several renderings may share."""
     from jinja2 import TemplateError as JinjaError
 
-    from .sandbox import BUDGET, MAX_TEMPLATE, Budget, format_time
+    from .budget import BUDGET, Budget
+    from .sandbox import MAX_TEMPLATE
+    from .template_methods import format_time
 
     context = {
         "messages": [_with_thinking(message) for message in messages],
@@ -79,12 +81,10 @@ def render_until(
         budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
         context["raise_exception"] = _refuse
-        context["strftime_now"] = partial(format_time, _moment(now))
-        parts = []
-        for part in _compiled(template).generate(context):
-            budget.spend(len(part))
-            parts.append(part)
-        return "".join(parts)
+        moment = _moment(now)
+        # A function, and no `partial`: the attributes of that are open to a template.
+        context["strftime_now"] = lambda pattern: format_time(moment, pattern)
+        return "".join(_compiled(template).generate(context))
     except TemplateError:
         raise
     except JinjaError as error:
