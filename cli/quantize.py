@@ -130,13 +130,18 @@ def _calibrated(
 ) -> tuple[list[Planned], Encoder]:
     from ..tokenizer import TokenizerError
     from .calibrated import Calibrated, TextTooShort, calibration_windows, in_order
+    from .eval_text import LONGEST_TEXT
+    from .limited import TooLong, read_file
     from .source import open_source
 
     tokenizer = open_source(path).tokenizer
     if tokenizer is None:
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
-        windows = calibration_windows(text.read_text(encoding="utf-8", errors="replace"), tokenizer)
+        raw = read_file(text, LONGEST_TEXT)
+        windows = calibration_windows(raw.decode("utf-8", errors="replace"), tokenizer)
+    except TooLong as problem:
+        raise typer.BadParameter(f"{text} {problem}", param_hint="--calibration") from None
     except TextTooShort as problem:
         raise typer.BadParameter(str(problem)) from None
     processors = threads or len(os.sched_getaffinity(0))

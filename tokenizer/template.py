@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -62,7 +62,6 @@ def render_until(
 
     from .budget import BUDGET, Budget
     from .sandbox import MAX_TEMPLATE
-    from .template_methods import format_time
 
     context = {
         "messages": [_with_thinking(message) for message in messages],
@@ -81,9 +80,7 @@ def render_until(
         budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
         context["raise_exception"] = _refuse
-        moment = _moment(now)
-        # A function, and no `partial`: the attributes of that are open to a template.
-        context["strftime_now"] = lambda pattern: format_time(moment, pattern)
+        context["strftime_now"] = _clock(now)
         return "".join(_compiled(template).generate(context))
     except TemplateError:
         raise
@@ -102,18 +99,24 @@ def _compiled(template: str) -> Template:
     return ChatEnvironment().from_string(template)
 
 
-def _refuse(message: object) -> NoReturn:
-    raise TemplateError(str(message), raised=True)
+def _refuse(message: object = "") -> NoReturn:
+    text = str(message)
+    raise TemplateError(text if text.strip() else "the chat template refuses the conversation", raised=True)
 
 
 def _one_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["failed"])[0][:500]
 
 
-def _moment(now: str | datetime | None) -> datetime:
-    if now is None:
-        return datetime.now()
-    return datetime.fromisoformat(now) if isinstance(now, str) else now
+def _clock(now: str | datetime | None) -> Callable[[str], str]:
+    from .template_methods import format_time
+
+    moment = datetime.fromisoformat(now) if isinstance(now, str) else now or datetime.now()
+
+    def strftime_now(format: str) -> str:  # no `partial`: the attributes of that are open to a template
+        return format_time(moment, format)
+
+    return strftime_now
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -232,9 +232,9 @@ def test_nothing_outside_the_sandbox_is_reached(template: str) -> None:
 def test_time_and_memory_are_bounded(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budget, "MAX_SECONDS", 0.5)
     monkeypatch.setattr(budget, "MAX_CHARACTERS", 1 << 22)
-    start = time.monotonic()
+    start = time.thread_time()
     refused(template)
-    assert time.monotonic() - start < 5
+    assert time.thread_time() - start < 3
 
 
 @pytest.mark.parametrize(
