@@ -23,6 +23,8 @@ from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.program import build_program
 from ..runtime.sensitivity import sensitivities
 from ..runtime.weights import Weights
+from .eval_text import LONGEST_TEXT
+from .limited import read_file
 from .source import open_source
 
 if TYPE_CHECKING:
@@ -140,10 +142,10 @@ def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
 
 
 def calibration_text(named: str) -> str:
-    """The contents of the file `named`, or for `default` of the one that ships. Raises OSError."""
+    """The contents of the file `named`, or for `default` of the one that ships. Raises OSError, TooLong."""
     shipped = Path(__file__).with_name("calibration.txt")
     path = shipped if named == DEFAULT_TEXT and not Path(named).exists() else Path(named)
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_file(path, LONGEST_TEXT).decode("utf-8", errors="replace")
 
 
 def calibration_windows(text: str, tokenizer: Tokenizer) -> np.ndarray:

@@ -148,6 +148,7 @@ def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
 def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
     from ..tokenizer import TokenizerError
     from .calibrated import Calibrated, TextTooShort, calibration_text, calibration_windows
+    from .limited import TooLong
     from .source import open_source
 
     tokenizer = open_source(path).tokenizer
@@ -155,8 +156,9 @@ def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
         windows = calibration_windows(calibration_text(text), tokenizer)
-    except (TextTooShort, OSError) as problem:
-        raise typer.BadParameter(f"--calibration: {problem}") from None
+    except (TextTooShort, TooLong, OSError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
     return Calibrated(path, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
 
 
