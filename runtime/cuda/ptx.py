@@ -378,6 +378,12 @@ def add_words(a: int, b: int) -> int:
     return _signed(a + b)
 
 
+@instruction("mad.lo.s32 $0, $1, $2, $3;", "r", "rrr")
+def multiply_add(a: int, b: int, c: int) -> int:
+    """The low 32 bits of a · b + c."""
+    return _signed(a * b + c)
+
+
 @instruction("div.u32 $0, $1, $2;", "r", "rr")
 def divide(a: int, b: int) -> int:
     """a // b, neither below 0: Numba's own divides 64 bits."""
@@ -517,6 +523,31 @@ def mma_halves(
     """C + A · B of a warp: A 16 × 16 and B 16 × 8 of halves, C 16 × 8 of float32. With g = lane / 4 and
     t = lane % 4: a0 is A[g, 2t …], a1 A[g + 8, 2t …], a2 A[g, 2t + 8 …], a3 A[g + 8, 2t + 8 …]; b0 is
     B[2t …, g], b1 B[2t + 8 …, g]; c0, c1 are C[g, 2t …], c2, c3 C[g + 8, 2t …]."""
+
+
+@instruction(
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, "
+    "{$10, $11, $12, $13};",
+    "rrrr",
+    "rrrrrrrrrr",
+    ordered=True,
+)
+def mma_bytes(
+    a0: int, a1: int, a2: int, a3: int, b0: int, b1: int, c0: int, c1: int, c2: int, c3: int
+) -> tuple[int, ...]:
+    """C + A · B of a warp: A 16 × 32 and B 32 × 8 of signed bytes, C 16 × 8 of int32. With g = lane / 4 and
+    t = lane % 4: a0 is A[g, 4t …], a1 A[g + 8, 4t …], a2 A[g, 4t + 16 …], a3 A[g + 8, 4t + 16 …]; b0 is
+    B[4t …, g], b1 B[4t + 16 …, g]; C as in `mma_halves`."""
+
+
+@instruction(
+    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {$0, $1, $2, $3}, {$4, $5}, {$6}, {$7, $8, $9, $10};",
+    "rrrr",
+    "rrrrrrr",
+    ordered=True,
+)
+def mma_bytes_16(a0: int, a1: int, b0: int, c0: int, c1: int, c2: int, c3: int) -> tuple[int, ...]:
+    """The same of A 16 × 16 and B 16 × 8: a0 is A[g, 4t …], a1 A[g + 8, 4t …], b0 B[4t …, g]."""
 
 
 # Of an angle's turns only what is left over whole ones matters; that is found in float64.
