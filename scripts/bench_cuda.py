@@ -1,6 +1,7 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
     python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
+    python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
@@ -13,6 +14,7 @@ Models are made up: random blocks in the shape of a published model.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -178,6 +180,21 @@ def conformance(names: list[str]) -> None:
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 
 
+def instructions() -> None:
+    """Each PTX instruction by itself against NumPy."""
+    path = Path(__file__).resolve().parents[1] / "tests/gpu/instructions.py"
+    spec = importlib.util.spec_from_file_location("instructions", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    device = Device()
+    for check in module.CHECKS:
+        check(module.on_the_card(device))
+        print(f"instructions: {check.__name__[6:]} right")
+    device.close()
+
+
 def seconds(device: Device, launches: list[Launch], repeats: int = 20) -> float:
     """The time of launches that follow each other, in a graph."""
     with device.capture() as graph:
@@ -221,9 +238,7 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
         speed = (
-            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s"
-            if name.startswith("mat")
-            else ""
+            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if name.startswith("mat") else ""
         )
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
@@ -333,7 +348,7 @@ TILES_TRIED = [
 
 
 class _Always(Shapes):
-    """One shape for every product, if it can be: 32 outputs a block at least, where codes are made of them."""
+    """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
     def __init__(self, shape: Shape | Tile) -> None:
         self._shape = shape
@@ -359,6 +374,8 @@ def main() -> None:
             f"{device.name}, driver for CUDA {device.driver_version()}: "
             f"copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
         )
+    elif command == "instructions":
+        instructions()
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":

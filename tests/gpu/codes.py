@@ -6,7 +6,7 @@ import numpy as np
 
 
 def coded(x: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows in codes as `quantize` is to write them where there is room for so many, and what they stand for."""
+    """Rows in codes, as `quantize` writes them with TOKENS = `room`, and what they stand for."""
     blocks = x.reshape(len(x), -1, 32)
     peak = np.abs(blocks).max(-1, keepdims=True)
     with np.errstate(divide="ignore"):

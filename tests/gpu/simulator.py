@@ -1,6 +1,6 @@
 """Runs a kernel in Python, thread by thread: what it computes can be tested where there is no card.
 
-Threads are greenlets. Instructions of one thread do what their body in `ptx.py` says; those that several
+Threads are greenlets. Instructions of one thread do what their body in `ptx/` says; those that several
 threads take part in are here: a thread waits in them until the others of its warp, or of its block, have
 come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild one ends the
 process.

@@ -48,7 +48,13 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
         "SPAN": 16,
         "SOFTCAP": int(softcap > 0),
     }
-    constants |= {"SINKS": sinks, "WINDOW": int(window > 0), "EMIT": int(dims % 32 == 0), "PDL": 0, "TOKENS": 8}
+    constants |= {
+        "SINKS": sinks,
+        "WINDOW": int(window > 0),
+        "EMIT": int(dims % 32 == 0),
+        "PDL": 0,
+        "TOKENS": 8,
+    }
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     zero, at = np.zeros(1, np.int32), np.array([position], np.int32)
     arguments = [

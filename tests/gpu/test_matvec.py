@@ -76,7 +76,9 @@ def multiply(n, how, weights, n_out, x, follow):
 
 
 @pytest.mark.parametrize(
-    ("n", "how"), [(1, {"R": 2, "U": 2, "KS": 2, "WARPS": 4}), (3, {"M": 1, "KS": 2, "WARPS": 2})], ids=["1", "3"]
+    ("n", "how"),
+    [(1, {"R": 2, "U": 2, "KS": 2, "WARPS": 4}), (3, {"M": 1, "KS": 2, "WARPS": 2})],
+    ids=["1", "3"],
 )
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n, how):

@@ -1,11 +1,11 @@
 """Products of a few rows of activations in 8 bits with block-quantised weights, on tensor cores.
 
-A warp takes `M` tiles of 16 rows of weights (half of them of gate and half of up if `GATED`) and up to `TOKENS`
-rows of activations, so that weights are read once for all of them; `KS` warps share the columns, four blocks
-of 32 at a time. Lanes load and unpack a block each, lay the signed bytes down in shared memory of the warp's
-own, as rows of 128 bytes whose 16-byte pieces are exchanged by the row's number, and fetch them again as
-fragments. Both digits of the
-activations are multiplied by themselves, in whole numbers; then a block's scales are applied.
+A warp takes `M` tiles of 16 rows of weights (half of them of gate and half of up if `GATED`) and up to
+`TOKENS` rows of activations, so that weights are read once for all of them; `KS` warps share the columns,
+four blocks of 32 at a time. Lanes load and unpack a block each, lay the signed bytes down in shared memory of
+the warp's own, as rows of 128 bytes whose 16-byte pieces are exchanged by the row's number, and fetch them
+again as fragments. Both digits of the activations are multiplied by themselves, in whole numbers; then a
+block's scales are applied.
 """
 
 from __future__ import annotations
@@ -199,7 +199,11 @@ def matmul_few(
             for i in static(4):
                 token = 8 * n + 2 * sub + i % 2
                 at = (token * KS + part) * (1 + GATED) + m // (M // (1 + GATED))
-                at = at * outputs + (first - block_x() * outputs) + (16 * (m % (M // (1 + GATED))) + 8 * (i // 2))
+                at = (
+                    at * outputs
+                    + (first - block_x() * outputs)
+                    + (16 * (m % (M // (1 + GATED))) + 8 * (i // 2))
+                )
                 store_shared(shared() + 4 * at, acc[m, n, i])
     barrier()
     finish(
@@ -217,4 +221,3 @@ def matmul_few(
         norm_weight,
         out_partials,
     )
-

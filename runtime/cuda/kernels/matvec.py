@@ -98,7 +98,9 @@ def matvec(
             for r in static(R):
                 for m in static(1 + GATED):
                     w = registers(8)
-                    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[r, m, u], block)
+                    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(
+                        *raw[r, m, u], block
+                    )
                     sums = registers((2, 2), 0)  # [half of the block, digit]
                     for t in static(4):
                         for digit in static(2):
