@@ -108,7 +108,7 @@ class AttentionLowering(Launches):
         together = max(g for g in range(1, most + 1) if group % g == 0)
         chunks = group // together
         emits = op.head_dim == dims and op.head_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        spans = 1 if n > 4 * self.device.multiprocessors // op.heads else SPANS
+        spans = max(1, SPANS // n)  # idle blocks cost time, too
         constants: dict[str, int] = {
             "G": together,
             "HD": op.head_dim,
