@@ -31,11 +31,11 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
         return None
     from ..runtime.cuda.lowering.support import check_supported
-    from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
+    from ..runtime.cuda.machine import cache_type  # which most starts, having no card, do without
 
     try:
         check_supported(program)
-        cache_bits(program, kv_type)
+        cache_type(program, kv_type)
     except (UnsupportedModel, ValueError) as problem:
         name = card.name
         card.close()

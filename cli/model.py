@@ -282,9 +282,9 @@ def _on_card(
     progress: Callable[[str, int, int], None] | None,
 ) -> Model:
     """The model on a card, if that has room for it."""
-    from ..runtime.cuda.machine import CudaMachine, cache_bits
+    from ..runtime.cuda.machine import CudaMachine, cache_type
 
-    per_token = cache_bytes_per_token(program.cache_layers, f"f{cache_bits(program, kv_type)}")
+    per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
     need = MemoryNeed(source.n_bytes + CARD_OVERHEAD, per_token)
     context = _choose_context(source, need, context, warn, card.memory()[0])
     n_pages = -(-context // PAGE_SIZE)

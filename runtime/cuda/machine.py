@@ -22,14 +22,16 @@ from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
+CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
 
 
 class CudaMachine:
     """Runs a Program on the first NVIDIA card; same calls and results as ReferenceMachine, up to rounding.
 
     Weights are copied to the card when it is made; `release` and `progress` as for CpuMachine. `kv_type` is
-    "f16", "f32" or "auto": f32 if all weights are floats. Raises UnsupportedModel for an op that the card
-    cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two threads at once.
+    one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16. Raises UnsupportedModel for an op
+    that the card cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two
+    threads at once.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class CudaMachine:
             self.max_rows,
             self.max_wanted,
             max_sequences,
-            cache_bits(self.program, kv_type),
+            CACHE_BITS[cache_type(self.program, kv_type)],
         )
         self._step = np.empty(0, np.uint8)
         self._inputs, self._fields = self._make_inputs(memory, max_sequences)
@@ -215,11 +217,11 @@ def _one_prompt(batch: Batch) -> bool:
     return same and bool((np.diff(batch.positions) == 1).all())
 
 
-def cache_bits(program: ops.Program, kv_type: str) -> int:
-    """Bits of a number in the cache; ValueError for an unknown `kv_type`."""
+def cache_type(program: ops.Program, kv_type: str) -> str:
+    """How numbers lie in the cache, of `CACHE_BITS`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
         products = [op for op in program.ops if isinstance(op, ops.MatMul)]
-        return 32 if all(op.weight.format.is_float for op in products) else 16
-    if kv_type not in ("f16", "f32"):
-        raise ValueError(f"the CUDA machine keeps its cache as f16 or f32, not {kv_type}")
-    return int(kv_type[1:])
+        return "f32" if all(op.weight.format.is_float for op in products) else "f16"
+    if kv_type not in CACHE_BITS:
+        raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
+    return kv_type

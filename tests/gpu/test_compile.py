@@ -12,7 +12,10 @@ MATVEC = {"FORMAT": "Q4_0", "N": 1, "R": 2, "U": 1, "KS": 2, "WARPS": 4, "EXACT"
 MATVEC |= {"BIAS": 0, "ACCUMULATE": 0, "EMIT": 0, "STORE": 1, "KIND": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
+ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
+PREPARE |= {"LATENT": 0}
+PROMPT = {"KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
@@ -23,7 +26,7 @@ KERNELS = [
     kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, WINDOW=1, PDL=0),
+    kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
     kernel("rotate", "prepare", 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),

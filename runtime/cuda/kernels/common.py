@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..ptx import (
     absolute,
     exp2,
+    let_next_start,
     maximum,
     quotient,
     shuffle_xor,
@@ -13,12 +14,13 @@ from ..ptx import (
     thread,
     to_float,
     to_int,
+    wait_for_grid,
 )
 from ..stage import device
 
 SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID = range(1, 8)  # kinds of activations
 
-KIND = 0  # a constant of the launch
+KIND = PDL = 0  # constants of the launch
 
 
 @device
@@ -102,3 +104,11 @@ def emit_codes(codes, i, scales, value):
     d = peak * 0.007874015748031496
     if (thread() & 31) == 0:
         store_float4(scales, d, d * (half + other), d * half, d * other)
+
+
+@device
+def begin():
+    """With programmatic dependent launch: let the next kernel come, and wait for what was before this one."""
+    if PDL:
+        let_next_start()
+        wait_for_grid()

@@ -6,7 +6,6 @@ from ..ptx import (
     barrier,
     block_x,
     block_y,
-    let_next_start,
     load_float,
     load_shared,
     load_weight,
@@ -17,10 +16,9 @@ from ..ptx import (
     store_float,
     store_shared,
     thread,
-    wait_for_grid,
 )
 from ..stage import device
-from .common import activate, sigmoid, tanh, warp_sum
+from .common import activate, begin, sigmoid, tanh, warp_sum
 
 MEAN = BIAS = EACH = NARROW = PDL = 0  # constants of the launch
 
@@ -43,9 +41,7 @@ def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_s
 
     Grid: (parts, rows), of 256 threads. What is behind the last part is copied.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     start = block_x() * size
     row = x + block_y() * x_stride + 4 * start
     mean = 0.0
@@ -82,9 +78,7 @@ GROUPS = 1  # parts, another constant
 
 def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, scale: float):
     """out = f(scale · gate) · up. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         value = activate(scale * load_float(gate + block_y() * gate_stride + 4 * i))
@@ -94,9 +88,7 @@ def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, s
 
 def activation(x, x_stride, out, out_stride, width):
     """out = f(x). Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         value = activate(load_float(x + block_y() * x_stride + 4 * i))
@@ -105,9 +97,7 @@ def activation(x, x_stride, out, out_stride, width):
 
 def sigmoid_gate(gate, gate_stride, x, x_stride, width):
     """x = sigmoid(gate) · x; NARROW: the gate has one column. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i
@@ -119,9 +109,7 @@ def sigmoid_gate(gate, gate_stride, x, x_stride, width):
 
 def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
     """out = keep · out + scale · x. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = out + block_y() * out_stride + 4 * i
@@ -131,9 +119,7 @@ def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
 
 def soft_cap(x, x_stride, width, cap: float):
     """x = cap · tanh(x / cap). Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i

@@ -18,11 +18,11 @@ from ..ptx import (
     copy_async,
     divide,
     exp2,
-    let_next_start,
     load_float4,
     load_int,
     load_matrices,
     load_matrices_turned,
+    load_weight,
     maximum,
     mma_halves,
     pack_halves,
@@ -34,12 +34,13 @@ from ..ptx import (
     store_shared_int4,
     thread,
     wait_copies,
-    wait_for_grid,
 )
 from ..stage import device, registers, static
+from .cache import eight_floats, load_eight, piece_of
+from .common import begin, tanh
 
 # Constants of the launch. HD: dimensions of a head, 64 or 128. GROUP: heads that share a key-value head.
-HD = GROUP = WINDOW = PDL = 0
+HD = GROUP = KV = WINDOW = SOFTCAP = SINKS = 0
 HIDDEN = -1e30
 
 
@@ -51,15 +52,34 @@ def place(row, piece):
 
 @device
 def fetch(stage, keys, values, page, kv_head, kv_heads):
-    """Begin to copy a page's keys and values."""
-    source = (page * kv_heads + kv_head) * (128 * HD)
+    """Begin to bring a page's keys and values; codes come as halves."""
+    keys = piece_of(keys, page, kv_head, kv_heads)
+    values = piece_of(values, page, kv_head, kv_heads)
     for i in range(thread(), 8 * HD, 128):
         row = divide(i, HD // 8)
         piece = i - row * (HD // 8)
         to = stage + place(row, piece)
-        copy_async(to, keys + source + 16 * i, 16)
-        copy_async(to + 128 * HD, values + source + 16 * i, 16)
+        if KV == 16:
+            copy_async(to, keys + 16 * i, 16)
+            copy_async(to + 128 * HD, values + 16 * i, 16)
+        else:
+            store_halves(to, *load_eight(keys, row, 8 * piece))
+            store_halves(to + 128 * HD, *load_eight(values, row, 8 * piece))
     commit_copies()
+
+
+@device
+def store_halves(to, a, b, c, d, e, f, g, h):
+    """What `load_eight` gave, into shared memory."""
+    x = registers(8)
+    x[()] = eight_floats(a, b, c, d, e, f, g, h)
+    store_shared_int4(
+        to,
+        pack_halves(x[0], x[1]),
+        pack_halves(x[2], x[3]),
+        pack_halves(x[4], x[5]),
+        pack_halves(x[6], x[7]),
+    )
 
 
 def attend_prompt(
@@ -72,16 +92,19 @@ def attend_prompt(
     sequences,
     positions,
     scale: float,
+    softcap: float,
     window,
+    sinks,
     out,
     out_stride,
     rows,
     kv_heads,
 ):
-    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads. `scale` is times log2 e."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads.
+
+    `scale`, `softcap` and `sinks` as for `attention.attend`. Pages have 64 tokens.
+    """
+    begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_y()
@@ -147,6 +170,10 @@ def attend_prompt(
                 )
             for n in static(8):
                 score[n] = mma_halves(*query[k], *b[n], *score[n])
+        if SOFTCAP:
+            for n in static(8):
+                for i in static(4):
+                    score[n, i] = softcap * tanh(score[n, i])
         if 64 * page + 63 > lowest or WINDOW:
             for n in static(8):
                 for i in static(4):
@@ -193,7 +220,13 @@ def attend_prompt(
         total[r] = total[r] + shuffle_xor(total[r], 2)
         row = first_row + 16 * warp + (lane >> 2) + 8 * r
         if row < rows:
-            inverse = quotient(1.0, total[r])
+            if SINKS:
+                sink = load_weight(sinks + 4 * head)
+                highest = maximum(best[r], sink)
+                shrunk = exp2(best[r] - highest)
+                inverse = quotient(shrunk, total[r] * shrunk + exp2(sink - highest))
+            else:
+                inverse = quotient(1.0, total[r])
             to = out + row * out_stride + 4 * (head * HD + 2 * (lane & 3))
             for n in static(HD // 8):
                 for i in static(2):

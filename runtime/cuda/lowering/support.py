@@ -42,8 +42,8 @@ def check_supported(program: ops.Program) -> None:
     for op in program.ops:
         if not isinstance(op, SUPPORTED):
             raise unsupported(op)
-        if isinstance(op, ops.Attend) and op.value_dim != op.head_dim:
-            raise UnsupportedModel("the CUDA machine cannot run this model: it has no latent attention yet")
+        if isinstance(op, ops.Attend) and op.value_dim != op.head_dim and op.v != op.k:
+            raise UnsupportedModel("the CUDA machine cannot run this model: values are not as long as keys")
 
 
 def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
