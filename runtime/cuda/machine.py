@@ -10,14 +10,14 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
-from ..state import SequenceStates
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
 from .lowering.base import FEW, Inputs, Layout
 from .lowering.program import Lowering
-from .lowering.support import check_supported, weight_groups
+from .lowering.support import check_supported, matrices, weight_groups
 from .memory import Memory
+from .states import CardStates
 from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
@@ -56,7 +56,6 @@ class CudaMachine:
         self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
-        self.states = SequenceStates(program.state_layers, max_sequences)
         self.device = device or Device()
         try:
             self._prepare(kv_type, max_sequences, kernels, release, progress)
@@ -91,6 +90,8 @@ class CudaMachine:
             self.program, found, layout, self.device, kernels, memory, matrices, self._inputs
         )
         self.memory = memory
+        kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
+        self.states = CardStates(self.program.state_layers, max_sequences, self.device, kept)
         self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
         self._logits = self._logits.reshape(self.max_wanted, -1)
         self._frequencies = np.empty(0, np.float32)
@@ -220,8 +221,9 @@ def _one_prompt(batch: Batch) -> bool:
 def cache_type(program: ops.Program, kv_type: str) -> str:
     """How numbers lie in the cache, of `CACHE_BITS`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
-        products = [op for op in program.ops if isinstance(op, ops.MatMul)]
-        return "f32" if all(op.weight.format.is_float for op in products) else "f16"
+        products = [op for op in program.ops if not isinstance(op, ops.Embed | ops.AddPositions)]
+        floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
+        return "f32" if all(floats) else "f16"
     if kv_type not in CACHE_BITS:
         raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
     return kv_type

@@ -7,6 +7,7 @@ from ..ptx import (
     exp2,
     let_next_start,
     maximum,
+    minimum,
     quotient,
     shuffle_xor,
     store_byte,
@@ -18,9 +19,10 @@ from ..ptx import (
 )
 from ..stage import device
 
-SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID = range(1, 8)  # kinds of activations
+SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)  # kinds of activations
 
-KIND = PDL = 0  # constants of the launch
+KIND = PDL = 0  # constants of the launch; LIMIT and ALPHA are those of `CLIPPED`, see `ops.MoE`
+LIMIT = ALPHA = 0.0
 
 
 @device
@@ -83,6 +85,17 @@ def activate(x):
     else:
         y = x
     return y
+
+
+@device
+def gated(gate, up):
+    """f(gate) · up of `KIND`."""
+    if KIND == 8:
+        gate = minimum(gate, LIMIT)
+        value = gate * sigmoid(ALPHA * gate) * (maximum(-LIMIT, minimum(LIMIT, up)) + 1.0)
+    else:
+        value = activate(gate) * up
+    return value
 
 
 @device

@@ -6,6 +6,7 @@ from ..ptx import (
     barrier,
     block_x,
     block_y,
+    divide,
     load_float,
     load_shared,
     load_weight,
@@ -18,7 +19,7 @@ from ..ptx import (
     thread,
 )
 from ..stage import device
-from .common import activate, begin, sigmoid, tanh, warp_sum
+from .common import activate, begin, gated, sigmoid, tanh, warp_sum
 
 MEAN = BIAS = EACH = NARROW = PDL = 0  # constants of the launch
 
@@ -81,8 +82,8 @@ def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, s
     begin()
     i = block_x() * 256 + thread()
     if i < width:
-        value = activate(scale * load_float(gate + block_y() * gate_stride + 4 * i))
-        value = value * load_float(up + block_y() * up_stride + 4 * i)
+        value = scale * load_float(gate + block_y() * gate_stride + 4 * i)
+        value = gated(value, load_float(up + block_y() * up_stride + 4 * i))
         store_float(out + block_y() * out_stride + 4 * i, value)
 
 
@@ -93,6 +94,20 @@ def activation(x, x_stride, out, out_stride, width):
     if i < width:
         value = activate(load_float(x + block_y() * x_stride + 4 * i))
         store_float(out + block_y() * out_stride + 4 * i, value)
+
+
+def copy_rest(x, x_stride, size, start, out, out_stride, out_size, out_start, width):
+    """Of parts of `size` columns, those from `start` on, to the end of parts of `out_size`.
+
+    Grid: (width / 256, rows); `width` columns are copied in all.
+    """
+    begin()
+    i = block_x() * 256 + thread()
+    if i < width:
+        part = divide(i, size - start)
+        column = i - part * (size - start)
+        value = load_float(x + block_y() * x_stride + 4 * (part * size + start + column))
+        store_float(out + block_y() * out_stride + 4 * (part * out_size + out_start + column), value)
 
 
 def sigmoid_gate(gate, gate_stride, x, x_stride, width):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import ops
 from ..driver import Device, Launch
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers
+from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers, stream_groups
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..memory import Memory, Region
@@ -82,6 +82,9 @@ class Launches:
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        for streams in stream_groups(self.found):
+            sizes = [4 * b.width for b in streams]
+            self.memory.slices([b.name for b in streams], self.layout.rows(streams[0]), sizes)
         for buffers in sorted(joined_buffers(self.found), key=lambda bs: [b.name for b in bs]):
             sizes = [4 * b.width for b in buffers]
             self.memory.slices([b.name for b in buffers], self.layout.rows(buffers[0]), sizes)
@@ -89,6 +92,8 @@ class Launches:
             self.region(b)
         for layer, at in enumerate(self.program.cache_layers):
             self.cache(layer, at)
+        for layer, kept in enumerate(self.program.state_layers):
+            self.state(layer, kept)
 
     def region(self, buffer: ops.Buffer) -> Region:
         return self.memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
@@ -100,6 +105,11 @@ class Launches:
         size = at.kv_heads * (dims * bits // 8 + (dims // 16 if bits < 16 else 0))
         keys = self.memory.rows(f"keys {layer}", tokens, size)
         return keys, keys if at.value_dim == 0 else self.memory.rows(f"values {layer}", tokens, size)
+
+    def state(self, layer: int, kept: ops.StateLayer) -> Region:
+        """What a recurrent op keeps, a row a sequence."""
+        size = 4 * int(np.prod(kept.shape, dtype=np.int64))
+        return self.memory.rows(f"state {layer}", self.layout.max_sequences, size)
 
     def _begin(self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool) -> None:
         """Nothing is launched yet, nothing is in 8 bits."""
