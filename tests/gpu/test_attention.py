@@ -138,12 +138,13 @@ def test_attend_prompt(window, softcap, sinks, bits):
     positions = np.arange(first, first + rows, dtype=np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((rows, heads * dims), np.nan, np.float32)
-    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "WINDOW": int(window > 0)}
-    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "PDL": 0}
+    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "TURN": 7}
+    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "PDL": 0}
+    constants |= {"HELD": int(bits == 16)}
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     arguments = [q, 4 * heads * dims, keys_held, values_held, table, 12, sequences, positions, scale]
     arguments += [softcap * LOG2_E, window, sink * np.float32(LOG2_E), out, 4 * heads * dims, rows, 1]
-    run(attend_prompt, constants, (2, heads), 128, arguments, 512 * dims)
+    run(attend_prompt, constants, (2, heads), 128, arguments, 640 * dims)
     for row in range(0, rows, 11):
         at = first + row
         seen = np.arange(max(0, at - window + 1) if window else 0, at + 1)

@@ -17,7 +17,7 @@ PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_
 PREPARE |= {"LATENT": 0}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
 EXPERT = {"CHOSEN": 1, "R": 4, "U": 1, "WARPS": 8, "GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": 8}
-PROMPT = {"KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
+PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),

@@ -2,8 +2,9 @@
 
 A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and
 values come into shared memory a page of 64 tokens at a time, the next one while the present one is used.
-Scores, their softmax of powers of two, and the result never leave the registers. Rows of shared memory have
-their 16-byte pieces exchanged by the row's number, as in `tiled.py`.
+Scores, their softmax of powers of two, and the result never leave the registers; nor do queries, if heads
+are not too large. Rows of shared memory have their 16-byte pieces exchanged by the row's number, as in
+`tiled.py`.
 
 Dao et al. 2022, "FlashAttention".
 """
@@ -39,15 +40,16 @@ from ..stage import device, registers, static
 from .cache import eight_floats, load_eight, piece_of
 from .common import begin, tanh
 
-# Constants of the launch. HD: dimensions of a head, 64 or 128. GROUP: heads that share a key-value head.
-HD = GROUP = KV = WINDOW = SOFTCAP = SINKS = 0
+# Constants of the launch. HD: dimensions of a head, a multiple of 16. GROUP: heads that share a key-value
+# head. TURN: how many pieces of a row are exchanged among each other, less 1. HELD: queries stay in registers.
+HD = GROUP = KV = TURN = HELD = WINDOW = SOFTCAP = SINKS = 0
 HIDDEN = -1e30
 
 
 @device
 def place(row, piece):
     """Where a 16-byte piece of a row of 64 lies."""
-    return 2 * HD * row + 16 * (piece ^ (row & 7))
+    return 2 * HD * row + 16 * (piece ^ (row & TURN))
 
 
 @device
@@ -124,8 +126,11 @@ def attend_prompt(
     end = (last >> 6) + 1
     fetch(shared() + (at & 1) * (256 * HD), keys, values, load_int(pages + 4 * at), kv_head, kv_heads)
 
-    # Queries go through the other stage's memory into fragments.
-    staged = shared() + (1 - (at & 1)) * (256 * HD)
+    # Queries go into fragments, through the other stage's memory; or they stay in memory of their own.
+    if HELD:
+        staged = shared() + (1 - (at & 1)) * (256 * HD)
+    else:
+        staged = shared() + 512 * HD
     for i in range(thread(), 8 * HD, 128):
         row = divide(i, HD // 8)
         piece = i - row * (HD // 8)
@@ -144,10 +149,11 @@ def attend_prompt(
         )
     barrier()
     query = registers((HD // 16, 4))
-    for k in static(HD // 16):
-        row = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
-        query[k] = load_matrices(staged + place(row, 2 * k + (lane >> 4)))
-    barrier()
+    own = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
+    if HELD:
+        for k in static(HD // 16):
+            query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+        barrier()
 
     best = registers(2, HIDDEN)
     total = registers(2, 0.0)
@@ -168,6 +174,8 @@ def attend_prompt(
                 b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = load_matrices(
                     stage + place(row, 2 * k + ((lane >> 3) & 1))
                 )
+            if not HELD:
+                query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
             for n in static(8):
                 score[n] = mma_halves(*query[k], *b[n], *score[n])
         if SOFTCAP:

@@ -16,6 +16,7 @@ SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
 PREPARE_WARPS = 4
 ATTEND_WARPS = 4
+LARGE_SHARED = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)}  # cards with 160 KB of it a block
 LOG2_E = math.log2(math.e)
 
 
@@ -165,14 +166,22 @@ class AttentionLowering(Launches):
 
     def _suits_prompts(self, op: ops.Attend) -> bool:
         halves = self.layout.cache_bits <= 16 and op.v != op.k
-        return halves and op.head_dim in (64, 128) and self.layout.page_size == 64
+        fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._most_dims
+        return halves and fits and self.layout.page_size == 64
+
+    @property
+    def _most_dims(self) -> int:
+        """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory, which few cards have."""
+        return 256 if self.device.capability in LARGE_SHARED else 128
 
     def _attend_prompt(self, op: ops.Attend) -> None:
         n, (constants, arguments) = self._n[False], self._scores(op)
-        constants |= {"HD": op.head_dim, "GROUP": op.heads // op.kv_heads}
+        dims = op.head_dim
+        turn, held = min(8, dims // 8 & -(dims // 8)) - 1, dims <= 128
+        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": turn, "HELD": int(held)}
         what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
-        self._emit(what, (-(-n // 64), op.heads), arguments, 512 * op.head_dim)
+        self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
         self._wrote(op.out)
 
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
