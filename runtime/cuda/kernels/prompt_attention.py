@@ -41,7 +41,7 @@ from .cache import eight_floats, load_eight, piece_of
 from .common import begin, tanh
 
 # Constants of the launch. HD: dimensions of a head, a multiple of 16. GROUP: heads that share a key-value
-# head. TURN: how many pieces of a row are exchanged among each other, less 1. HELD: queries stay in registers.
+# head. TURN: how many pieces of a row are exchanged, less 1. HELD: queries stay in registers.
 HD = GROUP = KV = TURN = HELD = WINDOW = SOFTCAP = SINKS = 0
 HIDDEN = -1e30
 

@@ -171,7 +171,7 @@ class AttentionLowering(Launches):
 
     @property
     def _most_dims(self) -> int:
-        """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory, which few cards have."""
+        """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory."""
         return 256 if self.device.capability in LARGE_SHARED else 128
 
     def _attend_prompt(self, op: ops.Attend) -> None:
