@@ -101,7 +101,7 @@ class CudaMachine:
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
             lambda: [
-                *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
+                *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
             ]
         )

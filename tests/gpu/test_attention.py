@@ -8,6 +8,7 @@ import pytest
 from kukri.runtime.cuda.kernels.attention import attend
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 
+from .codes import decoded, empty
 from .simulator import run
 
 LOG2_E = float(np.log2(np.e))
@@ -52,7 +53,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
     table = np.array([[2, 0, 1]], np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((1, heads * dims), np.nan, np.float32)
-    codes = np.zeros((1, heads * dims * 3 // 2), np.uint8)
+    codes = empty(heads * dims, 8)
     partials, counters = np.full((heads, spans, padded + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
     constants = {
         "G": 2,
@@ -74,7 +75,13 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         "SPAN": 16,
         "SOFTCAP": int(softcap > 0),
     }
-    constants |= {"SINKS": sinks, "WINDOW": int(window > 0), "EMIT": int(dims % 32 == 0), "PDL": 0}
+    constants |= {
+        "SINKS": sinks,
+        "WINDOW": int(window > 0),
+        "EMIT": int(dims % 32 == 0),
+        "PDL": 0,
+        "TOKENS": 8,
+    }
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     zero, at = np.zeros(1, np.int32), np.array([position], np.int32)
     arguments = [
@@ -91,7 +98,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         window,
         sink * np.float32(LOG2_E),
     ]
-    arguments += [partials, counters, out, out.nbytes, codes, codes.nbytes, heads, kv_heads]
+    arguments += [partials, counters, out, out.nbytes, codes, heads, kv_heads]
     for _ in range(2):  # counters are left as they were
         run(attend, constants, (kv_heads, spans, 1), 64, arguments, 8192)
         assert not counters.any()
@@ -105,6 +112,8 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         weights = np.exp(scores)
         expected[h] = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
     np.testing.assert_allclose(out.reshape(heads, dims), expected, rtol=1e-4, atol=1e-5)
+    if dims % 32 == 0:
+        np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
 
 
 def test_attend_latent():
@@ -113,13 +122,13 @@ def test_attend_latent():
     keys = rng.standard_normal((2, 1, 64, dims)).astype(np.float32)
     q = rng.standard_normal((1, heads * dims)).astype(np.float32)
     table, zero, at = np.array([[1, 0]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
-    out, codes = np.full((1, heads * value_dims), np.nan, np.float32), np.zeros((1, 512), np.uint8)
+    out = np.full((1, heads * value_dims), np.nan, np.float32)
     partials, counters = np.full((heads, 2, value_dims + 4), np.nan, np.float32), np.zeros(3, np.int32)
     constants = {"G": 1, "HD": dims, "DP": dims, "VD": value_dims, "VP": value_dims, "LATENT": 1, "KV": 32}
     constants |= {"LANES": 4, "LANE_BITS": 2, "VEC": 2, "U": 1, "WARPS": 2, "CHUNKS": 3, "PAGE": 6}
     constants |= {"SPAN": 16, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0, "PDL": 0}
     arguments = [q, q.nbytes, keys, keys, table, 8, zero, at, 0.3 * LOG2_E, 0.0, 0, 0, partials, counters]
-    arguments += [out, out.nbytes, codes, codes.nbytes, heads, 1]
+    arguments += [out, out.nbytes, 0, heads, 1]
     run(attend, constants, (3, 2, 1), 64, arguments, 8192)
     seen = np.arange(position + 1)
     k = keys[table[0, seen // 64], 0, seen % 64].astype(np.float64)

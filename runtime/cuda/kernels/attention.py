@@ -72,7 +72,6 @@ def attend(
     out,
     out_stride,
     codes,
-    codes_stride,
     heads,
     kv_heads,
 ):
@@ -234,7 +233,8 @@ def attend(
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
             finish(
                 out + row * out_stride,
-                codes + row * codes_stride,
+                codes,
+                row,
                 heads,
                 head + g,
                 dim,
@@ -308,19 +308,17 @@ def attend(
     for i in range(thread(), G * VP, 32 * WARPS):
         g = divide(i, VP)
         to = out + row * out_stride
-        finish(to, codes + row * codes_stride, heads, head + g, i - g * VP, load_shared(results + 4 * i))
+        finish(to, codes, row, heads, head + g, i - g * VP, load_shared(results + 4 * i))
 
 
 @device
-def finish(out, codes, heads, head, dim, value):
+def finish(out, codes, row, heads, head, dim, value):
     """A result into its row, and a warp's 32 of them in 8 bits."""
     i = head * VD + dim
     if dim < VD:
         store_float(out + 4 * i, value)
     if EMIT:
-        emit_codes(
-            codes + i - (thread() & 31), thread() & 31, codes + heads * VD + 16 * shift_right(i, 5), value
-        )
+        emit_codes(codes, heads * VD // 32, row, i, value)
 
 
 LANE_BITS = 0  # log2 of LANES, another constant

@@ -144,6 +144,7 @@ class AttentionLowering(Launches):
             "CHUNKS": chunks,
             "SPAN": SPAN,
             "EMIT": int(emits),
+            "TOKENS": self._tokens(op.out) if emits else 0,
         }
         what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
         what = replace(what, resident=4)
@@ -154,8 +155,8 @@ class AttentionLowering(Launches):
         room = min(few, layout.max_rows) * op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
-        codes = self._codes(self._real(op.out)) if emits else Region(0, 0)
-        arguments += [partials, counters, *self._at(op.out), *codes, op.heads, op.kv_heads]
+        codes = self._codes(self._real(op.out)) if emits else 0
+        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
         shared = max(
             4 * ATTEND_WARPS * together * (value_dims + 2) + 16, together * (8 * SPANS + 4 * value_dims)
         )
