@@ -182,18 +182,19 @@ def tiled_matmul(
             commit_copies()
         m0 = (warp & 1) * 64 + (lane & 7) + ((lane >> 3) & 1) * 8
         n0 = (warp >> 1) * 32 + (lane & 7) + (lane >> 4) * 8
-        for k in static(4):
-            f = registers((4, 4))
-            for m in static(4):
-                f[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
-            g = registers((4, 2))
-            for n in static(2):
-                g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = load_matrices(
-                    shared() + 2 * TILE + stage + place(n0 + 16 * n, 2 * k + ((lane >> 3) & 1))
-                )
-            for m in static(4):
-                for n in static(4):
-                    acc[m, n] = mma_halves(*f[m], *g[n], *acc[m, n])
+        if base + (warp >> 1) * 32 < end:
+            for k in static(4):
+                f = registers((4, 4))
+                for m in static(4):
+                    f[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
+                g = registers((4, 2))
+                for n in static(2):
+                    g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = load_matrices(
+                        shared() + 2 * TILE + stage + place(n0 + 16 * n, 2 * k + ((lane >> 3) & 1))
+                    )
+                for m in static(4):
+                    for n in static(4):
+                        acc[m, n] = mma_halves(*f[m], *g[n], *acc[m, n])
     for m in static(4):
         for n in static(4):
             for i in static(4):

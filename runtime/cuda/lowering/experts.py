@@ -20,8 +20,16 @@ from ..weights import Matrix
 from .base import ACTIVATIONS, FEW
 from .products import ProductLowering
 
-WARPS = 8  # of a block of products
 TILE = 128  # rows
+
+
+def expert_shape(blocks: int, matrices: int) -> tuple[int, int, int]:
+    """R, U and WARPS of `expert_matvec` for rows of so many blocks, of one or two matrices: what was fastest on
+    an H200, for 8 of 128 small experts and for 4 of 32 large ones."""
+    loads = -(-blocks // 32)  # a lane's, of a row
+    if matrices == 2 and loads > 2:
+        return 4, 3, 8
+    return 8, 3 if loads % 3 == 0 and matrices == 1 else 1, 4
 
 
 @dataclass(frozen=True)
@@ -173,28 +181,28 @@ class ExpertLowering(ProductLowering):
         matrix = self._experts(tensors[0])
         other = self._experts(tensors[1]) if tensors[1] else None
         gated, n_out, blocks = int(other is not None), matrix.n_out, matrix.blocks
-        rows = 4 if blocks > 16 or digits else 2
+        name = tensors[0][0].format.name
+        rows, ahead, warps = expert_shape(blocks, 1 + gated)
         constants: dict[str, int | float | str] = {
             "CHOSEN": int(choices.experts is not None),
             "R": rows,
-            "U": 2 if blocks > 32 and not gated else 1,
-            "WARPS": WARPS,
+            "U": ahead,
+            "WARPS": warps,
             "GATED": gated,
             "BIAS": int(biases[0] is not None),
             "EMIT": int(digits is not None),
             "STORE": int(digits is None),
             "KIND": 0,
         }
-        name = tensors[0][0].format.name
-        what = self._kernel("experts", "expert_matvec", 32 * WARPS, FORMAT=name, **constants | activation)
+        what = self._kernel("experts", "expert_matvec", 32 * warps, FORMAT=name, **constants | activation)
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
         arguments += [packed_bytes(tensors[0][0]), matrix.row_bytes, blocks, n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if b is None else self.memory.vector(b) for b in biases]
         arguments += [*self._places(out), *(digits or Region(0, 0))]
-        shared = 4 * (1 + gated) * WARPS * rows
+        shared = 4 * (1 + gated) * warps * rows
         label = f"{name} {(1 + gated) * n_out}x{matrix.width}"
-        self._emit(what, (-(-n_out // (WARPS * rows)), n * x.top), arguments, shared, label)
+        self._emit(what, (-(-n_out // (warps * rows)), n * x.top), arguments, shared, label)
 
     @staticmethod
     def _places(out: Pairs) -> list[int]:
