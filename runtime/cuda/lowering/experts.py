@@ -24,8 +24,10 @@ TILE = 128  # rows
 
 
 def expert_shape(blocks: int, matrices: int) -> tuple[int, int, int]:
-    """R, U and WARPS of `expert_matvec` for rows of so many blocks, of one or two matrices: what was fastest on
-    an H200, for 8 of 128 small experts and for 4 of 32 large ones."""
+    """R, U and WARPS of `expert_matvec` for rows of so many blocks, of one or two matrices.
+
+    What was fastest on an H200, for 8 of 128 small experts and for 4 of 32 large ones.
+    """
     loads = -(-blocks // 32)  # a lane's, of a row
     if matrices == 2 and loads > 2:
         return 4, 3, 8
