@@ -16,6 +16,7 @@ from kukri.runtime.cuda.ptx import (
     absolute,
     add_halves,
     add_words,
+    and_xor,
     as_float,
     as_int,
     atomic_add,
@@ -96,14 +97,14 @@ from kukri.runtime.cuda.ptx import (
 from kukri.runtime.cuda.stage import registers, static
 
 Launch = Callable[[Callable[..., None], tuple[int, ...], int, list[Any], int], None]
-WORDS, FLOATS = 15, 18  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 16, 18  # results that a thread of `whole` and of `real` has
 
 
 def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 15 * i
+    out = out + 16 * i
     store_int(out, dot_signed(x, y, z))
     store_int(out + 4, dot_unsigned(x, y, z))
     store_int(out + 8, permute(x, y, z))
@@ -119,6 +120,7 @@ def whole(a, b, c, out):
     store_int(out + 48, as_int(to_float(x)))
     store_int(out + 52, add_halves(x, y))
     store_int(out + 56, fma_halves(x, y, z))
+    store_int(out + 60, and_xor(x, y, z))
 
 
 def real(a, b, c, out):
@@ -289,6 +291,7 @@ def check_whole(launch: Launch) -> None:
         a.astype(np.float32).view(np.int32),
         (three[0] + three[1]).astype(np.float16).view(np.uint32)[:, 0],
         (three[0] * three[1] + three[2]).astype(np.float16).view(np.uint32)[:, 0],
+        (a & b) ^ c,
     ]
     for k, e in enumerate(expected):
         wrapped = np.asarray(e).astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)

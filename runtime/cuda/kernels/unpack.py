@@ -15,6 +15,7 @@ from typing import Any
 
 from ..ptx import (
     add_words,
+    and_xor,
     as_float,
     bits_and,
     bits_or,
@@ -121,7 +122,7 @@ def load_q4_0(row, blocks, block):
 @device
 def sixteenfold(word):
     """16 · (code - 8) as signed bytes, of four codes in the high halves of a word's bytes."""
-    return bits_xor(bits_and(word, 0xF0F0F0F0), SIGNS)
+    return and_xor(word, 0xF0F0F0F0, SIGNS)
 
 
 @device

@@ -67,6 +67,12 @@ def bits_xor(a: int, b: int) -> int:
     return _signed(a ^ b)
 
 
+@instruction("lop3.b32 $0, $1, $2, $3, 0x6A;", "r", "rrr")
+def and_xor(a: int, b: int, c: int) -> int:
+    """(a & b) ^ c."""
+    return _signed((a & b) ^ c)
+
+
 @instruction("shr.u32 $0, $1, $2;", "r", "rr")
 def shift_right(a: int, n: int) -> int:
     """Zeros come in from above."""
