@@ -163,7 +163,7 @@ class AttentionLowering(Launches):
         layout, n = self.layout, self._n[False]
         chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        few = max(1, 4 * self.device.multiprocessors // op.heads)  # rows, if contexts are cut into spans
+        spans = max(1, SPANS // n)  # idle blocks cost time, too
         emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
         said, arguments = self._scores(op)
         constants = constants | said
@@ -171,14 +171,14 @@ class AttentionLowering(Launches):
         constants |= {"WARPS": ATTEND_WARPS, "CHUNKS": chunks, "EMIT": int(emits)}
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
         what = replace(self._kernel(module, name, 32 * ATTEND_WARPS, **constants), resident=resident)
-        room = min(few, layout.max_rows) * op.heads * SPANS * (value_dims + 4) * 4
+        room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
         arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
         merging = 4 * ATTEND_WARPS * together * (value_dims + 2) + 16
         shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
-        self._emit(what, (blocks, SPANS if n <= few else 1, n), arguments, shared)
+        self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:
             self._coded[self._real(op.out).name] = Coded(codes)

@@ -118,3 +118,11 @@ def store_short(address: int, value: int) -> None:
 def store_byte(address: int, value: int) -> None:
     """The lowest byte."""
     ctypes.c_uint8.from_address(address).value = value & 0xFF
+
+
+@instruction("cp.async.bulk.prefetch.L2.global [$0], $1;", "", "lr", ordered=True)
+def prefetch(address: int, n_bytes: int) -> None:
+    """Begin to bring so many bytes, a multiple of 16, into the L2 cache; nobody waits for it (sm_90)."""
+    assert address % 16 == 0
+    assert n_bytes % 16 == 0
+    ctypes.string_at(address, n_bytes)
