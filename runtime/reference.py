@@ -15,6 +15,7 @@ from . import ops
 from .activations import ACTIVATIONS, sigmoid
 from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
+from .choice import Best, best_of
 from .reference_experts import moe, route
 from .reference_scan import causal_conv, delta_rule, state_scan
 from .reference_streams import correct_streams, match_magnitude, predict_streams, sparsify
@@ -67,6 +68,10 @@ class ReferenceMachine:
         for _ in self.trace(batch, table):
             pass
         return self.buffers[self.program.logits.name]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
+        return best_of(self.step(batch, table)[:, :n_tokens], k)
 
     def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
         """Like `step`, but yields every op once it has run, for a look at `buffers`."""

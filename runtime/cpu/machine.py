@@ -9,6 +9,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
+from ..choice import Best, best_of
 from ..state import SequenceStates
 from .layout import Layout, matrices_of
 from .lowering import Lowering
@@ -113,6 +114,10 @@ class CpuMachine:
         self._team.run(step)
         self.states.end(batch)
         return self._logits[: len(wanted)]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
+        return best_of(self.step(batch, table)[:, :n_tokens], k)
 
     def close(self) -> None:
         """End the worker threads and let the memory go; a later step raises RuntimeError."""

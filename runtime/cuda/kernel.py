@@ -178,7 +178,7 @@ def _fingerprint() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
     for path in sorted(Path(__file__).parent.glob("**/*.py")):
-        if path.parent.name == "kernels" or path.name in ("ptx.py", "stage.py", "compiler.py", "kernel.py"):
+        if path.parent.name == "kernels" or path.stem.startswith(("ptx", "stage", "compiler", "kernel")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

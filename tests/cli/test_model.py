@@ -17,6 +17,7 @@ from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.model import Model, load_model, load_tokenizer
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.choice import Best, best_of
 from kukri.runtime.engine import ContextExceeded, Engine
 from kukri.runtime.sampler import SamplingParams
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
@@ -74,6 +75,9 @@ class ScriptedMachine:
         if len(batch.wanted):
             logits[-1, self.script.pop(0)] = 1.0
         return logits
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        return best_of(self.step(batch, table), k)
 
     def close(self) -> None:
         self.closed += 1

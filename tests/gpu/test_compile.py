@@ -34,6 +34,8 @@ KERNELS = [
     kernel("pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
     kernel("pointwise", "add", 256, PDL=0),
     kernel("pointwise", "soft_cap", 256, PDL=0),
+    kernel("choose", "best_logits", 256, K=64, N=2048, THREADS=256, PDL=0),
+    kernel("choose", "best_keys", 256, K=1, N=2048, THREADS=256, PDL=0),
 ]
 
 
