@@ -30,7 +30,7 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
         return None
-    from ..runtime.cuda.lowering import check_supported
+    from ..runtime.cuda.lowering.support import check_supported
     from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
 
     try:

@@ -14,7 +14,9 @@ from ..state import SequenceStates
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
-from .lowering import FEW, Inputs, Layout, Lowering, check_supported, weight_groups
+from .lowering.base import FEW, Inputs, Layout
+from .lowering.program import Lowering
+from .lowering.support import check_supported, weight_groups
 from .memory import Memory
 from .weights import upload_weights
 

@@ -61,7 +61,7 @@ def pack(tensor: QTensor, first: int, out: np.ndarray) -> None:
         return
     blocks = np.ascontiguousarray(data).reshape(n_rows, -1, tensor.format.type_size)
     at = 0
-    for part in _PARTS[tensor.format.name](blocks):
+    for part in PARTS[tensor.format.name](blocks):
         flat = part.reshape(n_rows, -1).view(np.uint8)
         out[:, at : at + flat.shape[1]] = flat
         at += flat.shape[1]
@@ -173,7 +173,7 @@ def _q3_k(blocks: np.ndarray) -> Parts:
     return _contiguous(_pairs(codes), _bits(third, 0), low | high << 4, f["d"])
 
 
-_PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
+PARTS: dict[str, Callable[[np.ndarray], Parts]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

@@ -1,0 +1,171 @@
+"""Launches of attention, and of what happens to queries and keys before it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from ... import ops
+from ...fields import UnsupportedModel
+from ..fusing import PreparedAttend, turn_key
+from ..memory import Region
+from .base import FEW, Coded, Launches, padded
+
+SPANS = 64  # blocks that share a row's context at most
+SPAN = 64  # tokens that a block takes at least
+PREPARE_WARPS = 4
+ATTEND_WARPS = 4
+LOG2_E = math.log2(math.e)
+
+
+class AttentionLowering(Launches):
+    def _angles(self, op: ops.RoPE) -> Region:
+        """Cosines and sines for the step's rows, made once for all that turn alike."""
+        pairs, key = len(op.inv_freq), str(hash(turn_key(op)))
+        angles = self.memory.rows(f"angles {key}", self.layout.max_rows, 8 * pairs)
+        if key not in self._turned:
+            self._turned.add(key)
+            address, stride = self.memory.vector(op.inv_freq), 0
+            if op.longer:
+                region = self.memory.rows(f"frequencies {key}", self.layout.max_rows, 4 * pairs)
+                self.by_length[hash(key)] = op, region
+                address, stride = region.address, region.stride
+            arguments = [self.inputs.positions, address, stride, pairs, float(op.attention_factor)]
+            what, grid = self._kernel("rotate", "rotations", 128), (-(-pairs // 128), self._n[False])
+            self._emit(what, grid, [*arguments, angles.address, angles.stride])
+        return angles
+
+    def _rope(self, op: ops.RoPE) -> None:
+        angles, x = self._angles(op), self._at(op.x)
+        head_dim, warps = op.x.width // op.heads, PREPARE_WARPS
+        what = self._kernel(
+            "rotate", "rope", 32 * warps, HD=head_dim, WARPS=warps, INTERLEAVED=int(op.interleaved)
+        )
+        arguments = [x.address, x.stride, op.heads, op.start, len(op.inv_freq), angles.address, angles.stride]
+        self._emit(what, (-(-op.heads // warps), self._n[op.x.wanted]), arguments, 4 * warps * head_dim)
+        self._wrote(op.x)
+
+    def _prepare(self, op: PreparedAttend) -> None:
+        turn = (self._angles(op.rope), op.rope) if op.rope else None
+        self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
+        self._wrote(op.attend.q, op.attend.k)
+
+    def _append(self, op: ops.Attend) -> None:
+        if op.append:
+            if op.value_dim != op.head_dim:
+                raise UnsupportedModel("the CUDA machine has no latent attention yet")
+            self._into_cache(op, 0, None, None, None)
+
+    def _into_cache(
+        self,
+        op: ops.Attend,
+        heads: int,
+        q_norm: ops.RMSNorm | None,
+        k_norm: ops.RMSNorm | None,
+        turn: tuple[Region, ops.RoPE] | None,
+    ) -> None:
+        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
+        what = self._kernel(
+            "rotate",
+            "prepare",
+            32 * PREPARE_WARPS,
+            HD=op.head_dim,
+            DP=padded(op.head_dim),
+            KV=self.layout.cache_bits,
+            PAGE=self.layout.page_size.bit_length() - 1,
+            WARPS=PREPARE_WARPS,
+            Q_NORM=norms[0],
+            K_NORM=norms[1],
+            ROPE=int(turn is not None),
+            INTERLEAVED=int(turn is not None and turn[1].interleaved),
+            INVERSE_HD=1 / op.head_dim,
+        )
+        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
+        arguments: list[int | float] = []
+        for b in (op.q, op.k, op.v):
+            arguments += [self._at(b).address, self._at(b).stride]
+        arguments += [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
+        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
+        arguments += [float(eps), len(turn[1].inv_freq) if turn else 0]
+        arguments += [turn[0].address, turn[0].stride] if turn else [0, 0]
+        inputs = self.inputs
+        arguments += [keys.address, values.address, inputs.table, inputs.table_stride, inputs.sequences]
+        arguments += [inputs.positions, heads, op.kv_heads]
+        grid = -(-(heads + 2 * op.kv_heads) // PREPARE_WARPS), self._n[False]
+        self._emit(what, grid, arguments, 4 * PREPARE_WARPS * padded(op.head_dim))
+
+    def _attend(self, i: int, op: ops.Attend) -> None:
+        layout, n = self.layout, self._n[False]
+        group, dims = op.heads // op.kv_heads, padded(op.head_dim)
+        if self._one_prompt and self._suits_prompts(op):
+            self._attend_prompt(op)
+            return
+        lanes = min(32, 1 << (dims // 8 - 1).bit_length())
+        vectors = -(-dims // (8 * lanes))
+        most = max(1, 4 // vectors)
+        together = max(g for g in range(1, most + 1) if group % g == 0)
+        chunks = group // together
+        emits = op.head_dim == dims and op.head_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
+        spans = 1 if n > 4 * self.device.multiprocessors // op.heads else SPANS
+        constants: dict[str, int] = {
+            "G": together,
+            "HD": op.head_dim,
+            "DP": dims,
+            "LANES": lanes,
+            "LANE_BITS": lanes.bit_length() - 1,
+            "VEC": vectors,
+            "U": 4 if vectors == 1 and layout.cache_bits == 16 else 2 if vectors <= 2 else 1,
+            "KV": layout.cache_bits,
+            "WARPS": ATTEND_WARPS,
+            "CHUNKS": chunks,
+            "PAGE": layout.page_size.bit_length() - 1,
+            "SPAN": SPAN,
+            "SOFTCAP": int(op.softcap > 0),
+            "SINKS": int(op.sinks is not None),
+            "WINDOW": int(op.window > 0),
+            "EMIT": int(emits),
+        }
+        what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
+        what = replace(what, resident=4)
+        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
+        blocks = op.kv_heads * chunks
+        few = max(
+            1, 4 * self.device.multiprocessors // op.heads
+        )  # rows, if their contexts are cut into spans
+        room = min(few, layout.max_rows) * op.heads * SPANS * (dims + 4) * 4
+        partials = self.memory.rows(f"spans {op.heads} {dims}", 1, room).address
+        counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
+        q, out, inputs = self._at(op.q), self._at(op.out), self.inputs
+        codes = self._codes(self._real(op.out)) if emits else Region(0, 0)
+        cap = op.softcap or 1.0
+        arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
+        arguments += [inputs.table_stride, inputs.sequences, inputs.positions]
+        arguments += [op.scale / cap if op.softcap else op.scale * LOG2_E, cap * LOG2_E, op.window]
+        arguments += [0 if op.sinks is None else self.memory.vector(self._log2_sinks(op)), partials, counters]
+        arguments += [out.address, out.stride, codes.address, codes.stride, op.heads, op.kv_heads]
+        shared = max(4 * ATTEND_WARPS * together * (dims + 2) + 16, together * (8 * SPANS + 4 * dims))
+        self._emit(what, (blocks, spans, n), arguments, shared)
+        self._wrote(op.out)
+        if emits:
+            self._coded[self._real(op.out).name] = Coded(codes)
+
+    def _suits_prompts(self, op: ops.Attend) -> bool:
+        plain = not op.softcap and op.sinks is None and self.layout.cache_bits == 16
+        return plain and op.head_dim in (64, 128) and self.layout.page_size == 64
+
+    def _attend_prompt(self, op: ops.Attend) -> None:
+        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
+        q, out, inputs, n = self._at(op.q), self._at(op.out), self.inputs, self._n[False]
+        constants = {"HD": op.head_dim, "GROUP": op.heads // op.kv_heads, "WINDOW": int(op.window > 0)}
+        what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
+        arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
+        arguments += [inputs.table_stride, inputs.sequences, inputs.positions, op.scale * LOG2_E, op.window]
+        arguments += [out.address, out.stride, n, op.kv_heads]
+        self._emit(what, (-(-n // 64), op.heads), arguments, 512 * op.head_dim)
+        self._wrote(op.out)
+
+    def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
+        assert op.sinks is not None
+        return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))

@@ -1,0 +1,165 @@
+"""What all launches are made with: the step's sizes, its memory, and which buffers are in 8 bits already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ... import ops
+from ...fields import UnsupportedModel
+from ..driver import Device, Launch
+from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers
+from ..kernel import Kernel, Kernels, kernel, pack_arguments
+from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
+from ..memory import Memory, Region
+from ..tuning import Shape
+from ..weights import Matrix
+
+FEW = 8  # rows that products take at once in 8 bits
+ACTIVATIONS = {
+    "silu": SILU,
+    "gelu_tanh": GELU_TANH,
+    "gelu": GELU,
+    "relu2": RELU2,
+    "identity": IDENTITY,
+    "tanh": TANH,
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The machine's sizes. `cache_bits`: 16 or 32 of a number in the cache."""
+
+    n_pages: int
+    page_size: int
+    max_rows: int
+    max_wanted: int
+    max_sequences: int
+    cache_bits: int
+
+    def rows(self, buffer: ops.Buffer) -> int:
+        """Rows that there is room for: products may write some behind the last."""
+        return -(-(self.max_wanted if buffer.wanted else self.max_rows) // FEW) * FEW
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a step finds what it is told: int32 arrays on the card. `table_stride` is in bytes."""
+
+    tokens: int
+    sequences: int
+    positions: int
+    wanted: int
+    table: int
+    table_stride: int
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A buffer in 8 bits; with `partials` still to be divided by a root mean square, as said by `norm`."""
+
+    region: Region
+    partials: int = 0
+    norm: ops.RMSNorm | None = None
+
+
+@dataclass
+class Launches:
+    """Turns `found`, the fused ops of a program, into launches on one card: what its parts share."""
+
+    program: ops.Program
+    found: Sequence[FusedOp]
+    layout: Layout
+    device: Device
+    kernels: Kernels
+    memory: Memory
+    matrices: Mapping[int, Matrix]
+    inputs: Inputs
+    shapes: Mapping[tuple[str, int, int, int], Shape] = field(default_factory=dict)  # measured
+    by_length: dict[int, tuple[ops.RoPE, Region]] = field(default_factory=dict)
+    _launches: list[Launch] = field(default_factory=list, init=False)
+    _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        for buffers in sorted(joined_buffers(self.found), key=lambda bs: [b.name for b in bs]):
+            sizes = [4 * b.width for b in buffers]
+            self.memory.slices([b.name for b in buffers], self.layout.rows(buffers[0]), sizes)
+        for b in self.program.buffers:
+            self.region(b)
+        for layer, at in enumerate(self.program.cache_layers):
+            self.cache(layer, at)
+
+    def region(self, buffer: ops.Buffer) -> Region:
+        return self.memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
+
+    def cache(self, layer: int, at: ops.CacheLayer) -> tuple[Region, Region]:
+        """Keys and values of a layer."""
+        if at.value_dim is not None and at.value_dim != at.head_dim:
+            raise UnsupportedModel("the CUDA machine has no latent attention yet")
+        tokens = self.layout.n_pages * self.layout.page_size
+        size = at.kv_heads * padded(at.head_dim) * self.layout.cache_bits // 8
+        return tuple(self.memory.rows(f"{what} {layer}", tokens, size) for what in ("keys", "values"))  # type: ignore[return-value]
+
+    def _begin(self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool) -> None:
+        """Nothing is launched yet, nothing is in 8 bits."""
+        self._launches = []
+        self._n = {False: n_rows, True: n_wanted}
+        self._all_wanted = all_wanted
+        self._one_prompt = one_prompt
+        self._alias: dict[str, ops.Buffer] = {}
+        self._coded: dict[str, Coded] = {}
+        self._halved: set[str] = set()
+        self._turned: set[str] = set()
+
+    def _at(self, buffer: ops.Buffer) -> Region:
+        return self.region(self._real(buffer))
+
+    def _real(self, buffer: ops.Buffer) -> ops.Buffer:
+        return self._alias.get(buffer.name, buffer)
+
+    def _emit(
+        self,
+        what: Kernel,
+        grid: Sequence[int],
+        arguments: Sequence[int | float],
+        shared: int = 0,
+        label: str = "",
+    ) -> None:
+        early = self.device.capability >= (9, 0)
+        x, y, z = (*grid, 1, 1)[:3]
+        function = self.kernels.function(what, shared)
+        packed = pack_arguments(*arguments)
+        self._launches.append(
+            Launch(f"{what.name} {label}".strip(), function, (x, y, z), what.threads, shared, packed, early)
+        )
+
+    def _kernel(self, module: str, name: str, threads: int, **constants: int | float | str) -> Kernel:
+        return kernel(module, name, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
+
+    def _wrote(self, *buffers: ops.Buffer) -> None:
+        for b in buffers:
+            self._coded.pop(self._real(b).name, None)
+            self._halved.discard(self._real(b).name)
+
+    def _only_products(self, i: int, buffer: ops.Buffer) -> bool:
+        """Whether what an op writes is read by products with block-quantised weights only."""
+        found = readers(self.found, i, buffer)
+        return bool(found) and all(
+            (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))
+            and r.x == buffer
+            for r in found
+        )
+
+    def _codes(self, buffer: ops.Buffer) -> Region:
+        """Room for a few rows of a buffer in 8 bits."""
+        return self.memory.rows(f"{buffer.name} in 8 bits", FEW, buffer.width + buffer.width // 2)
+
+    def _partials(self, buffer: ops.Buffer) -> int:
+        return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address
+
+
+def padded(head_dim: int) -> int:
+    """Dimensions of a head in the cache."""
+    return -(-head_dim // 8) * 8

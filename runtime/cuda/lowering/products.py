@@ -1,0 +1,212 @@
+"""Launches of matrix products, and of what brings their activations into 8 bits or halves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ... import ops
+from ...fields import UnsupportedModel
+from ..fusing import GATES, GatedMatMul, JoinedMatMul
+from ..memory import Region
+from ..tuning import matvec_shape
+from ..weights import Matrix
+from .base import FEW, Coded
+from .norms import NormLowering
+
+RAW_WORDS = {
+    "Q4_0": 5,
+    "Q4_1": 5,
+    "Q5_0": 6,
+    "Q5_1": 6,
+    "Q8_0": 9,
+    "Q2_K": 4,
+    "Q3_K": 5,
+    "Q4_K": 8,
+    "Q5_K": 9,
+}
+RAW_WORDS |= {"Q6_K": 8, "IQ4_NL": 5, "IQ4_XS": 6, "MXFP4": 5}
+
+
+class ProductLowering(NormLowering):
+    def _in_codes(self, buffer: ops.Buffer) -> Coded:
+        """A buffer in 8 bits: made now, unless it is there already."""
+        real = self._real(buffer)
+        if real.name not in self._coded:
+            x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
+            arguments = [x.address, x.stride, blocks, 0, coded.address, coded.stride, 0]
+            what = self._kernel("quantize", "quantize", 128, NORMED=0)
+            self._emit(what, (-(-blocks // 4), self._n[buffer.wanted]), arguments)
+            self._coded[real.name] = Coded(coded)
+        return self._coded[real.name]
+
+    def _matmul(self, i: int, op: JoinedMatMul) -> None:
+        if op.weights[0].format.is_float:
+            self._float_matmul(op)
+            return
+        matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
+        if n > FEW:
+            self._tiled(matrix, n_out, op.x, n, out, op.biases, op.accumulate)
+            self._wrote(*op.outs)
+            return
+        coded = self._in_codes(op.x)
+        next_norm = self._norm_behind(i, op) if n_out % 32 == 0 else None
+        emitted = self._codes(next_norm.out) if next_norm else None
+        partials = self._partials(next_norm.out) if next_norm else 0
+        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
+        bias = self.memory.vector(*op.biases) if op.biases else 0
+        self._matvec(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
+        self._wrote(*op.outs)
+        if next_norm and emitted:
+            name = self._real(next_norm.x).name + " normed"
+            self._coded[name] = Coded(emitted, partials, next_norm)
+
+    def _norm_behind(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
+        """The norm that reads a product's result next, if the product can begin it."""
+        if len(op.outs) != 1:
+            return None
+        buffer, at = op.outs[0], i + 1
+        while (
+            at < len(self.found) and isinstance(select := self.found[at], ops.SelectRows) and self._all_wanted
+        ):
+            buffer = select.out if select.x == buffer else buffer
+            at += 1
+        if at < len(self.found):
+            norm = self.found[at]
+            if isinstance(norm, ops.RMSNorm) and norm.x == buffer and self._lazy(at, norm):
+                return norm
+        return None
+
+    def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
+        matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
+        n, n_out = self._n[op.out.wanted], op.gate.shape[0]
+        if n > FEW:
+            up = self.memory.rows(f"{op.out.name}, up", self.layout.rows(op.out), 4 * n_out)
+            self._tiled(matrix, n_out, op.x, n, out)
+            self._tiled(other, n_out, op.x, n, up)
+            arguments = [out.address, out.stride, up.address, up.stride, out.address, out.stride, n_out, 1.0]
+            what = self._kernel("pointwise", "gated_activation", 256, KIND=GATES[op.kind])
+            self._emit(what, (-(-n_out // 256), n), arguments)
+            self._wrote(op.out)
+            return
+        coded = self._in_codes(op.x)
+        emits = n_out % 32 == 0
+        stores = not emits or not self._only_products(i, op.out)
+        emitted = self._codes(op.out) if emits else None
+        constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
+        self._matvec(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
+        self._wrote(op.out)
+        if emitted:
+            self._coded[self._real(op.out).name] = Coded(emitted)
+
+    def _matvec(
+        self,
+        matrix: Matrix,
+        other: Matrix | None,
+        n_out: int,
+        x: Coded,
+        rows: int,
+        out: Region,
+        constants: dict[str, int],
+        bias: int = 0,
+        emitted: Region | None = None,
+        norm: ops.RMSNorm | None = None,
+        partials: int = 0,
+    ) -> None:
+        name, blocks = matrix.weight.format.name, matrix.blocks
+        rows = 1 << (rows - 1).bit_length()  # kernels for 1, 2, 4 and 8 are enough
+        emit = 0 if emitted is None else 2 if norm else 1
+        matrices = 2 if other else 1
+        measured = self.shapes.get((name, blocks, rows, 2 * matrices + (emit > 0)))
+        shape = measured or matvec_shape(blocks, n_out, rows, matrices, RAW_WORDS[name], emit > 0)
+        what = self._kernel(
+            "matvec",
+            "matvec",
+            32 * shape.WARPS,
+            FORMAT=name,
+            N=rows,
+            R=shape.R,
+            U=shape.U,
+            KS=shape.KS,
+            WARPS=shape.WARPS,
+            EXACT=int(shape.exact(blocks)),
+            GATED=matrices - 1,
+            NORMED=int(x.norm is not None),
+            EMIT=emit,
+            KIND=constants.pop("KIND", 0),
+            **constants,
+        )
+        arguments: list[int | float] = [
+            matrix.address,
+            other.address if other else 0,
+            matrix.row_bytes,
+            blocks,
+            n_out,
+        ]
+        arguments += [x.region.address, x.region.stride, x.partials, blocks]
+        arguments += [1 / matrix.width, float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride]
+        arguments += [emitted.address, emitted.stride] if emitted else [0, 0]
+        arguments += [self.memory.vector(norm.weight) if norm else 0, partials]
+        shared = 4 * shape.KS * matrices * rows * shape.rows
+        label = f"{name} {matrices * n_out}x{matrix.width}"
+        self._emit(what, (-(-n_out // shape.rows),), arguments, shared, label)
+
+    def _tiled(
+        self,
+        matrix: Matrix,
+        n_out: int,
+        x: ops.Buffer,
+        n: int,
+        out: Region,
+        biases: tuple[np.ndarray, ...] = (),
+        accumulate: bool = False,
+    ) -> None:
+        """The product of many rows."""
+        name = self._real(x).name
+        rows = self.layout.rows(self._real(x))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
+        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
+        if name not in self._halved:
+            source = self._at(x)
+            arguments = [
+                source.address,
+                source.stride,
+                x.width,
+                halves.address,
+                halves.stride,
+                scales.address,
+            ]
+            self._emit(self._kernel("quantize", "to_halves", 256), (1, n), arguments, 64)
+            self._halved.add(name)
+        constants: dict[str, int | str] = {
+            "FORMAT": matrix.weight.format.name,
+            "BIAS": int(bool(biases)),
+            "ACCUMULATE": int(accumulate),
+        }
+        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
+        arguments = [matrix.address, matrix.row_bytes, matrix.blocks, n_out, halves.address, halves.stride]
+        arguments += [
+            scales.address,
+            n,
+            self.memory.vector(*biases) if biases else 0,
+            out.address,
+            out.stride,
+        ]
+        label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
+        self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
+
+    def _float_matmul(self, op: JoinedMatMul) -> None:
+        matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
+        if matrix.width % 4:
+            raise UnsupportedModel(
+                f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
+            )
+        together = 1 if n == 1 else 2 if n == 2 else 4 if n <= 4 else 8
+        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": together}
+        what = self._kernel("floats", "float_matmul", 256, FLOAT=matrix.float_kind, **constants)
+        bias = self.memory.vector(*op.biases) if op.biases else 0
+        arguments = [matrix.address, matrix.row_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
+        grid = (-(-n_out // 8), -(-n // together))
+        self._emit(what, grid, [*arguments, out.address, out.stride], 0, f"{n_out}x{matrix.width}")
+        self._wrote(*op.outs)

@@ -1,0 +1,59 @@
+"""From a program to launches: of a step of so many rows, of which so many are wanted.
+
+Everything that changes from step to step lies in the card's memory, so that the launches of a step can be
+captured in a graph once and run again.
+"""
+
+from __future__ import annotations
+
+from ... import ops
+from ..driver import Launch
+from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, PreparedAttend, writes
+from .attention import AttentionLowering
+from .products import ProductLowering
+from .rows import RowLowering
+
+
+class Lowering(ProductLowering, AttentionLowering, RowLowering):
+    """Turns `found`, the fused ops of a program, into launches on one card."""
+
+    def launches(
+        self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool = False
+    ) -> list[Launch]:
+        """Those of a step; `all_wanted`: every row is, in order; `one_prompt`: rows follow each other."""
+        self._begin(n_rows, n_wanted, all_wanted, one_prompt)
+        for i, op in enumerate(self.found):
+            if self._rows_of(op) > 0:
+                self._lower(i, op)
+        return self._launches
+
+    def _rows_of(self, op: FusedOp) -> int:
+        if isinstance(op, PreparedAttend):
+            return self._n[False]
+        out = writes(op)[0]
+        return self._n[out.wanted]
+
+    def _lower(self, i: int, op: FusedOp) -> None:
+        match op:
+            case ops.Embed():
+                self._embed(op)
+            case ops.RMSNorm():
+                self._rms_norm(i, op)
+            case ops.LayerNorm():
+                self._norm(op, op.bias, mean=1, size=op.x.width // op.groups, each=1)
+            case JoinedMatMul():
+                self._matmul(i, op)
+            case GatedMatMul():
+                self._gated_matmul(i, op)
+            case PreparedAttend():
+                self._prepare(op)
+                self._attend(i, op.attend)
+            case ops.Attend():
+                self._append(op)
+                self._attend(i, op)
+            case ops.RoPE():
+                self._rope(op)
+            case ops.SelectRows():
+                self._select(op)
+            case _:
+                self._pointwise(op)

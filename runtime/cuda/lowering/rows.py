@@ -1,0 +1,82 @@
+"""Launches of what looks at a row, or an element, at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ... import ops
+from ..fusing import FusedOp
+from .base import ACTIVATIONS, Launches
+from .support import unsupported
+
+
+class RowLowering(Launches):
+    def _embed(self, op: ops.Embed) -> None:
+        matrix, out = self.matrices[id(op.table)], self._at(op.out)
+        n, inputs = self._n[op.out.wanted], self.inputs
+        table = [inputs.tokens, matrix.address, matrix.row_bytes]
+        rest = [matrix.n_out, out.address, out.stride, float(op.scale)]
+        if op.table.format.is_float:
+            what = self._kernel("rows", "embed_floats", 128, FLOAT=matrix.float_kind)
+            self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
+        else:
+            what = self._kernel("rows", "embed", 128, FORMAT=op.table.format.name)
+            self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
+        self._wrote(op.out)
+
+    def _select(self, op: ops.SelectRows) -> None:
+        if self._all_wanted:
+            self._alias[op.out.name] = self._real(op.x)
+            return
+        x, out = self._at(op.x), self._at(op.out)
+        arguments = [self.inputs.wanted, x.address, x.stride, out.address, out.stride, op.x.width]
+        self._emit(
+            self._kernel("rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments
+        )
+        self._wrote(op.out)
+
+    def _pointwise(self, op: FusedOp) -> None:
+        def each(
+            name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
+        ) -> None:
+            what = self._kernel("pointwise", name, 256, **constants)
+            self._emit(what, (-(-width // 256), self._n[out.wanted]), arguments)
+            self._wrote(out)
+
+        match op:
+            case ops.GatedActivation():
+                gate, up, out = self._at(op.gate), self._at(op.up).columns(4 * op.up_start), self._at(op.out)
+                regions = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride]
+                arguments = [*regions, op.gate.width, float(op.scale)]
+                each("gated_activation", op.gate.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+            case ops.Activation():
+                x, out = self._at(op.x), self._at(op.out)
+                arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
+                each("activation", op.x.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+            case ops.SigmoidGate():
+                gate, x = self._at(op.gate), self._at(op.x)
+                arguments = [gate.address, gate.stride, x.address, x.stride, op.x.width]
+                narrow = int(op.gate.width == 1 and op.x.width > 1)
+                each("sigmoid_gate", op.x.width, arguments, op.x, NARROW=narrow)
+            case ops.Add():
+                x, out = self._at(op.x), self._at(op.out)
+                arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
+                each("add", op.x.width, [*arguments, float(op.scale), float(op.keep)], op.out)
+            case ops.SoftCap():
+                x = self._at(op.x)
+                each("soft_cap", op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
+            case ops.GrowQueries():
+                q = self._at(op.q)
+                arguments = [
+                    q.address,
+                    q.stride,
+                    op.q.width,
+                    self.inputs.positions,
+                    float(op.beta),
+                    op.length,
+                ]
+                what = self._kernel("rotate", "grow_queries", 256)
+                self._emit(what, (-(-op.q.width // 256), self._n[op.q.wanted]), arguments)
+                self._wrote(op.q)
+            case _:
+                raise unsupported(op)
