@@ -45,8 +45,8 @@ class Batch:
     def check(
         self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_wanted: int, n_positions: int = 0
     ) -> None:
-        """ValueError unless a machine of `n_pages` pages and `vocab` token ids can run this step, of a model
-        that knows `n_positions` (0: any number).
+        """ValueError unless a machine of `n_pages` pages and `vocab` token ids (0: nobody looks at them) can
+        run this step, of a model that knows `n_positions` (0: any number).
 
         Compiled kernels do not check their indices: everything that they index with is checked here.
         """
@@ -63,7 +63,7 @@ class Batch:
             return
         if n_positions and int(self.positions.max()) >= n_positions:
             raise ValueError(f"the model knows {n_positions} positions, and no more")
-        if not 0 <= self.tokens.min() <= self.tokens.max() < vocab:
+        if vocab and not 0 <= self.tokens.min() <= self.tokens.max() < vocab:
             raise ValueError(f"a token is out of the range of the vocabulary of {vocab}")
         if not 0 <= self.sequences.min() <= self.sequences.max() < len(table.lengths):
             raise ValueError(f"a sequence is out of the range of the table's {len(table.lengths)}")

@@ -12,7 +12,7 @@ from .cache import Batch, PageTable
 from .choice import MOST_BEST, Best
 from .config import ModelConfig
 from .sampler import BadLogits, Sampler, SamplingParams
-from .state import SavedState, SequenceStates
+from .state import SavedState, States
 from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
@@ -32,7 +32,7 @@ class Machine(Protocol):
     def max_wanted(self) -> int: ...  # rows a step whose logits may be wanted at most
 
     @property
-    def states(self) -> SequenceStates: ...  # of recurrent ops, if the model has any
+    def states(self) -> States: ...  # of recurrent ops, if the model has any
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """float32 [len(batch.wanted), vocab], valid until the next step."""
@@ -78,7 +78,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
         same_up_to: int = 0,
-        states: SequenceStates | None = None,
+        states: States | None = None,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:

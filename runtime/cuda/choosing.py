@@ -45,7 +45,8 @@ class BestOf:
             blocks = -(-left // self.part)
             keys = self.memory.rows(f"best {run}, {len(launches)}, {blocks}", MOST_ROWS, 8 * run * blocks)
             early = self.capability >= (9, 0)
-            what = kernel("choose", name, self.threads, K=run, N=self.part, THREADS=self.threads, PDL=int(early))
+            constants = {"K": run, "N": self.part, "THREADS": self.threads, "PDL": int(early)}
+            what = kernel("choose", name, self.threads, **constants)
             function = self.kernels.function(what, 8 * self.part)
             arguments = pack_arguments(source.address, source.stride, left, keys.address, keys.stride)
             grid = (blocks, rows, 1)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
+from ..choice import MOST_BEST, Best, best_of
 from ..state import SequenceStates
+from .choosing import MOST_ROWS, BestOf, BestPlan, decode
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
 from .lowering.base import FEW, Inputs, Layout
 from .lowering.program import Lowering
 from .lowering.support import check_supported, weight_groups
-from .memory import Memory
+from .memory import Memory, Region
 from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
+
+PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
+Choice = tuple[int, int]  # how many of the best of so many ids are wanted of each row
 
 
 class CudaMachine:
@@ -46,10 +51,7 @@ class CudaMachine:
         kernels: Kernels | None = None,
     ) -> None:
         check_supported(program)
-        embed = program.ops[0]
-        assert isinstance(embed, ops.Embed)
         self.program = program
-        self._vocab = embed.table.shape[0]
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
@@ -91,15 +93,22 @@ class CudaMachine:
         self.memory = memory
         self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
         self._logits = self._logits.reshape(self.max_wanted, -1)
+        self._given = [
+            self.device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in self.program.given
+        ]
+        self._keys = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int64).reshape(MOST_ROWS, -1)
+        self._best_of = BestOf(memory, kernels, self.device.capability)
         self._frequencies = np.empty(0, np.float32)
-        self._plans: dict[tuple[int, int, bool, bool], list[Launch]] = {}
-        self._graphs: dict[tuple[int, int, bool, bool], Graph] = {}
+        self._plans: dict[PlanKey, list[Launch]] = {}
+        self._graphs: dict[tuple[PlanKey, Choice | None], Graph] = {}
         self._closed = False
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
+                *(self._best_plan(1, (k, self.program.logits.width)) for k in (1, 40)),
             ]
         )
         self.plan(1, 1)
@@ -128,16 +137,35 @@ class CudaMachine:
         The rows' positions must have room in `table` already; ValueError if they, the tokens or the
         number of rows are out of range.
         """
+        self._step_with(batch, table, None)
+        return self._logits[: len(batch.wanted)]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer.
+
+        Only these come back from the card, up to MOST_BEST of up to MOST_ROWS rows.
+        """
+        n_tokens = min(n_tokens, self.program.logits.width)
+        if k > MOST_BEST or len(batch.wanted) > MOST_ROWS:
+            return best_of(self.step(batch, table)[:, :n_tokens], k)
+        self._step_with(batch, table, (k, n_tokens))
+        return decode(self._keys[: len(batch.wanted)], k, n_tokens)
+
+    def give(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the program's `given` for the next step, float32 [rows, width] each."""
+        for rows, given in zip(values, self._given, strict=True):
+            given[: len(rows)] = rows
+
+    def _step_with(self, batch: Batch, table: PageTable, choice: Choice | None) -> None:
         n, m = len(batch.tokens), len(batch.wanted)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        batch.check(
-            table, self._n_pages, self._vocab, self.max_rows, self.max_wanted, self.program.n_positions
-        )
+        n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_wanted, n_positions)
         if self._closed:
             raise RuntimeError("the machine is closed")
         if n == 0:
-            return self._logits[:0]
+            return
         if table.blocks.size > len(self._fields["table"]):
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
@@ -148,12 +176,11 @@ class CudaMachine:
         sequences, pages = table.blocks.shape
         fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
         all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
-        self._run((n, m, all_wanted, _one_prompt(batch)), batch)
+        self._run((n, m, all_wanted, _one_prompt(batch)), choice if m else None, batch)
         self.device.wait()
         self.states.end(batch)
-        return self._logits[:m]
 
-    def _run(self, key: tuple[int, int, bool, bool], batch: Batch) -> None:
+    def _run(self, key: PlanKey, choice: Choice | None, batch: Batch) -> None:
         n, m = key[:2]
         seen = key in self._plans
         launches = self.plan(*key)
@@ -164,16 +191,21 @@ class CudaMachine:
                 rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
                 self.device.upload(region.address, rows)
                 self.device.wait()
-        if key not in self._graphs and (n <= FEW or seen):
+        best = self._best_plan(m, choice) if choice else None
+        whole = key, choice
+        if whole not in self._graphs and (n <= FEW or seen):
             while len(self._graphs) >= GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
             with self.device.capture() as graph:
-                self._enqueue(launches, m)
-            self._graphs[key] = graph
-        if key in self._graphs:
-            self.device.run(self._graphs[key])
+                self._enqueue(launches, n, m, best)
+            self._graphs[whole] = graph
+        if whole in self._graphs:
+            self.device.run(self._graphs[whole])
         else:
-            self._enqueue(launches, m)
+            self._enqueue(launches, n, m, best)
+
+    def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
+        return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice)
 
     def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
@@ -185,18 +217,17 @@ class CudaMachine:
             self.device.wait()  # for vectors that were copied
         return self._plans[key]
 
-    def _enqueue(self, launches: list[Launch], m: int) -> None:
+    def _enqueue(self, launches: list[Launch], n: int, m: int, best: BestPlan | None) -> None:
         self.device.upload(self._step_address, self._step)
-        for launch in launches:
+        for b, rows in zip(self.program.given, self._given, strict=True):
+            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n])
+        for launch in [*launches, *(best.launches if best else ())]:
             self.device.launch(launch)
-        if m:
+        if best:
+            _copy_rows(lambda at, row: self.device.download(row, at), best.keys, self._keys[:m, : best.k])
+        elif m:
             logits = self.lowering.region(self.program.logits)
-            width = 4 * self.program.logits.width
-            if logits.stride == width:
-                self.device.download(self._logits[:m], logits.address)
-            else:
-                for row in range(m):
-                    self.device.download(self._logits[row], logits.address + row * logits.stride)
+            _copy_rows(lambda at, rows: self.device.download(rows, at), logits, self._logits[:m])
 
     def close(self) -> None:
         """Let the card's memory go; a later step raises RuntimeError."""
@@ -205,7 +236,17 @@ class CudaMachine:
             self._graphs.clear()
             self._step, self._fields = np.empty(0, np.uint8), {}
             self._logits = np.empty((0, self.program.logits.width), np.float32)
+            self._given, self._keys = [], self._keys[:0]
             self.device.close()
+
+
+def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
+    """Copy between rows of a region and of an array [rows, width], at once where both lie one by one."""
+    if rows.flags.c_contiguous and region.stride == rows.strides[0]:
+        copy(region.address, rows)
+        return
+    for i, row in enumerate(rows):
+        copy(region.address + i * region.stride, row)
 
 
 def _one_prompt(batch: Batch) -> bool:

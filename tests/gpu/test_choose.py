@@ -36,7 +36,7 @@ def test_the_best(k, n, n_tokens):
     logits = rng.normal(size=(2, n_tokens + 5)).astype(np.float32) * 3
     logits[:, n_tokens:] = 100  # ids that are never generated
     logits[1, :n_tokens] = np.round(logits[1, :n_tokens])  # equal ones, 0 and -0 among them
-    logits[1, : n_tokens : 7] = -np.inf
+    logits[1, :n_tokens:7] = -np.inf
     for got, expected in zip(best(logits, k, n_tokens, n), best_of(logits[:, :n_tokens], k), strict=True):
         finite = got.logits > -np.inf
         np.testing.assert_array_equal(got.ids[finite], expected.ids[: finite.sum()])
