@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..quant.errors import UnsupportedModel
 from ..runtime.ops import Program
+from ..runtime.parts import weight_bytes
+from .memory import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:
     from ..runtime.cuda.driver import Device
@@ -14,11 +16,22 @@ if TYPE_CHECKING:
 CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's own
 
 
-def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str], None]) -> Device | None:
+def card_need(program: Program, kv_type: str) -> MemoryNeed:
+    """What a program needs of a card's memory; ValueError for a cache that the card cannot have."""
+    from ..runtime.cuda.machine import cache_bits
+
+    per_token = cache_bytes_per_token(program.cache_layers, f"f{cache_bits(program, kv_type)}")
+    return MemoryNeed(weight_bytes(program) + CARD_OVERHEAD, per_token)
+
+
+def open_card(
+    device: str, program: Program, kv_type: str, warn: Callable[[str], None], expected: bool = False
+) -> Device | None:
     """The card that a program is to run on; None: the CPU runs it.
 
-    With "auto", a machine without a card says nothing, and a card that cannot run the program is a warning.
-    With "cuda" that is UnsupportedModel, ValueError for the cache's type, or CudaUnavailable.
+    With "auto", a machine without a card says nothing, unless one was `expected`, and a card that cannot run
+    the program is a warning. With "cuda" that is UnsupportedModel, ValueError for the cache's type, or
+    CudaUnavailable.
     """
     if device not in ("auto", "cuda"):
         return None
@@ -29,6 +42,8 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
     except CudaError as problem:
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
+        if expected:
+            warn(f"all layers run on the CPU: {problem}")
         return None
     from ..runtime.cuda.lowering.support import check_supported
     from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Protocol
 
 import numpy as np
 
+from ..quant.block import QTensor
 from .buffer import buffers_of
 from .cache import Batch, PageTable
 from .choice import Best
@@ -146,3 +147,15 @@ class JoinedStates:
         for states, arrays in ((self._front, saved.arrays[:n]), (self._back, saved.arrays[n:])):
             if states.layers:
                 states.restore(sequence, SavedState(saved.length, arrays))
+
+
+def weight_bytes(program: Program) -> int:
+    """Bytes of all matrices of a program, each once."""
+    found: dict[int, int] = {}
+    for op in program.ops:
+        for field in fields(op):
+            value = getattr(op, field.name)
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, QTensor):
+                    found[id(tensor)] = tensor.n_bytes
+    return sum(found.values())

@@ -52,13 +52,14 @@ class CpuMachine:
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
+        self.kv_type = cache_type(program, kv_type).lower()
         layout = Layout(
             n_pages,
             page_size,
             self.n_threads,
             self.max_rows,
             self.max_wanted,
-            cache_type(program, kv_type),
+            self.kv_type.upper(),
             tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, layout, release, progress).lower()

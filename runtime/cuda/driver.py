@@ -29,6 +29,11 @@ _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
 
 
+LEAST_CAPABILITY = (7, 5)
+LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
+BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
+
+
 class _Attribute(ctypes.Structure):
     _fields_ = [("id", c_uint), ("padding", c_uint), ("value", c_int * 16)]
 
@@ -76,21 +81,37 @@ class Device:
             raise CudaUnavailable("there is no NVIDIA card that this process may use")
         self._call("cuDeviceGet", byref(device), 0)
         self._device = device
+        self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
+        self._check_versions()
         self._call("cuDevicePrimaryCtxRetain", byref(context), device)
         self._context: c_void_p | None = context
         self.use()
-        self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
         self.shared_bytes = self._attribute(_SHARED_OPTIN)  # that a block may have
-        text = ctypes.create_string_buffer(256)
-        self._call("cuDeviceGetName", text, 256, device)
-        self.name = text.value.decode(errors="replace")
         stream = c_void_p()
         self._call("cuStreamCreate", byref(stream), 1)  # 1: does not wait for the default stream
         self._stream = stream
         self._allocated: list[int] = []
         self._modules: list[c_void_p] = []
         self._pinned: list[int] = []
+
+    def _check_versions(self) -> None:
+        """CudaUnavailable for a card, or a driver, that kernels are not made for."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, 256, self._device)
+        self.name = text.value.decode(errors="replace")
+        if self.capability < LEAST_CAPABILITY:
+            raise CudaUnavailable(
+                f"the {self.name} is too old: it has compute capability {_dotted(self.capability)}, "
+                f"{_dotted(LEAST_CAPABILITY)} is needed"
+            )
+        version = self.driver_version()
+        least = _dotted(BLACKWELL_DRIVER if self.capability >= (10, 0) else LEAST_DRIVER)
+        if tuple(map(int, version.split("."))) < tuple(map(int, least.split("."))):
+            raise CudaUnavailable(
+                f"the NVIDIA driver is too old for the {self.name}: "
+                f"it knows CUDA {version}, {least} is needed"
+            )
 
     def use(self) -> None:
         """Make this card the calling thread's."""
@@ -111,9 +132,20 @@ class Device:
     def allocate(self, n_bytes: int) -> int:
         """The address of `n_bytes` on the card. Raises CudaOutOfMemory."""
         address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
+        try:
+            self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
+        except CudaOutOfMemory:
+            free, total = (f"{n / 1e9:.1f} GB" for n in self.memory())
+            raise CudaOutOfMemory(
+                f"the {self.name} has no room for {n_bytes / 1e9:.2g} GB more: {free} of {total} are free"
+            ) from None
         self._allocated.append(address.value)
         return address.value
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave; the stream must be done with it."""
+        self._allocated.remove(address)
+        self._call("cuMemFree_v2", c_uint64(address))
 
     def pinned(self, n_bytes: int) -> np.ndarray:
         """Memory of this machine, uint8 [n_bytes], that the card copies to and from by itself."""
@@ -286,6 +318,10 @@ class Event:
         self._device._call("cuEventSynchronize", self._event)
         self._device._call("cuEventElapsedTime", byref(elapsed), start._event, self._event)
         return elapsed.value / 1000
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _pointer(array: np.ndarray) -> c_void_p:

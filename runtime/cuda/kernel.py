@@ -120,8 +120,8 @@ class Kernels:
                     self.progress("compiling kernels (only once)", done + 1, len(missing))
 
     def _path(self, what: Kernel) -> Path:
-        digest = hashlib.sha256(repr((_fingerprint(), self.device.capability, what)).encode())
-        return cache_folder() / f"{what.name}-{digest.hexdigest()[:24]}.cubin"
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+        return cache_folder() / f"{_prefix(self.device.capability)}-{what.name}-{digest}.cubin"
 
     def _load(self, what: Kernel) -> bytes | None:
         try:
@@ -144,6 +144,24 @@ class Kernels:
         code = self.device.assemble(ptx)
         _write(self._path(what), hashlib.sha256(code).digest() + code)
         return code
+
+
+def compiled_kernels(capability: tuple[int, int]) -> int:
+    """How many kernels of these sources are on disk for cards of that compute capability."""
+    return sum(1 for _ in cache_folder().glob(f"{_prefix(capability)}-*.cubin"))
+
+
+def compiler_version() -> str | None:
+    """Of numba-cuda; None if it is not installed."""
+    try:
+        return importlib.metadata.version("numba-cuda")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _prefix(capability: tuple[int, int]) -> str:
+    """How names of files begin whose kernels are for such cards, made of these sources by these compilers."""
+    return f"sm{capability[0]}{capability[1]}-{_fingerprint()[:16]}"
 
 
 def pack_arguments(*values: int | float) -> bytes:

@@ -57,6 +57,7 @@ class CudaMachine:
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.states = SequenceStates(program.state_layers, max_sequences)
+        self.kv_type = f"f{cache_bits(program, kv_type)}"
         self.device = device or Device()
         try:
             self._prepare(kv_type, max_sequences, kernels, release, progress)

@@ -11,10 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kukri.cli import model as model_module
+from kukri.cli import loading as loading_module
 from kukri.cli import source as source_module
+from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.model import Model, load_model, load_tokenizer
+from kukri.cli.model import Model, load_tokenizer
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.choice import Best, best_of
@@ -419,17 +420,17 @@ def test_missing_and_foreign_files(tmp_path):
 
 
 def test_memory_is_checked_before_the_machine_is_made(gguf, monkeypatch):
-    monkeypatch.setattr(model_module, "available_memory", lambda: 160_000_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 160_000_000)
     with pytest.raises(NotEnoughMemory, match=r"long needs about .*-c \d+"):
         load_model(gguf("long", context_length=10**9), device="reference", context=10**9)
-    monkeypatch.setattr(model_module, "available_memory", lambda: 150_000_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 150_000_000)
     with pytest.raises(NotEnoughMemory, match="free some memory"):
         load_model(gguf(), device="reference")
 
 
 def test_default_context_shrinks_where_memory_is_short(gguf, monkeypatch):
     # 256 bytes a token in float32: 8192 tokens need 2.1 MB
-    monkeypatch.setattr(model_module, "available_memory", lambda: 151_500_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 151_500_000)
     said = []
     with load_model(gguf("long", context_length=100_000), device="reference", warn=said.append) as model:
         assert 1024 <= model.context < 8192
