@@ -125,7 +125,8 @@ def _measure(
             decode = test.n_gen > 0 and not test.n_prompt and not used.both  # of one memory
             with terminal.status(f"{name}: {test.name} …"):
                 if decode and memory is None:
-                    memory = stack.enter_context(_bandwidth(machine, used))
+                    memory = _bandwidth(machine, used)
+                    stack.callback(memory.close)
                 before = memory.measure() if decode and memory else 0.0
                 run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
                 after = memory.measure() if decode and memory else 0.0
