@@ -123,7 +123,7 @@ def test_auto_runs_on_the_cpu_where_no_layer_fits_and_says_why(card, folder):
 def test_cuda_refuses_what_does_not_fit_with_the_numbers(card, folder):
     card.free = room_for(folder, 3) - 1
     with pytest.raises(
-        NotEnoughMemory, match="of memory of the Stand-in 100.* are free;.*--gpu-layers 2"
+        NotEnoughMemory, match=r"of memory of the Stand-in 100.* are free;.*--gpu-layers 2"
     ) as error:
         load(folder, device="cuda")
     assert "\n" not in str(error.value)
