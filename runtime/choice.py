@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_BEST = 256  # tokens of a row that a machine gives at most
+MOST_BEST = 128  # tokens of a row that a machine gives at most
 GROUPS = 1024  # groups whose maxima bound the k-th largest logit from below
 
 

@@ -12,7 +12,7 @@ from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import MOST_BEST, Best, best_of
 from ..state import SequenceStates
-from .choosing import MOST_ROWS, BestOf, BestPlan, decode
+from .choosing import MOST_ROWS, BestOf, BestPlan, decode, run_for
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
@@ -26,7 +26,7 @@ LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
 
 PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
-Choice = tuple[int, int]  # how many of the best of so many ids are wanted of each row
+Choice = tuple[int, int]  # how many of the best, one of choosing.RUNS, of so many ids each row is to give
 
 
 class CudaMachine:
@@ -98,7 +98,7 @@ class CudaMachine:
             self.device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
             for b in self.program.given
         ]
-        self._keys = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int64).reshape(MOST_ROWS, -1)
+        self._best = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int32).reshape(MOST_ROWS, -1)
         self._best_of = BestOf(memory, kernels, self.device.capability)
         self._frequencies = np.empty(0, np.float32)
         self._plans: dict[PlanKey, list[Launch]] = {}
@@ -109,7 +109,7 @@ class CudaMachine:
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
-                *(self._best_plan(1, (k, self.program.logits.width)) for k in (1, 40)),
+                *(self._best_plan(1, (k, self.program.logits.width)) for k in (1, run_for(40))),
             ]
         )
         self.plan(1, 1)
@@ -149,8 +149,9 @@ class CudaMachine:
         n_tokens = min(n_tokens, self.program.logits.width)
         if k > MOST_BEST or len(batch.wanted) > MOST_ROWS:
             return best_of(self.step(batch, table)[:, :n_tokens], k)
-        self._step_with(batch, table, (k, n_tokens))
-        return decode(self._keys[: len(batch.wanted)], k, n_tokens)
+        run = run_for(k)
+        self._step_with(batch, table, (run, n_tokens))
+        return decode(self._best[: len(batch.wanted)], run, k, n_tokens)
 
     def give(self, values: Sequence[np.ndarray]) -> None:
         """Contents of the program's `given` for the next step, float32 [rows, width] each."""
@@ -192,18 +193,18 @@ class CudaMachine:
                 rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
                 self.device.upload(region.address, rows)
                 self.device.wait()
-        best = self._best_plan(m, choice) if choice else None
-        whole = key, choice
-        if whole not in self._graphs and (n <= FEW or seen):
+        graph = self._graphs.get((key, choice))
+        if graph is None:
+            best = self._best_plan(m, choice) if choice else None
+            if n > FEW and not seen:
+                self._enqueue(launches, n, m, best)
+                return
             while len(self._graphs) >= GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
             with self.device.capture() as graph:
                 self._enqueue(launches, n, m, best)
-            self._graphs[whole] = graph
-        if whole in self._graphs:
-            self.device.run(self._graphs[whole])
-        else:
-            self._enqueue(launches, n, m, best)
+            self._graphs[key, choice] = graph
+        self.device.run(graph)
 
     def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
         return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice)
@@ -225,7 +226,9 @@ class CudaMachine:
         for launch in [*launches, *(best.launches if best else ())]:
             self.device.launch(launch)
         if best:
-            _copy_rows(lambda at, row: self.device.download(row, at), best.keys, self._keys[:m, : best.k])
+            _copy_rows(
+                lambda at, row: self.device.download(row, at), best.found, self._best[:m, : 2 * best.run]
+            )
         elif m:
             logits = self.lowering.region(self.program.logits)
             _copy_rows(lambda at, rows: self.device.download(rows, at), logits, self._logits[:m])
@@ -237,7 +240,7 @@ class CudaMachine:
             self._graphs.clear()
             self._step, self._fields = np.empty(0, np.uint8), {}
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._given, self._keys = [], self._keys[:0]
+            self._given, self._best = [], np.empty((0, 0), np.int32)
             self.device.close()
 
 

@@ -12,6 +12,7 @@ MATVEC = {"FORMAT": "Q4_0", "N": 1, "R": 2, "U": 1, "KS": 2, "WARPS": 4, "EXACT"
 MATVEC |= {"BIAS": 0, "ACCUMULATE": 0, "EMIT": 0, "STORE": 1, "KIND": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
+BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
@@ -34,8 +35,8 @@ KERNELS = [
     kernel("pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
     kernel("pointwise", "add", 256, PDL=0),
     kernel("pointwise", "soft_cap", 256, PDL=0),
-    kernel("choose", "best_logits", 256, K=64, N=2048, THREADS=256, PDL=0),
-    kernel("choose", "best_keys", 256, K=1, N=2048, THREADS=256, PDL=0),
+    kernel("choose", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
+    kernel("choose", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
 ]
 
 
