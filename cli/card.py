@@ -29,29 +29,32 @@ def open_card(
 ) -> Device | None:
     """The card that a program is to run on; None: the CPU runs it.
 
-    With "auto", a machine without a card says nothing, unless one was `expected`, and a card that cannot run
-    the program is a warning. With "cuda" that is UnsupportedModel, ValueError for the cache's type, or
-    CudaUnavailable.
+    With "auto", a machine without a card says nothing, unless one was `expected`, and a card that cannot be
+    used, or not for the program, is a warning. With "cuda" that is UnsupportedModel, ValueError for the
+    cache's type, or CudaUnavailable.
     """
     if device not in ("auto", "cuda"):
         return None
-    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
+    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device, NoCard
 
     try:
         card = Device()
     except CudaError as problem:
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
-        if expected:
-            warn(f"all layers run on the CPU: {problem}")
+        if expected or not isinstance(problem, NoCard):
+            warn(f"running on the CPU: {problem}")
         return None
+    from ..runtime.cuda.kernel import MISSING, compiled_kernels, compiler_version
     from ..runtime.cuda.lowering.support import check_supported
     from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
 
     try:
+        if compiler_version() is None and not compiled_kernels(card.capability):
+            raise CudaUnavailable(MISSING)
         check_supported(program)
         cache_bits(program, kv_type)
-    except (UnsupportedModel, ValueError) as problem:
+    except (UnsupportedModel, ValueError, CudaUnavailable) as problem:
         name = card.name
         card.close()
         if device == "cuda":
@@ -63,11 +66,11 @@ def open_card(
 
 def check_card() -> None:
     """Raise CudaUnavailable unless there is a card."""
-    from ..runtime.cuda.driver import CudaUnavailable, Device
+    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
 
     try:
         Device().close()
-    except CudaUnavailable as problem:
+    except CudaError as problem:
         raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CudaError, CudaOutOfMemory, CudaUnavailable
+from .errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUBIN, _PTX = 0, 1  # CUjitInputType
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY, _NO_DEVICE = 2, 100
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
 
@@ -71,14 +71,15 @@ class Device:
     def __init__(self) -> None:
         self._library = _library()
         if self._library is None:
-            raise CudaUnavailable("no NVIDIA driver was found on this machine")
+            raise NoCard("no NVIDIA driver was found on this machine")
         code = self._library.cuInit(0)
         if code:
-            raise CudaUnavailable(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
+            kind = NoCard if code == _NO_DEVICE else CudaUnavailable
+            raise kind(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
         count, device, context = c_int(), c_int(), c_void_p()
         self._call("cuDeviceGetCount", byref(count))
         if not count.value:
-            raise CudaUnavailable("there is no NVIDIA card that this process may use")
+            raise NoCard("there is no NVIDIA card that this process may use")
         self._call("cuDeviceGet", byref(device), 0)
         self._device = device
         self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)

@@ -15,11 +15,9 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from .driver import CudaUnavailable, Device
 
 ENTRY = "kernel"
 _DIGEST_BYTES = 32
-_MISSING = (
+MISSING = (
     "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
 )
 
@@ -98,7 +96,10 @@ class Kernels:
         return self._functions[key]
 
     def compile_all(self, ask: Callable[[], object]) -> None:
-        """Compile what `ask` asks `function` for, where it is missing, in several processes at once."""
+        """Compile what `ask` asks `function` for, where it is missing, in several processes at once.
+
+        What these cannot is compiled when it is needed. Raises CudaUnavailable without a compiler.
+        """
         self._wanted = []
         try:
             ask()
@@ -108,16 +109,14 @@ class Kernels:
         missing = [what for what in dict.fromkeys(wanted) if not self._path(what).exists()]
         if len(missing) < 2:
             return
-        workers = min(len(missing), os.cpu_count() or 1, 16)
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            jobs = {pool.submit(what.ptx, self.device.capability): what for what in missing}
-            for done, job in enumerate(as_completed(jobs)):
-                try:
-                    self._store(jobs[job], job.result())
-                except ImportError as problem:
-                    raise CudaUnavailable(f"{_MISSING} ({problem})") from None
-                if self.progress is not None:
-                    self.progress("compiling kernels (only once)", done + 1, len(missing))
+        if compiler_version() is None:
+            raise CudaUnavailable(MISSING)
+        from .helpers import compile_elsewhere
+
+        for done, (what, ptx) in enumerate(compile_elsewhere(missing, self.device.capability)):
+            self._store(what, ptx)
+            if self.progress is not None:
+                self.progress("compiling kernels (only once)", done + 1, len(missing))
 
     def _path(self, what: Kernel) -> Path:
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
@@ -137,7 +136,7 @@ class Kernels:
         try:
             text = what.ptx(self.device.capability)
         except ImportError as problem:
-            raise CudaUnavailable(f"{_MISSING} ({problem})") from None
+            raise CudaUnavailable(f"{MISSING} ({problem})") from None
         return self._store(what, text)
 
     def _store(self, what: Kernel, ptx: str) -> bytes:

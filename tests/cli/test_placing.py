@@ -13,7 +13,8 @@ from kukri.cli.card import card_need
 from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.source import open_source
-from kukri.runtime.cuda.errors import CudaError, CudaOutOfMemory, CudaUnavailable
+from kukri.runtime.cuda.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
+from kukri.runtime.cuda.kernel import Kernel, Kernels
 from kukri.runtime.parts import SplitMachine, split
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
@@ -22,6 +23,7 @@ from kukri.runtime.weights import Weights
 
 class Card(SimpleNamespace):
     name = "Stand-in 100"
+    capability = 9, 0
     free = 10**12
     closed = 0
 
@@ -50,6 +52,7 @@ def card(monkeypatch):
     monkeypatch.setattr(CardMachine, "problem", None)
     monkeypatch.setattr("kukri.runtime.cuda.driver.Device", lambda: found)
     monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: "0.30")
     monkeypatch.setattr("kukri.cli.card.CARD_OVERHEAD", 0)
     monkeypatch.setattr("kukri.cli.memory.OVERHEAD", 0)
     return found
@@ -145,17 +148,44 @@ def test_a_card_that_fails_while_loading(card, folder, monkeypatch, kind):
     assert card.closed == 2
 
 
+def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: None)
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.cache_folder", lambda: tmp_path)
+    model, said = load(folder)
+    assert layers_on_card(model) == 0
+    assert len(said) == 1
+    assert "pip install kukri[cuda]" in said[0]
+    with pytest.raises(CudaUnavailable, match="pip install"):
+        load(folder, device="cuda")
+    assert card.closed == 2
+    kernel = Kernels(card)._path(Kernel("pointwise", "add", 256))
+    kernel.write_bytes(b"")
+    assert kernel.parent == tmp_path
+    model, said = load(folder)
+    assert layers_on_card(model) == n_layers(model)
+
+
 def test_layers_without_a_card(folder, monkeypatch):
     def none():
-        raise CudaUnavailable("no NVIDIA driver was found on this machine")
+        raise NoCard("no NVIDIA driver was found on this machine")
 
     monkeypatch.setattr("kukri.runtime.cuda.driver.Device", none)
     model, said = load(folder, gpu_layers=2)
     assert layers_on_card(model) == 0
-    assert said == ["all layers run on the CPU: no NVIDIA driver was found on this machine"]
+    assert said == ["running on the CPU: no NVIDIA driver was found on this machine"]
     assert load(folder)[1] == []
     with pytest.raises(CudaUnavailable, match="--device cpu"):
         load(folder, device="cuda", gpu_layers=2)
+
+
+def test_a_card_that_cannot_be_used(folder, monkeypatch):
+    def old():
+        raise CudaUnavailable("the Stand-in 100 is too old")
+
+    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", old)
+    assert load(folder)[1] == ["running on the CPU: the Stand-in 100 is too old"]
+    with pytest.raises(CudaUnavailable, match="too old; --device cpu"):
+        load(folder, device="cuda")
 
 
 def test_a_negative_number_of_layers(folder):
