@@ -1,11 +1,12 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
     python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
+    python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
-    python scripts/bench_cuda.py sweep SHAPE TYPE           ways to share a product's work between warps
+    python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -13,6 +14,7 @@ Models are made up: random blocks in the shape of a published model.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import sys
@@ -32,7 +34,7 @@ from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.cuda.driver import Device, Launch
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shape
+from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import MatMul, Program
 from kukri.runtime.program import build_program
@@ -178,6 +180,21 @@ def conformance(names: list[str]) -> None:
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 
 
+def instructions() -> None:
+    """Each PTX instruction by itself against NumPy."""
+    path = Path(__file__).resolve().parents[1] / "tests/gpu/instructions.py"
+    spec = importlib.util.spec_from_file_location("instructions", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    device = Device()
+    for check in module.CHECKS:
+        check(module.on_the_card(device))
+        print(f"instructions: {check.__name__[6:]} right")
+    device.close()
+
+
 def seconds(device: Device, launches: list[Launch], repeats: int = 20) -> float:
     """The time of launches that follow each other, in a graph."""
     with device.capture() as graph:
@@ -215,15 +232,18 @@ def product_bytes(name: str, kind: str) -> float:
 
 
 def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
-    launches = machine.plan(n, n)
-    print(f"{len(launches)} launches, together {seconds(machine.device, launches) * 1e3:.3f} ms")
+    """Each op's launches by themselves, without looking ahead, which is of use to others only."""
+    whole, shapes = seconds(machine.device, machine.plan(n, n)), machine.lowering.shapes
+    machine.lowering.shapes = _Plain()
+    launches = machine.lowering.launches(n, n, True)
+    machine.lowering.shapes = shapes
+    print(f"{len(launches)} launches, together {whole * 1e3:.3f} ms, ", end="")
+    print(f"{seconds(machine.device, launches) * 1e3:.3f} ms without looking ahead")
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
         speed = (
-            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s"
-            if name.startswith("matvec")
-            else ""
+            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if name.startswith("mat") else ""
         )
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
@@ -294,22 +314,22 @@ def prefill(shape: str, kind: str, rows: list[int]) -> None:
     machine.close()
 
 
-def sweep(shape: str, kind: str) -> None:
-    machine = CudaMachine(random_model(shape, kind), 8)
+def sweep(shape: str, kind: str, rows: int = 1) -> None:
+    machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
     lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Shape]]] = {}
-    tried = [Shape(*s) for s in CANDIDATES]
+    found: dict[str, list[tuple[float, Shape | Tile]]] = {}
+    tried = [Shape(*s) for s in SHAPES_TRIED] if rows == 1 else [Tile(*t) for t in TILES_TRIED]
 
     def ask() -> None:
         for candidate in tried:
             lowering.shapes = _Always(candidate)
-            lowering.launches(1, 1, True)
+            lowering.launches(rows, rows, True)
 
     lowering.kernels.compile_all(ask)
     for candidate in tried:
         lowering.shapes = _Always(candidate)
-        launches = lowering.launches(1, 1, True)
-        for name in {launch.name for launch in launches if launch.name.startswith("matvec")}:
+        launches = lowering.launches(rows, rows, True)
+        for name in {launch.name for launch in launches if launch.name.startswith("mat")}:
             own = [launch for launch in launches if launch.name == name]
             found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
     for name, results in found.items():
@@ -321,22 +341,37 @@ def sweep(shape: str, kind: str) -> None:
     machine.close()
 
 
-CANDIDATES = [
+SHAPES_TRIED = [
     (1, 1, 1, 32), (1, 2, 1, 32), (1, 4, 1, 32), (2, 1, 1, 16), (2, 2, 1, 16), (2, 4, 1, 16), (2, 7, 1, 16),
     (4, 1, 1, 8), (4, 2, 1, 8), (4, 4, 1, 8), (4, 1, 2, 16), (4, 2, 2, 16), (4, 4, 2, 16), (4, 1, 4, 32),
     (4, 2, 4, 32), (2, 1, 2, 32), (2, 2, 2, 32), (2, 4, 2, 32), (4, 4, 1, 16), (8, 1, 1, 4), (8, 2, 1, 4),
 ]  # fmt: skip
+TILES_TRIED = [
+    (2, 16, 16), (2, 8, 16), (2, 8, 8, 2), (2, 4, 8, 2), (2, 4, 16), (2, 8, 8, 3), (2, 4, 8, 3),
+    (1, 8, 16), (1, 16, 32), (1, 8, 16, 2), (1, 4, 8, 3), (4, 16, 16), (4, 8, 8),
+]  # fmt: skip
 
 
-class _Always(dict[object, Shape]):
-    """One shape for every product."""
+class _Plain(Shapes):
+    def ahead(self, idle: bool) -> int:
+        return 0
 
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
+
+class _Always(_Plain):
+    """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
+
+    def __init__(self, shape: Shape | Tile) -> None:
         self._shape = shape
 
-    def get(self, key: object, default: object = None) -> Shape:
-        return self._shape
+    def row(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool) -> Shape:
+        assert isinstance(self._shape, Shape)
+        fits = self._shape.rows % 32 == 0 or not emits
+        return self._shape if fits else super().row(name, blocks, n_out, matrices, emits)
+
+    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
+        assert isinstance(self._shape, Tile)
+        fits = self._shape.M % matrices == 0 and (self._shape.outputs(matrices) % 32 == 0 or not emits)
+        return self._shape if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
 
 
 def main() -> None:
@@ -349,6 +384,8 @@ def main() -> None:
             f"{device.name}, driver for CUDA {device.driver_version()}: "
             f"copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
         )
+    elif command == "instructions":
+        instructions()
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":
@@ -356,7 +393,7 @@ def main() -> None:
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:
-        sweep(*rest)
+        sweep(rest[0], rest[1], *(int(n) for n in rest[2:]))
 
 
 if __name__ == "__main__":

@@ -61,13 +61,24 @@ class Kernel:
 
     def ptx(self, capability: tuple[int, int]) -> str:
         """Compiled to PTX, whose entry point is called `ENTRY`. Imports Numba."""
-        from .compiler import entry_point, ptx_of
+        return compiled(self.function(), self.values(), capability, self.threads, self.resident)
 
-        text = ptx_of(self.function(), self.values(), capability, self.threads, self.resident)
-        # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
-        version = "7.8" if capability < (10, 0) else "8.8"
-        text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
-        return text.replace(entry_point(text), ENTRY)
+
+def compiled(
+    function: Callable[..., None],
+    constants: dict[str, Any],
+    capability: tuple[int, int],
+    threads: int,
+    resident: int = 1,
+) -> str:
+    """PTX of any kernel: see `compiler.ptx_of`. Imports Numba."""
+    from .compiler import entry_point, ptx_of
+
+    text = ptx_of(function, constants, capability, threads, resident)
+    # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
+    version = "8.8" if capability >= (10, 0) else "8.0" if "cp.async.bulk" in text else "7.8"
+    text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
+    return text.replace(entry_point(text), ENTRY)
 
 
 def kernel(module: str, name: str, threads: int, **constants: int | float | str) -> Kernel:
@@ -195,7 +206,7 @@ def _fingerprint() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
     for path in sorted(Path(__file__).parent.glob("**/*.py")):
-        if path.parent.name == "kernels" or path.stem.startswith(("ptx", "stage", "compiler", "kernel")):
+        if path.parent.name in ("kernels", "ptx") or path.stem.startswith(("stage", "compiler", "kernel")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

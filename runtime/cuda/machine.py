@@ -107,7 +107,7 @@ class CudaMachine:
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
             lambda: [
-                *(self.lowering.launches(n, n, True) for n in (1, 2, 4, FEW) if n <= self.max_wanted),
+                *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
                 *(self._best_plan(1, (k, self.program.logits.width)) for k in (1, run_for(40))),
             ]

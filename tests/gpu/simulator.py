@@ -1,6 +1,6 @@
 """Runs a kernel in Python, thread by thread: what it computes can be tested where there is no card.
 
-Threads are greenlets. Instructions of one thread do what their body in `ptx.py` says; those that several
+Threads are greenlets. Instructions of one thread do what their body in `ptx/` says; those that several
 threads take part in are here: a thread waits in them until the others of its warp, or of its block, have
 come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild one ends the
 process.
@@ -165,6 +165,26 @@ def _mma_halves(operands: list[Any]) -> list[Any]:
     ]
 
 
+def _mma_bytes(operands: list[Any]) -> list[Any]:
+    """A 16 × 16 h and B 16 h × 8 of signed bytes, h = 1 or 2 by the number of operands."""
+    words = np.array([[int(v) for v in o[:-4]] for o in operands], np.int64).astype(np.uint32)
+    data, halves = words.view(np.int8).reshape(32, -1, 4).astype(np.int32), words.shape[1] // 3
+    a, b, out = np.zeros((16, 16 * halves), int), np.zeros((16 * halves, 8), int), np.zeros((16, 8), int)
+    for lane in range(32):
+        g, t = divmod(lane, 4)
+        for h in range(halves):
+            k = 16 * h + 4 * t
+            a[g, k : k + 4], a[g + 8, k : k + 4] = data[lane, 2 * h], data[lane, 2 * h + 1]
+            b[k : k + 4, g] = data[lane, 2 * halves + h]
+        c = [int(v) for v in operands[lane][-4:]]
+        out[g, 2 * t : 2 * t + 2], out[g + 8, 2 * t : 2 * t + 2] = c[:2], c[2:]
+    out += a @ b
+    return [
+        tuple(int(v) for g in (lane // 4, lane // 4 + 8) for v in out[g, 2 * (lane % 4) :][:2])
+        for lane in range(32)
+    ]
+
+
 _WARP = {
     "warp_barrier": lambda operands: [None] * len(operands),
     "shuffle_xor": _shuffle_xor,
@@ -173,6 +193,8 @@ _WARP = {
     "load_matrices": _load_matrices,
     "load_matrices_turned": _load_matrices_turned,
     "mma_halves": _mma_halves,
+    "mma_bytes": _mma_bytes,
+    "mma_bytes_16": _mma_bytes,
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {

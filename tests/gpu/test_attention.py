@@ -8,6 +8,7 @@ import pytest
 from kukri.runtime.cuda.kernels.attention import attend
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 
+from .codes import decoded, empty
 from .simulator import run
 
 LOG2_E = float(np.log2(np.e))
@@ -28,7 +29,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
     table = np.array([[2, 0, 1]], np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((1, heads * dims), np.nan, np.float32)
-    codes = np.zeros((1, heads * dims * 3 // 2), np.uint8)
+    codes = empty(heads * dims, 8)
     partials, counters = np.full((heads, spans, padded + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
     constants = {
         "G": 2,
@@ -47,7 +48,13 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
         "SPAN": 16,
         "SOFTCAP": int(softcap > 0),
     }
-    constants |= {"SINKS": sinks, "WINDOW": int(window > 0), "EMIT": int(dims % 32 == 0), "PDL": 0}
+    constants |= {
+        "SINKS": sinks,
+        "WINDOW": int(window > 0),
+        "EMIT": int(dims % 32 == 0),
+        "PDL": 0,
+        "TOKENS": 8,
+    }
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     zero, at = np.zeros(1, np.int32), np.array([position], np.int32)
     arguments = [
@@ -64,7 +71,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
         window,
         sink * np.float32(LOG2_E),
     ]
-    arguments += [partials, counters, out, out.nbytes, codes, codes.nbytes, heads, kv_heads]
+    arguments += [partials, counters, out, out.nbytes, codes, heads, kv_heads]
     for _ in range(2):  # counters are left as they were
         run(attend, constants, (kv_heads, spans, 1), 64, arguments, 8192)
         assert not counters.any()
@@ -78,6 +85,8 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
         weights = np.exp(scores)
         expected[h] = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
     np.testing.assert_allclose(out.reshape(heads, dims), expected, rtol=1e-4, atol=1e-5)
+    if dims % 32 == 0:
+        np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("window", [0, 50])

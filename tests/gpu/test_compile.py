@@ -8,19 +8,22 @@ import pytest
 
 from kukri.runtime.cuda.kernel import ENTRY, kernel
 
-MATVEC = {"FORMAT": "Q4_0", "N": 1, "R": 2, "U": 1, "KS": 2, "WARPS": 4, "EXACT": 0, "GATED": 1, "NORMED": 1}
-MATVEC |= {"BIAS": 0, "ACCUMULATE": 0, "EMIT": 0, "STORE": 1, "KIND": 1}
+FEW = {"KS": 2, "WARPS": 4, "EXACT": 0, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
+FEW |= {"STORE": 1, "KIND": 1, "AHEAD": 0}
+MATVEC = {"FORMAT": "Q4_0", "R": 2, "U": 1, "TOKENS": 1, **FEW}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
+ATTEND |= {"TOKENS": 1}
 BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
     kernel("rows", "select_rows", 128, PDL=0),
-    kernel("quantize", "quantize", 128, NORMED=1, PDL=0),
+    kernel("quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
     kernel("quantize", "to_halves", 256, PDL=0),
     kernel("matvec", "matvec", 128, PDL=0, **MATVEC),
+    kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
     kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),

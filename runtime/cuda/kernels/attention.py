@@ -117,7 +117,6 @@ def attend(
     out,
     out_stride,
     codes,
-    codes_stride,
     heads,
     kv_heads,
 ):
@@ -275,7 +274,8 @@ def attend(
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
             finish(
                 out + row * out_stride,
-                codes + row * codes_stride,
+                codes,
+                row,
                 heads,
                 head + g,
                 dim,
@@ -349,19 +349,17 @@ def attend(
     for i in range(thread(), G * DP, 32 * WARPS):
         g = divide(i, DP)
         to = out + row * out_stride
-        finish(to, codes + row * codes_stride, heads, head + g, i - g * DP, load_shared(results + 4 * i))
+        finish(to, codes, row, heads, head + g, i - g * DP, load_shared(results + 4 * i))
 
 
 @device
-def finish(out, codes, heads, head, dim, value):
+def finish(out, codes, row, heads, head, dim, value):
     """A result into its row, and a warp's 32 of them in 8 bits."""
     i = head * HD + dim
     if dim < HD:
         store_float(out + 4 * i, value)
     if EMIT:
-        emit_codes(
-            codes + i - (thread() & 31), thread() & 31, codes + heads * HD + 16 * shift_right(i, 5), value
-        )
+        emit_codes(codes, heads * HD // 32, row, i, value)
 
 
 LANE_BITS = 0  # log2 of LANES, another constant

@@ -20,18 +20,16 @@ from ..ptx import (
     blocks_x,
     let_next_start,
     load_float,
-    shared,
-    shift_right,
-    store_int,
-    thread,
-    wait_for_grid,
-)
-from ..ptx_long import (
     load_long,
     load_shared_long,
+    shared,
+    shift_right,
     shuffle_xor_long,
+    store_int,
     store_long,
     store_shared_long,
+    thread,
+    wait_for_grid,
 )
 from ..stage import device, registers, static
 

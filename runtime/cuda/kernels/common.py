@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from ..ptx import (
     absolute,
+    bits_and,
     exp2,
     maximum,
+    multiply_add,
     quotient,
+    shift_right,
     shuffle_xor,
     store_byte,
-    store_float4,
+    store_float,
     thread,
     to_float,
     to_int,
@@ -18,7 +21,8 @@ from ..stage import device
 
 SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID = range(1, 8)  # kinds of activations
 
-KIND = 0  # a constant of the launch
+# Constants of the launch. TOKENS: rows that there is room for in activations in 8 bits.
+KIND = TOKENS = 0
 
 
 @device
@@ -84,21 +88,58 @@ def activate(x):
 
 
 @device
-def emit_codes(codes, i, scales, value):
-    """A warp's 32 values in 8 bits: codes at `codes + i`, i different in each lane, and, at `scales`, the
-    scale d and d times the sum of codes of the block, of its first half and of its second."""
+def codes_plane(blocks):
+    """Bytes between the planes of codes: see `emit_codes`."""
+    return 16 * TOKENS * blocks
+
+
+@device
+def scales_plane(blocks):
+    """Bytes between the planes of scales."""
+    return 16 * TOKENS * ((blocks + 3) // 4)
+
+
+@device
+def two_digits(first, second):
+    """Sums over first and over second digits, together."""
+    return to_float(multiply_add(first, 256, second))
+
+
+@device
+def emit_codes(codes, blocks, token, i, value):
+    """A warp's 32 values, number i of each lane one of the same 32 of row `token`, in two digits of 8 bits:
+    16-bit codes d · (256 · first + second) with one scale d for 32 of them.
+
+    `codes` has the rows of a step, `TOKENS` of them, beside each other in pieces of 16 bytes, so that lanes
+    that take a block each read without gaps, and fragments for tensor cores are pieces:
+
+        planes t = 0 … 3    [blocks][TOKENS]: first digits 4t …, first digits 16 + 4t …, second digits 4t …,
+                            second digits 16 + 4t … of a block
+        planes 4 … 7        [blocks / 4][TOKENS]: of four blocks d, d · (sum of codes), the same of the first
+                            halves, of the second halves
+    """
     peak = warp_maximum(absolute(value))
     inverse = 0.0
     if peak > 0.0:
-        inverse = quotient(127.0, peak)
+        inverse = quotient(32512.0, peak)
     code = to_int(value * inverse)
-    store_byte(codes + i, code)
+    block = shift_right(i, 5)
+    to = codes + bits_and(shift_right(i, 2), 3) * codes_plane(blocks) + 16 * (block * TOKENS + token)
+    to = to + 4 * bits_and(shift_right(i, 4), 1) + bits_and(i, 3)
+    store_byte(to, (code + 128) >> 8)
+    store_byte(to + 8, code)
     half = to_float(code)
     half = half + shuffle_xor(half, 1)
     half = half + shuffle_xor(half, 2)
     half = half + shuffle_xor(half, 4)
     half = half + shuffle_xor(half, 8)
     other = shuffle_xor(half, 16)
-    d = peak * 0.007874015748031496
+    d = peak * 3.0757874015748033e-05  # 1 / 32512
     if (thread() & 31) == 0:
-        store_float4(scales, d, d * (half + other), d * half, d * other)
+        plane = scales_plane(blocks)
+        to = codes + 4 * codes_plane(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
+        to = to + 4 * bits_and(block, 3)
+        store_float(to, d)
+        store_float(to + plane, d * (half + other))
+        store_float(to + 2 * plane, d * half)
+        store_float(to + 3 * plane, d * other)

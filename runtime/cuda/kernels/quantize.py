@@ -1,6 +1,5 @@
-"""Activations for the products: in 8 bits for few rows, as halves for many.
-
-A row in 8 bits is its codes, a byte each, and then for each 32 of them four float32: see `common.emit_codes`.
+"""Activations for the products: in two digits of 8 bits for few rows (see `common.emit_codes`), as halves for
+many.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from .common import emit_codes, warp_maximum, warp_sum
 NORMED = PDL = 0  # constants of the launch
 
 
-def quantize(x, x_stride, blocks, weight, out, out_stride, partials):
-    """x in 8 bits; if NORMED x · weight, and each block's sum of x² into partials[row, block].
+def quantize(x, x_stride, blocks, weight, out, partials):
+    """x in codes; if NORMED x · weight, and each block's sum of x² into partials[row, block].
 
     Grid: (blocks / 4, rows), of 128 threads: a warp takes a block of 32.
     """
@@ -48,8 +47,7 @@ def quantize(x, x_stride, blocks, weight, out, out_stride, partials):
             if (thread() & 31) == 0:
                 store_float(partials + 4 * (block_y() * blocks + block), squares)
             value = value * load_weight(weight + 4 * i)
-        row = out + block_y() * out_stride
-        emit_codes(row, i, row + 32 * blocks + 16 * block, value)
+        emit_codes(out, blocks, block_y(), i, value)
 
 
 def to_halves(x, x_stride, width, out, out_stride, scales):

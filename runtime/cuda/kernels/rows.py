@@ -22,7 +22,7 @@ from ..ptx import (
 )
 from ..stage import device, registers, static
 
-LOAD = UNPACK = RAW = HALVES = FLOAT = PDL = 0  # constants of the launch
+LOAD = UNPACK = RAW = HALVES = UNIT = FLOAT = PDL = 0  # constants of the launch
 
 
 @device
@@ -53,6 +53,7 @@ def embed(tokens, table, row_bytes, blocks, n_tokens, out, out_stride, scale: fl
             *raw[()], block
         )
         to = out + block_y() * out_stride + 128 * block
+        scale = scale * (1.0 / UNIT)
         for i in static(4):
             store_codes(to + 16 * i, words[i], a * scale, b * scale)
         for i in static(4, 8):

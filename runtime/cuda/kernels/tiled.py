@@ -36,7 +36,7 @@ from ..stage import device, registers, static
 from .common import activate
 
 LOAD = UNPACK = activate
-RAW = BIAS = ACCUMULATE = PDL = 0  # constants of the launch
+RAW = UNIT = BIAS = ACCUMULATE = PDL = 0  # constants of the launch
 TILE = 16384  # bytes of 128 rows of 64 halves
 SIGNS = 0x80808080
 MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
@@ -157,7 +157,7 @@ def tiled_matmul(weights, row_bytes, blocks, n_out, x, x_stride, scales, rows, b
                 row = block_x() * 128 + (warp >> 1) * 32 + 8 * n + 2 * (lane & 3) + i % 2
                 if row < rows and output < n_out:
                     to = out + row * out_stride + 4 * output
-                    value = acc[m, n, i] * load_float(scales + 4 * row)
+                    value = acc[m, n, i] * (load_float(scales + 4 * row) * (1.0 / UNIT))
                     if BIAS:
                         value = value + load_weight(bias + 4 * output)
                     if ACCUMULATE:

@@ -2,11 +2,11 @@
 
 `load_…(row, blocks, block)` reads block number `block` of a row of `blocks` blocks that begins at `row`, and
 returns it as it lies there; `unpack_…(…, block)` takes that and returns 8 words of 4 signed bytes each, the
-codes in order, and a, b, a', b': weights are a · code + b in the first half of the block, a' · code + b' in
-the second. Loading and unpacking are apart so that a kernel can have several loads in flight.
+codes in order, and a, b, a', b': weights are (a · code + b) / UNIT in the first half of the block, (a' · code
++ b') / UNIT in the second. Loading and unpacking are apart so that a kernel can have several loads in flight.
 
 `READERS` says of each format: the two functions, how many words a loaded block is (`RAW`), whether its halves
-differ (`HALVES`), and whether any b is not 0 (`MINIMUM`).
+differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from ..ptx import (
     add_words,
+    and_xor,
     as_float,
     bits_and,
     bits_or,
@@ -142,9 +143,28 @@ def load_with_word(row, blocks, block):
 
 
 @device
+def sixteenfold(word):
+    """16 · (code - 8) as signed bytes, of four codes in the high halves of a word's bytes."""
+    return and_xor(word, 0xF0F0F0F0, SIGNS)
+
+
+@device
 def unpack_q4_0(a, b, c, d, scale, block):
     s = low_half(scale)
-    return (*nibbles(a, b, c, d), s, s * -8.0, s, s * -8.0)
+    return (
+        sixteenfold(shift_left(a, 4)),
+        sixteenfold(shift_left(b, 4)),
+        sixteenfold(shift_left(c, 4)),
+        sixteenfold(shift_left(d, 4)),
+        sixteenfold(a),
+        sixteenfold(b),
+        sixteenfold(c),
+        sixteenfold(d),
+        s,
+        0.0,
+        s,
+        0.0,
+    )
 
 
 @device
@@ -312,12 +332,21 @@ def unpack_q3_k(a, b, high, scales, super_scale, block):
     return (*all_minus(codes, 0x7C7C7C7C), s0, 0.0, s1, 0.0)
 
 
-def _reader(load: Any, unpack: Any, raw: int, halves: int = 0, minimum: int = 0) -> dict[str, Any]:
-    return {"LOAD": load, "UNPACK": unpack, "RAW": raw, "HALVES": halves, "MINIMUM": minimum}
+def _reader(
+    load: Any, unpack: Any, raw: int, halves: int = 0, minimum: int = 0, unit: int = 1
+) -> dict[str, Any]:
+    return {
+        "LOAD": load,
+        "UNPACK": unpack,
+        "RAW": raw,
+        "HALVES": halves,
+        "MINIMUM": minimum,
+        "UNIT": unit,
+    }
 
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader(load_scaled, unpack_q4_0, 5, minimum=1),
+    "Q4_0": _reader(load_scaled, unpack_q4_0, 5, unit=16),
     "Q4_1": _reader(load_with_word, unpack_q4_1, 5, minimum=1),
     "Q5_0": _reader(load_q5_0, unpack_q5_0, 6, minimum=1),
     "Q5_1": _reader(load_q5_1, unpack_q5_1, 6, minimum=1),

@@ -108,7 +108,7 @@ class AttentionLowering(Launches):
         together = max(g for g in range(1, most + 1) if group % g == 0)
         chunks = group // together
         emits = op.head_dim == dims and op.head_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        spans = 1 if n > 4 * self.device.multiprocessors // op.heads else SPANS
+        spans = max(1, SPANS // n)  # idle blocks cost time, too
         constants: dict[str, int] = {
             "G": together,
             "HD": op.head_dim,
@@ -126,6 +126,7 @@ class AttentionLowering(Launches):
             "SINKS": int(op.sinks is not None),
             "WINDOW": int(op.window > 0),
             "EMIT": int(emits),
+            "TOKENS": self._tokens(op.out) if emits else 0,
         }
         what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
         what = replace(what, resident=4)
@@ -138,13 +139,13 @@ class AttentionLowering(Launches):
         partials = self.memory.rows(f"spans {op.heads} {dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         q, out, inputs = self._at(op.q), self._at(op.out), self.inputs
-        codes = self._codes(self._real(op.out)) if emits else Region(0, 0)
+        codes = self._codes(self._real(op.out)) if emits else 0
         cap = op.softcap or 1.0
         arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
         arguments += [inputs.table_stride, inputs.sequences, inputs.positions]
         arguments += [op.scale / cap if op.softcap else op.scale * LOG2_E, cap * LOG2_E, op.window]
         arguments += [0 if op.sinks is None else self.memory.vector(self._log2_sinks(op)), partials, counters]
-        arguments += [out.address, out.stride, codes.address, codes.stride, op.heads, op.kv_heads]
+        arguments += [out.address, out.stride, codes, op.heads, op.kv_heads]
         shared = max(4 * ATTEND_WARPS * together * (dims + 2) + 16, together * (8 * SPANS + 4 * dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)

@@ -14,10 +14,10 @@ from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..memory import Memory, Region
-from ..tuning import Shape
+from ..tuning import Shapes
 from ..weights import Matrix
 
-FEW = 8  # rows that products take at once in 8 bits
+FEW = 16  # rows that products take at once in 8 bits
 ACTIVATIONS = {
     "silu": SILU,
     "gelu_tanh": GELU_TANH,
@@ -60,7 +60,7 @@ class Inputs:
 class Coded:
     """A buffer in 8 bits; with `partials` still to be divided by a root mean square, as said by `norm`."""
 
-    region: Region
+    address: int
     partials: int = 0
     norm: ops.RMSNorm | None = None
 
@@ -77,7 +77,7 @@ class Launches:
     memory: Memory
     matrices: Mapping[int, Matrix]
     inputs: Inputs
-    shapes: Mapping[tuple[str, int, int, int], Shape] = field(default_factory=dict)  # measured
+    shapes: Shapes = field(default_factory=Shapes)
     by_length: dict[int, tuple[ops.RoPE, Region]] = field(default_factory=dict)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
@@ -152,9 +152,17 @@ class Launches:
             for r in found
         )
 
-    def _codes(self, buffer: ops.Buffer) -> Region:
-        """Room for a few rows of a buffer in 8 bits."""
-        return self.memory.rows(f"{buffer.name} in 8 bits", FEW, buffer.width + buffer.width // 2)
+    def _tokens(self, buffer: ops.Buffer) -> int:
+        """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
+        n = self._n[buffer.wanted]
+        return 1 if n == 1 else -(-n // 8) * 8
+
+    def _codes(self, buffer: ops.Buffer) -> int:
+        """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""
+        tokens, blocks = self._tokens(buffer), buffer.width // 32
+        size = 16 * tokens * (4 * blocks + 4 * -(-blocks // 4))
+        # Memory of its own for each layout: what lies between its parts must stay zeros.
+        return self.memory.rows(f"{buffer.name} in 8 bits, {tokens} rows", 1, size).address
 
     def _partials(self, buffer: ops.Buffer) -> int:
         return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address

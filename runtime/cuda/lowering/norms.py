@@ -32,8 +32,8 @@ class NormLowering(Launches):
         x, coded = self._at(op.x), self._codes(op.out)
         partials = self._partials(op.out)
         blocks, weight = op.x.width // 32, self.memory.vector(op.weight)
-        arguments = [x.address, x.stride, blocks, weight, coded.address, coded.stride, partials]
-        what = self._kernel("quantize", "quantize", 128, NORMED=1)
+        arguments = [x.address, x.stride, blocks, weight, coded, partials]
+        what = self._kernel("quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
         self._emit(what, (-(-blocks // 4), self._n[op.x.wanted]), arguments)
         return Coded(coded, partials, op)
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import GATES, GatedMatMul, JoinedMatMul
+from ..fusing import GATES, GatedMatMul, JoinedMatMul, PreparedAttend
+from ..kernels.results import FETCHING
 from ..memory import Region
-from ..tuning import matvec_shape
 from ..weights import Matrix
 from .base import FEW, Coded
 from .norms import NormLowering
-
-RAW_WORDS = {
-    "Q4_0": 5,
-    "Q4_1": 5,
-    "Q5_0": 6,
-    "Q5_1": 6,
-    "Q8_0": 9,
-    "Q2_K": 4,
-    "Q3_K": 5,
-    "Q4_K": 8,
-    "Q5_K": 9,
-}
-RAW_WORDS |= {"Q6_K": 8, "IQ4_NL": 5, "IQ4_XS": 6, "MXFP4": 5}
 
 
 class ProductLowering(NormLowering):
@@ -33,8 +22,8 @@ class ProductLowering(NormLowering):
         real = self._real(buffer)
         if real.name not in self._coded:
             x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
-            arguments = [x.address, x.stride, blocks, 0, coded.address, coded.stride, 0]
-            what = self._kernel("quantize", "quantize", 128, NORMED=0)
+            arguments = [x.address, x.stride, blocks, 0, coded, 0]
+            what = self._kernel("quantize", "quantize", 128, NORMED=0, TOKENS=self._tokens(buffer))
             self._emit(what, (-(-blocks // 4), self._n[buffer.wanted]), arguments)
             self._coded[real.name] = Coded(coded)
         return self._coded[real.name]
@@ -51,11 +40,11 @@ class ProductLowering(NormLowering):
             return
         coded = self._in_codes(op.x)
         next_norm = self._norm_behind(i, op) if n_out % 32 == 0 else None
-        emitted = self._codes(next_norm.out) if next_norm else None
+        emitted = self._codes(next_norm.out) if next_norm else 0
         partials = self._partials(next_norm.out) if next_norm else 0
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
         bias = self.memory.vector(*op.biases) if op.biases else 0
-        self._matvec(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
+        self._few(i, matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
         self._wrote(*op.outs)
         if next_norm and emitted:
             name = self._real(next_norm.x).name + " normed"
@@ -92,64 +81,84 @@ class ProductLowering(NormLowering):
         coded = self._in_codes(op.x)
         emits = n_out % 32 == 0
         stores = not emits or not self._only_products(i, op.out)
-        emitted = self._codes(op.out) if emits else None
+        emitted = self._codes(op.out) if emits else 0
         constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
-        self._matvec(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
+        self._few(i, matrix, other, n_out, coded, n, out, constants, emitted=emitted)
         self._wrote(op.out)
         if emitted:
             self._coded[self._real(op.out).name] = Coded(emitted)
 
-    def _matvec(
+    def _few(
         self,
+        i: int,
         matrix: Matrix,
         other: Matrix | None,
         n_out: int,
         x: Coded,
-        rows: int,
+        n: int,
         out: Region,
         constants: dict[str, int],
         bias: int = 0,
-        emitted: Region | None = None,
+        emitted: int = 0,
         norm: ops.RMSNorm | None = None,
         partials: int = 0,
     ) -> None:
-        name, blocks = matrix.weight.format.name, matrix.blocks
-        rows = 1 << (rows - 1).bit_length()  # kernels for 1, 2, 4 and 8 are enough
-        emit = 0 if emitted is None else 2 if norm else 1
-        matrices = 2 if other else 1
-        measured = self.shapes.get((name, blocks, rows, 2 * matrices + (emit > 0)))
-        shape = measured or matvec_shape(blocks, n_out, rows, matrices, RAW_WORDS[name], emit > 0)
-        what = self._kernel(
-            "matvec",
-            "matvec",
-            32 * shape.WARPS,
-            FORMAT=name,
-            N=rows,
-            R=shape.R,
-            U=shape.U,
-            KS=shape.KS,
-            WARPS=shape.WARPS,
-            EXACT=int(shape.exact(blocks)),
-            GATED=matrices - 1,
-            NORMED=int(x.norm is not None),
-            EMIT=emit,
-            KIND=constants.pop("KIND", 0),
-            **constants,
-        )
-        arguments: list[int | float] = [
-            matrix.address,
-            other.address if other else 0,
-            matrix.row_bytes,
-            blocks,
-            n_out,
-        ]
-        arguments += [x.region.address, x.region.stride, x.partials, blocks]
-        arguments += [1 / matrix.width, float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride]
-        arguments += [emitted.address, emitted.stride] if emitted else [0, 0]
-        arguments += [self.memory.vector(norm.weight) if norm else 0, partials]
-        shared = 4 * shape.KS * matrices * rows * shape.rows
+        """The product of up to FEW rows."""
+        name, blocks, matrices = matrix.weight.format.name, matrix.blocks, 2 if other else 1
+        constants |= {
+            "GATED": matrices - 1,
+            "NORMED": int(x.norm is not None),
+            "EMIT": 0 if not emitted else 2 if norm else 1,
+            "KIND": constants.get("KIND", 0),
+        }
+        before: list[int | float] = [matrix.address, other.address if other else 0, matrix.row_bytes, blocks]
+        before += [n_out, x.address]
+        after: list[int | float] = [x.partials, blocks, 1 / matrix.width]
+        after += [float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride, emitted]
+        after += [self.memory.vector(norm.weight) if norm else 0, partials]
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        self._emit(what, (-(-n_out // shape.rows),), arguments, shared, label)
+        key = name, blocks, n_out, matrices, emitted > 0
+        if n == 1:
+            shape = self.shapes.row(*key)
+            grid = -(-n_out // shape.rows)
+            ahead = self._ahead(i, grid)
+            constants |= shape.constants(blocks) | {"TOKENS": 1, "AHEAD": int(ahead[0] > 0)}
+            what = self._kernel("matvec", "matvec", 32 * shape.WARPS, FORMAT=name, **constants)
+            shared = 4 * shape.KS * matrices * shape.rows
+            self._emit(what, (grid,), [*before, *after, *ahead], shared, label)
+        else:
+            tokens = -(-n // 8) * 8
+            tile = self.shapes.few(*key, tokens)
+            grid = -(-n_out // tile.outputs(matrices))
+            ahead = self._ahead(i, grid)
+            constants |= tile.constants(blocks) | {
+                "TOKENS": tokens,
+                "AHEAD": int(ahead[0] > 0),
+            }
+            what = self._kernel("few", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
+            what = replace(what, resident=tile.resident)
+            shared = tile.WARPS * tile.M * max(2048, 64 * tokens)
+            self._emit(what, (grid,), [*before, n, *after, *ahead], shared, label)
+
+    def _ahead(self, i: int, grid: int) -> list[int]:
+        """What a product of `grid` blocks, op number i, fetches of the next one's weights: the addresses of
+        one matrix or two, and bytes of each for each of the last blocks. Behind the last product comes the
+        next step's first.
+        """
+        behind = [*self.found[i + 1 :], *self.found[: i + 1]]
+        at, op = next((n, o) for n, o in enumerate(behind) if isinstance(o, GatedMatMul | JoinedMatMul))
+        weights = (op.gate, op.up) if isinstance(op, GatedMatMul) else op.weights
+        matrices = [self.matrices[id(w)] for w in weights]
+        size = sum(m.n_out * m.row_bytes for m in matrices)
+        last = at >= len(self.found) - 1 - i
+        idle = last or any(isinstance(o, ops.Attend | PreparedAttend) for o in behind[:at])
+        size = min(size, self.shapes.ahead(idle))
+        if isinstance(op, JoinedMatMul):
+            matrices = matrices[:1]  # the others lie behind it
+        share = size // len(matrices) // min(grid, FETCHING) // 16 * 16
+        if share == 0 or self.device.capability < (9, 0):
+            return [0, 0, 0]
+        return [matrices[0].address, matrices[1].address if len(matrices) > 1 else 0, share]
 
     def _tiled(
         self,

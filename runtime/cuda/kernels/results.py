@@ -1,0 +1,103 @@
+"""What follows a product of few rows, where it is made: sums over parts, the norm in front, the gate, bias,
+residual, and the result's codes for the next product, already times the weight of the norm in between, whose
+mean square is only needed behind that product.
+"""
+
+from __future__ import annotations
+
+from ..ptx import (
+    block_x,
+    blocks_x,
+    load_float,
+    load_shared,
+    load_weight,
+    prefetch,
+    reciprocal_root,
+    shared,
+    shift_right,
+    store_float,
+    thread,
+)
+from ..stage import device, static
+from .common import activate, emit_codes, warp_sum
+
+# Constants of the launch. NORMED: x is to be divided by its root mean square. EMIT: 0 no codes, 1 codes, 2
+# codes of a normed row. STORE: the result itself is wanted. UNIT: what products are too large by.
+# AHEAD: whether the next product's weights are fetched.
+WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = AHEAD = 0
+PREFETCHED = 16384  # bytes at once
+FETCHING = 128  # blocks that fetch, at most
+
+
+@device
+def look_ahead(ahead, ahead_other, share):
+    """Begin to bring the weights of the next product into the cache, as far as that goes: the last FETCHING
+    blocks `share` bytes each, of one matrix or of two. What stands between two products leaves memory idle.
+    """
+    if AHEAD and thread() == 0:
+        first = blocks_x() - FETCHING
+        if first < 0:
+            first = 0
+        piece = block_x() - first
+        if piece >= 0:
+            for at in range(piece * share, (piece + 1) * share, PREFETCHED):
+                n = (piece + 1) * share - at
+                if n > PREFETCHED:
+                    n = PREFETCHED
+                prefetch(ahead + at, n)
+                if ahead_other != 0:
+                    prefetch(ahead_other + at, n)
+
+
+@device
+def finish(
+    rows,
+    outputs,
+    n_out,
+    partials,
+    n_partials,
+    inverse_width,
+    eps,
+    bias,
+    out,
+    out_stride,
+    codes,
+    norm_weight,
+    out_partials,
+):
+    """Of `rows` rows, this block's `outputs`, whose KS parts lie in shared memory: float32 [rows, KS, 1 +
+    GATED, outputs].
+    """
+    lane = thread() & 31
+    for n in range(shift_right(thread(), 5), rows, WARPS):
+        factor = 1.0 / UNIT
+        if NORMED:
+            squares = 0.0
+            for i in range(lane, n_partials, 32):
+                squares = squares + load_float(partials + 4 * (n * n_partials + i))
+            factor = factor * reciprocal_root(warp_sum(squares) * inverse_width + eps)
+        for i in range(lane, (outputs + 31) // 32 * 32, 32):
+            at = block_x() * outputs + i
+            value = 0.0
+            if i < outputs and at < n_out:
+                for k in static(KS):
+                    value = value + load_shared(shared() + 4 * ((n * KS + k) * (1 + GATED) * outputs + i))
+                value = value * factor
+                if GATED:
+                    up = 0.0
+                    for k in static(KS):
+                        up = up + load_shared(shared() + 4 * (((n * KS + k) * 2 + 1) * outputs + i))
+                    value = activate(value) * (up * factor)
+                if BIAS:
+                    value = value + load_weight(bias + 4 * at)
+                if ACCUMULATE:
+                    value = value + load_float(out + n * out_stride + 4 * at)
+                if STORE:
+                    store_float(out + n * out_stride + 4 * at, value)
+            if EMIT:
+                if EMIT == 2:
+                    squares = warp_sum(value * value)
+                    if lane == 0:
+                        store_float(out_partials + 4 * (n * (n_out // 32) + shift_right(at, 5)), squares)
+                    value = value * load_weight(norm_weight + 4 * at)
+                emit_codes(codes, n_out // 32, n, at, value)

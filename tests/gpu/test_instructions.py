@@ -1,0 +1,42 @@
+"""Each PTX instruction by itself against NumPy: its meaning in Python, and, where there is one, the card."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from kukri.runtime.cuda import ptx
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.errors import CudaUnavailable
+
+from . import instructions
+from .simulator import run
+
+
+@pytest.fixture(scope="module")
+def card():
+    try:
+        device = Device()
+    except CudaUnavailable as problem:
+        pytest.skip(str(problem))
+    yield instructions.on_the_card(device)
+    device.close()
+
+
+@pytest.mark.parametrize("check", instructions.CHECKS)
+def test_meaning(check):
+    check(lambda kernel, grid, threads, arguments, shared: run(kernel, {}, grid, threads, arguments, shared))
+
+
+@pytest.mark.parametrize("check", instructions.CHECKS)
+def test_on_the_card(check, card):
+    check(card)
+
+
+def test_all_are_here():
+    """But those that only order launches, or fill a cache, whose effect no kernel sees."""
+    used = "".join(inspect.getsource(kernel) for kernel in instructions.CHECKED)
+    every = {name for name in ptx.__all__ if name != "Instruction"}
+    assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "let_next_start", "prefetch"}
