@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..quant.errors import UnsupportedModel
 from ..runtime.ops import Program
 from ..runtime.parts import weight_bytes
+from ..runtime.state import state_bytes
 from .memory import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:
@@ -18,10 +19,10 @@ CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's o
 
 def card_need(program: Program, kv_type: str) -> MemoryNeed:
     """What a program needs of a card's memory; ValueError for a cache that the card cannot have."""
-    from ..runtime.cuda.machine import cache_bits
+    from ..runtime.cuda.machine import cache_type
 
-    per_token = cache_bytes_per_token(program.cache_layers, f"f{cache_bits(program, kv_type)}")
-    return MemoryNeed(weight_bytes(program) + CARD_OVERHEAD, per_token)
+    per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
+    return MemoryNeed(weight_bytes(program) + CARD_OVERHEAD, per_token, state_bytes(program.state_layers))
 
 
 def open_card(
@@ -47,13 +48,13 @@ def open_card(
         return None
     from ..runtime.cuda.kernel import MISSING, compiled_kernels, compiler_version
     from ..runtime.cuda.lowering.support import check_supported
-    from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
+    from ..runtime.cuda.machine import cache_type  # which most starts, having no card, do without
 
     try:
         if compiler_version() is None and not compiled_kernels(card.capability):
             raise CudaUnavailable(MISSING)
         check_supported(program)
-        cache_bits(program, kv_type)
+        cache_type(program, kv_type)
     except (UnsupportedModel, ValueError, CudaUnavailable) as problem:
         name = card.name
         card.close()

@@ -33,10 +33,11 @@ from kukri.quant.gguf import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import MatMul, Program
+from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.weights import Weights
@@ -161,8 +162,9 @@ def conformance(names: list[str]) -> None:
                 print(f"refused {case}: {problem}")
                 refused += 1
                 continue
-            matrices = [op.weight for op in program.ops if isinstance(op, MatMul)]
-            quantised = not all(matrix.format.is_float for matrix in matrices)  # then activations are, too
+            products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
+            floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
+            quantised = not all(floats)  # then activations are, too
             line = []
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):

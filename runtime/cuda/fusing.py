@@ -117,7 +117,14 @@ def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
         for name in names:
             seen.setdefault(name, set()).add(names)
     runs = {names for groups in seen.values() for names in groups if len(names) > 1}
-    return {names for names in runs if all(seen[name] == {names} for name in names)}
+    streams = {b.name for group in stream_groups(program.ops) for b in group}
+    return {names for names in runs if all(seen[name] == {names} and name not in streams for name in names)}
+
+
+def stream_groups(found: Sequence[FusedOp]) -> list[tuple[ops.Buffer, ...]]:
+    """The residual streams that ops work on together: they lie side by side."""
+    streams = (op.streams for op in found if isinstance(op, ops.PredictStreams | ops.CorrectStreams))
+    return list(dict.fromkeys(streams))
 
 
 def _by_names(run: list[ops.MatMul], together: set[tuple[str, ...]]) -> list[list[ops.MatMul]]:

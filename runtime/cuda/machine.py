@@ -11,19 +11,20 @@ from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import MOST_BEST, Best, best_of
-from ..state import SequenceStates
 from .choosing import MOST_ROWS, BestOf, BestPlan, decode, run_for
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
 from .lowering.base import FEW, Inputs, Layout
 from .lowering.program import Lowering
-from .lowering.support import check_supported, weight_groups
+from .lowering.support import check_supported, matrices, weight_groups
 from .memory import Memory, Region
+from .states import CardStates
 from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
+CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
 
 PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
 Choice = tuple[int, int]  # how many of the best, one of choosing.RUNS, of so many ids each row is to give
@@ -33,8 +34,9 @@ class CudaMachine:
     """Runs a Program on the first NVIDIA card; same calls and results as ReferenceMachine, up to rounding.
 
     Weights are copied to the card when it is made; `release` and `progress` as for CpuMachine. `kv_type` is
-    "f16", "f32" or "auto": f32 if all weights are floats. Raises UnsupportedModel for an op that the card
-    cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two threads at once.
+    one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16. Raises UnsupportedModel for an op
+    that the card cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two
+    threads at once.
     """
 
     def __init__(
@@ -56,8 +58,7 @@ class CudaMachine:
         self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
-        self.states = SequenceStates(program.state_layers, max_sequences)
-        self.kv_type = f"f{cache_bits(program, kv_type)}"
+        self.kv_type = cache_type(program, kv_type)
         self.device = device or Device()
         try:
             self._prepare(kv_type, max_sequences, kernels, release, progress)
@@ -81,7 +82,7 @@ class CudaMachine:
             self.max_rows,
             self.max_wanted,
             max_sequences,
-            cache_bits(self.program, kv_type),
+            CACHE_BITS[cache_type(self.program, kv_type)],
         )
         self._step = np.empty(0, np.uint8)
         self._inputs, self._fields = self._make_inputs(memory, max_sequences)
@@ -92,6 +93,8 @@ class CudaMachine:
             self.program, found, layout, self.device, kernels, memory, matrices, self._inputs
         )
         self.memory = memory
+        kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
+        self.states = CardStates(self.program.state_layers, max_sequences, self.device, kept)
         self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
         self._logits = self._logits.reshape(self.max_wanted, -1)
         self._given = [
@@ -260,11 +263,12 @@ def _one_prompt(batch: Batch) -> bool:
     return same and bool((np.diff(batch.positions) == 1).all())
 
 
-def cache_bits(program: ops.Program, kv_type: str) -> int:
-    """Bits of a number in the cache; ValueError for an unknown `kv_type`."""
+def cache_type(program: ops.Program, kv_type: str) -> str:
+    """How numbers lie in the cache, of `CACHE_BITS`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
-        products = [op for op in program.ops if isinstance(op, ops.MatMul)]
-        return 32 if all(op.weight.format.is_float for op in products) else 16
-    if kv_type not in ("f16", "f32"):
-        raise ValueError(f"the CUDA machine keeps its cache as f16 or f32, not {kv_type}")
-    return int(kv_type[1:])
+        products = [op for op in program.ops if not isinstance(op, ops.Embed | ops.AddPositions)]
+        floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
+        return "f32" if all(floats) else "f16"
+    if kv_type not in CACHE_BITS:
+        raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
+    return kv_type
