@@ -20,12 +20,12 @@ from kukri.runtime.reference import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench_cuda.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/cuda_models.py"
 
 
 @cache
-def bench():
-    spec = importlib.util.spec_from_file_location("bench_cuda", SCRIPT)
+def models():
+    spec = importlib.util.spec_from_file_location("cuda_models", SCRIPT)
     assert spec
     assert spec.loader
     found = importlib.util.module_from_spec(spec)
@@ -37,7 +37,7 @@ def bench():
 
 @pytest.fixture(scope="module")
 def program():
-    return bench().random_model("tiny", "Q8_0")
+    return models().random_model("tiny", "Q8_0")
 
 
 def card() -> bool:
@@ -79,7 +79,7 @@ def test_the_best_tokens_come_back(program):
 
 def test_the_last_layers_of_a_program(feed):
     """What the front part hands over is uploaded, for one row and for several."""
-    program = bench().random_model("two", "Q8_0")
+    program = models().random_model("two", "Q8_0")
     ids = np.arange(5, dtype=np.int32)
     front, back = split(program, 1)
     expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
