@@ -1,7 +1,7 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
-    python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table at the end;
-    PATH: llama.cpp's, built for the card, on the same models in the same run
+    python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
+    the end; PATH: llama.cpp's, built for the card, which runs the same models in between
     python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
@@ -30,6 +30,8 @@ from pathlib import Path
 import numpy as np
 from cuda_models import DATA, load_fixture, random_model, write_model
 
+from kukri.cli.bench_measure import bytes_per_token
+from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
@@ -39,7 +41,6 @@ from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE
-from kukri.runtime.parts import weight_bytes
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.sampler import Sampler, SamplingParams
 
@@ -357,7 +358,7 @@ def everything(llama_bench: str | None) -> None:
         speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
         choose(shape, kind)
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
-        weights = weight_bytes(random_model(shape, kind))
+        read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
         for test, speed in speeds.items():
             other = peer.get(test)
             rows.append(
@@ -367,7 +368,7 @@ def everything(llama_bench: str | None) -> None:
                     f"{speed:.0f}",
                     f"{other:.0f}" if other else "",
                     f"{speed / other:.2f}" if other else "",
-                    f"{weights * speed / copy:.0%}" if test == "tg128" else "",
+                    f"{read * speed / copy:.0%}" if test == "tg128" else "",
                 )
             )
     print(f"\n{name}, copies {copy / 1e9:.0f} GB/s, tokens a second\n")
@@ -382,20 +383,7 @@ def llama_speeds(program: str, shape: str, kind: str) -> Speeds:
         path = Path(folder) / "model.gguf"
         write_model(path, shape, kind)
         for flags in ("-p 4096 -n 128", "-p 0 -n 128 -d 8192"):
-            command = [
-                program,
-                "-m",
-                str(path),
-                *flags.split(),
-                "-r",
-                "3",
-                "-ngl",
-                "99",
-                "-fa",
-                "1",
-                "-o",
-                "json",
-            ]
+            command = [program, "-m", str(path), *f"{flags} -r 3 -ngl 99 -fa 1 -o json".split()]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             for found in json.loads(done.stdout):
                 test = f"pp{found['n_prompt']}" if found["n_prompt"] else f"tg{found['n_gen']}"
