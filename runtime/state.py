@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,20 @@ class SavedState:
 
     length: int
     arrays: tuple[np.ndarray, ...]
+
+
+class States(Protocol):
+    """What an engine does with the states of a machine: see SequenceStates."""
+
+    @property
+    def layers(self) -> tuple[StateLayer, ...]: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def save(self, sequence: int) -> SavedState: ...
+
+    def restore(self, sequence: int, saved: SavedState) -> None: ...
 
 
 class SequenceStates:

@@ -59,6 +59,9 @@ class ManyRows(ManyRowsExperts):
             case _:
                 self._lower_rest(op)
 
+    def _given(self, buffer: ops.Buffer) -> None:
+        self._wrote(buffer)
+
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._shared(buffer)
 

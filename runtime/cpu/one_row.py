@@ -51,6 +51,9 @@ class OneRow(OneRowExperts):
             self._apply(op)
         return self._where[buffer.name]
 
+    def _given(self, buffer: ops.Buffer) -> None:
+        self._wrote(buffer, self._shared(buffer))
+
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._source(buffer)
 

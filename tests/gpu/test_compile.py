@@ -14,6 +14,7 @@ MATVEC = {"FORMAT": "Q4_0", "R": 2, "U": 1, "TOKENS": 1, **FEW}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
+BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 PREPARE |= {"LATENT": 0}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
@@ -42,6 +43,8 @@ KERNELS = [
     kernel("pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
     kernel("pointwise", "add", 256, PDL=0),
     kernel("pointwise", "soft_cap", 256, PDL=0),
+    kernel("choose", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
+    kernel("choose", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
     kernel("pointwise", "copy_rest", 256, PDL=0),
     kernel("route", "route", 32, PDL=0, **ROUTE),
     kernel("experts", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),

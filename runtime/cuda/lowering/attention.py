@@ -16,7 +16,8 @@ SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
 PREPARE_WARPS = 4
 ATTEND_WARPS = 4
-LARGE_SHARED = {(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)}  # cards with 160 KB of it a block
+# Bytes of shared memory a block, where cards have more than most.
+SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
 
 
@@ -136,15 +137,19 @@ class AttentionLowering(Launches):
             "VEC": vectors,
             "U": 4 if vectors == 1 and self.layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
             "SPAN": SPAN,
+            "WARPS": ATTEND_WARPS,
         }
         self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
 
     def _attend_group(self, i: int, op: ops.Attend) -> None:
         """Up to 16 heads of a group at once."""
         dims = op.head_dim
-        constants = {"STAGES": 3 if dims <= 128 else 2, "TURN": _turn(dims)}
-        shared = ATTEND_WARPS * constants["STAGES"] * 64 * dims
+        stages = 3 if dims <= 128 else 2
+        of_a_warp = stages * 64 * dims
+        warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
+        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
         together = _divisor(op.heads // op.kv_heads, 16)
+        shared = warps * of_a_warp
         self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
 
     def _in_spans(
@@ -168,15 +173,16 @@ class AttentionLowering(Launches):
         said, arguments = self._scores(op)
         constants = constants | said
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
-        constants |= {"WARPS": ATTEND_WARPS, "CHUNKS": chunks, "EMIT": int(emits)}
+        constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
+        warps = constants["WARPS"]
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
-        what = replace(self._kernel(module, name, 32 * ATTEND_WARPS, **constants), resident=resident)
+        what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
         room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
         arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
-        merging = 4 * ATTEND_WARPS * together * (value_dims + 2) + 16
+        merging = 4 * warps * together * (value_dims + 2) + 16
         shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
@@ -189,9 +195,14 @@ class AttentionLowering(Launches):
         return halves and fits and self.layout.page_size == 64
 
     @property
+    def _shared_limit(self) -> int:
+        """Bytes of shared memory that a block may ask for."""
+        return SHARED.get(self.device.capability, 99 << 10)
+
+    @property
     def _most_dims(self) -> int:
         """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory."""
-        return 256 if self.device.capability in LARGE_SHARED else 128
+        return 256 if self._shared_limit >= 640 * 256 else 128
 
     def _attend_prompt(self, op: ops.Attend) -> None:
         n, (constants, arguments) = self._n[False], self._scores(op)

@@ -126,3 +126,13 @@ def prefetch(address: int, n_bytes: int) -> None:
     assert address % 16 == 0
     assert n_bytes % 16 == 0
     ctypes.string_at(address, n_bytes)
+
+
+@instruction("ld.global.u64 $0, [$1];", "l", "l", ordered=True)
+def load_long(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+@instruction("st.global.u64 [$0], $1;", "", "ll", ordered=True)
+def store_long(address: int, value: int) -> None:
+    ctypes.c_int64.from_address(address).value = value
