@@ -72,7 +72,6 @@ class Batch:
         if len(self.wanted) and not 0 <= self.wanted.min() <= self.wanted.max() < n:
             raise ValueError("a wanted row is out of range")
 
-
     def _fits_alone(self, table: PageTable, vocab: int, n_positions: int) -> bool:
         """Whether a batch of one row is as `check` wants it, found without NumPy, whose overhead for each
         question would make a tenth of a step on a card.

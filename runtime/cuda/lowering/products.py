@@ -8,7 +8,8 @@ import numpy as np
 
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import GATES, GatedMatMul, JoinedMatMul, PreparedAttend
+from ...ops_fused import GatedMatMul
+from ..fusing import GATES, JoinedMatMul, PreparedAttend
 from ..kernels.results import FETCHING
 from ..memory import Region
 from ..weights import Matrix
