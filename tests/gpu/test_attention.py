@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.attention import attend
+from kukri.runtime.cuda.kernels.group_attention import attend_group
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 
 from .codes import decoded, empty
@@ -114,6 +115,45 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
     np.testing.assert_allclose(out.reshape(heads, dims), expected, rtol=1e-4, atol=1e-5)
     if dims % 32 == 0:
         np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("dims", "heads", "stages", "spans", "window", "softcap", "sinks", "bits"),
+    [
+        (64, 4, 3, 1, 0, 0.0, 0, 16),
+        (32, 24, 2, 3, 37, 0.0, 1, 16),
+        (48, 2, 3, 2, 0, 2.0, 0, 16),
+        (64, 4, 3, 3, 100, 0.0, 1, 8),
+        (32, 6, 3, 2, 0, 0.0, 0, 4),
+    ],
+)
+def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
+    rng, kv_heads, position = np.random.default_rng(0), 2, 150
+    keys, values = (rng.standard_normal((3, kv_heads, 64, dims)).astype(np.float16) for _ in range(2))
+    keys[1, :, 150 % 64 + 1 :] = values[1, :, 150 % 64 + 1 :] = np.nan if bits == 16 else 0
+    (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
+    q = rng.standard_normal((1, heads * dims)).astype(np.float32)
+    table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
+    sink = rng.standard_normal(heads).astype(np.float32)
+    out = np.full((1, heads * dims), np.nan, np.float32)
+    partials, counters = np.full((heads, spans, dims + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
+    constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
+    constants |= {"CHUNKS": 1, "PAGE": 6, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
+    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
+    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
+    arguments = [q, q.nbytes, keys_held, values_held, table, 12, zero, at, scale, softcap * LOG2_E, window]
+    arguments += [sink * np.float32(LOG2_E), partials, counters, out, out.nbytes, 0, heads, kv_heads]
+    for _ in range(2):
+        run(attend_group, constants, (kv_heads, spans, 1), 64, arguments, 65536)
+        assert not counters.any()
+    for h in range(heads):
+        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        k = keys[table[0, seen // 64], h // (heads // 2), seen % 64].astype(np.float64)
+        v = values[table[0, seen // 64], h // (heads // 2), seen % 64].astype(np.float64)
+        scores = 0.3 * k @ q[0, h * dims : (h + 1) * dims]
+        weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
+        expected = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
+        np.testing.assert_allclose(out[0, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)
 
 
 def test_attend_latent():

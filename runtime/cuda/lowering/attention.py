@@ -116,56 +116,74 @@ class AttentionLowering(Launches):
         return constants | self._cache_constants(op), [*rows, scale, cap * LOG2_E, op.window, sinks]
 
     def _attend(self, i: int, op: ops.Attend) -> None:
-        layout, n = self.layout, self._n[False]
-        group, dims = op.heads // op.kv_heads, self._padded(op)
-        latent, value_dims = op.v == op.k, padded(op.value_dim)
-        if self._one_prompt and self._suits_prompts(op):
+        if self._one_prompt and self._suits_tensor_cores(op):
             self._attend_prompt(op)
-            return
+        elif self._suits_tensor_cores(op):
+            self._attend_group(i, op)
+        else:
+            self._attend_plain(i, op)
+
+    def _attend_plain(self, i: int, op: ops.Attend) -> None:
+        group, dims = op.heads // op.kv_heads, self._padded(op)
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
-        most = max(1, 4 // vectors)
-        together = max(g for g in range(1, most + 1) if group % g == 0)
-        chunks = group // together
-        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        spans = max(1, SPANS // n)  # idle blocks cost time, too
-        said, arguments = self._scores(op)
-        constants = said | {
-            "G": together,
-            "HD": op.head_dim,
-            "VD": op.value_dim,
-            "VP": value_dims,
-            "LATENT": int(latent),
+        together = _divisor(group, max(1, 4 // vectors))
+        value_dims = padded(op.value_dim)
+        constants = {
+            "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
             "VEC": vectors,
-            "U": 4 if vectors == 1 and layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
-            "WARPS": ATTEND_WARPS,
-            "CHUNKS": chunks,
+            "U": 4 if vectors == 1 and self.layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
             "SPAN": SPAN,
-            "EMIT": int(emits),
-            "TOKENS": self._tokens(op.out) if emits else 0,
         }
-        what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
-        what = replace(what, resident=4)
+        self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
+
+    def _attend_group(self, i: int, op: ops.Attend) -> None:
+        """Up to 16 heads of a group at once."""
+        dims = op.head_dim
+        constants = {"STAGES": 3 if dims <= 128 else 2, "TURN": _turn(dims)}
+        shared = ATTEND_WARPS * constants["STAGES"] * 64 * dims
+        together = _divisor(op.heads // op.kv_heads, 16)
+        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
+
+    def _in_spans(
+        self,
+        i: int,
+        op: ops.Attend,
+        module: str,
+        name: str,
+        together: int,
+        value_dims: int,
+        constants: dict[str, int],
+        resident: int,
+        shared: int,
+    ) -> None:
+        """Attention of single rows, whose contexts blocks share: `together` heads a block."""
+        layout, n = self.layout, self._n[False]
+        chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        few = max(
-            1, 4 * self.device.multiprocessors // op.heads
-        )  # rows, if their contexts are cut into spans
-        room = min(few, layout.max_rows) * op.heads * SPANS * (value_dims + 4) * 4
+        spans = max(1, SPANS // n)  # idle blocks cost time, too
+        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
+        said, arguments = self._scores(op)
+        constants = constants | said
+        constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
+        constants |= {"WARPS": ATTEND_WARPS, "CHUNKS": chunks, "EMIT": int(emits)}
+        constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
+        what = replace(self._kernel(module, name, 32 * ATTEND_WARPS, **constants), resident=resident)
+        room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
         arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
-        shared = max(
-            4 * ATTEND_WARPS * together * (value_dims + 2) + 16, together * (8 * SPANS + 4 * value_dims)
-        )
+        merging = 4 * ATTEND_WARPS * together * (value_dims + 2) + 16
+        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:
             self._coded[self._real(op.out).name] = Coded(codes)
 
-    def _suits_prompts(self, op: ops.Attend) -> bool:
+    def _suits_tensor_cores(self, op: ops.Attend) -> bool:
         halves = self.layout.cache_bits <= 16 and op.v != op.k
         fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._most_dims
         return halves and fits and self.layout.page_size == 64
@@ -178,8 +196,8 @@ class AttentionLowering(Launches):
     def _attend_prompt(self, op: ops.Attend) -> None:
         n, (constants, arguments) = self._n[False], self._scores(op)
         dims = op.head_dim
-        turn, held = min(8, dims // 8 & -(dims // 8)) - 1, dims <= 128
-        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": turn, "HELD": int(held)}
+        held = dims <= 128
+        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": _turn(dims), "HELD": int(held)}
         what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
@@ -188,3 +206,14 @@ class AttentionLowering(Launches):
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of n that is not above `most`."""
+    return max(d for d in range(1, most + 1) if n % d == 0)
+
+
+def _turn(dims: int) -> int:
+    """TURN, as kernels have it, for rows of so many halves: see `kernels/prompt_attention.py`."""
+    pieces = dims // 8
+    return min(8, pieces & -pieces) - 1
