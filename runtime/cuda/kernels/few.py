@@ -34,7 +34,7 @@ from ..ptx import (
 )
 from ..stage import registers, static
 from .common import codes_plane, scales_plane, two_digits
-from .results import finish, look_ahead
+from .results import finish
 
 # Constants of the launch. WARPS: of a block. EXACT: blocks fill the steps of all parts.
 LOAD = UNPACK = finish
@@ -60,9 +60,6 @@ def matmul_few(
     codes,
     norm_weight,
     out_partials,
-    ahead,
-    ahead_other,
-    share,
 ):
     """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · 16 · M / (1 +
     GATED)),)."""
@@ -194,7 +191,6 @@ def matmul_few(
                             if MINIMUM:
                                 acc[m, n, i] = acc[m, n, i] + wb[i // 2] * s[n, i % 2, u]
         warp_barrier()
-    look_ahead(ahead, ahead_other, share)
     if PDL:
         wait_for_grid()  # for warps that had no blocks
     barrier()
