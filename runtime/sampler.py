@@ -143,7 +143,7 @@ class Sampler:
         return int(ids[min(drawn, len(ids) - 1)])
 
     def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        ids = self._recent(history)
+        ids = np.fromiter(self._recent(history), np.intp)
         ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
         if self._penalised.shape != logits.shape:
             self._penalised = np.empty_like(logits)
@@ -155,15 +155,16 @@ class Sampler:
         """What is penalised becomes less likely: the best of before that are not are among the best now."""
         if math.isnan(best.logits[0]):
             return best
-        recent = np.isin(best.ids, self._recent(history))
-        values = np.where(recent, self._lower(best.logits), best.logits)
+        recent = self._recent(history)
+        penalised = np.fromiter((id_ in recent for id_ in best.ids.tolist()), bool, len(best.ids))
+        values = np.where(penalised, self._lower(best.logits), best.logits)
         order = np.lexsort((best.ids, -values))
         return Best(best.ids[order], values[order])
 
-    def _recent(self, history: Sequence[int]) -> np.ndarray:
-        """The ids that are penalised, each once."""
+    def _recent(self, history: Sequence[int]) -> set[int]:
+        """The ids that are penalised."""
         last = self.params.repeat_last_n
-        return np.fromiter(set(history[-last:] if last > 0 else history), np.intp)
+        return set(history[-last:] if last > 0 else history)
 
     def _lower(self, values: np.ndarray) -> np.ndarray:
         penalty = np.float32(self.params.repeat_penalty)
