@@ -79,8 +79,10 @@ class Shapes:
             if not emits:
                 return Shape(8, even, 1, 4) if n_out > 32768 else Shape(4, 1, 1, 8)
             return Shape(2, 1, 2, 32) if loads % 2 == 0 else Shape(2, 1, 1, 16)
-        if loads <= 4 and raw == 9:  # the same with Q8_0
-            return Shape(1, 1, 1, 32) if emits and matrices == 1 else Shape(8, 1, 1, 4)
+        if raw == 9 and emits and matrices == 1:  # the same with Q8_0
+            return Shape(1, 1, 1, 32)
+        if raw == 9 and loads <= 4:
+            return Shape(8, 1, 1, 4) if matrices == 2 else Shape(4, 1, 1, 8)
         if emits and matrices == 1:
             return Shape(2, even, 1, 16)
         rows = 2 if matrices == 2 else 4 if loads <= 2 else 2
@@ -100,9 +102,7 @@ class Shapes:
         """For as many rows of activations as `kernels/few.py` takes; measured on an H200 with Q4_0 and Q8_0,
         widths of 4096 and 14336.
         """
-        if (
-            n_out * matrices > 16384
-        ):  # enough blocks of few warps, whose rows share what is read of activations
+        if n_out * matrices > 16384:  # blocks enough: more rows share what is read of activations
             tile = Tile(4, 4, 4, 2)
         elif n_out > 4096 and blocks <= 256:
             tile = Tile(4, 8, 8)
