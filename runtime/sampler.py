@@ -16,6 +16,8 @@ import numpy as np
 
 from .choice import Best, largest
 
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
 
 class BadLogits(ArithmeticError):
     """The logits hold NaN or +inf, or nothing above -inf: there is no distribution to draw from."""
@@ -56,7 +58,9 @@ class SamplingParams:
         _check_number("temperature", self.temperature, "0 or more", 0.0 <= self.temperature < math.inf)
         _check_number("top_p", self.top_p, "between 0 and 1", 0.0 <= self.top_p <= 1.0)
         _check_number("min_p", self.min_p, "between 0 and 1", 0.0 <= self.min_p <= 1.0)
-        _check_number("repeat_penalty", self.repeat_penalty, "above 0", 0.0 < self.repeat_penalty < math.inf)
+        least, most = LEAST_PENALTY, MOST_PENALTY
+        fits = least <= self.repeat_penalty <= most
+        _check_number("repeat_penalty", self.repeat_penalty, f"between {least:g} and {most:g}", fits)
         _check_count("top_k", self.top_k, 0)
         _check_count("repeat_last_n", self.repeat_last_n, -1)
         if self.seed is not None:
