@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .limited import read_file
+
 if TYPE_CHECKING:
     from .model import Model
 
+LONGEST_FILE = 64 << 20  # bytes
 RESERVE = 4  # a quarter of the context is kept free for the reply, if dropping old turns can do it
 
 
@@ -72,18 +75,25 @@ class Conversation:
 
 
 def save(conversation: Conversation, model_name: str, path: Path) -> None:
-    """Write a conversation as JSON, replacing the file only once it is written."""
+    """Write a conversation as JSON, replacing the file only once it is written. ValueError if what is there
+    is no ordinary file."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is there and is no ordinary file")
     turns = [{"user": turn.user, "assistant": turn.reply, "cut": turn.cut} for turn in conversation.turns]
     data = {"model": model_name, "system": conversation.system, "turns": turns}
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def load(path: Path) -> tuple[str, list[Turn]]:
     """System prompt and turns of a file that `save` wrote; ValueError if it is not one."""
     try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
+        data: Any = json.loads(read_file(path, LONGEST_FILE))
         turns = [Turn(turn["user"], turn["assistant"], turn.get("cut", "")) for turn in data["turns"]]
         system = data["system"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -18,7 +18,7 @@ from .progress import Progress
 from .terminal import human_bytes, remark
 
 ATTEMPTS = 5  # in a row, without a byte received
-NO_SUCH_RANGE = 416  # HTTP status
+PART, NO_SUCH_RANGE = 206, 416  # HTTP statuses
 SPARE_BYTES = 64_000_000  # left free on the disk
 
 
@@ -38,7 +38,7 @@ def transfer(
         failures = 0
         while _size(partial) != n_bytes or not partial.exists():
             before = _size(partial)
-            problem = _append(url, headers, partial, progress.at)
+            problem = _append(url, headers, partial, n_bytes, progress.at)
             grown = _size(partial) - before
             if problem is None and (n_bytes is None or grown <= 0):
                 break  # it came whole, or there is no more than this
@@ -58,8 +58,14 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _append(url: str, headers: dict[str, str], partial: Path, report: Callable[[int], None]) -> str | None:
-    """Stream the rest of `url` to the end of `partial`; says what cut it short, None if nothing did."""
+def _append(
+    url: str, headers: dict[str, str], partial: Path, n_bytes: int | None, report: Callable[[int], None]
+) -> str | None:
+    """Stream the rest of `url` to the end of `partial`; says what cut it short, None if nothing did.
+
+    What goes on for longer than `n_bytes` is false, and not read to its end; where nobody knows how long it
+    is, the disk is looked at on the way.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
     from huggingface_hub.utils import get_session, hf_raise_for_status
@@ -74,10 +80,18 @@ def _append(url: str, headers: dict[str, str], partial: Path, report: Callable[[
             if have and reply.status_code == NO_SUCH_RANGE:
                 return None  # the server has no more than this
             hf_raise_for_status(reply)
-            with partial.open("ab" if reply.status_code == 206 else "wb") as sink:
+            if reply.status_code == PART and not _begins_at(reply.headers.get("Content-Range", ""), have):
+                return "the server sends another part than the one asked for"
+            with partial.open("ab" if reply.status_code == PART else "wb") as sink:
+                looked_at = sink.tell()
                 for chunk in reply.iter_raw():
                     sink.write(chunk)
                     report(sink.tell())
+                    if n_bytes is not None and sink.tell() > n_bytes:
+                        break
+                    if n_bytes is None and sink.tell() - looked_at > SPARE_BYTES // 2:
+                        looked_at = sink.tell()
+                        require_space(partial.parent, 0, partial.name)
     except HfHubHTTPError as error:
         code = error.response.status_code
         if code < 500 and code not in (408, 429):
@@ -88,11 +102,16 @@ def _append(url: str, headers: dict[str, str], partial: Path, report: Callable[[
     return None
 
 
+def _begins_at(content_range: str, first: int) -> bool:
+    return content_range.removeprefix("bytes").strip().startswith(f"{first}-")
+
+
 def _verify(partial: Path, n_bytes: int | None, sha256: str | None, label: str) -> None:
     have = partial.stat().st_size
     if n_bytes is not None and have != n_bytes:
         partial.unlink()
-        raise StoreError(f"{label} came with {have} bytes instead of {n_bytes}; it was deleted, try again")
+        came = f"{have} bytes" if have < n_bytes else "more"
+        raise StoreError(f"{label} came with {came} instead of {n_bytes} bytes; it was deleted, try again")
     if sha256 is not None and (got := file_sha256(partial)) != sha256:
         partial.unlink()
         raise StoreError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import sys
 import zlib
@@ -12,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .limited import GZIP, TooLong, read_limited, unpacked
+
 if TYPE_CHECKING:
     import numpy as np
 
     from ..tokenizer import Tokenizer
 
-GZIP = b"\x1f\x8b"
+LONGEST_TEXT = 1 << 30  # bytes; the largest of the usual texts has a tenth of that
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,19 @@ def read_text(name: str) -> EvalText:
     """A text file, one packed with gzip, or `-`, which is stdin. A usage error if it cannot be read or is not
     UTF-8."""
     try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        if name == "-":
+            raw = b"" if sys.stdin is None else read_limited(sys.stdin.buffer, LONGEST_TEXT)
+        else:
+            with Path(name).open("rb") as file:
+                raw = read_limited(file, LONGEST_TEXT)
         if raw.startswith(GZIP):
-            raw = gzip.decompress(raw)
+            raw = unpacked(raw, LONGEST_TEXT)
         return EvalText(name, raw.decode(), hashlib.sha256(raw).hexdigest())
     except UnicodeDecodeError as problem:
         what = f"is not UTF-8 text ({problem.reason} at byte {problem.start})"
-    except (EOFError, zlib.error, gzip.BadGzipFile):
+    except TooLong as problem:
+        what = str(problem)
+    except (EOFError, zlib.error):
         what = "is packed with gzip, and damaged"
     except OSError as problem:
         what = f"cannot be read: {problem.strerror or problem}"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from . import files
@@ -31,9 +32,16 @@ class RemoteFile:
 
 
 def cache_folder() -> Path:
-    from huggingface_hub import constants
+    return Path(_constants().HF_HUB_CACHE)
 
-    return Path(constants.HF_HUB_CACHE)
+
+def _constants() -> Any:
+    """huggingface-hub's settings, which it reads when it is imported."""
+    try:
+        from huggingface_hub import constants
+    except ValueError as problem:
+        raise StoreError(f"one of the variables HF_… has a value that cannot be: {problem}") from None
+    return constants
 
 
 def repo_folder(repo: str) -> Path:
@@ -81,7 +89,7 @@ def _shards_complete(folder: Path) -> bool:
         return True
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False
     return all((folder / str(shard)).is_file() for shard in shards)
 
@@ -114,12 +122,21 @@ def _nothing_to_choose(repo: str, quant: str | None, paths: dict[str, RemoteFile
 
 
 def _list(repo: str) -> list[RemoteFile]:
-    from huggingface_hub import HfApi
+    from huggingface_hub import HfApi, errors
 
-    info = HfApi().model_info(repo, files_metadata=True, timeout=2 * CONNECT_SECONDS)
+    try:
+        info = HfApi().model_info(repo, files_metadata=True, timeout=2 * CONNECT_SECONDS)
+        siblings: list[tuple[Any, Any, Any]] = [
+            (file.rfilename, file.size, file.lfs and file.lfs.sha256) for file in info.siblings or []
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
+        if isinstance(problem, (errors.HfHubHTTPError, errors.HFValidationError)):
+            raise
+        raise StoreError(f"the Hub's answer about {repo} is no list of files") from None
     return [
-        RemoteFile(file.rfilename, file.size, getattr(file.lfs, "sha256", None))
-        for file in info.siblings or []
+        RemoteFile(path, _n_bytes(size), sha256 if _is_sha256(sha256) else None)
+        for path, size, sha256 in siblings
+        if isinstance(path, str)
     ]
 
 
@@ -128,15 +145,20 @@ def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
+    if not _is_file_name(file.path):
+        raise StoreError(f"{repo} has a file whose name cannot be stored: {file.path[:80]!r}")
     url = hf_hub_url(repo, file.path)
     remote = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     etag = remote.etag
-    if not etag or not re.fullmatch(r"\w[\w.-]*", etag):
+    if not etag or not re.fullmatch(r"\w[\w.-]{,127}", etag):
         raise StoreError(f"the Hub gives no usable ETag for {file.path} of {repo}")
-    n_bytes = file.n_bytes if remote.size is None else remote.size
+    if not re.fullmatch(r"[0-9a-f]{40}", remote.commit_hash or ""):
+        raise StoreError(f"the Hub does not say which commit {file.path} of {repo} belongs to")
+    size = _n_bytes(remote.size)
+    n_bytes = file.n_bytes if size is None else size
     if sha256 is None:
         sha256 = file.sha256 or (etag if _is_sha256(etag) else None)
-    elif _is_sha256(etag) and etag != sha256:
+    if _is_sha256(etag) and etag != sha256:
         raise StoreError(f"the Hub's {file.path} is not the file this name stands for (SHA-256 {etag[:12]}…)")
 
     blob = repo_folder(repo) / "blobs" / etag
@@ -150,14 +172,27 @@ def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
     return Path(hf_hub_download(repo, file.path))
 
 
-def _is_sha256(etag: str) -> bool:
-    return len(etag) == 64 and all(c in "0123456789abcdef" for c in etag)
+def _is_sha256(etag: object) -> bool:
+    return isinstance(etag, str) and re.fullmatch(r"[0-9a-f]{64}", etag) is not None
+
+
+def _n_bytes(size: object) -> int | None:
+    """A size that can be one; None, which is unknown, for others."""
+    return size if isinstance(size, int) and size >= 0 else None
+
+
+def _is_file_name(path: str) -> bool:
+    """Whether a path of the Hub is one below a folder here, as it is meant to be."""
+    parts = path.split("/")
+    plain = path.isprintable() and "\\" not in path
+    return plain and all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
 
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
     """Say in one of our own errors what any of huggingface-hub's means."""
-    from huggingface_hub import constants, errors
+    constants = _constants()
+    from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
     logging.set_verbosity_error()
@@ -186,14 +221,21 @@ def _hub_errors(repo: str) -> Iterator[None]:
         raise Unreachable(f"the Hub answers HTTP {code} for {repo}") from None
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as problem:
         raise Unreachable(f"{repo} is not on disk, and the Hub cannot be reached: {problem}") from None
+    except Exception as problem:
+        if type(problem).__name__ != "InvalidURL":  # of whichever HTTP client huggingface-hub has
+            raise
+        raise Unreachable(f"{repo} is not on disk, and a proxy's or the Hub's address is none") from None
 
 
 def _reachable(endpoint: str) -> bool:
     """Whether somebody picks up at `endpoint`, within CONNECT_SECONDS whatever the resolver does."""
     import urllib.request  # here, because it is slow to import
 
-    url = urlsplit(endpoint)
-    host = url.hostname
+    try:
+        url = urlsplit(endpoint)
+        host = url.hostname
+    except ValueError:
+        return False
     if not host:
         return False
     if url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from .catalogue import DEFAULT
+from .prompt import check_utf8
 
 if TYPE_CHECKING:
     from ..runtime.sampler import SamplingParams
@@ -141,12 +142,15 @@ class GenerationOptions:
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
 
     def sampling(self) -> SamplingParams:
-        """The sampling flags as the runtime takes them; a usage error if one is out of range."""
+        """The sampling flags as the runtime takes them; a usage error if one is out of range, or if a text
+        among the flags is not UTF-8."""
         from ..runtime.sampler import SamplingParams
 
         names = {field.name for field in fields(SamplingParams)}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        check_utf8("the system prompt", self.system or "")
         if self.stop is not None:
+            check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
         try:
             return SamplingParams(**{name: value for name, value in given.items() if value is not None})

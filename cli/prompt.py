@@ -26,8 +26,7 @@ def read_prompt(words: Sequence[str], no_stdin: bool) -> str:
     if explicit and no_stdin:
         raise typer.BadParameter("- asks for stdin and --no-stdin forbids it")
     argument = " ".join(word for word in words if word != "-")
-    if any("\udc80" <= c <= "\udcff" for c in argument):
-        raise typer.BadParameter("the prompt is not UTF-8 text")
+    check_utf8("the prompt", argument)
     piped = ""
     if explicit or (not no_stdin and sys.stdin is not None and not terminal.is_terminal(sys.stdin)):
         piped = read_stdin(hint=bool(argument) and not explicit)
@@ -35,6 +34,12 @@ def read_prompt(words: Sequence[str], no_stdin: bool) -> str:
     if not text:
         raise typer.BadParameter("no prompt: give one as an argument or on stdin")
     return text
+
+
+def check_utf8(what: str, text: str) -> None:
+    """A usage error for a flag or an argument whose bytes are not UTF-8."""
+    if any("\udc80" <= c <= "\udcff" for c in text):
+        raise typer.BadParameter(f"{what} is not UTF-8 text")
 
 
 def read_stdin(hint: bool = False) -> str:
@@ -55,6 +60,8 @@ def read_stdin(hint: bool = False) -> str:
                 )
             pieces.append(decoder.decode(block))
         pieces.append(decoder.decode(b"", final=True))
+    except OSError as problem:
+        raise typer.BadParameter(f"stdin cannot be read: {problem.strerror or problem}") from None
     except UnicodeDecodeError as problem:
         raise typer.BadParameter(
             f"stdin is not UTF-8 text ({problem.reason}); pipe text, not binary data"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ..quant.block import BlockFormat
     from ..quant.quantize import Encoder, Written
     from ..quant.recipes import Planned, Recipe
+    from .calibrated import Calibrated
     from .convert import Convertible
 
 
@@ -52,13 +53,11 @@ def quantize(
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
     calibration: Annotated[
-        Path | None,
+        str | None,
         flag(
             "--calibration",
             metavar="TEXT",
-            exists=True,
-            dir_okay=False,
-            help="Round by what the model computes while it reads this text file.",
+            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
         ),
     ] = None,
     bits: Annotated[
@@ -94,16 +93,26 @@ def quantize(
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    planned = plan(recipe, model.tensors, model.facts, keep=model.is_gguf, overrides=formats)
-    if kind.lower() == "int4" and not formats:
-        planned = _budgeted(planned, bits)
-    elif bits is not None:
+    by_importance, has_budget = calibration is not None, kind.lower() == "int4" and not formats
+    if bits is not None and not has_budget:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
-    _check_quantised(planned, allow_requantize)
-    planned = checked(planned, zero_nonfinite, model.release)
-    encode = nearest(threads, zero_nonfinite)
+
+    def settled(planned: list[Planned]) -> list[Planned]:
+        _check_quantised(planned, allow_requantize)
+        return checked(planned, zero_nonfinite, model.release)
+
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
+    encode: Encoder = nearest(threads, zero_nonfinite)
     if calibration is not None:
-        planned, encode = _calibrated(planned, path, calibration, threads, zero_nonfinite)
+        encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
+        if has_budget:
+            planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
+        planned = calibrated.in_order(planned)
+    elif has_budget:
+        terminal.note(
+            "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
+        )
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
     metadata, types = _with_recipe(model, recipe)
@@ -113,34 +122,44 @@ def quantize(
     terminal.write(f"{target}\n")
 
 
-def _budgeted(planned: list[Planned], bits: float | None) -> list[Planned]:
+def _budgeted(
+    planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
+) -> list[Planned]:
     from ..quant.budget import budgeted
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
         n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
     try:
-        return budgeted(planned, n_bytes)
+        return budgeted(planned, n_bytes, sensitivity)
     except ValueError as problem:
         raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
 
 
-def _calibrated(
-    planned: list[Planned], path: Path, text: Path, threads: int | None, zero_nonfinite: bool
-) -> tuple[list[Planned], Encoder]:
+def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
+    from .progress import StatusLine
+
+    with StatusLine() as line:
+        return calibrated.sensitivity(
+            lambda done, of: line.show(f"measuring what matrices lose by rounding: {done} of {of} kinds")
+        )
+
+
+def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
     from ..tokenizer import TokenizerError
-    from .calibrated import Calibrated, TextTooShort, calibration_windows, in_order
+    from .calibrated import Calibrated, TextTooShort, calibration_text, calibration_windows
+    from .limited import TooLong
     from .source import open_source
 
     tokenizer = open_source(path).tokenizer
     if tokenizer is None:
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
-        windows = calibration_windows(text.read_text(encoding="utf-8", errors="replace"), tokenizer)
-    except TextTooShort as problem:
-        raise typer.BadParameter(str(problem)) from None
-    processors = threads or len(os.sched_getaffinity(0))
-    return in_order(planned), Calibrated(path, windows, processors, zero_nonfinite)
+        windows = calibration_windows(calibration_text(text), tokenizer)
+    except (TextTooShort, TooLong, OSError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
+    return Calibrated(path, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
 
 
 def _recipe(kind: str) -> Recipe:

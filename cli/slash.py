@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -86,17 +87,21 @@ def _show(chat: Chat, rest: str) -> None:
     _set(chat, "")
 
 
+def _path(text: str) -> Path:
+    return Path(os.path.expanduser(text))
+
+
 def _save(chat: Chat, rest: str) -> None:
     if not rest:
         raise ValueError("/save needs a file name")
-    conversation.save(chat.conversation, chat.name, Path(rest).expanduser())
+    conversation.save(chat.conversation, chat.name, _path(rest))
     terminal.remark(f"(saved {len(chat.conversation.turns)} turns to {rest})")
 
 
 def _load(chat: Chat, rest: str) -> None:
     if not rest:
         raise ValueError("/load needs a file name")
-    chat.conversation.system, chat.conversation.turns = conversation.load(Path(rest).expanduser())
+    chat.conversation.system, chat.conversation.turns = conversation.load(_path(rest))
     terminal.remark(f"(loaded {len(chat.conversation.turns)} turns from {rest})")
 
 

@@ -44,7 +44,7 @@ def open_source(path: Path, text: bool = True) -> Source:
     file = GGUFFile.open(path)
     config = config_from_gguf(file.metadata, file.tensors)
     kind = file.metadata.get("tokenizer.ggml.model")
-    has_tokenizer = text and kind != NO_TOKENIZER
+    has_tokenizer = text and not (isinstance(kind, str) and kind == NO_TOKENIZER)
     has_tokenizer = has_tokenizer and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
     tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
     name = file.metadata.get("general.name")

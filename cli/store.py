@@ -48,8 +48,12 @@ class Installed:
 def home() -> Path:
     """kukri's own folder: KUKRI_HOME, or `kukri` in the user's cache folder."""
     if given := os.environ.get("KUKRI_HOME"):
-        return Path(given).expanduser()
-    if cache := os.environ.get("XDG_CACHE_HOME"):
+        try:
+            return Path(given).expanduser()
+        except RuntimeError:
+            raise StoreError(f"KUKRI_HOME is {given}, and there is no such user") from None
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(cache):  # others are to be ignored, as the specification has it
         return Path(cache) / "kukri"
     try:
         return Path.home() / ".cache" / "kukri"
@@ -79,7 +83,7 @@ def parse(name: str) -> Path | Entry | HubName:
     """What `name` names; raises ModelNotFound if it can be nothing."""
     looks_like_path = name.startswith((".", "~", os.sep)) or name.lower().endswith((".gguf", ".safetensors"))
     path = Path(os.fsdecode(name.encode("utf-8", "surrogateescape")))  # the bytes as they were typed
-    path = path.expanduser() if name.startswith("~") else path
+    path = Path(os.path.expanduser(path)) if name.startswith("~") else path
     if looks_like_path or "\\" in name or name.count("/") > 1:
         if not name or not os.path.exists(path):
             raise ModelNotFound(f"no such file or folder: {name}")

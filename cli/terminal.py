@@ -59,6 +59,9 @@ def write(text: str) -> None:
         sys.stdout.flush()
     except BrokenPipeError:
         _quiet_exit()
+    except OSError as problem:
+        silence(sys.stdout)
+        raise RuntimeError(f"cannot write the output: {problem.strerror or problem}") from problem
 
 
 def _quiet_exit() -> NoReturn:

@@ -10,7 +10,7 @@ import typer
 
 from . import store, terminal
 from .options import DEFAULT_MODEL, Model_, flag
-from .prompt import read_stdin
+from .prompt import check_utf8, read_stdin
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
 
@@ -34,6 +34,7 @@ def tokenize(
     """
     if text and text != ["-"]:
         content = " ".join(text)
+        check_utf8("the text", content)
     elif text or not terminal.is_terminal(sys.stdin):
         content = read_stdin()
     else:

@@ -1,14 +1,14 @@
 """Formats for all matrices of a model under a budget of bytes: `int4`.
 
-Each matrix starts at the narrowest format; then the step that takes away most expected error for each byte is
-taken, one after the other, until none fits. Errors are the formats' own, by weight, whatever the matrix: with
-compensated rounding to Q5_1, SmolLM2's embeddings and its layers each cost as much divergence a weight.
+Each matrix starts at the narrowest format; then the step that takes away most expected divergence for each
+byte is taken, one after the other, until none fits. What is expected is the format's mean squared error
+times the matrix's sensitivity by weight, if that has been measured (`runtime/sensitivity.py`).
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,13 +29,18 @@ _WIDE = {
 _NARROW = {"IQ4_NL": 0.72, "Q5_0": 0.25, "Q5_1": 0.16, "Q8_0": 0.0033}
 
 
-def budgeted(plan: Sequence[Planned], n_bytes: int) -> list[Planned]:
+def budgeted(
+    plan: Sequence[Planned], n_bytes: int, sensitivity: Mapping[str, float] | None = None
+) -> list[Planned]:
     """The plan, its quantised matrices in formats that give all tensors together at most `n_bytes`.
 
+    `sensitivity` of matrices by their names, a weight; those that are not in it have the mean of the others.
     Of equal steps the earlier tensor's comes first. Raises ValueError if even the narrowest formats
     are too many bytes.
     """
     chosen = list(plan)
+    known = sensitivity or {}
+    usual = sum(known.values()) / len(known) if known else 1.0
     steps: list[tuple[float, int, int]] = []
     ladders: dict[int, list[BlockFormat]] = {}
     for i, planned in enumerate(plan):
@@ -47,7 +52,9 @@ def budgeted(plan: Sequence[Planned], n_bytes: int) -> list[Planned]:
         ladders[i] = [form for form, _ in ladder]
         chosen[i] = replace(planned, format=ladder[0][0], note="")
         for rung, ((low, error), (high, less)) in enumerate(pairwise(ladder)):
-            gain = (error - less) / (high.bits_per_weight - low.bits_per_weight)
+            gain = (
+                known.get(planned.name, usual) * (error - less) / (high.bits_per_weight - low.bits_per_weight)
+            )
             heapq.heappush(steps, (-gain, i, rung + 1))
     left = n_bytes - sum(planned.record.n_bytes for planned in chosen)
     if left < 0:

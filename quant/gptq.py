@@ -5,37 +5,40 @@ q)ᵀ H (w - q) small over its rows, where rounding to nearest only sees H's dia
 triangular, a row's loss is Σ_i (R_ii (w_i - q_i) + Σ_{j>i} R_ij (w_j - q_j))². Columns are therefore
 rounded from the last to the first, each to what is nearest to w_i + Σ_{j>i} R_ij / R_ii (w_j - q_j), and
 its own part of the loss is R_ii² times the square of what is left: that is the importance by which scales
-are searched for. The columns that matter most are rounded first, while nothing has to be made good.
+are searched for. The columns that matter most are rounded first, while nothing has to be made good. When all
+are, each is looked at again: with the others as they have become, it should have been rounded to what is
+nearest to w_i + Σ_{j≠i} H_ij / H_ii (w_j - q_j).
 
 Second moments of few tokens promise more than other text keeps: what columns have to do with each other is
 overestimated. So H's off-diagonal part is shrunk.
 
 Sources: Frantar et al. 2022, "GPTQ"; in the order and factorisation of Babai's nearest plane algorithm
-(Chen et al. 2025, "The geometry of LLM quantization"); shrinkage after Ledoit and Wolf 2004.
+(Chen et al. 2025, "The geometry of LLM quantization"); the later looks after Behdin et al. 2023, "QuantEase";
+shrinkage after Ledoit and Wolf 2004.
 """
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
+from .factor import Factor
 from .grid import Grid, fit
 from .kernel import Kernel
 
-SHRINKAGE = 0.3  # of what columns have in common
-DAMPING = 0.01  # of the mean of the diagonal
 COLUMNS = 64  # rounded at a time
 ROWS = 256  # of a thread at a time
+SWEEPS = 2  # over the columns, once all are rounded
 
 _FIELDS = (
     "targets",
     "weights",
+    "before",
     "errors",
-    "factor",
+    "ahead",
     "scale",
     "minimum",
     "levels",
@@ -45,39 +48,6 @@ _FIELDS = (
 )
 COMPENSATE = np.dtype([(name, np.int64) for name in (*_FIELDS, "rows", "columns")])
 COMPENSATE_ROWS = Kernel(f"{__package__}.gptq_kernels", "compensate_rows")
-
-
-@dataclass(frozen=True)
-class Factor:
-    """What is known of a matrix's inputs, made ready for rounding.
-
-    `order` int [width]: the columns, those rounded first last. `ahead` float32 [width, width]: in that order,
-    [j, i] is R_ij / R_ii, by which column j's error is made good by column i before it; zero elsewhere.
-    `importance` float32 [width]: R_ii², in the order of the matrix.
-    """
-
-    order: np.ndarray
-    ahead: np.ndarray
-    importance: np.ndarray
-
-
-def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Factor:
-    """The factor of float32 `[width, width]` second moments, which are left as they are."""
-    diagonal = np.diagonal(moments).astype(np.float32)
-    order = np.argsort(diagonal, kind="stable")
-    matrix = moments[order][:, order]
-    matrix *= np.float32(1 - shrinkage)
-    mean = float(diagonal.mean()) or 1.0
-    at = np.arange(len(order))
-    matrix[at, at] = diagonal[order] + np.float32(damping * mean)
-    lower = np.linalg.cholesky(matrix)  # R's transpose
-    del matrix
-    own = np.diagonal(lower).copy()
-    importance = np.empty_like(own)
-    importance[order] = own * own
-    lower /= own
-    lower[at, at] = 0
-    return Factor(order, lower, importance)
 
 
 def encode_compensated(
@@ -107,26 +77,40 @@ def encode_compensated(
 def _codes(
     weights: np.ndarray, scale: np.ndarray, minimum: np.ndarray, grid: Grid, known: Factor
 ) -> np.ndarray:
-    """uint8 `[rows, width]`."""
+    """uint8 `[rows, width]`: each column with those that are still to come, then with all."""
     n, width = weights.shape
     weights, scale, minimum = (np.ascontiguousarray(a[:, known.order]) for a in (weights, scale, minimum))
     errors = np.zeros((n, width), np.float32)
     codes = np.empty((n, width), np.uint8)
-    for end in range(width, 0, -COLUMNS):
-        start = max(0, end - COLUMNS)
-        here = slice(start, end)
-        w, s, m = (np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum))
-        targets = w + errors[:, end:] @ known.ahead[end:, here]
-        ahead = np.ascontiguousarray(known.ahead[here, here])
-        errors[:, here], codes[:, here] = compensate(targets, w, s, m, ahead, grid)
+    for sweep in (_unmade_good, *[_unmade_better] * SWEEPS):
+        for end in range(width, 0, -COLUMNS):
+            here = slice(max(0, end - COLUMNS), end)
+            w, s, m, before = (np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum, errors))
+            wanted, ahead = sweep(errors, here, known)
+            errors[:, here], codes[:, here] = compensate(w + wanted, w, before, s, m, ahead, grid)
     out = np.empty_like(codes)
     out[:, known.order] = codes
     return out
 
 
+def _unmade_good(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
+    """By how much columns `here` are to make good what those behind lost, and `ahead` of `compensate`."""
+    ahead = known.ahead(here)
+    own = here.stop - here.start
+    return errors[:, here.stop :] @ ahead[own:], np.ascontiguousarray(ahead[:own])
+
+
+def _unmade_better(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
+    """The same where all columns have been rounded: to what is best while the others stay as they are."""
+    moments = known.moments(here)
+    moments /= known.diagonal[here]
+    return errors @ moments - errors[:, here], np.ascontiguousarray(moments[here])
+
+
 def compensate(
     targets: np.ndarray,
     weights: np.ndarray,
+    before: np.ndarray,
     scale: np.ndarray,
     minimum: np.ndarray,
     ahead: np.ndarray,
@@ -134,13 +118,15 @@ def compensate(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Errors (float32) and codes (uint8) `[rows, columns]` of a few columns, from the last to the first.
 
-    All arguments are contiguous; `targets` is changed.
+    Each is rounded to what is nearest to its target; by how much its error is another than `before`, times
+    `ahead` [j, i], column j raises the target of each column i before it. All arguments are contiguous;
+    `targets` is changed.
     """
     errors, codes = np.empty_like(weights), np.empty(weights.shape, np.uint8)
     levels = np.concatenate([grid.levels, halfway(grid.levels)])
     record = np.zeros(1, COMPENSATE)
-    arrays = (targets, weights, errors, ahead, scale, minimum, levels)
-    for name, array in zip(_FIELDS[:7], arrays, strict=True):
+    arrays = (targets, weights, before, errors, ahead, scale, minimum, levels)
+    for name, array in zip(_FIELDS[:8], arrays, strict=True):
         record[name] = array.ctypes.data
     record["n_levels"], record["uniform"] = len(grid.levels), grid.is_uniform
     record["codes"] = codes.ctypes.data
@@ -152,6 +138,7 @@ def compensate(
 def compensate_slowly(
     targets: np.ndarray,
     weights: np.ndarray,
+    before: np.ndarray,
     scale: np.ndarray,
     minimum: np.ndarray,
     ahead: np.ndarray,
@@ -169,7 +156,7 @@ def compensate_slowly(
             code = np.searchsorted(halfway(grid.levels), x).astype(np.uint8)
         codes[:, j] = code
         errors[:, j] = weights[:, j] - (s * grid.levels[code] - minimum[:, j])
-        targets[:, :j] += errors[:, j, None] * ahead[j, :j]
+        targets[:, :j] += (errors[:, j] - before[:, j])[:, None] * ahead[j, :j]
     return errors, codes
 
 

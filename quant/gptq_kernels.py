@@ -17,8 +17,9 @@ def compensate_rows(arguments: int, unused_step: int, unused_thread: int) -> Non
     rows, n = a.rows, a.columns
     targets = carray(as_pointer(a.targets), (rows, n), np.float32)
     weights = carray(as_pointer(a.weights), (rows, n), np.float32)
+    before = carray(as_pointer(a.before), (rows, n), np.float32)
     errors = carray(as_pointer(a.errors), (rows, n), np.float32)
-    ahead = carray(as_pointer(a.factor), (n, n), np.float32)
+    ahead = carray(as_pointer(a.ahead), (n, n), np.float32)
     scale = carray(as_pointer(a.scale), (rows, n), np.float32)
     minimum = carray(as_pointer(a.minimum), (rows, n), np.float32)
     levels = carray(as_pointer(a.levels), 2 * a.n_levels, np.float32)
@@ -41,5 +42,6 @@ def compensate_rows(arguments: int, unused_step: int, unused_thread: int) -> Non
             codes[r, j] = code
             error = weights[r, j] - (s * levels[code] - minimum[r, j])
             errors[r, j] = error
+            change = error - before[r, j]
             for k in range(j):
-                targets[r, k] += error * ahead[j, k]
+                targets[r, k] += change * ahead[j, k]

@@ -119,7 +119,8 @@ def cache_folder() -> Path:
 
     `KUKRI_HOME` or the user's cache folder; where neither can be written, a private temporary one.
     """
-    base, user = os.environ.get("KUKRI_HOME"), os.environ.get("XDG_CACHE_HOME")
+    base, user = os.environ.get("KUKRI_HOME"), os.environ.get("XDG_CACHE_HOME", "")
+    user = user if os.path.isabs(user) else ""  # others are to be ignored, as the specification has it
     name = f"{_level()}-{_fingerprint()}" if _sources() else ""
     try:
         if not name:

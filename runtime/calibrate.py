@@ -6,184 +6,156 @@ only one layer's weights and moments are in memory at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 
 from ..quant.block import QTensor
 from . import ops
-from .buffer import Buffer
-from .cache import PAGE_SIZE, Batch, PageTable
-from .reference import ReferenceMachine
+from .calibration_machine import CalibrationMachine, Reads, Release, Squares, finite, live_buffers, segments
 
-_AT_ONCE = 4  # windows whose activations are held
-_COLUMNS = 1024  # of moments that are added to at a time
+_AT_ONCE = 2  # windows whose activations are held
+_KEPT_BYTES = 1 << 28  # of a layer's matrices in float32; others are made anew for each window
+_COLUMNS = 512  # and rows of moments that are added to at a time
+_PRIOR = 16  # rows that an expert is taken to have read besides, of all experts' mean
 
 
 @dataclass(frozen=True)
 class Moments:
-    """float32 [width, width], mean xxᵀ of the rows that went into the matrices called `names`."""
+    """float32 [width, width], mean xxᵀ of the rows x that went into the matrices called `names`."""
 
     names: tuple[str, ...]
     values: np.ndarray
 
 
-class _Machine(ReferenceMachine):
-    """Runs part of a program, and keeps what products read."""
+@dataclass(frozen=True)
+class ExpertMoments:
+    """float32 [experts, width], mean x² of the rows that went into each matrix of the stack called `name`."""
 
-    def segment(
-        self, part: Sequence[ops.Op], tokens: np.ndarray, table: PageTable, live: dict[str, np.ndarray]
-    ) -> list[tuple[list[ops.MatMul], np.ndarray]]:
-        """Run `part` over a window whose buffers are `live`; the products by what they read."""
-        n = len(tokens)
-        rows = np.arange(n, dtype=np.int32)
-        self._batch, self._table = Batch(tokens.astype(np.int32), np.zeros(n, np.int32), rows, rows), table
-        self.buffers = dict(live)
-        self.states.begin(self._batch)
-        read: list[tuple[list[ops.MatMul], np.ndarray]] = []
-        for op in part:
-            if isinstance(op, ops.MatMul):
-                x = self.buffers[op.x.name]
-                group = next((group for group, other in read if other is x), None)
-                if group is None:
-                    read.append(([op], x))
-                else:
-                    group.append(op)
-                if op.out.name == self.program.logits.name:
-                    break  # nobody asks for logits
-            self._run(op)
-        self.states.end(self._batch)
-        return read
+    name: str
+    values: np.ndarray
 
-    def attend(self, op: ops.Attend) -> None:
-        """As the reference does for a sequence from its beginning, head by head, which is faster."""
-        if _share_caches(self.program) or op.v == op.k or op.sinks is not None:
-            super().attend(op)
-            return
-        n = len(self._batch.tokens)
-        q = self.buffers[op.q.name].reshape(n, op.heads, -1)
-        k, v = (self.buffers[b.name].reshape(n, op.kv_heads, -1) for b in (op.k, op.v))
-        at = np.arange(n)
-        hidden = at > at[:, None]
-        if op.window:
-            hidden |= at <= at[:, None] - op.window
-        mask = np.where(hidden, np.float32(-np.inf), np.float32(0))
-        out = np.empty((n, op.heads, op.value_dim), np.float32)
-        for h in range(op.heads):
-            g = h * op.kv_heads // op.heads
-            scores = (np.ascontiguousarray(q[:, h]) * np.float32(op.scale)) @ np.ascontiguousarray(k[:, g]).T
-            if op.softcap:
-                scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
-            scores += mask
-            scores -= scores.max(axis=1, keepdims=True)
-            np.exp(scores, out=scores)
-            scores /= scores.sum(axis=1, keepdims=True)
-            out[:, h] = scores @ np.ascontiguousarray(v[:, g])
-        self.buffers[op.out.name] = out.reshape(n, -1)
 
-    def keep(self, weights: dict[int, np.ndarray]) -> None:
-        self._kept = weights
+Layer = list[Moments | ExpertMoments]
 
 
 def moments(
-    program: ops.Program, names: Mapping[int, str], windows: np.ndarray, threads: int = 1
-) -> Iterator[list[Moments]]:
-    """The moments of each layer's matrices in turn, and last of the output's.
+    program: ops.Program,
+    names: Mapping[int, str],
+    windows: np.ndarray,
+    threads: int = 1,
+    release: Release = lambda tensor: None,
+) -> Iterator[Layer]:
+    """What is found out about each layer's matrices in turn, and last about the output's.
 
-    `names` are those of tensors by their `id`; `windows` int32 [n, context]. The moments of a layer are only
-    held until the next is asked for. Results do not depend on `threads`.
+    `names` are those of tensors by their `id`; `windows` int32 [n, context]. Nothing of a layer is held here
+    once it is handed out. `release` is told of tensors that have been read. `threads` change no result.
     """
-    parts = _segments(program)
-    n_pages = -(-windows.shape[1] // PAGE_SIZE)
-    table = PageTable(n_pages)
-    table.extend(0, windows.shape[1])
-    machines = [_Machine(program, n_pages, keep_bytes=0) for _ in range(threads)]
+    parts = segments(program)
+    machines = [CalibrationMachine(program, windows.shape[1], release) for _ in range(threads)]
     held: list[dict[str, np.ndarray]] = [{} for _ in windows]
     with ThreadPoolExecutor(threads) as pool:
         for k, part in enumerate(parts):
-            later = [op for other in parts[k + 1 :] for op in other]
-            needed = _live(later)
-            weights = {
-                id(op.weight): op.weight.dequantize()
-                for op in part
-                if isinstance(op, ops.MatMul) and op.out.name != program.logits.name
-            }
-            for machine in machines:
-                machine.keep(weights)
-            sums: dict[tuple[str, ...], np.ndarray] = {}
-            for first in range(0, len(windows), _AT_ONCE):
-                some = range(first, min(first + _AT_ONCE, len(windows)))
-                shares = [list(some)[t::threads] for t in range(threads)]
-
-                run = partial(_run, part=part, table=table, windows=windows, held=held, needed=needed)
-                reads: dict[int, list[tuple[list[ops.MatMul], np.ndarray]]] = {}
-                for read in pool.map(run, machines, shares):
-                    reads |= read
-                for i in some:
-                    for group, x in reads[i]:
-                        called = tuple(names[id(op.weight)] for op in group if id(op.weight) in names)
-                        if called:
-                            _add(sums.setdefault(called, np.zeros((x.shape[1],) * 2, np.float32)), x)
-            weights.clear()
-            for machine in machines:
-                machine.buffers.clear()
-            yield [Moments(called, _whole(total, windows.size)) for called, total in sums.items()]
+            needed = live_buffers([op for other in parts[k + 1 :] for op in other])
+            yield _layer(part, machines, pool, names, windows, held, needed, release)
 
 
-def _run(
-    machine: _Machine,
-    share: list[int],
+def _layer(
     part: Sequence[ops.Op],
-    table: PageTable,
+    machines: Sequence[CalibrationMachine],
+    pool: ThreadPoolExecutor,
+    names: Mapping[int, str],
     windows: np.ndarray,
     held: list[dict[str, np.ndarray]],
     needed: set[str],
-) -> dict[int, list[tuple[list[ops.MatMul], np.ndarray]]]:
-    """Take some windows through a layer; `held`, their buffers, become those `needed` from there on."""
+    release: Release,
+) -> Layer:
+    """Take all windows through a layer; `held`, their buffers, become those `needed` from there on."""
+    logits = machines[0].program.logits.name
+    tensors = [op.weight for op in part if isinstance(op, ops.MatMul) and op.out.name != logits]
+    weights: dict[int, np.ndarray] = {}
+    left = _KEPT_BYTES
+    for tensor in tensors:
+        size = 4 * math.prod(tensor.shape)
+        if size <= left and id(tensor) not in weights:
+            weights[id(tensor)], left = finite(tensor.dequantize()), left - size
+            release(tensor)
+    for machine in machines:
+        machine.keep(weights)
+    sums: dict[tuple[str, ...], np.ndarray] = {}
+    squares: Squares = {}
+    run = partial(_run, part=part, windows=windows, held=held, needed=needed)
+    for first in range(0, len(windows), _AT_ONCE):
+        some = range(first, min(first + _AT_ONCE, len(windows)))
+        reads: dict[int, Reads] = {}
+        for read in pool.map(run, machines, [some[t :: len(machines)] for t in range(len(machines))]):
+            reads |= read
+        for i in some:
+            for matrix, (count, total) in reads[i].squares.items():
+                before = squares.get(matrix, (0, np.float32(0)))
+                squares[matrix] = before[0] + count, before[1] + total
+        for number, (group, _) in enumerate(reads[first].products):
+            called = tuple(names[id(op.weight)] for op in group if id(op.weight) in names)
+            if called:
+                rows = [reads[i].products[number][1] for i in some]
+                width = rows[0].shape[1]
+                total = sums.setdefault(called, np.zeros((width, width), np.float32))
+                for _ in pool.map(partial(_add, total, rows), *zip(*_tiles(width), strict=True)):
+                    pass
+    weights.clear()
+    for machine in machines:
+        machine.buffers.clear()
+    experts = [found for op in part if isinstance(op, ops.MoE) for found in _of_experts(op, squares, names)]
+    for op in part:
+        if isinstance(op, ops.Embed):
+            release(op.table)
+    return [*(Moments(called, _whole(total, windows.size)) for called, total in sums.items()), *experts]
+
+
+def _run(
+    machine: CalibrationMachine,
+    share: Sequence[int],
+    part: Sequence[ops.Op],
+    windows: np.ndarray,
+    held: list[dict[str, np.ndarray]],
+    needed: set[str],
+) -> dict[int, Reads]:
+    """Take some windows through a layer."""
     read = {}
     for i in share:
-        read[i] = machine.segment(part, windows[i], table, held[i])
+        read[i] = machine.segment(part, windows[i], held[i])
         held[i] = {name: machine.buffers[name] for name in needed & set(machine.buffers)}
     return read
 
 
-def _segments(program: ops.Program) -> list[tuple[ops.Op, ...]]:
-    """The program layer by layer; in one piece where layers read what others have cached."""
-    cuts = [0, *program.layers[1:], len(program.ops)]
-    if not program.layers or _share_caches(program):
-        cuts = [0, len(program.ops)]
-    return [program.ops[a:b] for a, b in pairwise(cuts)]
+def _of_experts(op: ops.MoE, squares: Squares, names: Mapping[int, str]) -> Iterator[ExpertMoments]:
+    """What the experts of a layer have read. Those that read little are taken to be like the others."""
+    for stack in (op.gate, op.up, op.down):
+        if not stack or id(stack[0]) not in names:
+            continue
+        found = [squares.get(id(matrix), (0, np.float32(0))) for matrix in stack]
+        counts = np.array([[count] for count, _ in found], np.float32)
+        sums = np.stack([np.broadcast_to(total, stack[0].shape[1:]) for _, total in found])
+        mean = sums.sum(axis=0) / max(1.0, float(counts.sum()))
+        yield ExpertMoments(names[id(stack[0])], (sums + _PRIOR * mean) / (counts + _PRIOR))
 
 
-def _share_caches(program: ops.Program) -> bool:
-    """Whether layers read keys and values that others have cached."""
-    return any(isinstance(op, ops.Attend) and not op.append for op in program.ops)
+def _tiles(width: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of the parts that the upper half of moments is made in."""
+    cuts = [slice(a, min(a + _COLUMNS, width)) for a in range(0, width, _COLUMNS)]
+    return [(cuts[i], cuts[j]) for i in range(len(cuts)) for j in range(i, len(cuts))]
 
 
-def _live(later: Sequence[ops.Op]) -> set[str]:
-    """The buffers that ops read before they write them."""
-    read, written = set[str](), set[str]()
-    for op in later:
-        keeps = isinstance(op, ops.Add) or (isinstance(op, ops.MatMul) and op.accumulate)
-        found = [(f.name, b) for f in fields(op) for b in _buffers(getattr(op, f.name))]
-        read |= {b.name for name, b in found if (name != "out" or keeps) and b.name not in written}
-        written |= {b.name for name, b in found if name == "out"}
-    return read
-
-
-def _buffers(value: object) -> list[Buffer]:
-    values = value if isinstance(value, tuple) else (value,)
-    return [b for b in values if isinstance(b, Buffer)]
-
-
-def _add(total: np.ndarray, x: np.ndarray) -> None:
-    """total += xᵀx, above the diagonal and a little below."""
-    for a in range(0, len(total), _COLUMNS):
-        total[a : a + _COLUMNS, a:] += x[:, a : a + _COLUMNS].T @ x[:, a:]
+def _add(total: np.ndarray, xs: Sequence[np.ndarray], rows: slice, columns: slice) -> None:
+    """total += xᵀx in one tile. Of those on the diagonal NumPy makes one half only."""
+    tile = xs[0][:, rows].T @ xs[0][:, columns]
+    for x in xs[1:]:
+        tile += x[:, rows].T @ x[:, columns]
+    total[rows, columns] += tile
 
 
 def _whole(total: np.ndarray, n: int) -> np.ndarray:

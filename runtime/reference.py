@@ -128,7 +128,7 @@ class ReferenceMachine:
             case ops.Route():
                 route(op, self.buffers)
             case ops.MoE():
-                moe(op, self.buffers, self._dequantized)
+                moe(op, self.buffers, self._dequantized, self.expert_reads)
             case ops.Add():
                 self.add(op)
             case ops.Sparsify():
@@ -200,6 +200,9 @@ class ReferenceMachine:
         block = max(1, _CHUNK_WEIGHTS // width)
         for start in range(0, n_rows, block):
             yield start, tensor.rows(np.arange(start, min(start + block, n_rows)))
+
+    def expert_reads(self, matrix: QTensor, x: np.ndarray) -> None:
+        """Called before an expert's matrix multiplies `x`, for machines that look at it."""
 
     def head_matmul(self, op: ops.HeadMatMul) -> None:
         x = self.buffers[op.x.name]

@@ -40,12 +40,16 @@ def route(op: ops.Route, buffers: Buffers) -> None:
     buffers[op.shares.name] = shares * np.float32(op.scale)
 
 
-def moe(op: ops.MoE, buffers: Buffers, dequantized: Dequantized) -> None:
+def moe(
+    op: ops.MoE, buffers: Buffers, dequantized: Dequantized, reads: Callable[[QTensor, np.ndarray], None]
+) -> None:
+    """`reads` is told what each expert's matrix is going to multiply."""
     x, chosen = buffers[op.x.name], buffers[op.experts.name].astype(int)
     out = np.zeros((len(x), op.out.width), np.float32)
 
     def product(x: np.ndarray, weights: tuple[QTensor, ...], biases: np.ndarray | None) -> np.ndarray:
         """x @ weightsᵀ + biases of expert e."""
+        reads(weights[e], x)
         product = np.concatenate([x @ weight.T for _, weight in dequantized(weights[e])], axis=1)
         return product if biases is None else product + biases[e]
 

@@ -58,8 +58,9 @@ class Yarn:
         dims = 2 * len(inv_freq)
 
         def pair(turns: float) -> float:
-            """The pair, as a fraction, that turns so often."""
-            return dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+            """The pair, as a fraction, that turns so often; never infinite."""
+            found = dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+            return min(max(found, -1e9), 1e9)
 
         if not base > 1:
             raise DamagedFile(f"YaRN needs a RoPE base above 1, not {base:g}")

@@ -16,6 +16,8 @@ import numpy as np
 
 from .choice import Best, largest
 
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
 
 class BadLogits(ArithmeticError):
     """The logits hold NaN or +inf, or nothing above -inf: there is no distribution to draw from."""
@@ -56,7 +58,9 @@ class SamplingParams:
         _check_number("temperature", self.temperature, "0 or more", 0.0 <= self.temperature < math.inf)
         _check_number("top_p", self.top_p, "between 0 and 1", 0.0 <= self.top_p <= 1.0)
         _check_number("min_p", self.min_p, "between 0 and 1", 0.0 <= self.min_p <= 1.0)
-        _check_number("repeat_penalty", self.repeat_penalty, "above 0", 0.0 < self.repeat_penalty < math.inf)
+        least, most = LEAST_PENALTY, MOST_PENALTY
+        fits = least <= self.repeat_penalty <= most
+        _check_number("repeat_penalty", self.repeat_penalty, f"between {least:g} and {most:g}", fits)
         _check_count("top_k", self.top_k, 0)
         _check_count("repeat_last_n", self.repeat_last_n, -1)
         if self.seed is not None:
@@ -143,7 +147,7 @@ class Sampler:
         return int(ids[min(drawn, len(ids) - 1)])
 
     def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        ids = self._recent(history)
+        ids = np.fromiter(self._recent(history), np.intp)
         ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
         if self._penalised.shape != logits.shape:
             self._penalised = np.empty_like(logits)
@@ -155,15 +159,16 @@ class Sampler:
         """What is penalised becomes less likely: the best of before that are not are among the best now."""
         if math.isnan(best.logits[0]):
             return best
-        recent = np.isin(best.ids, self._recent(history))
-        values = np.where(recent, self._lower(best.logits), best.logits)
+        recent = self._recent(history)
+        penalised = np.fromiter((id_ in recent for id_ in best.ids.tolist()), bool, len(best.ids))
+        values = np.where(penalised, self._lower(best.logits), best.logits)
         order = np.lexsort((best.ids, -values))
         return Best(best.ids[order], values[order])
 
-    def _recent(self, history: Sequence[int]) -> np.ndarray:
-        """The ids that are penalised, each once."""
+    def _recent(self, history: Sequence[int]) -> set[int]:
+        """The ids that are penalised."""
         last = self.params.repeat_last_n
-        return np.fromiter(set(history[-last:] if last > 0 else history), np.intp)
+        return set(history[-last:] if last > 0 else history)
 
     def _lower(self, values: np.ndarray) -> np.ndarray:
         penalty = np.float32(self.params.repeat_penalty)

@@ -159,6 +159,8 @@ class SavedLogits:
 def is_saved_logits(path: Path) -> bool:
     """Whether a file looks like one of these, from its beginning."""
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return f'"format": "{FORMAT}"'.encode() in file.read(4096)
     except OSError:

@@ -166,13 +166,8 @@ def product_bytes(name: str, kind: str) -> float:
 
 
 def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
-    """Each op's launches by themselves, without looking ahead, which is of use to others only."""
-    whole, shapes = seconds(machine.device, machine.plan(n, n)), machine.lowering.shapes
-    machine.lowering.shapes = _Plain()
-    launches = machine.lowering.launches(n, n, True)
-    machine.lowering.shapes = shapes
-    print(f"{len(launches)} launches, together {whole * 1e3:.3f} ms, ", end="")
-    print(f"{seconds(machine.device, launches) * 1e3:.3f} ms without looking ahead")
+    launches = machine.plan(n, n)
+    print(f"{len(launches)} launches, together {seconds(machine.device, launches) * 1e3:.3f} ms")
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
@@ -322,12 +317,7 @@ TILES_TRIED = [
 ]  # fmt: skip
 
 
-class _Plain(Shapes):
-    def ahead(self, idle: bool) -> int:
-        return 0
-
-
-class _Always(_Plain):
+class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
     def __init__(self, shape: Shape | Tile) -> None:

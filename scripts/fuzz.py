@@ -30,6 +30,12 @@ from struct import Struct
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+if "--atheris" in sys.argv:
+    import atheris
+
+    with atheris.instrument_imports(include=["kukri"]):  # all that the interpreter knows would take minutes
+        pass
+
 from kukri.tests.fuzz.seeds import Seed
 from kukri.tests.fuzz.targets import DOCUMENTED, TARGETS, Target
 
@@ -212,7 +218,6 @@ def with_atheris(target: Target, seed: int, folder: Path, rest: list[str]) -> No
     import atheris
 
     reader = Reader(target, seed, folder)
-    atheris.instrument_all()
     which = 0
 
     def one(raw: bytes) -> None:

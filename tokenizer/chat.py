@@ -51,7 +51,7 @@ class _Prompt:
     """A template and its variables; all that is rendered with them for one prompt shares one deadline."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: Mapping[str, Any]) -> None:
-        from .sandbox import deadline
+        from .budget import deadline
 
         self._tokenizer = tokenizer
         self._template = template

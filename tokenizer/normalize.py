@@ -13,6 +13,9 @@ from .errors import TokenizerError
 if TYPE_CHECKING:
     import regex
 
+MAX_GROWTH = 64  # of a text by normalisation; that of Unicode itself, at most, is 18
+SPARE = 4096  # characters more, for texts of a few
+
 Normalizer = Callable[[str], str]
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 
@@ -51,7 +54,19 @@ def _order_marks(match: regex.Match[str]) -> str:
 
 
 def replace(old: str, new: str) -> Normalizer:
-    return lambda text: text.replace(old, new)
+    if old and len(new) <= MAX_GROWTH:
+        return lambda text: text.replace(old, new)
+
+    def run(text: str) -> str:
+        _check_growth(len(text), text.count(old) * len(new))
+        return text.replace(old, new)
+
+    return run
+
+
+def _check_growth(before: int, added: int) -> None:
+    if added > MAX_GROWTH * before + SPARE:
+        raise TokenizerError(f"a normalizer makes a text over {MAX_GROWTH} times as long")
 
 
 def substitute(pattern: regex.Pattern[str], new: str, seconds: float | None = None) -> Normalizer:
@@ -61,8 +76,16 @@ def substitute(pattern: regex.Pattern[str], new: str, seconds: float | None = No
     """
 
     def run(text: str) -> str:
+        added = 0
+
+        def replaced(_: regex.Match[str]) -> str:
+            nonlocal added
+            added += len(new)
+            _check_growth(len(text), added)
+            return new
+
         try:
-            return pattern.sub(lambda _: new, text, timeout=seconds)
+            return pattern.sub(replaced if len(new) > MAX_GROWTH else lambda _: new, text, timeout=seconds)
         except TimeoutError:
             raise TokenizerError(f"a normalizer pattern takes over {seconds:.0f} s") from None
 
@@ -71,6 +94,8 @@ def substitute(pattern: regex.Pattern[str], new: str, seconds: float | None = No
 
 def prepend(prefix: str) -> Normalizer:
     """`prefix` in front of every text but the empty one."""
+    if len(prefix) > SPARE:
+        raise TokenizerError(f"a normalizer puts {len(prefix)} characters in front of every text")
     return lambda text: prefix + text if text else text
 
 
@@ -94,8 +119,11 @@ def chain(normalizers: Sequence[Normalizer]) -> Normalizer | None:
         return normalizers[0] if normalizers else None
 
     def run(text: str) -> str:
+        given = len(text)
         for normalizer in normalizers:
             text = normalizer(text)
+            if len(text) > MAX_GROWTH * given + SPARE:
+                _check_growth(given, len(text))
         return text
 
     return run

@@ -6,14 +6,11 @@ memory; a `Budget` bounds these: every loop turn and every text that is made is 
 
 from __future__ import annotations
 
-import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from datetime import datetime
+import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
-from jinja2 import nodes, pass_context
+from jinja2 import Template, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
@@ -21,92 +18,66 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-MAX_TEMPLATE = 1 << 17  # characters of a source; the longest of well-known models has a fifth of that
-MAX_CHARACTERS = 1 << 24  # made by one rendering, intermediate texts included; a list item counts as 8
-TIMES_GIVEN = 16  # and so many times what it was given
-MAX_SECONDS = 1.5  # of processor time for one prompt, however often its template is rendered
-MAX_NUMBER = 1_000_000  # widths, counts and precisions given to filters and methods
-MAX_BITS = 4096  # of a product or power
-MAX_WRAPPED = 1 << 14  # characters given to wordwrap, which may take the square of that
-ITEM_COST = 16  # a character or an item that a filter looks at in Python, in characters copied
-# Filters that do no such thing.
-QUICK = frozenset(
-    (
-        *(
-            "abs",
-            "capitalize",
-            "count",
-            "d",
-            "default",
-            "e",
-            "escape",
-            "first",
-            "float",
-            "format",
-            "forceescape",
-        ),
-        *("indent", "int", "items", "join", "last", "length", "lower", "replace", "reverse", "round", "safe"),
-        *("string", "tojson", "trim", "upper"),
-    )
-)
-BUDGET = "the budget"  # its name in a context, which no template can spell
+from .budget import BUDGET, LIST_ITEM, Budget, check_bits
+from .template_filters import guarded_filters, guarded_tests
+from .template_methods import check_method, formatted, size_of_result
 
-_WIDE_FORMAT = re.compile(r"\d{6}|\*|\{[^{}]*:[^{}]*\{")
+MAX_TEMPLATE = 1 << 16  # characters of a source; the longest of well-known models has two fifths of that
 
 
-def deadline() -> float:
-    """When a prompt that is begun now must be done, on the clock time.thread_time(): one that stands still
-    while other programs have the processor, or the machine sleeps."""
-    return time.thread_time() + MAX_SECONDS
+class _Step:
+    """What the environment itself puts into a template, to be told from what the template calls."""
 
-
-class Budget:
-    """What one rendering may still spend, until a deadline that it may share with others.
-
-    `given` are the characters that it has to work with.
-    """
-
-    def __init__(self, deadline: float, given: int = 0) -> None:
-        self._most = self._left = MAX_CHARACTERS + TIMES_GIVEN * given
-        self._deadline = deadline
-
-    def spend_on(self, value: Any) -> None:
-        """Count a text or list that has been made."""
-        if isinstance(value, str):
-            self.spend(len(value))
-        elif isinstance(value, list | range):
-            self.spend(len(value) * 8)
-
-    def spend(self, characters: int) -> None:
-        self._left -= characters
-        if self._left < 0:
-            raise SecurityError(f"the template makes over {self._most} characters of text")
-        if time.thread_time() > self._deadline:
-            raise SecurityError(f"the template takes over {MAX_SECONDS:g} s")
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self.run = run
 
 
 class _Instrument(NodeTransformer):
-    """Puts a call of `count_turn` into each loop and macro and one of `bounded` around what is compared, and
-    makes a ~ b a call of `join_texts`."""
+    """Puts calls of an environment's steps into a template: `count` for each loop, turn of a loop, call of a
+    macro and constant text, `counted` around what is cut out of a text or list, `weighed` around what is
+    compared, looked up or a list of something, and makes a ~ b a call of `join_texts`."""
+
+    def visit_Const(self, node: nodes.Const) -> nodes.Node:
+        if isinstance(node.value, int):
+            check_bits(node.value.bit_length())
+        return node
 
     def visit_Compare(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
         for part in (node, *node.ops):
-            if not isinstance(part.expr, nodes.Const):
-                part.expr = _call("bounded", [part.expr], node.lineno)
+            part.expr = _weighed(part.expr)
         return cast(nodes.Node, node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
         return _call("join_texts", node.nodes, node.lineno)
 
-    def _visit_body(self, node: Any) -> nodes.Node:
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
-        tick = nodes.ExprStmt(_call("count_turn", [], node.lineno)).set_lineno(node.lineno)
-        node.body.insert(0, tick)
+        if isinstance(node.arg, nodes.Slice):
+            return _call("counted", [node], node.lineno)
+        node.arg = _weighed(node.arg)
+        return node
+
+    def _visit_literal(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        stored = getattr(node, "ctx", "load") != "load"  # the targets of an assignment
+        return cast(nodes.Node, node) if stored else _weighed(node)
+
+    visit_List = visit_Tuple = visit_Dict = _visit_literal
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node | list[nodes.Node]:
+        self.generic_visit(node)
+        constant = sum(len(part.data) for part in node.nodes if isinstance(part, nodes.TemplateData))
+        return [_count(constant, node.lineno), node] if constant else node
+
+    def visit_Macro(self, node: Any) -> nodes.Node:
+        self.generic_visit(node)
+        node.body.insert(0, _count(1, node.lineno))
         return cast(nodes.Node, node)
 
-    visit_For = visit_Macro = _visit_body
+    def visit_For(self, node: Any) -> list[nodes.Node]:
+        return [_count(1, node.lineno), self.visit_Macro(node)]
 
 
 def _call(method: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Expr:
@@ -114,59 +85,110 @@ def _call(method: str, arguments: list[nodes.Expr], lineno: int) -> nodes.Expr:
     return cast(nodes.Expr, call.set_lineno(lineno))
 
 
+def _count(characters: int, lineno: int) -> nodes.Node:
+    call = _call("count", [nodes.Const(characters)], lineno)
+    return nodes.ExprStmt(call).set_lineno(lineno)
+
+
+def _weighed(node: nodes.Expr) -> nodes.Expr:
+    return node if _is_constant(node) else _call("weighed", [node], node.lineno)
+
+
+def _is_constant(node: nodes.Node) -> bool:
+    """Whether it is written out in the template, so that its size is bounded by that."""
+    if isinstance(node, nodes.List | nodes.Tuple):
+        return all(map(_is_constant, node.items))
+    if isinstance(node, nodes.Dict):
+        return all(_is_constant(pair.key) and _is_constant(pair.value) for pair in node.items)
+    return isinstance(node, nodes.Const)
+
+
+@pass_context
+def _shown(context: Context, value: Any) -> Any:
+    """What is written out, counted; a list as what it will be written as."""
+    budget: Budget = context.parent[BUDGET]
+    parts, characters = budget.measure(value)
+    budget.spend(characters + parts)
+    return value
+
+
+def _count_characters(context: Context, characters: int) -> None:
+    context.parent[BUDGET].spend(characters)
+
+
+def _counted(context: Context, value: Any) -> Any:
+    if isinstance(value, str):
+        context.parent[BUDGET].spend(len(value))
+    elif isinstance(value, list | tuple):
+        context.parent[BUDGET].spend(len(value) * LIST_ITEM)
+    return value
+
+
+def _weigh(context: Context, value: Any) -> Any:
+    context.parent[BUDGET].look_at(value)
+    return value
+
+
+def _join_texts(context: Context, *parts: Any) -> str:
+    budget: Budget = context.parent[BUDGET]
+    budget.spend(sum(budget.measure(part)[1] for part in parts))
+    text = "".join(map(str, parts))
+    budget.spend(len(parts))
+    return text
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it: trimmed blocks, loop controls, `generation`, plain `tojson`."""
 
     intercepted_binops = frozenset(["*", "**", "%", "+"])
+    count = _Step(_count_characters)
+    counted = _Step(_counted)
+    weighed = _Step(_weigh)
+    join_texts = _Step(_join_texts)
 
     def __init__(self) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag], finalize=_shown
         )
-        self.filters["tojson"] = to_json
-        self.filters = {name: _guarded(name, function) for name, function in self.filters.items()}
+        filters: dict[str, Any] = self.filters
         tests: dict[str, Any] = self.tests
-        self.tests = {name: _bounded_test(test) for name, test in tests.items()}
+        self.filters = guarded_filters(filters)
+        self.tests = guarded_tests(tests)
         del self.globals["lipsum"]
         self.globals.update(namespace=_PlainNamespace, dict=_make_dict)
+
+    def from_string(self, *args: Any, **kwargs: Any) -> Template:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python thinks of a template's code is no news for people
+            try:
+                return super().from_string(*args, **kwargs)
+            except MemoryError:  # so Python's parser says that its own stack is full
+                raise RecursionError from None
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree: nodes.Template = _Instrument().visit(super()._parse(source, name, filename))
         return tree
 
-    @staticmethod
-    @pass_context
-    def count_turn(context: Context) -> None:
-        context.parent[BUDGET].spend(1)
-
-    @staticmethod
-    @pass_context
-    def join_texts(context: Context, *parts: Any) -> str:
-        texts = [str(_shown(part)) for part in parts]
-        context.parent[BUDGET].spend(sum(map(len, texts)))
-        return "".join(texts)
-
-    @staticmethod
-    @pass_context
-    def bounded(context: Context, value: Any) -> Any:
-        """Lists inside lists can stand for more than any comparison would get through."""
-        if isinstance(value, list | tuple | dict):
-            context.parent[BUDGET].spend(_size(value))
-        return value
-
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        context.parent[BUDGET].spend(_size_of_result(operator, left, right))
-        return super().call_binop(context, operator, left, right)
+        budget: Budget = context.parent[BUDGET]
+        budget.spend(size_of_result(budget, operator, left, right))
+        result = super().call_binop(context, operator, left, right)
+        budget.measure(result)
+        return result
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(__obj) is _Step:
+            return __obj.run(__context, *args)
+        budget: Budget = __context.parent[BUDGET]
         owner = getattr(__obj, "__self__", None)
+        budget.spend(budget.measure([*args, *kwargs.values()])[0])
         if isinstance(owner, list | tuple) and getattr(__obj, "__name__", "") in ("count", "index"):
-            __context.parent[BUDGET].spend(_size([owner, *args]))
-        if isinstance(owner, str | bytes | int | float):
-            _check_numbers([*args, *kwargs.values()])
-            args = _check_method(__context.parent[BUDGET], owner, getattr(__obj, "__name__", ""), args)
+            budget.look_at(owner)
+        text = isinstance(owner, str)
+        if text or isinstance(owner, int | float | type):
+            args = check_method(budget, owner, getattr(__obj, "__name__", ""), args, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
-        __context.parent[BUDGET].spend_on(result)
+        budget.spend_on(result, fresh=text)
         return result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -177,8 +199,9 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
         @pass_context
         def run(context: Context, *args: Any, **kwargs: Any) -> str:
-            _check_numbers([*args, *kwargs.values()])
-            context.parent[BUDGET].spend(_formatted(value.__self__, [*args, *kwargs.values()]))
+            given = [*args, *kwargs.values()]
+            context.parent[BUDGET].measure(given)
+            context.parent[BUDGET].spend(formatted(value.__self__, given))
             return safe(*args, **kwargs)
 
         return run
@@ -199,7 +222,7 @@ class GenerationTag(Extension):
 
 
 class _PlainNamespace(Namespace):
-    """A namespace whose attributes cannot shadow Python's own."""
+    """A namespace whose attributes cannot shadow Python's own, and that is never written out."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -211,186 +234,9 @@ class _PlainNamespace(Namespace):
             raise SecurityError(f"a namespace has no attribute {name!r}")
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<namespace>"
+
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
-
-
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without HTML escapes, as chat templates expect it."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def format_time(now: datetime, pattern: str) -> str:
-    if _WIDE_FORMAT.search(pattern):
-        raise SecurityError("a time format with a width")
-    return now.strftime(pattern)
-
-
-def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The filter with its arguments checked and its result counted. Being given the context, it is never run
-    while a template is compiled."""
-    takes = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
-
-    @pass_context
-    def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
-        budget: Budget = context.parent[BUDGET]
-        if name not in QUICK:
-            value = _looked_at(budget, value)
-            budget.spend(_size([*args, *kwargs.values()]))
-        if name not in ("default", "d"):
-            _check_numbers([*args, *kwargs.values()])
-            value = _check_filter(budget, name, _shown(value), args, kwargs)
-        first: dict[str, list[Any]] = {
-            "context": [context],
-            "eval_context": [context.eval_ctx],
-            "environment": [context.environment],
-        }
-        result = function(*first.get(takes, []), value, *args, **kwargs)
-        budget.spend_on(result)
-        return result
-
-    return run
-
-
-def _bounded_test(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The test, once it is known that its arguments are no more than can be looked at."""
-    if hasattr(function, "jinja_pass_arg"):
-        return function
-
-    def run(value: Any, *args: Any) -> Any:
-        if args and isinstance(value, list | tuple | dict):
-            _size([value, *args])
-        return function(value, *args)
-
-    return run
-
-
-def _looked_at(budget: Budget, value: Any) -> Any:
-    """Count what a filter is going to look at one by one; what has no length is counted as it comes."""
-    if isinstance(value, str):
-        budget.spend(len(value) * ITEM_COST)
-    elif isinstance(value, list | tuple | dict):
-        budget.spend(_size(value) * ITEM_COST)
-    elif isinstance(value, range):
-        budget.spend(len(value) * ITEM_COST)
-    elif isinstance(value, Iterator):
-        return _counted(budget, value)
-    return value
-
-
-def _counted(budget: Budget, items: Iterator[Any]) -> Iterator[Any]:
-    for item in items:
-        budget.spend(ITEM_COST)
-        yield item
-
-
-def _check_numbers(values: Iterable[Any]) -> None:
-    if any(isinstance(value, int) and abs(value) > MAX_NUMBER for value in values):
-        raise SecurityError(f"a number over {MAX_NUMBER}")
-
-
-def _check_filter(
-    budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Count what the filter is about to make; generators that had to be read for that come back as lists."""
-    if name == "join":
-        value = list(value)
-        glue = args[0] if args else kwargs.get("d", "")
-        budget.spend(sum(len(str(item)) for item in value) + len(str(glue)) * len(value))
-    elif name == "replace":
-        old = args[0] if args else kwargs.get("old", "")
-        new = args[1] if len(args) > 1 else kwargs.get("new", "")
-        budget.spend(_replaced(str(value), str(old), str(new)))
-    elif name == "format":
-        budget.spend(_formatted(str(value), [*args, *kwargs.values()]))
-    elif name == "indent":
-        width = args[0] if args else kwargs.get("width", 4)
-        budget.spend(str(value).count("\n") * (width if isinstance(width, int) else len(str(width))))
-    elif name == "wordwrap" and len(str(value)) > MAX_WRAPPED:
-        raise SecurityError(f"wordwrap of over {MAX_WRAPPED} characters")
-    elif name == "sum" and not isinstance(kwargs.get("start", args[1] if len(args) > 1 else 0), int | float):
-        raise SecurityError("a sum of anything but numbers")
-    elif name == "tojson":
-        indent = kwargs.get("indent", args[1] if len(args) > 1 else None)
-        width = indent if isinstance(indent, int) else len(indent or "")
-        budget.spend(_size(value) * (width + ITEM_COST if width else 1))
-    return value
-
-
-def _check_method(budget: Budget, owner: Any, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    if name == "translate":
-        raise SecurityError("the method translate")
-    if isinstance(owner, str) and args:
-        if name == "join":
-            args = (list(args[0]),)
-            budget.spend(sum(len(str(item)) for item in args[0]) + len(owner) * len(args[0]))
-        elif name == "replace" and len(args) > 1:
-            budget.spend(_replaced(owner, str(args[0]), str(args[1])))
-    return args
-
-
-def _replaced(text: str, old: str, new: str) -> int:
-    return (text.count(old) if old else len(text) + 1) * len(new)
-
-
-def _formatted(pattern: str, values: Iterable[Any]) -> int:
-    if _WIDE_FORMAT.search(pattern):
-        raise SecurityError("a format with a width")
-    longest = max((len(str(_shown(value))) for value in values), default=0)
-    return len(pattern) + longest * (pattern.count("%") + pattern.count("{"))
-
-
-def _size_of_result(operator: str, left: Any, right: Any) -> int:
-    """About how large the result of an operator is, before it is worked out."""
-    if operator == "%" and isinstance(left, str):
-        if isinstance(right, dict):
-            right = tuple(right.values())
-        return _formatted(left, right if isinstance(right, tuple) else (right,))
-    if operator == "*":
-        for sized, times in ((left, right), (right, left)):
-            if isinstance(sized, str | list | tuple) and isinstance(times, int):
-                return _weight(sized) * max(times, 0)
-    if operator in ("*", "**") and isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-        if bits > MAX_BITS:
-            raise SecurityError(f"a number of over {MAX_BITS} bits")
-    if operator == "+" and isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
-        return _weight(left) + _weight(right)
-    return 1
-
-
-def _weight(value: str | list[Any] | tuple[Any, ...]) -> int:
-    return len(value) if isinstance(value, str) else len(value) * 8
-
-
-def _shown(value: Any) -> Any:
-    """The value, if it can be written out: lists inside lists can stand for more than memory holds."""
-    if isinstance(value, list | tuple | dict):
-        _size(value)
-    return value
-
-
-def _size(value: Any) -> int:
-    """How many values there are in a nested one; SecurityError for more than a million."""
-    count = 0
-    pending = [value]
-    while pending:
-        item = pending.pop()
-        count += 1
-        if count > MAX_NUMBER:
-            raise SecurityError(f"a value of over {MAX_NUMBER} parts")
-        if isinstance(item, dict):
-            pending.extend(item)
-            pending.extend(item.values())
-        elif isinstance(item, list | tuple):
-            pending.extend(item)
-    return count

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def render_chat(
     Messages, tools and variables are of JSON's types. The template runs in a sandbox with bounded time and
     memory. TemplateError if it is not valid, fails, reaches outside the sandbox or calls raise_exception.
     """
-    from .sandbox import deadline
+    from .budget import deadline
 
     return render_until(deadline(), template, messages, tools, add_generation_prompt, now, variables)
 
@@ -57,10 +57,11 @@ def render_until(
     now: str | datetime | None,
     variables: Mapping[str, Any],
 ) -> str:
-    """render_chat with a deadline (of `sandbox.deadline`) that several renderings may share."""
+    """render_chat with a deadline (of `budget.deadline`) that several renderings may share."""
     from jinja2 import TemplateError as JinjaError
 
-    from .sandbox import BUDGET, MAX_TEMPLATE, Budget, format_time
+    from .budget import BUDGET, Budget
+    from .sandbox import MAX_TEMPLATE
 
     context = {
         "messages": [_with_thinking(message) for message in messages],
@@ -79,12 +80,8 @@ def render_until(
         budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
         context["raise_exception"] = _refuse
-        context["strftime_now"] = partial(format_time, _moment(now))
-        parts = []
-        for part in _compiled(template).generate(context):
-            budget.spend(len(part))
-            parts.append(part)
-        return "".join(parts)
+        context["strftime_now"] = _clock(now)
+        return "".join(_compiled(template).generate(context))
     except TemplateError:
         raise
     except JinjaError as error:
@@ -102,18 +99,24 @@ def _compiled(template: str) -> Template:
     return ChatEnvironment().from_string(template)
 
 
-def _refuse(message: object) -> NoReturn:
-    raise TemplateError(str(message), raised=True)
+def _refuse(message: object = "") -> NoReturn:
+    text = str(message)
+    raise TemplateError(text if text.strip() else "the chat template refuses the conversation", raised=True)
 
 
 def _one_line(error: BaseException) -> str:
     return (str(error).splitlines() or ["failed"])[0][:500]
 
 
-def _moment(now: str | datetime | None) -> datetime:
-    if now is None:
-        return datetime.now()
-    return datetime.fromisoformat(now) if isinstance(now, str) else now
+def _clock(now: str | datetime | None) -> Callable[[str], str]:
+    from .template_methods import format_time
+
+    moment = datetime.fromisoformat(now) if isinstance(now, str) else now or datetime.now()
+
+    def strftime_now(format: str) -> str:  # no `partial`: the attributes of that are open to a template
+        return format_time(moment, format)
+
+    return strftime_now
 
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...quant.kernel import Kernel
 from .. import ops
+from ..ops_fused import GatedMatMul
 from . import sizes
 from .experts import OneRowExperts
 from .instructions import OTHER
@@ -24,7 +25,7 @@ from .kernels import (
     ROPE,
     SOFT_CAP,
 )
-from .layout import GatedMatMul, Layout, Matrix, attention_fields, cache
+from .layout import Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from .rows import turns

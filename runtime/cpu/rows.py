@@ -13,6 +13,7 @@ from ...quant.block import QTensor
 from ...quant.kernel import Kernel
 from .. import ops
 from ..fields import UnsupportedModel
+from ..ops_fused import GatedMatMul
 from .instructions import ROWS, Instructions
 from .kernels import (
     ADD,
@@ -28,7 +29,7 @@ from .kernels import (
     SIGMOID_GATE,
     SPARSIFY,
 )
-from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
+from .layout import ACTIVATIONS, Experts, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes

@@ -76,7 +76,7 @@ def compiled(
 
     text = ptx_of(function, constants, capability, threads, resident)
     # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
-    version = "8.8" if capability >= (10, 0) else "8.0" if "cp.async.bulk" in text else "7.8"
+    version = "7.8" if capability < (10, 0) else "8.8"
     text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
     return text.replace(entry_point(text), ENTRY)
 

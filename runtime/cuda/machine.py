@@ -11,7 +11,7 @@ from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import MOST_BEST, Best, best_of
-from .choosing import MOST_ROWS, BestOf, BestPlan, decode, run_for
+from .choosing import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
@@ -112,7 +112,7 @@ class CudaMachine:
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
-                *(self._best_plan(1, (k, self.program.logits.width)) for k in (1, run_for(40))),
+                *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
             ]
         )
         self.plan(1, 1)

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -36,6 +37,9 @@ class HubServer:
     hold: threading.Event | None = None  # transfers stop in the middle until it is set
     pace: float = 0.0  # seconds that each 64 kB of a transfer take
     statuses: list[int] = field(default_factory=list)  # what the next transfers are answered with instead
+    api: bytes | None = None  # what is answered about every repository instead
+    headers: dict[str, str] = field(default_factory=dict)  # of files, instead of the right ones
+    endless: bool = False  # transfers go on behind the end of the file
     requests: list[Request] = field(default_factory=list)
 
     def start(self) -> None:
@@ -94,6 +98,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _api(self, repo: str) -> None:
         if self._refused(repo):
             return
+        if self.hub.api is not None:
+            self._send(200, self.hub.api, {})
+            return
         siblings = []
         for path, data in self.hub.repos[repo].items():
             sibling: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": "b" * 40}
@@ -111,6 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404, "EntryNotFound")
             return
         headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        headers |= self.hub.headers
         if not body:
             self._send(200, data, headers)
             return
@@ -125,7 +133,20 @@ class _Handler(BaseHTTPRequestHandler):
                 self._error(416, "")
                 return
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        self._send(206 if start else 200, data[start:], headers)
+        if self.hub.endless:
+            self._send_on(headers)
+            return
+        self._send(206 if "Content-Range" in headers else 200, data[start:], headers)
+
+    def _send_on(self, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(OSError):
+            for _ in range(4096):
+                self.wfile.write(bytes(1 << 20))
+        self.close_connection = True
 
     def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)

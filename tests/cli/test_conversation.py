@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,3 +105,23 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.json").write_text(text)
     with pytest.raises(ValueError, match="not a saved conversation"):
         load(tmp_path / "c.json")
+
+
+def test_what_is_no_ordinary_file_is_left_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="no ordinary file"):
+        save(Conversation(), "tiny", tmp_path / "pipe")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+    for other in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises((OSError, ValueError)):
+            load(other)
+
+
+def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="no room"):
+        save(Conversation(), "tiny", tmp_path / "c.json")
+    assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.cli import eval_measure, eval_plot, eval_progress, eval_report, terminal
+from kukri.cli import eval_measure, eval_plot, eval_progress, eval_report, eval_text, terminal
 from kukri.runtime.evaluate import cut_into_windows
 from kukri.runtime.evaluate import evaluate as score
 
@@ -150,7 +150,9 @@ def test_models_of_other_tokens_cannot_be_compared(
 def test_texts_of_all_kinds(llm_inside: Run, tiny: Path, text: Path, tmp_path: Path) -> None:
     flags = ("-m", tiny, "-c", 32, "-o", "json")
     plain = told(llm_inside("eval", *flags, "--file", text))
-    (tmp_path / "packed").write_bytes(gzip.compress(TEXT.encode()))
+    half = len(TEXT) // 2
+    members = gzip.compress(TEXT[:half].encode()) + gzip.compress(TEXT[half:].encode()) + bytes(3)
+    (tmp_path / "packed").write_bytes(members)
     packed = told(llm_inside("eval", *flags, "--file", tmp_path / "packed"))
     piped = told(llm_inside("eval", *flags, "--file", "-", input=TEXT.encode()))
     for report in (packed, piped):
@@ -166,12 +168,21 @@ def test_texts_of_all_kinds(llm_inside: Run, tiny: Path, text: Path, tmp_path: P
         (b"\xff\xfe" * 200, "not UTF-8"),
         (gzip.compress(b"a" * 2000)[:-12], "damaged"),
         (b"\x1f\x8bnothing", "damaged"),
+        (gzip.compress(b"a" * 2000) + b"more", "damaged"),
+        (gzip.compress(bytes(9_000_000)), "holds more than 8 MiB"),
+        (b"a" * 9_000_000, "holds more than 8 MiB"),
         (None, "cannot be read"),
     ],
 )
 def test_texts_that_cannot_be_scored(
-    llm_inside: Run, tiny: Path, tmp_path: Path, content: bytes | None, word: str
+    llm_inside: Run,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes | None,
+    word: str,
 ) -> None:
+    monkeypatch.setattr(eval_text, "LONGEST_TEXT", 8 << 20)
     path = tmp_path / "bad.txt"
     if content is not None:
         path.write_bytes(content)

@@ -59,6 +59,67 @@ def test_errors_that_stay_are_one_line(
     assert left_over(environment) == []
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"<html>",
+        b"[]",
+        b"null",
+        b"{}",
+        b"[" * 50_000,
+        b'{"id": "org/model", "siblings": [1]}',
+        b'{"id": "org/model", "siblings": [{"rfilename": "a.gguf", "lfs": 5}]}',
+    ],
+)
+def test_an_answer_that_is_no_list_of_files(llm: Run, hub: HubServer, answer: bytes) -> None:
+    hub.api = answer
+    assert "no list of files" in failed(llm("pull", REPO), 1)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../up.gguf", "/tmp/up.gguf", "a/../b.gguf", "a\0.gguf", "a" * 300 + ".gguf"]
+)
+def test_names_that_lead_elsewhere_are_refused(
+    llm: Run, hub: HubServer, environment: dict[str, str], name: str
+) -> None:
+    hub.repos[REPO] = {name: GGUF}
+    assert "cannot be stored" in failed(llm("pull", REPO), 1)
+    assert left_over(environment) == []
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("X-Repo-Commit", "../../../../up"),
+        ("X-Repo-Commit", "main"),
+        ("ETag", '"../up"'),
+        ("ETag", '"' + "a" * 300 + '"'),
+        ("ETag", '"' + "0" * 64 + '"'),
+        ("Content-Range", "bytes 7-9/99"),
+    ],
+)
+def test_headers_that_cannot_be(
+    llm: Run, hub: HubServer, environment: dict[str, str], header: str, value: str
+) -> None:
+    hub.headers = {header: value}
+    failed(llm("pull", REPO), 1)
+    assert left_over(environment) == []
+
+
+def test_a_transfer_without_end_is_not_read_on(llm: Run, hub: HubServer, environment: dict[str, str]) -> None:
+    hub.endless = True
+    assert "more instead of" in failed(llm("pull", REPO), 1)
+    assert left_over(environment) == []
+    assert not list(Path(environment["HF_HOME"]).rglob("*.incomplete"))
+
+
+def test_addresses_that_are_none(llm: Run) -> None:
+    for name, value in (("HF_ENDPOINT", "http://[::1"), ("HF_HUB_DOWNLOAD_TIMEOUT", "soon")):
+        assert "HF_" in failed(llm("pull", REPO, env={name: value}), 1)
+    failed(llm("pull", REPO, env={"HF_ENDPOINT": "http://127.0.0.1:9", "http_proxy": "::::"}), 3)
+
+
 def test_a_gated_model_says_what_to_do(llm: Run, hub: HubServer) -> None:
     hub.gated.add(REPO)
     line = failed(llm("run", "-m", REPO, "hi"), 3)

@@ -22,11 +22,9 @@ from ..tiny_model import write_tiny_model
 from .conftest import Run, failed
 
 
-@pytest.fixture
-def checkpoint(conformance: Callable[[str], Path], tmp_path: Path) -> Path:
-    """A bfloat16 folder in shards, with a tokenizer, a model card and a chat template."""
-    folder = tmp_path / "Small-Llama"
-    shutil.copytree(conformance("llama-gqa-sharded"), folder)
+def add_tokenizer(source: Path, folder: Path) -> Path:
+    """A copy of a checkpoint as `folder`, with a tokenizer of bytes, a model card and a chat template."""
+    shutil.copytree(source, folder)
     content: dict[str, Any] = {
         "added_tokens": [{"id": 2, "content": "<end>", "special": True}],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
@@ -39,6 +37,12 @@ def checkpoint(conformance: Callable[[str], Path], tmp_path: Path) -> Path:
     (folder / "tokenizer_config.json").write_text('{"eos_token": "<end>", "chat_template": "{{ 1 }}"}')
     (folder / "README.md").write_text("---\nlicense: apache-2.0\nlanguage: [en]\n---\n# Small\n")
     return folder
+
+
+@pytest.fixture
+def checkpoint(conformance: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A bfloat16 folder in shards."""
+    return add_tokenizer(conformance("llama-gqa-sharded"), tmp_path / "Small-Llama")
 
 
 def contents(folder: Path) -> dict[str, bytes]:

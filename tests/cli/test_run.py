@@ -15,7 +15,7 @@ import pytest
 from kukri.cli import store
 
 from ..tiny_model import write_tiny_model
-from .conftest import Run, failed
+from .conftest import LLM, Run, failed
 
 
 def answer(done: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
@@ -145,6 +145,26 @@ def test_special_tokens_in_a_prompt_stay_text_unless_raw(llm_inside: Run, tiny: 
 )
 def test_wrong_usage_is_2(llm_inside: Run, arguments: tuple[str, ...]) -> None:
     assert "--help" in failed(llm_inside(*arguments), 2)
+
+
+def test_flags_that_are_not_utf_8_are_refused(llm: Run, tiny: Path) -> None:
+    bad = os.fsdecode(b"\xff")
+    for words in (("run", "-s", bad, "hi"), ("run", "--stop", bad, "hi"), ("tokenize", bad)):
+        assert "UTF-8" in failed(llm(words[0], "-m", tiny, *words[1:]), 2)
+
+
+def test_what_a_stream_cannot_do_is_said(environment: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+    command = [*LLM, "run", "-m", str(tiny), "-n", "1", "hi"]
+    with open(tmp_path / "written", "wb") as written, open(tmp_path / "written", "rb") as read:
+        for code, streams in (
+            (2, {"stdin": written, "stdout": subprocess.PIPE}),
+            (1, {"stdin": subprocess.DEVNULL, "stdout": read}),
+        ):
+            done = subprocess.run(
+                command, **streams, stderr=subprocess.PIPE, env=environment, timeout=60, check=False
+            )
+            assert done.returncode == code
+            assert re.search(rb"std(in) cannot be read|cannot write the output", done.stderr)
 
 
 def test_piped_chat_refuses_what_it_would_drop(llm_inside: Run, tiny: Path) -> None:

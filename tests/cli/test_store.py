@@ -17,6 +17,7 @@ from kukri.cli import catalogue, files, store, wheels
 from kukri.cli.catalogue import Entry, WheelFile
 from kukri.cli.errors import ModelNotFound, StoreError, Unreachable
 from kukri.cli.store import HubName
+from kukri.quant import kernel_cache
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,22 @@ def test_a_user_without_a_home(
     with pytest.raises(StoreError, match="open to others"):
         store.home()
     store._homeless.cache_clear()
+
+
+def test_caches_are_never_looked_for_where_one_happens_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KUKRI_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.chdir(tmp_path)
+    assert store.home() == tmp_path / ".cache" / "kukri"
+    assert kernel_cache.cache_folder().is_relative_to(tmp_path / ".cache")
+    monkeypatch.setenv("KUKRI_HOME", "~no-such-user/kukri")
+    with pytest.raises(StoreError, match="no such user"):
+        store.home()
+    with pytest.raises(ModelNotFound, match="no such file"):
+        store.parse("~no-such-user/model.gguf")
 
 
 def test_the_catalogue_is_sound() -> None:

@@ -18,7 +18,7 @@ from kukri.runtime.engine import ContextExceeded
 from kukri.runtime.program import build_program
 from kukri.runtime.sampler import BadLogits, SamplingParams
 from kukri.runtime.weights import Weights
-from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, load_tokenizer, sandbox
+from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, budget, load_tokenizer
 from kukri.tokenizer.template import render_until
 
 from . import seeds
@@ -105,7 +105,7 @@ def _render(template: str) -> None:
     tools = TOOLS if len(template) % 2 else None
     given = {"bos_token": "<s>", "eos_token": "</s>"}
     # A tenth of the time that a template may take, or the few that take it all would be most of a run.
-    until = sandbox.deadline() - 0.9 * sandbox.MAX_SECONDS
+    until = budget.deadline() - 0.9 * budget.MAX_SECONDS
     render_until(until, template, MESSAGES, tools, True, "2026-01-02T03:04:05", given)
 
 

@@ -36,7 +36,7 @@ def test_on_the_card(check, card):
 
 
 def test_all_are_here():
-    """But those that only order launches, or fill a cache, whose effect no kernel sees."""
+    """But those that only order launches, whose effect no kernel sees alone."""
     used = "".join(inspect.getsource(kernel) for kernel in instructions.CHECKED)
     every = {name for name in ptx.__all__ if name != "Instruction"}
-    assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "let_next_start", "prefetch"}
+    assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "let_next_start"}

@@ -26,7 +26,6 @@ PLAIN = {
     "PDL": 0,
     "KIND": 0,
     "EXACT": 0,
-    "AHEAD": 0,
 }
 
 
@@ -66,15 +65,14 @@ def multiply(n, how, weights, n_out, x, follow):
     others = packed(weights[1]) if len(weights) > 1 else 0
     blocks = weights[0].shape[1] // 32
     arguments = [rows, others, rows.shape[1], blocks, n_out, x]
-    ahead = [rows, others, 16]
     how = READERS[weights[0].format.name] | PLAIN | how | {"TOKENS": 1 if n == 1 else -(-n // 8) * 8}
     if n == 1:
         grid = -(-n_out // (how["WARPS"] // how["KS"] * how["R"]))
-        run(matvec, how, (grid,), 32 * how["WARPS"], [*arguments, *follow, *ahead], 4096)
+        run(matvec, how, (grid,), 32 * how["WARPS"], [*arguments, *follow], 4096)
     else:
         grid = -(-n_out * len(weights) // (16 * how["M"] * (how["WARPS"] // how["KS"])))
         shared = how["WARPS"] * how["M"] * max(2048, 64 * how["TOKENS"])
-        run(matmul_few, how, (grid,), 32 * how["WARPS"], [*arguments, n, *follow, *ahead], shared)
+        run(matmul_few, how, (grid,), 32 * how["WARPS"], [*arguments, n, *follow], shared)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_what_follows(n, gated, plain):
     partials = (x * x).reshape(n, 8, 32).sum(-1).astype(np.float32)
     out, codes = np.full((n, 64), np.nan, np.float32), empty(64, room)
     follow = [partials, 8, 1 / 256, 1e-5, 0, out, 256, codes, 0, 0]
-    how = gated | {"GATED": 1, "NORMED": 1, "EMIT": 1, "KIND": SILU, "AHEAD": 1}
+    how = gated | {"GATED": 1, "NORMED": 1, "EMIT": 1, "KIND": SILU}
     multiply(n, how, [gate, up], 64, raw, follow)
     normed = values / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     expected = silu(normed @ gate.dequantize().T) * (normed @ up.dequantize().T)

@@ -13,7 +13,7 @@ from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
 from kukri.runtime.fields import Fields
-from kukri.runtime.rope import Llama3Scaling, Rope
+from kukri.runtime.rope import Llama3Scaling, Rope, Yarn
 from kukri.runtime.rope_files import rope_from_gguf, rope_from_hf
 
 LLAMA3 = {
@@ -214,6 +214,12 @@ def test_longrope(kind):
 def test_factors_of_longrope_are_checked(factors):
     with pytest.raises(DamagedFile, match="long_factor"):
         from_hf(rope_scaling={**LONGROPE, "long_factor": factors})
+
+
+@pytest.mark.parametrize("turns", [(1e-320, 1.0), (32.0, 1e-320), (1e-320, 1e-320), (1e30, 1e30)])
+def test_yarn_of_absurd_turns_is_finite(turns: tuple[float, float]) -> None:
+    scaled = Yarn(4.0, 4096, *turns).apply(np.ones(8, np.float32), 1e4)
+    assert np.isfinite(scaled).all()
 
 
 @pytest.mark.parametrize("base", [1.0, 0.5])

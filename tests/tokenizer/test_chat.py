@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kukri.tokenizer import TemplateError, Tokenizer, encode_chat, render_chat, sandbox
+from kukri.tokenizer import TemplateError, Tokenizer, budget, encode_chat, render_chat
 
 DATA = Path(__file__).parent.parent / "data" / "chat_templates"
 CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))
@@ -237,8 +237,8 @@ def test_shapes_of_chat_apis(model: str, tokenizer: Callable[[str], Tokenizer]) 
 def test_one_prompt_has_one_budget_of_time(
     load_small: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.3)
-    monkeypatch.setattr(sandbox, "MAX_CHARACTERS", 1 << 40)
+    monkeypatch.setattr(budget, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(budget, "MAX_CHARACTERS", 1 << 40)
     slow = "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
     messages = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import time
 import unicodedata
+from typing import Any
 
 import pytest
 
 from kukri.tokenizer import TokenizerError, components
 from kukri.tokenizer.added import AddedToken, AddedTokens
 from kukri.tokenizer.components import decoder, normalizers, steps
-from kukri.tokenizer.normalize import unicode_form
+from kukri.tokenizer.normalize import chain, unicode_form
 from kukri.tokenizer.presets import PRESETS, preset
 from kukri.tokenizer.pretokenize import Split, chain_steps, compile_pattern, metaspace, parts_at_spaces
 from kukri.tokenizer.spm import parts_at_spaces as piece_parts
@@ -190,6 +191,30 @@ def test_normalizers_in_order() -> None:
     for step in normalizers(spec):
         text = step(text)
     assert text == r"_ab\1ασ "
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"type": "Replace", "pattern": {"String": ""}, "content": "b" * 5000},
+        {"type": "Replace", "pattern": {"String": "e"}, "content": "b" * 5000},
+        {"type": "Replace", "pattern": {"Regex": "e"}, "content": "b" * 5000},
+        {"type": "Prepend", "prepend": "b" * 5000},
+        {
+            "type": "Sequence",
+            "normalizers": [{"type": "Replace", "pattern": {"String": "e"}, "content": "ee"}] * 60,
+        },
+    ],
+)
+def test_a_normalizer_that_makes_a_text_far_longer_is_given_up(spec: dict[str, Any]) -> None:
+    with pytest.raises(TokenizerError, match="a normalizer"):
+        chain(normalizers(spec))("e" * 100)  # type: ignore[misc]
+
+
+def test_a_normalizer_may_make_a_text_longer() -> None:
+    replaced = {"type": "Replace", "pattern": {"String": "e"}, "content": "b" * 60}
+    assert chain(normalizers(replaced))("e" * 1000) == "b" * 60_000  # type: ignore[misc]
+    assert len(unicode_form("NFKD")("\ufdfa" * 1000)) == 18_000
 
 
 def test_a_normalizer_that_backtracks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

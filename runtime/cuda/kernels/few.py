@@ -4,8 +4,8 @@ A warp takes `M` tiles of 16 rows of weights (half of them of gate and half of u
 `TOKENS` rows of activations, so that weights are read once for all of them; `KS` warps share the columns,
 four blocks of 32 at a time. Lanes load and unpack a block each, lay the signed bytes down in shared memory of
 the warp's own, as rows of 128 bytes whose 16-byte pieces are exchanged by the row's number, and fetch them
-again as fragments. Both digits of the activations are multiplied by themselves, in whole numbers; then a
-block's scales are applied.
+again as fragments; codes of 4 bits are packed on this way, and unpacked behind it. Both digits of the
+activations are multiplied by themselves, in whole numbers; then a block's scales are applied.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ..ptx import (
 )
 from ..stage import registers, static
 from .common import codes_plane, scales_plane, two_digits
-from .results import finish, look_ahead
+from .results import finish
 
 # Constants of the launch. WARPS: of a block. EXACT: blocks fill the steps of all parts.
-LOAD = UNPACK = finish
-RAW = HALVES = MINIMUM = M = KS = WARPS = GATED = TOKENS = EXACT = PDL = 0
+LOAD = UNPACK = FRAGMENT = finish
+RAW = HALVES = MINIMUM = PACKED = M = KS = WARPS = GATED = TOKENS = EXACT = PDL = 0
 TILE = 2048  # bytes of 16 rows of 128 weights
 
 
@@ -60,9 +60,6 @@ def matmul_few(
     codes,
     norm_weight,
     out_partials,
-    ahead,
-    ahead_other,
-    share,
 ):
     """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · 16 · M / (1 +
     GATED)),)."""
@@ -99,9 +96,16 @@ def matmul_few(
     acc = registers((M, TOKENS // 8, 4), 0.0)
     held = shared() + warp * (M * TILE)
     # Where this lane's blocks go (rows quad and quad + 8), and where its rows for load_matrices begin.
-    place = held + 128 * quad
-    fetched = held + 128 * (lane & 15)
-    turn = bits_xor(shift_right(lane, 4), lane & 7)
+    if PACKED:  # rows of 64 bytes, two in 128
+        line = shift_right(quad, 1)
+        place = held + 128 * line + 16 * bits_xor(4 * (quad & 1) + sub, line)
+        line = shift_right(lane & 15, 1)
+        fetched = held + 128 * line
+        turn = bits_xor(4 * (lane & 1) + shift_right(lane, 4), line & 3)
+    else:
+        place = held + 128 * quad
+        fetched = held + 128 * (lane & 15)
+        turn = bits_xor(shift_right(lane, 4), lane & 7)
     scales = x + 4 * codes_plane(blocks)
     for chunk in range(part, chunks, KS):
         block = 4 * chunk + sub
@@ -124,9 +128,13 @@ def matmul_few(
                     b[m, i] = b[m, i] * inside
                     a2[m, i] = a2[m, i] * inside
                     b2[m, i] = b2[m, i] * inside
-                to = place + (m * TILE + i * 1024)
-                store_shared_int4(to + 16 * bits_xor(2 * sub, quad), w[0], w[1], w[2], w[3])
-                store_shared_int4(to + 16 * bits_xor(2 * sub + 1, quad), w[4], w[5], w[6], w[7])
+                if PACKED:
+                    to = place + (m * (TILE // 2) + i * 512)
+                    store_shared_int4(to, raw[m, i, 0], raw[m, i, 1], raw[m, i, 2], raw[m, i, 3])
+                else:
+                    to = place + (m * TILE + i * 1024)
+                    store_shared_int4(to + 16 * bits_xor(2 * sub, quad), w[0], w[1], w[2], w[3])
+                    store_shared_int4(to + 16 * bits_xor(2 * sub + 1, quad), w[4], w[5], w[6], w[7])
         warp_barrier()
         word = registers((TOKENS // 8, 4, 4))
         d = registers((TOKENS // 8, 2, 4))
@@ -148,13 +156,20 @@ def matmul_few(
             for m in static(M):
                 for i in static(2):
                     raw[m, i] = LOAD(row[m, i], blocks, block)
+        packed = registers((M, 4))
         for u in static(4):
             for n in static(TOKENS // 8):
                 piece = (4 * chunk + u) * TOKENS + 8 * n + quad
                 word[n, u] = load_int4(x + sub * codes_plane(blocks) + 16 * piece)
             for m in static(M):
                 f = registers(4)
-                f[()] = load_matrices(fetched + m * TILE + 16 * bits_xor(turn, 2 * u))
+                if PACKED:
+                    if u % 2 == 0:
+                        packed[m] = load_matrices(fetched + m * (TILE // 2) + 16 * bits_xor(turn, u))
+                    f[0], f[2] = FRAGMENT(packed[m, 2 * (u % 2)])
+                    f[1], f[3] = FRAGMENT(packed[m, 2 * (u % 2) + 1])
+                else:
+                    f[()] = load_matrices(fetched + m * TILE + 16 * bits_xor(turn, 2 * u))
                 source = bits_or(bits_and(lane, 28), u)  # the lane that unpacked this row's block
                 wa = registers(2)
                 wb = registers(2)
@@ -194,7 +209,6 @@ def matmul_few(
                             if MINIMUM:
                                 acc[m, n, i] = acc[m, n, i] + wb[i // 2] * s[n, i % 2, u]
         warp_barrier()
-    look_ahead(ahead, ahead_other, share)
     if PDL:
         wait_for_grid()  # for warps that had no blocks
     barrier()

@@ -23,7 +23,7 @@ from ..ptx import (
 )
 from ..stage import registers, static
 from .common import codes_plane, scales_plane, two_digits, warp_sum
-from .results import finish, look_ahead
+from .results import finish
 
 # Constants of the launch. WARPS: of a block. EXACT: blocks fill the lanes of all parts.
 LOAD = UNPACK = finish
@@ -47,9 +47,6 @@ def matvec(
     codes,
     norm_weight,
     out_partials,
-    ahead,
-    ahead_other,
-    share,
 ):
     """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · R),)."""
     if PDL:
@@ -119,7 +116,6 @@ def matvec(
                         acc[r, m] = acc[r, m] + (a * d) * total
                         if MINIMUM:
                             acc[r, m] = acc[r, m] + b * s[0]
-    look_ahead(ahead, ahead_other, share)
     if PDL:
         wait_for_grid()  # for warps that had no blocks
     outputs = (WARPS // KS) * R

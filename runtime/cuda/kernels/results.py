@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from ..ptx import (
     block_x,
-    blocks_x,
     load_float,
     load_shared,
     load_weight,
-    prefetch,
     reciprocal_root,
     shared,
     shift_right,
@@ -23,30 +21,7 @@ from .common import activate, emit_codes, warp_sum
 
 # Constants of the launch. NORMED: x is to be divided by its root mean square. EMIT: 0 no codes, 1 codes, 2
 # codes of a normed row. STORE: the result itself is wanted. UNIT: what products are too large by.
-# AHEAD: whether the next product's weights are fetched.
-WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = AHEAD = 0
-PREFETCHED = 16384  # bytes at once
-FETCHING = 128  # blocks that fetch, at most
-
-
-@device
-def look_ahead(ahead, ahead_other, share):
-    """Begin to bring the weights of the next product into the cache, as far as that goes: the last FETCHING
-    blocks `share` bytes each, of one matrix or of two. What stands between two products leaves memory idle.
-    """
-    if AHEAD and thread() == 0:
-        first = blocks_x() - FETCHING
-        if first < 0:
-            first = 0
-        piece = block_x() - first
-        if piece >= 0:
-            for at in range(piece * share, (piece + 1) * share, PREFETCHED):
-                n = (piece + 1) * share - at
-                if n > PREFETCHED:
-                    n = PREFETCHED
-                prefetch(ahead + at, n)
-                if ahead_other != 0:
-                    prefetch(ahead_other + at, n)
+WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = 0
 
 
 @device
@@ -94,7 +69,7 @@ def finish(
                     value = value + load_float(out + n * out_stride + 4 * at)
                 if STORE:
                     store_float(out + n * out_stride + 4 * at, value)
-            if EMIT:
+            if EMIT and at < n_out:  # the same for a whole warp
                 if EMIT == 2:
                     squares = warp_sum(value * value)
                     if lane == 0:

@@ -6,7 +6,9 @@ codes in order, and a, b, a', b': weights are (a · code + b) / UNIT in the firs
 + b') / UNIT in the second. Loading and unpacking are apart so that a kernel can have several loads in flight.
 
 `READERS` says of each format: the two functions, how many words a loaded block is (`RAW`), whether its halves
-differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
+differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`. If `PACKED`, a block begins with 16 bytes
+of which number j holds code j low and code j + 16 high, and `FRAGMENT` makes of word t of these the codes
+4t … and 16 + 4t …
 """
 
 from __future__ import annotations
@@ -332,8 +334,18 @@ def unpack_q3_k(a, b, high, scales, super_scale, block):
     return (*all_minus(codes, 0x7C7C7C7C), s0, 0.0, s1, 0.0)
 
 
+@device
+def fragment_q4_0(word):
+    return sixteenfold(shift_left(word, 4)), sixteenfold(word)
+
+
+@device
+def fragment_nibbles(word):
+    return bits_and(word, NIBBLES), bits_and(shift_right(word, 4), NIBBLES)
+
+
 def _reader(
-    load: Any, unpack: Any, raw: int, halves: int = 0, minimum: int = 0, unit: int = 1
+    load: Any, unpack: Any, raw: int, halves: int = 0, minimum: int = 0, unit: int = 1, fragment: Any = None
 ) -> dict[str, Any]:
     return {
         "LOAD": load,
@@ -342,18 +354,20 @@ def _reader(
         "HALVES": halves,
         "MINIMUM": minimum,
         "UNIT": unit,
+        "FRAGMENT": fragment,
+        "PACKED": int(fragment is not None),
     }
 
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader(load_scaled, unpack_q4_0, 5, unit=16),
-    "Q4_1": _reader(load_with_word, unpack_q4_1, 5, minimum=1),
+    "Q4_0": _reader(load_scaled, unpack_q4_0, 5, unit=16, fragment=fragment_q4_0),
+    "Q4_1": _reader(load_with_word, unpack_q4_1, 5, minimum=1, fragment=fragment_nibbles),
     "Q5_0": _reader(load_q5_0, unpack_q5_0, 6, minimum=1),
     "Q5_1": _reader(load_q5_1, unpack_q5_1, 6, minimum=1),
     "Q8_0": _reader(load_q8_0, unpack_q8_0, 9),
     "Q2_K": _reader(load_q2_k, unpack_q2_k, 4, halves=1, minimum=1),
     "Q3_K": _reader(load_q3_k, unpack_q3_k, 5, halves=1),
-    "Q4_K": _reader(load_q4_k, unpack_q4_k, 8, minimum=1),
+    "Q4_K": _reader(load_q4_k, unpack_q4_k, 8, minimum=1, fragment=fragment_nibbles),
     "Q5_K": _reader(load_q5_k, unpack_q5_k, 9, minimum=1),
     "Q6_K": _reader(load_q6_k, unpack_q6_k, 8, halves=1),
     "IQ4_NL": _reader(load_scaled, unpack_iq4_nl, 5),

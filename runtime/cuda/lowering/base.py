@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ... import ops
+from ...ops_fused import GatedMatMul
 from ..driver import Device, Launch
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers, stream_groups
+from ..fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..memory import Memory, Region

@@ -8,8 +8,8 @@ import numpy as np
 
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import GATES, GatedMatMul, JoinedMatMul, PreparedAttend
-from ..kernels.results import FETCHING
+from ...ops_fused import GatedMatMul
+from ..fusing import GATES, JoinedMatMul
 from ..memory import Region
 from ..weights import Matrix
 from .base import FEW, Coded
@@ -44,7 +44,7 @@ class ProductLowering(NormLowering):
         partials = self._partials(next_norm.out) if next_norm else 0
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
         bias = self.memory.vector(*op.biases) if op.biases else 0
-        self._few(i, matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
+        self._few(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
         self._wrote(*op.outs)
         if next_norm and emitted:
             name = self._real(next_norm.x).name + " normed"
@@ -83,14 +83,13 @@ class ProductLowering(NormLowering):
         stores = not emits or not self._only_products(i, op.out)
         emitted = self._codes(op.out) if emits else 0
         constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
-        self._few(i, matrix, other, n_out, coded, n, out, constants, emitted=emitted)
+        self._few(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
         self._wrote(op.out)
         if emitted:
             self._coded[self._real(op.out).name] = Coded(emitted)
 
     def _few(
         self,
-        i: int,
         matrix: Matrix,
         other: Matrix | None,
         n_out: int,
@@ -120,45 +119,19 @@ class ProductLowering(NormLowering):
         key = name, blocks, n_out, matrices, emitted > 0
         if n == 1:
             shape = self.shapes.row(*key)
-            grid = -(-n_out // shape.rows)
-            ahead = self._ahead(i, grid)
-            constants |= shape.constants(blocks) | {"TOKENS": 1, "AHEAD": int(ahead[0] > 0)}
+            constants |= shape.constants(blocks) | {"TOKENS": 1}
             what = self._kernel("matvec", "matvec", 32 * shape.WARPS, FORMAT=name, **constants)
             shared = 4 * shape.KS * matrices * shape.rows
-            self._emit(what, (grid,), [*before, *after, *ahead], shared, label)
+            self._emit(what, (-(-n_out // shape.rows),), [*before, *after], shared, label)
         else:
             tokens = -(-n // 8) * 8
             tile = self.shapes.few(*key, tokens)
-            grid = -(-n_out // tile.outputs(matrices))
-            ahead = self._ahead(i, grid)
-            constants |= tile.constants(blocks) | {
-                "TOKENS": tokens,
-                "AHEAD": int(ahead[0] > 0),
-            }
+            constants |= tile.constants(blocks) | {"TOKENS": tokens}
             what = self._kernel("few", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
             what = replace(what, resident=tile.resident)
             shared = tile.WARPS * tile.M * max(2048, 64 * tokens)
-            self._emit(what, (grid,), [*before, n, *after, *ahead], shared, label)
-
-    def _ahead(self, i: int, grid: int) -> list[int]:
-        """What a product of `grid` blocks, op number i, fetches of the next one's weights: the addresses of
-        one matrix or two, and bytes of each for each of the last blocks. Behind the last product comes the
-        next step's first.
-        """
-        behind = [*self.found[i + 1 :], *self.found[: i + 1]]
-        at, op = next((n, o) for n, o in enumerate(behind) if isinstance(o, GatedMatMul | JoinedMatMul))
-        weights = (op.gate, op.up) if isinstance(op, GatedMatMul) else op.weights
-        matrices = [self.matrices[id(w)] for w in weights]
-        size = sum(m.n_out * m.row_bytes for m in matrices)
-        last = at >= len(self.found) - 1 - i
-        idle = last or any(isinstance(o, ops.Attend | PreparedAttend) for o in behind[:at])
-        size = min(size, self.shapes.ahead(idle))
-        if isinstance(op, JoinedMatMul):
-            matrices = matrices[:1]  # the others lie behind it
-        share = size // len(matrices) // min(grid, FETCHING) // 16 * 16
-        if share == 0 or self.device.capability < (9, 0):
-            return [0, 0, 0]
-        return [matrices[0].address, matrices[1].address if len(matrices) > 1 else 0, share]
+            grid = (-(-n_out // tile.outputs(matrices)),)
+            self._emit(what, grid, [*before, n, *after], shared, label)
 
     def _tiled(
         self,

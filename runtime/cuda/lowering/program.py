@@ -7,8 +7,9 @@ captured in a graph once and run again.
 from __future__ import annotations
 
 from ... import ops
+from ...ops_fused import GatedMatMul
 from ..driver import Launch
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, PreparedAttend, writes
+from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
 from .attention import AttentionLowering
 from .experts import ExpertLowering
 from .recurrent import RecurrentLowering

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ....quant.block import QTensor
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, stream_groups
+from ...ops_fused import GatedMatMul
+from ..fusing import FusedOp, JoinedMatMul, stream_groups
 from ..packing import PARTS
 
 

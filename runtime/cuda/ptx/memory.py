@@ -120,14 +120,6 @@ def store_byte(address: int, value: int) -> None:
     ctypes.c_uint8.from_address(address).value = value & 0xFF
 
 
-@instruction("cp.async.bulk.prefetch.L2.global [$0], $1;", "", "lr", ordered=True)
-def prefetch(address: int, n_bytes: int) -> None:
-    """Begin to bring so many bytes, a multiple of 16, into the L2 cache; nobody waits for it (sm_90)."""
-    assert address % 16 == 0
-    assert n_bytes % 16 == 0
-    ctypes.string_at(address, n_bytes)
-
-
 @instruction("ld.global.u64 $0, [$1];", "l", "l", ordered=True)
 def load_long(address: int) -> int:
     return ctypes.c_int64.from_address(address).value

@@ -178,6 +178,7 @@ def test_trap_04_offsets_past_the_end_unaligned_and_overlapping(
 
 WRONG_TYPES = {
     b"tokenizer.ggml.scores": Value(0, bytes(265), array=True, count=265),
+    b"tokenizer.ggml.model": Value(4, pack("<II", 1, 2), array=True, count=2),
     b"tokenizer.ggml.tokens": Value(4, bytes(4 * 265), array=True, count=265),
     b"tokenizer.ggml.token_type": Value(6, bytes(4 * 265), array=True, count=265),
     b"tokenizer.ggml.merges": uint32(1),

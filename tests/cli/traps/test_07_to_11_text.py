@@ -53,12 +53,22 @@ def test_trap_07_a_template_that_reaches_outside(
         "{% set n = namespace(x='a') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{{ ('ab' * 5000000)|wordwrap(1) }}",
         "{% set x = 1 %}" * 50_000,
+        "{% set n = namespace(x=()) %}{% for i in range(99) %}{% set n.x = (n.x, n.x) %}{% endfor %}"
+        "{{ {n.x: 1}|length }}",
+        "{% macro m() %}{% for i in range(99999) %}{{ 'a' * 1000000 }}{% endfor %}{% endmacro %}{{ m() }}",
+        "{{ ('a' * 9999999).rfind('b' ~ 'a' * 999999) }}",
     ],
-    ids=["loops", "product", "doubling", "wordwrap", "long source"],
+    ids=["loops", "product", "doubling", "wordwrap", "long source", "hashing", "macro", "rfind"],
 )
 def test_trap_07_a_template_without_end(refused: Refused, tmp_path: Path, template: str) -> None:
     path = write_tiny_model(tmp_path / "t.gguf", template=template)
     assert "template" in refused(5, "run", "-m", path, "hi")
+
+
+@pytest.mark.parametrize("message", ["''", "' '", ""], ids=["empty", "blank", "none"])
+def test_trap_08_a_refusal_without_a_word(llm_inside: Run, tmp_path: Path, message: str) -> None:
+    path = write_tiny_model(tmp_path / "t.gguf", template="{{ raise_exception(" + message + ") }}")
+    assert "refuses the conversation" in failed(llm_inside("run", "-m", path, "hi"), 1)
 
 
 def test_trap_08_what_templates_use(llm: Run, llm_inside: Run, tmp_path: Path) -> None:

@@ -59,12 +59,20 @@ def test_trap_12_settings_that_leave_all(llm_inside: Run, tiny: Path, flags: tup
         *(("--repeat-penalty", "0"), ("--repeat-penalty", "inf"), ("--repeat-last-n", "-2"), ("-n", "-1")),
         *(("-c", "0"), ("-c", "-5"), ("--seed", "-1"), ("--threads", "0"), ("--stop", "")),
         *(("--threads", "99999"), ("-c", "99999999999")),
+        *(("--repeat-penalty", "1e-320"), ("--repeat-penalty", "1e39")),
     ],
 )
 def test_trap_12_parameters_out_of_range_are_usage_errors(
     llm_inside: Run, tiny: Path, flag: str, value: str
 ) -> None:
     assert "--help" in failed(llm_inside("run", "-m", tiny, flag, value, "hi"), 2)
+
+
+@pytest.mark.parametrize("value", ["1e-30", "1e30"])
+def test_trap_12_penalties_at_their_limits(llm_inside: Run, tiny: Path, value: str) -> None:
+    done = llm_inside("run", "-m", tiny, "-n", 4, "--repeat-penalty", value, "hi")
+    assert done.returncode == 0
+    assert b"Warning" not in done.stderr
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -3e38], ids=["NaN", "inf", "all -inf"])

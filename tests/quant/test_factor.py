@@ -1,0 +1,31 @@
+"""Second moments factorised where they lie, against NumPy's factorisation of a copy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.quant.factor import factor
+
+
+@pytest.mark.parametrize("width", [1, 7, 256, 300, 700])
+@pytest.mark.parametrize("shrinkage", [0.0, 0.3])
+def test_factor(width: int, shrinkage: float) -> None:
+    x = np.random.default_rng(width).standard_normal((2 * width + 3, width)).astype(np.float32)
+    moments = x.T @ x / len(x)
+    damping = 0.01 * np.diagonal(moments).mean() * np.eye(width)
+    shrunk = (1 - shrinkage) * moments + shrinkage * np.diag(np.diagonal(moments)) + damping
+    known = factor(moments.copy(), shrinkage)
+    assert sorted(known.order) == list(range(width))
+    spread = np.diagonal(moments)[known.order]
+    assert (np.diff(spread) >= 0).all()  # those that matter most are rounded first: from the end
+    ordered = shrunk[known.order][:, known.order]
+    lower = np.linalg.cholesky(ordered.astype(np.float64))
+    own = np.diagonal(lower)
+    assert np.allclose(known.importance[known.order], own**2, rtol=1e-4)
+    assert np.allclose(np.tril(known.both, -1), np.tril(lower / own, -1), atol=1e-5)
+    for start in range(0, width, 64):
+        here = slice(start, start + 64)
+        assert np.allclose(known.moments(here), ordered[:, here], atol=1e-6)
+        ahead = np.tril(known.ahead(here)[:64], -1)
+        assert np.allclose(ahead, np.tril((lower / own)[here, here], -1), atol=1e-5)
