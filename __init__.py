@@ -33,17 +33,21 @@ def load(
     context: int | None = None,
     threads: int | None = None,
     kv_type: str = "auto",
+    gpu_layers: int | None = None,
 ) -> Model:
     """Load a model, given as a GGUF file, a Hugging Face folder, a short name (`smollm2`) or
     `org/repo[:quant]` on the Hugging Face Hub. What is not on this machine yet is downloaded.
 
-    - `device`: "cpu", "reference" (NumPy in float32: slow, for comparison), or "auto", the fastest.
+    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison),
+      or "auto", the card if there is one with room for the model or a part of it, else the CPU.
     - `context`: tokens that prompt and answer may have together. Default: what the model was trained
       for, at most 8192, and less, down to 1024, if memory is short. The memory of the KV cache is only
       committed as it fills.
     - `threads`: of the CPU machine; default: the logical processors this process may use.
     - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
       unless all weights are floats.
+
+    - `gpu_layers`: run only so many layers on the card, the last ones, and the others on the CPU.
 
     `threads` and `kv_type` mean nothing to "reference", which computes on its own and keeps float32.
 
@@ -59,10 +63,10 @@ def load(
 
     A context above what the model was trained for is a warning.
     """
-    from .cli.model import load_model
+    from .cli.loading import load_model
     from .cli.store import resolve
 
-    return load_model(resolve(str(model)), device, context, threads, kv_type)
+    return load_model(resolve(str(model)), device, context, threads, kv_type, gpu_layers=gpu_layers)
 
 
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:

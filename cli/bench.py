@@ -16,11 +16,13 @@ from .. import __version__
 from . import store, terminal
 from .bench_plan import MOST_THREADS, Plan, Test, numbers, pair
 from .bench_report import WRITERS, Result
-from .options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
+from .options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, ModelsOption, flag
 
 if TYPE_CHECKING:
     from ..runtime.cpu.bandwidth import ReadBandwidth
-    from .bench_measure import LoadTimes
+    from ..runtime.cuda.bandwidth import CopyBandwidth
+    from ..runtime.ops import Program
+    from .bench_measure import LoadTimes, Used
     from .describe import Description
     from .model import Model
 
@@ -59,6 +61,8 @@ def bench(
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
     ] = KvType.auto,
+    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto,
+    gpu_layers: GpuLayers = None,
     no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False,
     no_cold: Annotated[
         bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
@@ -84,6 +88,8 @@ def bench(
         threads=numbers(threads, "-t", 1, MOST_THREADS) if threads else [None],
         repetitions=repetitions,
         kv_type=kv_type.value,
+        device=device.value,
+        gpu_layers=gpu_layers,
         warm_up=not no_warmup,
         cold=not no_cold,
     )
@@ -103,23 +109,24 @@ def _measure(
     plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
 ) -> Iterator[Result]:
     """The results of one model with one number of threads."""
-    from .bench_measure import bytes_per_token, measure
+    from .bench_measure import bytes_per_token, measure, used_devices
 
     context = max(test.n_depth + test.n_tokens for test in plan.tests)
     results = []
     with ExitStack() as stack:
-        times, loaded = _load(name, path, context, n_threads, plan.kv_type)
+        times, loaded = _load(name, path, context, n_threads, plan)
         stack.enter_context(loaded)
         machine, table = loaded.engine.machine, loaded.engine.table
-        used = int(getattr(machine, "n_threads", 1))
-        program, kv_type = _program(path, plan.kv_type)
-        memory: ReadBandwidth | None = None
+        used = used_devices(machine)
+        program = _program(path)
+        memory: ReadBandwidth | CopyBandwidth | None = None
         for test in plan.tests:
-            result = _about_model(about, used, kv_type, test, times)
-            decode = test.n_gen > 0 and not test.n_prompt
+            result = _about_model(about, used, test, times)
+            decode = test.n_gen > 0 and not test.n_prompt and not used.both  # of one memory
             with terminal.status(f"{name}: {test.name} …"):
                 if decode and memory is None:
-                    memory = stack.enter_context(_read_bandwidth(used))
+                    memory = _bandwidth(machine, used)
+                    stack.callback(memory.close)
                 before = memory.measure() if decode and memory else 0.0
                 run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
                 after = memory.measure() if decode and memory else 0.0
@@ -127,7 +134,7 @@ def _measure(
             if test.n_prompt and not test.n_gen:
                 result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
             if decode:
-                read = bytes_per_token(program, kv_type, test)
+                read = bytes_per_token(program, used.kv_type, test)
                 result |= {
                     "bytes_per_token": round(read),
                     "read_bandwidth": max(before, after),
@@ -139,27 +146,27 @@ def _measure(
     for result in results:  # the model is closed by now: a second one need not fit beside it
         if plan.cold and "ttft_seconds" in result and not result["n_depth"]:
             with terminal.status(f"{name}: starting anew for {result['test']} …"):
-                result |= _cold(path, result["n_prompt"], used, plan)
+                result |= _cold(path, result["n_prompt"], used.threads, plan)
     yield from results
 
 
-def _load(
-    name: str, path: Path, context: int, n_threads: int | None, kv_type: str
-) -> tuple[LoadTimes, Model]:
+def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan) -> tuple[LoadTimes, Model]:
     """Load a model and time that. Imports are not counted: they are the same for every model."""
     from ..quant.kernel_cache import cache_folder
     from .bench_measure import LoadTimes
 
     warnings: list[str] = []
     with terminal.status(f"loading {name} …"):
-        from .model import load_model
+        from .loading import load_model
 
         with LoadTimes(cache_folder()) as times:
             model = load_model(
                 path,
                 context=context,
                 threads=n_threads,
-                kv_type=kv_type,
+                kv_type=plan.kv_type,
+                device=plan.device,
+                gpu_layers=plan.gpu_layers,
                 warn=warnings.append,
                 progress=times.stage,
                 text=False,
@@ -169,27 +176,30 @@ def _load(
     return times, model
 
 
-def _program(path: Path, kv_type: str) -> tuple[Any, str]:
-    """The model's program and the cache's number format, for counting bytes."""
-    from ..runtime.cpu.machine import cache_type
+def _program(path: Path) -> Program:
+    """The model's program, for counting bytes."""
     from ..runtime.program import build_program
     from ..runtime.weights import Weights
     from .source import open_source
 
     source = open_source(path, text=False)
-    program = build_program(source.config, Weights(source.config, source.tensors))
-    return program, cache_type(program, kv_type).lower()
+    return build_program(source.config, Weights(source.config, source.tensors))
 
 
-def _read_bandwidth(n_threads: int) -> ReadBandwidth:
+def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
+    """Of the memory that the machine's weights are in; of two, the card's."""
+    if used.card is not None:
+        from ..runtime.cuda.bandwidth import CopyBandwidth
+
+        return CopyBandwidth(used.card)
     from ..runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
     from .memory import available_memory
 
     available = available_memory()
-    return ReadBandwidth(n_threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))
+    return ReadBandwidth(used.threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))
 
 
-def _about_model(about: Description, n_threads: int, kv_type: str, test: Test, times: LoadTimes) -> Result:
+def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
     from ..quant.levels import LEVEL
     from .describe import human_count
     from .doctor import cpu_name
@@ -198,15 +208,17 @@ def _about_model(about: Description, n_threads: int, kv_type: str, test: Test, t
         "build_commit": __version__,
         "cpu_info": cpu_name(),
         "simd": LEVEL,
-        "backend": "CPU",
-        "backends": "CPU",
+        "gpu_info": used.card.name if used.card else "",
+        "backend": used.backend,
+        "backends": used.backend,
         "model_filename": str(about.paths[0]),
         "model_type": f"{about.architecture} {human_count(about.n_params).replace(' ', '')} {about.quant}",
         "model_size": about.n_bytes,
         "model_n_params": about.n_params,
-        "n_threads": n_threads,
-        "type_k": kv_type,
-        "type_v": kv_type,
+        "n_threads": used.threads,
+        "n_gpu_layers": used.gpu_layers,
+        "type_k": used.kv_type,
+        "type_v": used.kv_type,
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
@@ -234,7 +246,7 @@ def _cold(path: Path, n_prompt: int, n_threads: int, plan: Plan) -> Result:
     from .bench_cold import cold_start
 
     starts = min(COLD_STARTS, plan.repetitions)
-    seconds = [cold_start(path, n_prompt, n_threads, plan.kv_type) for _ in range(starts)]
+    seconds = [cold_start(path, n_prompt, n_threads, plan) for _ in range(starts)]
     known = [s for s in seconds if s is not None]
     return {"ttft_cold_seconds": statistics.median(known) if known else None, "samples_cold_seconds": known}
 

@@ -1,6 +1,6 @@
 """The time to a first token with nothing in memory: a process of its own loads the model and answers.
 
-    python -m kukri.cli.bench_cold MODEL PROMPT_TOKENS THREADS KV_TYPE
+    python -m kukri.cli.bench_cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS
 
 loads, generates one token after a prompt of pseudo-random ids, and writes a line as soon as it has it.
 """
@@ -11,17 +11,22 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .bench_plan import Plan
 
 
-def cold_start(path: Path, n_prompt: int, threads: int, kv_type: str) -> float | None:
+def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | None:
     """Seconds from the start of a new process to its first token after `n_prompt` tokens.
 
     None if there is no Python to start or the process fails, for example because memory is short.
     """
     if not sys.executable:
         return None
-    command = [sys.executable, "-m", __name__, str(path.resolve()), str(n_prompt), str(threads), kv_type]
+    layers = "all" if plan.gpu_layers is None else str(plan.gpu_layers)
+    command = [sys.executable, "-m", __name__, str(path.resolve()), str(n_prompt), str(threads)]
+    command += [plan.kv_type, plan.device, layers]
     start = perf_counter()
     try:
         with subprocess.Popen(
@@ -41,14 +46,16 @@ def cold_start(path: Path, n_prompt: int, threads: int, kv_type: str) -> float |
 
 def main(arguments: list[str]) -> None:
     """What the new process does."""
-    path, (n_prompt, threads), kv_type = arguments[0], map(int, arguments[1:3]), arguments[3]
+    path, kv_type, device, layers = arguments[0], *arguments[3:]
+    n_prompt, threads = map(int, arguments[1:3])
     from ..runtime.sampler import SamplingParams
     from .bench_measure import random_ids
-    from .model import load_model
+    from .loading import load_model
 
     greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     context = n_prompt + 1
     options: dict[str, Any] = {"context": context, "threads": threads, "kv_type": kv_type, "text": False}
+    options |= {"device": device, "gpu_layers": None if layers == "all" else int(layers)}
     with load_model(path, warn=lambda _: None, **options) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
             print("first token", flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -16,9 +17,35 @@ from .memory import KV_BYTES
 
 if TYPE_CHECKING:
     from ..runtime.cache import PageTable
+    from ..runtime.cuda.driver import Device
     from ..runtime.engine import Machine
 
 WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that count
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a machine runs on: threads of the CPU (1 where there are none that count), and the card."""
+
+    threads: int
+    kv_type: str
+    card: Device | None = None
+    gpu_layers: int = 0
+    both: bool = False  # some layers on either
+
+    @property
+    def backend(self) -> str:
+        """As llama-bench calls it."""
+        return "CPU" if self.card is None else "CUDA"
+
+
+def used_devices(machine: Any) -> Used:
+    """What a machine, or the two of a SplitMachine, run on."""
+    front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
+    card: Device | None = getattr(back, "device", None)
+    layers = len(back.program.layers) - 1 if card else 0
+    threads = int(getattr(front or back, "n_threads", 1))
+    return Used(threads, back.kv_type, card, layers, front is not None)
 
 
 def random_ids(n: int, vocab_size: int) -> np.ndarray:

@@ -41,6 +41,8 @@ class Plan:
     threads: Sequence[int | None]
     repetitions: int
     kv_type: str
+    device: str
+    gpu_layers: int | None
     warm_up: bool
     cold: bool
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from ..quant.errors import UnsupportedModel
 from ..runtime.ops import Program
+from ..runtime.parts import weight_bytes
+from ..runtime.state import state_bytes
+from .memory import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:
     from ..runtime.cuda.driver import Device
@@ -14,29 +17,45 @@ if TYPE_CHECKING:
 CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's own
 
 
-def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str], None]) -> Device | None:
+def card_need(program: Program, kv_type: str) -> MemoryNeed:
+    """What a program needs of a card's memory; ValueError for a cache that the card cannot have."""
+    from ..runtime.cuda.machine import cache_type
+
+    per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
+    return MemoryNeed(weight_bytes(program) + CARD_OVERHEAD, per_token, state_bytes(program.state_layers))
+
+
+def open_card(
+    device: str, program: Program, kv_type: str, warn: Callable[[str], None], expected: bool = False
+) -> Device | None:
     """The card that a program is to run on; None: the CPU runs it.
 
-    With "auto", a machine without a card says nothing, and a card that cannot run the program is a warning.
-    With "cuda" that is UnsupportedModel, ValueError for the cache's type, or CudaUnavailable.
+    With "auto", a machine without a card says nothing, unless one was `expected`, and a card that cannot be
+    used, or not for the program, is a warning. With "cuda" that is UnsupportedModel, ValueError for the
+    cache's type, or CudaUnavailable.
     """
     if device not in ("auto", "cuda"):
         return None
-    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
+    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device, NoCard
 
     try:
         card = Device()
     except CudaError as problem:
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
+        if expected or not isinstance(problem, NoCard):
+            warn(f"running on the CPU: {problem}")
         return None
+    from ..runtime.cuda.kernel import MISSING, compiled_kernels, compiler_version
     from ..runtime.cuda.lowering.support import check_supported
-    from ..runtime.cuda.machine import cache_bits  # which most starts, having no card, do without
+    from ..runtime.cuda.machine import cache_type  # which most starts, having no card, do without
 
     try:
+        if compiler_version() is None and not compiled_kernels(card.capability):
+            raise CudaUnavailable(MISSING)
         check_supported(program)
-        cache_bits(program, kv_type)
-    except (UnsupportedModel, ValueError) as problem:
+        cache_type(program, kv_type)
+    except (UnsupportedModel, ValueError, CudaUnavailable) as problem:
         name = card.name
         card.close()
         if device == "cuda":
@@ -48,11 +67,11 @@ def open_card(device: str, program: Program, kv_type: str, warn: Callable[[str],
 
 def check_card() -> None:
     """Raise CudaUnavailable unless there is a card."""
-    from ..runtime.cuda.driver import CudaUnavailable, Device
+    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
 
     try:
         Device().close()
-    except CudaUnavailable as problem:
+    except CudaError as problem:
         raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
 
 

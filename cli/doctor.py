@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ def doctor() -> None:
         ("SIMD", _or_error(_simd)),
         ("memory", _or_error(_memory)),
         ("GPU", _or_error(_gpu)),
+        ("GPU kernels", _or_error(_gpu_kernels)),
         ("models", _or_error(lambda: _folder(store.home() / "models"))),
         ("Hub cache", _or_error(lambda: _folder(hub.cache_folder()))),
         ("kernels", _or_error(_kernels)),
@@ -98,14 +98,34 @@ def _memory() -> str:
 
 
 def _gpu() -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        driver = Path("/proc/driver/nvidia/version").exists()
-        return "NVIDIA driver, but no nvidia-smi" if driver else "none found"
-    query = [tool, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
-    names = "; ".join(line.strip() for line in answer.stdout.splitlines() if line.strip())
-    return names if answer.returncode == 0 and names else "none found"
+    """The card that `--device cuda` takes, or why it takes none."""
+    from ..runtime.cuda.driver import CudaError, Device
+
+    try:
+        card = Device()
+    except CudaError as problem:
+        return f"none: {problem}"
+    free, total = (terminal.human_bytes(n) for n in card.memory())
+    version, (major, minor) = card.driver_version(), card.capability
+    card.close()
+    return (
+        f"{card.name}, {free} of {total} free, compute capability {major}.{minor}, driver for CUDA {version}"
+    )
+
+
+def _gpu_kernels() -> str:
+    """How many kernels are compiled for the card, and whether others can be."""
+    from ..runtime.cuda.driver import CudaError, Device
+    from ..runtime.cuda.kernel import compiled_kernels, compiler_version
+
+    compiler = compiler_version()
+    more = f"numba-cuda {compiler} compiles others" if compiler else "others need pip install kukri[cuda]"
+    try:
+        card = Device()
+    except CudaError:
+        return f"none, {more}"
+    card.close()
+    return f"{compiled_kernels(card.capability) or 'none'} compiled for this card, {more}"
 
 
 def _kernels() -> str:

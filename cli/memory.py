@@ -47,8 +47,10 @@ class MemoryNeed:
         tokens = int(left / self.per_token) if self.per_token else MOST_CONTEXT if left > 0 else 0
         return max(0, tokens // PAGE_SIZE * PAGE_SIZE)
 
-    def check(self, name: str, context: int, available: int) -> None:
-        """Raise NotEnoughMemory unless model `name` fits into `available` bytes with `context` tokens."""
+    def check(self, name: str, context: int, available: int, what: str = "memory") -> None:
+        """Raise NotEnoughMemory unless model `name` fits into `available` bytes of `what` with `context`
+        tokens.
+        """
         if self.total(context) <= available:
             return
         least = min(context, LEAST_CONTEXT)
@@ -61,7 +63,7 @@ class MemoryNeed:
         else:
             advice = "free some memory first"
         raise NotEnoughMemory(
-            f"{name} needs about {human_bytes(self.total(context))} of memory "
+            f"{name} needs about {human_bytes(self.total(context))} of {what} "
             f"({human_bytes(self.weights)} of weights, {human_bytes(self.cache(context))} of KV cache for "
             f"{context} tokens), but {human_bytes(available)} are free; {advice}"
         )

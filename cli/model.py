@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
-from math import prod
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,40 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..quant.gguf import GGUFFile
-from ..runtime.cache import PAGE_SIZE, PageTable
-from ..runtime.cuda.errors import CudaError
-from ..runtime.engine import SAVED_STATES, Engine
-from ..runtime.ops import CacheLayer, MatMul, MoE, Program
-from ..runtime.program import build_program
+from ..runtime.engine import Engine
 from ..runtime.sampler import SamplingParams
-from ..runtime.state import state_bytes
 from ..runtime.stats import GenerationStats
-from ..runtime.weights import Weights
 from ..tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ..tokenizer import load_tokenizer as tokenizer_from_files
 from ..tokenizer.chat import encode_chat
 from ..tokenizer.incremental import IncrementalDecoder
 from ..tokenizer.template import TemplateError
-from .card import CARD_OVERHEAD, on_cpu, open_card
-from .memory import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
-from .source import Source, is_gguf, open_source
+from .source import Source, is_gguf
 from .stops import StopFilter
 from .token_kernel import token_kernel
 
 if TYPE_CHECKING:
     from ..runtime.cpu.machine import CpuMachine
-    from ..runtime.cuda.driver import Device
     from ..runtime.cuda.machine import CudaMachine
+    from ..runtime.parts import SplitMachine
     from ..runtime.reference import ReferenceMachine
 
-    AnyMachine = CpuMachine | CudaMachine | ReferenceMachine
-
-DEVICES = ("auto", "cpu", "cuda", "reference")
-DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
-LEAST_DEFAULT_CONTEXT = 1024  # where memory is short, the default shrinks down to this
-CHUNK_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
-MAX_THREADS = 1024
-REFERENCE_KEEPS = 3 << 30  # bytes of float32 matrices
+    AnyMachine = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
 
 
 class Model:
@@ -190,132 +172,6 @@ class Model:
         self.close()
 
 
-def load_model(
-    path: str | os.PathLike[str],
-    device: str = "auto",
-    context: int | None = None,
-    threads: int | None = None,
-    kv_type: str = "auto",
-    warn: Callable[[str], None] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
-    text: bool = True,
-) -> Model:
-    """Load a GGUF file or a Hugging Face folder (config.json and safetensors).
-
-    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison),
-      or "auto", which is "cuda" where there is a card that can run the model and has room for it, else "cpu".
-    - `context`: tokens that prompt and answer may have together. Default: what the model was trained
-      for, at most 8192, and less, down to 1024, if memory is short.
-    - `threads`: of the CPU machine; default: the physical cores this process
-      may use, within a container's quota.
-    - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", "q8_0", "q4_0" or "auto", see
-      `CpuMachine`.
-    - `warn`: called with one line for things worth knowing; default: Python's `warnings`.
-    - `progress`: called with (what is being done, how much of it is done, of how much) while loading.
-    - `text`: False leaves the tokenizer alone, and ids are the only way in.
-
-    Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile) for the file,
-    TokenizerError for its tokenizer, CudaError if the card cannot be used, NotEnoughMemory before anything
-    is loaded that would not fit, and ValueError for arguments out of range.
-    """
-    path = Path(path)
-    warn = warn or (lambda message: warnings.warn(message, stacklevel=5))
-    _check_arguments(device, context, threads)
-    source = open_source(path, text)
-    if source.builtin:
-        warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
-    weights = Weights(source.config, source.tensors)
-    program = build_program(source.config, weights)
-    if weights.skipped:
-        warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
-    card = open_card(device, program, kv_type, warn)
-    if card is not None:
-        try:
-            return _on_card(card, source, program, context, kv_type, warn, progress)
-        except (CudaError, NotEnoughMemory) as problem:
-            card.close()
-            if device == "cuda":
-                raise
-            warn(on_cpu(card.name, problem))
-        except BaseException:
-            card.close()
-            raise
-    layers: Sequence[CacheLayer] = program.cache_layers
-    if device == "reference":
-        threads, kv_type, copied = 1, "f32", _float32_bytes(source)
-    else:
-        from ..runtime.cpu.machine import CpuMachine, cache_type, default_threads
-
-        threads, kv_type, copied = threads or default_threads(), cache_type(program, kv_type).lower(), 0
-        layers = [replace(layer, value_dim=None) for layer in layers]  # it keeps values beside their keys
-    need = MemoryNeed(
-        source.held_bytes + copied,
-        cache_bytes_per_token(layers, kv_type),
-        (1 + SAVED_STATES) * state_bytes(program.state_layers),
-    )
-    context = _choose_context(source, need, context, warn, available_memory())
-    n_pages = -(-context // PAGE_SIZE)
-    machine: CpuMachine | ReferenceMachine
-    if device == "reference":
-        from ..runtime.reference import ReferenceMachine
-
-        machine = ReferenceMachine(program, n_pages, keep_bytes=copied)
-    else:
-        machine = CpuMachine(
-            program,
-            n_pages,
-            threads=threads,
-            kv_type=kv_type,
-            release=source.release,
-            progress=progress,
-        )
-    return _model(source, machine, program, context, _prefill_chunk(program, threads))
-
-
-def _on_card(
-    card: Device,
-    source: Source,
-    program: Program,
-    context: int | None,
-    kv_type: str,
-    warn: Callable[[str], None],
-    progress: Callable[[str, int, int], None] | None,
-) -> Model:
-    """The model on a card, if that has room for it."""
-    from ..runtime.cuda.machine import CudaMachine, cache_bits
-
-    per_token = cache_bytes_per_token(program.cache_layers, f"f{cache_bits(program, kv_type)}")
-    need = MemoryNeed(source.n_bytes + CARD_OVERHEAD, per_token)
-    context = _choose_context(source, need, context, warn, card.memory()[0])
-    n_pages = -(-context // PAGE_SIZE)
-    machine = CudaMachine(
-        program,
-        n_pages,
-        max_rows=1024,
-        kv_type=kv_type,
-        release=source.release,
-        progress=progress,
-        device=card,
-    )
-    return _model(source, machine, program, context, machine.max_rows)
-
-
-def _model(source: Source, machine: AnyMachine, program: Program, context: int, chunk: int) -> Model:
-    """The model with an engine that feeds `machine` prompts in steps of `chunk` rows."""
-    engine = Engine(
-        machine,
-        PageTable(-(-context // PAGE_SIZE)),
-        source.config,
-        source.end_ids,
-        context=context,
-        n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
-        prefill_chunk=chunk,
-        same_up_to=program.same_up_to,
-        states=machine.states,
-    )
-    return Model(source, machine, engine)
-
-
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file (its tensors are not needed), a Hugging Face folder, a tokenizer.json
     or a SentencePiece tokenizer.model.
@@ -331,47 +187,3 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         tokenizer = tokenizer_from_files(path)
     tokenizer.accelerate(token_kernel())
     return tokenizer
-
-
-def _check_arguments(device: str, context: int | None, threads: int | None) -> None:
-    if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; there are {', '.join(DEVICES)}")
-    if context is not None and context < 1:
-        raise ValueError(f"the context must be at least one token, not {context}")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
-        raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
-
-
-def _float32_bytes(source: Source) -> int:
-    """What the reference machine may keep of dequantised matrices."""
-    return min(4 * sum(prod(tensor.shape) for tensor in source.tensors.values()), REFERENCE_KEEPS)
-
-
-def _choose_context(
-    source: Source, need: MemoryNeed, context: int | None, warn: Callable[[str], None], available: int | None
-) -> int:
-    trained, most = source.config.context_length, source.config.max_context
-    if context is not None and most is not None and context > most:
-        raise ValueError(f"{source.name} knows {most} positions, so the context cannot be {context} tokens")
-    if context is None:
-        context = min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
-        fitting = need.largest_context(available) if available is not None else context
-        if min(context, LEAST_DEFAULT_CONTEXT) <= fitting < context:
-            warn(f"memory is short: the context is {fitting} tokens instead of {context}")
-            context = fitting
-    elif 0 < trained < context:
-        warn(f"{source.name} was trained for {trained} tokens; beyond them its answers may break down")
-    if available is not None:
-        need.check(source.name, context, available)
-    return context
-
-
-def _prefill_chunk(program: Program, threads: int) -> int:
-    """Rows of a prefill step: few enough that Ctrl-C is answered soon, whatever the model's size."""
-    weights = 0
-    for op in program.ops:
-        if isinstance(op, MatMul) and not op.out.wanted:
-            weights += prod(op.weight.shape)
-        elif isinstance(op, MoE):  # of which a row meets only those chosen for it
-            weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down) if m)
-    return max(64, min(512, int(CHUNK_WORK * threads / max(1, weights)) // 32 * 32))

@@ -66,6 +66,18 @@ class KvType(StrEnum):
     q4_0 = "q4_0"
 
 
+GpuLayers = Annotated[
+    int | None,
+    flag(
+        "-ngl",
+        "--gpu-layers",
+        metavar="N",
+        min=0,
+        help="Layers that run on the card, the last ones; the others run on the CPU; default: all.",
+    ),
+]
+
+
 class TextOrJson(StrEnum):
     text = "text"
     json = "json"
@@ -125,6 +137,7 @@ class GenerationOptions:
         int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)
     ] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    gpu_layers: GpuLayers = None
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
 
@@ -151,7 +164,7 @@ class GenerationOptions:
         """
         from . import store
 
-        if self.device is Device.cuda:
+        if self.device is Device.cuda and self.gpu_layers != 0:
             from .card import check_card
 
             check_card()
@@ -162,6 +175,7 @@ class GenerationOptions:
             context=self.context,
             threads=self.threads,
             kv_type=self.kv_type.value,
+            gpu_layers=self.gpu_layers,
         )
 
 
@@ -178,7 +192,7 @@ def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
     warnings: list[str] = []
     with Loading(name) as loading, python_warnings.catch_warnings():
         python_warnings.simplefilter("ignore", RuntimeWarning)
-        from .model import load_model
+        from .loading import load_model
 
         model = load_model(path, warn=warnings.append, progress=loading.at, **arguments)
     for warning in warnings:

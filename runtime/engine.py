@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from .cache import Batch, PageTable
+from .choice import MOST_BEST, Best
 from .config import ModelConfig
 from .sampler import BadLogits, Sampler, SamplingParams
-from .state import SavedState, SequenceStates
+from .state import SavedState, States
 from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
+Result = TypeVar("Result")
 NONE = np.empty(0, np.int32)  # wanted rows of a step whose logits nobody needs
 SAVED_STATES = 2  # copies of a recurrent state that are kept
 REWIND = 16  # tokens before the end of a prompt where one is taken: the next prompt may end otherwise
-FIRST = np.zeros(1, np.int32)  # wanted rows of a decode step
 
 
 class Machine(Protocol):
@@ -31,10 +32,17 @@ class Machine(Protocol):
     def max_wanted(self) -> int: ...  # rows a step whose logits may be wanted at most
 
     @property
-    def states(self) -> SequenceStates: ...  # of recurrent ops, if the model has any
+    def states(self) -> States: ...  # of recurrent ops, if the model has any
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """float32 [len(batch.wanted), vocab], valid until the next step."""
+        ...
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step, but of each wanted row the `k` best, up to MOST_BEST, of the first `n_tokens` ids.
+
+        If there are fewer, so many.
+        """
         ...
 
 
@@ -70,7 +78,7 @@ class Engine:
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
         same_up_to: int = 0,
-        states: SequenceStates | None = None,
+        states: States | None = None,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -132,7 +140,8 @@ class Engine:
         chunk = min(self.machine.max_rows, self.machine.max_wanted)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            yield self._step(part, np.arange(len(part), dtype=np.int32), len(tokens))
+            wanted = np.arange(len(part), dtype=np.int32)
+            yield self._step(part, wanted, len(tokens), self.machine.step)
 
     def reset(self) -> None:
         """Forget the cached sequence."""
@@ -162,7 +171,7 @@ class Engine:
         start = perf_counter()
         try:
             stats.cached_tokens = self._reuse(prompt)
-            logits = self._prefill(prompt[stats.cached_tokens :])
+            logits = self._prefill(prompt[stats.cached_tokens :], sampler)
             stats.prompt_seconds = perf_counter() - start
             while stats.new_tokens != params.max_tokens:
                 if stats.new_tokens:
@@ -170,7 +179,7 @@ class Engine:
                         reason = "context"
                         return
                     start = perf_counter()
-                    logits = self._step([token], FIRST)[0]
+                    logits = self._last([token], sampler)
                     stats.decode_steps += 1
                 token = self._sample(sampler, logits, stats)
                 if stats.new_tokens:
@@ -188,9 +197,11 @@ class Engine:
         finally:
             stats.finish_reason = reason
 
-    def _sample(self, sampler: Sampler, logits: np.ndarray, stats: GenerationStats) -> int:
+    def _sample(self, sampler: Sampler, logits: np.ndarray | Best, stats: GenerationStats) -> int:
+        if not isinstance(logits, Best):
+            logits = logits[: self._n_tokens]
         try:
-            return sampler.sample(logits[: self._n_tokens], self._cached)
+            return sampler.sample(logits, self._cached)
         except BadLogits as error:
             step = f"token {stats.new_tokens + 1} of the answer (position {len(self._cached)})"
             raise BadLogits(f"cannot choose {step}: {error}") from None
@@ -210,8 +221,8 @@ class Engine:
         self._keep(common)
         return len(self._cached)
 
-    def _prefill(self, tokens: list[int]) -> np.ndarray:
-        """Feed `tokens` in chunks; the logits after the last."""
+    def _prefill(self, tokens: list[int], sampler: Sampler) -> np.ndarray | Best:
+        """Feed `tokens` in chunks; the logits after the last, or what `sampler` needs of them."""
         length = len(self._cached) + len(tokens)
         if self._states and len(tokens) > REWIND:
             self._feed(tokens[:-REWIND], length)
@@ -221,15 +232,29 @@ class Engine:
         last = (len(tokens) - 1) // self._chunk * self._chunk
         self._feed(tokens[:last], length)
         rest = tokens[last:]
-        return self._step(rest, np.array([len(rest) - 1], np.int32), length)[0]
+        return self._last(rest, sampler, length)
+
+    def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | Best:
+        """Run `tokens`; the logits after the last one, or the best of them, if `sampler` needs no more."""
+        wanted = np.array([len(tokens) - 1], np.int32)
+        best = sampler.enough(self._n_tokens, len(self._cached) + len(tokens))
+        if not 0 < best <= MOST_BEST:
+            return self._step(tokens, wanted, length, self.machine.step)[0]
+
+        def choose(batch: Batch, table: PageTable) -> list[Best]:
+            return self.machine.choose(batch, table, best, self._n_tokens)
+
+        return self._step(tokens, wanted, length, choose)[0]
 
     def _feed(self, tokens: list[int], length: int) -> None:
         """Run `tokens` in chunks, for what they leave in the cache."""
         for start in range(0, len(tokens), self._chunk):
-            self._step(tokens[start : start + self._chunk], NONE, length)
+            self._step(tokens[start : start + self._chunk], NONE, length, self.machine.step)
 
-    def _step(self, tokens: list[int], wanted: np.ndarray, length: int = 0) -> np.ndarray:
-        """Run `tokens`, the next ones of a sequence that will have `length` (0: that ends with them)."""
+    def _step(
+        self, tokens: list[int], wanted: np.ndarray, length: int, run: Callable[[Batch, PageTable], Result]
+    ) -> Result:
+        """`run` tokens, the next ones of a sequence that will have `length` (0: that ends with them)."""
         n = len(tokens)
         first = len(self._cached)
         length = max(length, first + n)
@@ -242,14 +267,14 @@ class Engine:
         )
         try:
             self.table.extend(self._sequence, n)
-            logits = self.machine.step(batch, self.table)
+            result = run(batch, self.table)
         except BaseException:  # also Ctrl-C
             self._keep(first)
             raise
         self._cached += tokens
         if length <= self._same_up_to:
             self._short = len(self._cached)
-        return logits
+        return result
 
     def _keep(self, length: int) -> None:
         """Forget what comes after `length` tokens; more, where there is a state that is not known there."""

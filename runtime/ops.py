@@ -279,6 +279,14 @@ class Program:
     logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
     state_layers: tuple[StateLayer, ...] = ()  # what recurrent ops keep of a sequence
     layers: tuple[int, ...] = ()  # the first op of each layer, and the first behind the last
+    carried: tuple[Buffer, ...] = ()  # what a layer finds, and leaves to the next
+    given: tuple[Buffer, ...] = ()  # of a part (see parts.py): what the part in front of it has written
+    handed: tuple[Buffer, ...] = ()  # and what the part behind it reads
+
+    @property
+    def n_tokens(self) -> int:
+        """How many token ids there are; 0: it does not look at them."""
+        return next((op.table.shape[0] for op in self.ops if isinstance(op, Embed)), 0)
 
     @property
     def n_positions(self) -> int:

@@ -265,6 +265,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         table, projection = (w.matrix(f"per_layer_{stem}.weight") for stem in ("token_embd", "model_proj"))
         projected, weight = Buffer("projected", s.inputs.width), w.norm("per_layer_proj_norm.weight")
         ops += embed_per_layer(embedding, projected, s.inputs, table, projection, weight, c.norm_eps)
+    carried = (*(s.streams if c.altup else (s.x,)), *([s.inputs] if c.per_layer else []))
     if c.altup:
         ops += streams().split(w.matrix)
     starts = list[int]()
@@ -318,7 +319,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     ]
     if c.logit_softcap:
         ops.append(SoftCap(logits, c.logit_softcap))
-    return Program(tuple(ops), buffers_of(ops), tuple(caches), logits, tuple(states), tuple(starts))
+    return Program(tuple(ops), buffers_of(ops), tuple(caches), logits, tuple(states), tuple(starts), carried)
 
 
 def _frequencies(rope: Rope) -> np.ndarray:

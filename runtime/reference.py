@@ -6,7 +6,7 @@ It is the specification that the fast machines are tested against, and slow.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from . import ops
 from .activations import ACTIVATIONS, sigmoid
 from .buffer import Buffer
 from .cache import PAGE_SIZE, Batch, PageTable
+from .choice import Best, best_of
 from .reference_experts import moe, route
 from .reference_scan import causal_conv, delta_rule, state_scan
 from .reference_streams import correct_streams, match_magnitude, predict_streams, sparsify
@@ -68,18 +69,31 @@ class ReferenceMachine:
             pass
         return self.buffers[self.program.logits.name]
 
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
+        return best_of(self.step(batch, table)[:, :n_tokens], k)
+
     def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
         """Like `step`, but yields every op once it has run, for a look at `buffers`."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        vocab = next(op.table.shape[0] for op in self.program.ops if isinstance(op, ops.Embed))
-        batch.check(table, self._n_pages, vocab, self.max_rows, self.max_wanted, self.program.n_positions)
+        n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_wanted, n_positions)
         self.states.begin(batch)
         self._batch, self._table = batch, table
         for op in self.program.ops:
             self._run(op)
             yield op
         self.states.end(batch)
+
+    def handed(self, n_rows: int) -> list[np.ndarray]:
+        """What a step of so many rows left in the `handed` buffers, float32 [rows, width] each."""
+        return [self.buffers[b.name] for b in self.program.handed]
+
+    def give(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the `given` buffers for the next step, float32 [rows, width] each."""
+        for b, rows in zip(self.program.given, values, strict=True):
+            self.buffers[b.name] = rows.copy()
 
     def close(self) -> None:
         self.buffers.clear()

@@ -14,8 +14,9 @@ from operator import index
 
 import numpy as np
 
+from .choice import Best, largest
+
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
-GROUPS = 1024  # groups whose maxima bound the k-th largest logit from below
 
 
 class BadLogits(ArithmeticError):
@@ -94,40 +95,84 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(params.seed))
         self._penalised = np.empty(0, np.float32)
 
-    def sample(self, logits: np.ndarray, history: Sequence[int] = ()) -> int:
-        """The next token id for `logits` (float32 [vocab], left unchanged).
+    def enough(self, n_logits: int, n_history: int) -> int:
+        """How many of the best tokens say as much to the next `sample` as all `n_logits` do; 0: only all do.
+
+        `n_history`: the length of the history that it will get.
+        """
+        params = self.params
+        last = params.repeat_last_n
+        penalised = 0
+        if params.repeat_penalty != 1.0 and last != 0:
+            if params.repeat_penalty < 1.0:  # any token may become the best
+                return 0
+            penalised = n_history if last < 0 else min(last, n_history)
+        if params.temperature == 0.0 or params.top_k == 1:
+            return 1 + penalised
+        return params.top_k + penalised if 0 < params.top_k < n_logits else 0
+
+    def sample(self, logits: np.ndarray | Best, history: Sequence[int] = ()) -> int:
+        """The next token id for `logits` (float32 [vocab], left unchanged), or for as many of the `Best` as
+        `enough` says, which gives the same.
 
         `history` is the ids of prompt and answer so far, for the repeat penalty; only its last
         `repeat_last_n` entries are looked at. Raises BadLogits. -inf marks a token that may not be drawn.
         """
         params = self.params
+        best = logits if isinstance(logits, Best) else None
         if params.repeat_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
-            logits = self._penalise(logits, history)
-        best = int(logits.argmax())  # the first NaN if there is one
-        peak = float(logits[best])
+            if isinstance(logits, Best):
+                best = self._penalise_best(logits, history)
+            else:
+                logits = self._penalise(logits, history)
+        if best is not None:
+            first, peak = int(best.ids[0]), float(best.logits[0])
+        else:
+            assert isinstance(logits, np.ndarray)
+            first = int(logits.argmax())  # the first NaN if there is one
+            peak = float(logits[first])
         if not math.isfinite(peak):
             raise BadLogits(_describe(peak))
         if params.temperature == 0.0 or params.top_k == 1:
-            return best
+            return first
         with np.errstate(over="ignore"):  # a tiny temperature: -inf, so never drawn, is the right quotient
-            ids, gaps = _truncate(logits, peak, params)
+            if best is not None:
+                ids, gaps = _truncate_best(best, params)
+            else:
+                assert isinstance(logits, np.ndarray)
+                ids, gaps = _truncate(logits, peak, params)
             weights = np.exp(gaps / max(params.temperature, 1e-20))
         sums = weights.cumsum(dtype=np.float64)
         drawn = int(sums.searchsorted(self._random.random() * sums[-1], side="right"))
         return int(ids[min(drawn, len(ids) - 1)])
 
     def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        last = self.params.repeat_last_n
-        recent = history[-last:] if last > 0 else history
-        ids = np.fromiter(set(recent), np.intp)
+        ids = np.fromiter(self._recent(history), np.intp)
         ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
         if self._penalised.shape != logits.shape:
             self._penalised = np.empty_like(logits)
         np.copyto(self._penalised, logits)
-        values = logits[ids]
-        penalty = np.float32(self.params.repeat_penalty)
-        self._penalised[ids] = np.where(values > 0, values / penalty, values * penalty)
+        self._penalised[ids] = self._lower(logits[ids])
         return self._penalised
+
+    def _penalise_best(self, best: Best, history: Sequence[int]) -> Best:
+        """What is penalised becomes less likely: the best of before that are not are among the best now."""
+        if math.isnan(best.logits[0]):
+            return best
+        recent = self._recent(history)
+        penalised = np.fromiter((id_ in recent for id_ in best.ids.tolist()), bool, len(best.ids))
+        values = np.where(penalised, self._lower(best.logits), best.logits)
+        order = np.lexsort((best.ids, -values))
+        return Best(best.ids[order], values[order])
+
+    def _recent(self, history: Sequence[int]) -> set[int]:
+        """The ids that are penalised."""
+        last = self.params.repeat_last_n
+        return set(history[-last:] if last > 0 else history)
+
+    def _lower(self, values: np.ndarray) -> np.ndarray:
+        penalty = np.float32(self.params.repeat_penalty)
+        return np.where(values > 0, values / penalty, values * penalty)
 
 
 def _describe(peak: float) -> str:
@@ -152,40 +197,33 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
         return ids, below[ids]
     if limit < len(logits):
         ids = largest(logits, limit)
+        return _truncate_best(Best(ids, logits[ids]), params)
+    mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
+    count = 64
+    while True:
+        count = min(4 * count, limit)
+        ids = largest(logits, count)
         gaps = logits[ids].astype(np.float64) - peak
         weights = np.exp(gaps)
-        mass = weights.sum()
-    else:
-        mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
-        count = 64
-        while True:
-            count = min(4 * count, limit)
-            ids = largest(logits, count)
-            gaps = logits[ids].astype(np.float64) - peak
-            weights = np.exp(gaps)
-            if count == limit or gaps[-1] < floor or weights.sum() >= params.top_p * mass:
-                break
-    kept = int((gaps >= floor).sum())
-    if params.top_p < 1.0:
-        kept = min(kept, int(weights.cumsum().searchsorted(params.top_p * mass)) + 1)
+        if count == limit or gaps[-1] < floor or weights.sum() >= params.top_p * mass:
+            break
+    kept = _kept(gaps, weights, mass, params)
     return ids[:kept], gaps[:kept]
 
 
-def largest(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the `k` largest finite logits, best first, the lowest id first among equals.
+def _truncate_best(best: Best, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a row whose best tokens are known, at least `top_k` of them."""
+    finite = int((best.logits[: params.top_k] > -np.inf).sum())
+    gaps = best.logits[:finite].astype(np.float64) - float(best.logits[0])
+    weights = np.exp(gaps)
+    kept = _kept(gaps, weights, weights.sum(), params)
+    return best.ids[:kept], gaps[:kept]
 
-    The vocabulary is never sorted. It is cut into groups; the k-th largest of their maxima is a value
-    that at least k logits reach and few others do, and only these are ordered.
-    """
-    n = len(logits)
-    if k >= n:
-        ids = np.arange(n)
-    else:
-        bound = logits
-        if n >= 8 * GROUPS and 4 * k <= GROUPS:
-            depth = n // GROUPS
-            bound = logits[: depth * GROUPS].reshape(depth, GROUPS).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(bound, len(bound) - k)[len(bound) - k])
-    values = logits[ids]
-    order = np.argsort(-values, kind="stable")[:k]
-    return ids[order[values[order] > -np.inf]]
+
+def _kept(gaps: np.ndarray, weights: np.ndarray, mass: float, params: SamplingParams) -> int:
+    """How many of the tokens in order of likelihood, of so much together, top-p and min-p leave."""
+    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    kept = int((gaps >= floor).sum())
+    if params.top_p < 1.0:
+        kept = min(kept, int(weights.cumsum().searchsorted(params.top_p * mass)) + 1)
+    return kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -21,17 +22,32 @@ class SavedState:
     arrays: tuple[np.ndarray, ...]
 
 
+class States(Protocol):
+    """What an engine does with the states of a machine: see SequenceStates."""
+
+    @property
+    def layers(self) -> tuple[StateLayer, ...]: ...
+
+    @property
+    def lengths(self) -> np.ndarray: ...
+
+    def save(self, sequence: int) -> SavedState: ...
+
+    def restore(self, sequence: int, saved: SavedState) -> None: ...
+
+
 class SequenceStates:
     """The states of up to `max_sequences` sequences of a model with these `layers`; there may be none.
 
     `arrays[i]`, float32 [max_sequences, *layers[i].shape], belongs to the machine's kernels. `lengths`,
     int [max_sequences]: after how many positions each sequence's state is the one that stands there;
-    UNKNOWN (-1) after a step that did not come to its end.
+    UNKNOWN (-1) after a step that did not come to its end. Unless `held`, the arrays lie elsewhere, and
+    `clear`, `read` and `write` are another class's.
     """
 
-    def __init__(self, layers: Sequence[StateLayer], max_sequences: int = 1) -> None:
+    def __init__(self, layers: Sequence[StateLayer], max_sequences: int = 1, held: bool = True) -> None:
         self.layers = tuple(layers)
-        self.arrays = [np.zeros((max_sequences, *layer.shape), np.float32) for layer in layers]
+        self.arrays = [np.zeros((max_sequences, *layer.shape), np.float32) for layer in layers if held]
         self.lengths = np.zeros(max_sequences, np.int64)
 
     def begin(self, batch: Batch) -> None:
@@ -53,8 +69,7 @@ class SequenceStates:
                     f"sequence {sequence} goes on at {first}, but its state is of {length} positions"
                 )
             if not first:
-                for array in self.arrays:
-                    array[sequence] = 0
+                self.clear(sequence)
         self.lengths[batch.sequences] = UNKNOWN
 
     def end(self, batch: Batch) -> None:
@@ -67,14 +82,27 @@ class SequenceStates:
         length = int(self.lengths[sequence])
         if length == UNKNOWN:
             raise ValueError(f"the state of sequence {sequence} is not known")
-        return SavedState(length, tuple(array[sequence].copy() for array in self.arrays))
+        return SavedState(length, self.read(sequence))
 
     def restore(self, sequence: int, saved: SavedState) -> None:
         """Make `saved` a sequence's state."""
         self.lengths[sequence] = UNKNOWN  # Ctrl-C may come in between
-        for array, kept in zip(self.arrays, saved.arrays, strict=True):
-            array[sequence] = kept
+        self.write(sequence, saved.arrays)
         self.lengths[sequence] = saved.length
+
+    def clear(self, sequence: int) -> None:
+        """Zeros for a sequence."""
+        for array in self.arrays:
+            array[sequence] = 0
+
+    def read(self, sequence: int) -> tuple[np.ndarray, ...]:
+        """Copies of a sequence's arrays."""
+        return tuple(array[sequence].copy() for array in self.arrays)
+
+    def write(self, sequence: int, arrays: Sequence[np.ndarray]) -> None:
+        """Make copies of these a sequence's arrays."""
+        for array, kept in zip(self.arrays, arrays, strict=True):
+            array[sequence] = kept
 
 
 def state_bytes(layers: Sequence[StateLayer]) -> int:

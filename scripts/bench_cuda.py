@@ -1,10 +1,13 @@
 """What the CUDA machine does on the card of this machine: right, how fast, and where a step's time goes.
 
+    python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
+    the end; PATH: llama.cpp's, built for the card, which runs the same models in between
     python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
+    python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -16,7 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -25,93 +28,23 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_models import DATA, load_fixture, random_model, write_model
 
-from kukri.quant.block import QTensor
-from kukri.quant.checkpoint import Checkpoint
+from kukri.cli.bench_measure import bytes_per_token
+from kukri.cli.bench_plan import Test
+from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import MatMul, Program
-from kukri.runtime.program import build_program
+from kukri.runtime.ops import HeadMatMul, MatMul, MoE
 from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.sampler import Sampler, SamplingParams
 
-DATA = Path(
-    os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance"
-)
-# hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied
-SHAPES = {
-    "smollm2-135m": (576, 30, 9, 3, 64, 1536, 49152, True),
-    "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256, True),
-    "llama-3.1-8b": (4096, 32, 32, 8, 128, 14336, 128256, False),
-}
-
-
-def random_model(shape: str, kind: str) -> Program:
-    """A program whose weights are random blocks, cut out of one pool."""
-    hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
-    form, rng = FORMATS[kind], np.random.default_rng(0)
-    pool = rng.integers(0, 256, (1 << 28) // form.type_size * form.type_size, dtype=np.uint8)
-    blocks = pool.reshape(-1, form.type_size)
-    scale = np.float16(0.01 / (16 if kind == "Q8_0" else 1))
-    for at in {"Q4_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]:
-        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
-    tensors: dict[str, QTensor] = {}
-
-    def matrix(name: str, rows: int, width: int) -> None:
-        size = rows * form.row_bytes(width)
-        data = np.resize(pool, size) if size > len(pool) else pool[:size]
-        tensors[name] = QTensor(name, form, (rows, width), data.reshape(rows, -1))
-
-    def ones(name: str, n: int) -> None:
-        tensors[name] = QTensor(
-            name, FORMATS["F32"], (n,), np.ones(n, np.float32).view(np.uint8).reshape(1, -1)
-        )
-
-    matrix("token_embd.weight", vocab, hidden)
-    for i in range(layers):
-        ones(f"blk.{i}.attn_norm.weight", hidden)
-        ones(f"blk.{i}.ffn_norm.weight", hidden)
-        matrix(f"blk.{i}.attn_q.weight", heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_k.weight", kv_heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_v.weight", kv_heads * head_dim, hidden)
-        matrix(f"blk.{i}.attn_output.weight", hidden, heads * head_dim)
-        matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden)
-        matrix(f"blk.{i}.ffn_up.weight", ffn, hidden)
-        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn)
-    ones("output_norm.weight", hidden)
-    if not tied:
-        matrix("output.weight", vocab, hidden)
-    metadata = {
-        "general.architecture": "llama",
-        "llama.context_length": 131072,
-        "llama.embedding_length": hidden,
-        "llama.block_count": layers,
-        "llama.feed_forward_length": ffn,
-        "llama.attention.head_count": heads,
-        "llama.attention.head_count_kv": kv_heads,
-        "llama.rope.dimension_count": head_dim,
-        "llama.rope.freq_base": 500000.0,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
-        "llama.vocab_size": vocab,
-    }
-    config = config_from_gguf(metadata, tensors)
-    return build_program(config, Weights(config, tensors))
-
-
-def load_fixture(folder: Path, file: str) -> Program:
-    if file.endswith(".gguf"):
-        model = GGUFFile.open(folder / file)
-        config = config_from_gguf(model.metadata, model.tensors)
-    else:
-        model = Checkpoint.open(folder)
-        config = config_from_hf(json.loads((folder / file).read_text()), model.tensors)
-    return build_program(config, Weights(config, model.tensors))
+Speeds = dict[str, float]  # tokens a second by the name of the test
 
 
 def feed(
@@ -161,8 +94,9 @@ def conformance(names: list[str]) -> None:
                 print(f"refused {case}: {problem}")
                 refused += 1
                 continue
-            matrices = [op.weight for op in program.ops if isinstance(op, MatMul)]
-            quantised = not all(matrix.format.is_float for matrix in matrices)  # then activations are, too
+            products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
+            floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
+            quantised = not all(floats)  # then activations are, too
             line = []
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):
@@ -243,7 +177,7 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
 
-def decode(shape: str, kind: str, depths: list[int]) -> None:
+def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
     start = time.perf_counter()
     program = random_model(shape, kind)
     made = time.perf_counter()
@@ -251,6 +185,7 @@ def decode(shape: str, kind: str, depths: list[int]) -> None:
     machine = CudaMachine(program, n_pages)
     loaded = time.perf_counter()
     print(f"{shape} {kind} on {machine.device.name}: made {made - start:.1f} s, loaded {loaded - made:.1f} s")
+    speeds: Speeds = {}
     for depth in depths or [0]:
         table = PageTable(n_pages)
         table.extend(0, depth)
@@ -264,10 +199,13 @@ def decode(shape: str, kind: str, depths: list[int]) -> None:
         assert np.isfinite(logits).all()
         print(f"decode 128 at depth {depth}: {1 / wall:.1f} tokens/s, {wall * 1e3:.3f} ms a step")
         profile(machine, kind)
+        speeds["tg128" + (f" @ d{depth}" if depth else "")] = 1 / wall
     machine.close()
+    return speeds
 
 
-def batch(shape: str, kind: str) -> None:
+def batch(shape: str, kind: str) -> Speeds:
+    speeds: Speeds = {}
     machine = CudaMachine(random_model(shape, kind), 8 * 8, max_sequences=8)
     for n in (1, 2, 4, 8):
         table = PageTable(64, 8)
@@ -281,11 +219,42 @@ def batch(shape: str, kind: str) -> None:
         wall = (time.perf_counter() - begin) / 64
         print(f"{n} sequences: {n / wall:.0f} tokens/s, {wall * 1e3:.3f} ms a step, on the card ", end="")
         print(f"{seconds(machine.device, machine.plan(n, n)) * 1e3:.3f} ms")
+        speeds[f"tg64, {n} sequences"] = n / wall
     profile(machine, kind, 8)
+    machine.close()
+    return speeds
+
+
+def choose(shape: str, kind: str) -> None:
+    """Steps whose logits all come back, and steps of which only the best tokens do; both with the sampler."""
+    machine = CudaMachine(random_model(shape, kind), 4)
+    vocab = machine.program.logits.width
+    for name, params in (
+        ("greedy", SamplingParams(temperature=0)),
+        ("top-k 40", SamplingParams(seed=0)),
+        ("penalty", SamplingParams(seed=0, repeat_penalty=1.1)),
+    ):
+        chosen: list[list[int]] = []
+        walls = []
+        for best in (False, True):
+            table, sampler, history = PageTable(4), Sampler(params), [1]
+            for i in range(130):
+                if i == 2:
+                    begin = time.perf_counter()
+                table.extend(0, 1)
+                step = Batch(*(np.array([v], np.int32) for v in (history[-1], 0, i, 0)))
+                k = sampler.enough(vocab, len(history))
+                found = machine.choose(step, table, k, vocab) if best else machine.step(step, table)
+                history.append(sampler.sample(found[0], history))
+            walls.append((time.perf_counter() - begin) / 128)
+            chosen.append(history)
+        assert chosen[0] == chosen[1]
+        print(f"{name}: {walls[0] * 1e6:.0f} us a token with all logits, {walls[1] * 1e6:.0f} with the best")
     machine.close()
 
 
-def prefill(shape: str, kind: str, rows: list[int]) -> None:
+def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
+    speeds: Speeds = {"pp4096": 0.0}
     most = max(rows or [512])
     program = random_model(shape, kind)
     machine = CudaMachine(program, 4096 // 64, max_rows=most)
@@ -301,6 +270,7 @@ def prefill(shape: str, kind: str, rows: list[int]) -> None:
                 machine.step(Batch(r % 100, np.zeros(n, np.int32), r + at, wanted), table)
             times.append(time.perf_counter() - begin)
         print(f"prefill 4096 in chunks of {n}: {4096 / min(times):.0f} tokens/s")
+        speeds["pp4096"] = max(speeds["pp4096"], 4096 / min(times))
     launches = machine.plan(most, 0, False, True)
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
@@ -364,9 +334,59 @@ class _Always(Shapes):
         return self._shape if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
 
 
+PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]
+
+
+def everything(llama_bench: str | None) -> None:
+    device = Device()
+    name, copy = device.name, copy_bandwidth(device)
+    device.close()
+    instructions()
+    conformance([])
+    rows = []
+    for shape, kind in PROMISED:
+        speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
+        choose(shape, kind)
+        peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
+        read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
+        for test, speed in speeds.items():
+            other = peer.get(test)
+            rows.append(
+                (
+                    f"{shape} {kind}",
+                    test,
+                    f"{speed:.0f}",
+                    f"{other:.0f}" if other else "",
+                    f"{speed / other:.2f}" if other else "",
+                    f"{read * speed / copy:.0%}" if test == "tg128" else "",
+                )
+            )
+    print(f"\n{name}, copies {copy / 1e9:.0f} GB/s, tokens a second\n")
+    header = ("model", "test", "kukri", "llama.cpp", "ratio", "of bandwidth")
+    print(markdown_table(header, rows, left=(0, 1)))
+
+
+def llama_speeds(program: str, shape: str, kind: str) -> Speeds:
+    """What llama.cpp does in the same tests."""
+    speeds: Speeds = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        write_model(path, shape, kind)
+        for flags in ("-p 4096 -n 128", "-p 0 -n 128 -d 8192"):
+            command = [program, "-m", str(path), *f"{flags} -r 3 -ngl 99 -fa 1 -o json".split()]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            for found in json.loads(done.stdout):
+                test = f"pp{found['n_prompt']}" if found["n_prompt"] else f"tg{found['n_gen']}"
+                depth = found.get("n_depth", 0)
+                speeds[test + (f" @ d{depth}" if depth else "")] = found["avg_ts"]
+    return speeds
+
+
 def main() -> None:
     command, *rest = sys.argv[1:]
-    if command == "conformance":
+    if command == "all":
+        everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
+    elif command == "conformance":
         conformance(rest)
     elif command == "copy":
         device = Device()
@@ -380,6 +400,8 @@ def main() -> None:
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":
         batch(*rest)
+    elif command == "choose":
+        choose(*rest)
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:

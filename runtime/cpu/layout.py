@@ -13,6 +13,7 @@ from ...quant.formats import FORMATS
 from ...quant.levels import LANES
 from .. import ops
 from ..fields import UnsupportedModel
+from ..ops_fused import GATED_OPS, GatedMatMul, gated
 from .memory import Memory, Region
 from .records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from .sizes import pool_bytes
@@ -111,17 +112,6 @@ class Experts:
         }
 
 
-@dataclass(frozen=True)
-class GatedMatMul:
-    """Two products and their activation in one: out = f(gate · x) · (up · x)."""
-
-    x: ops.Buffer
-    out: ops.Buffer
-    gate: QTensor
-    up: QTensor
-    kind: str
-
-
 def matrices_of(program: ops.Program) -> Iterator[tuple[ops.Op, QTensor]]:
     """Every weight matrix of the program's products with its op, experts' side by side."""
     for op in program.ops:
@@ -146,20 +136,11 @@ def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:
     out: list[ops.Op | GatedMatMul] = []
     rest = list(program.ops)
     while rest:
-        match rest:
-            case [
-                ops.MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),
-                ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
-                ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0, up_start=0),
-                *tail,
-            ] if (
-                (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape
-            ):
-                if not a.format.is_float:
-                    out.append(GatedMatMul(x, result, a, b, kind))
-                    rest = tail
-                    continue
-        out.append(rest.pop(0))
+        if found := gated(rest, GATES):
+            out.append(found)
+            del rest[:GATED_OPS]
+        else:
+            out.append(rest.pop(0))
     return out
 
 

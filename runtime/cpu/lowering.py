@@ -17,7 +17,7 @@ from .instructions import Progress
 from .kernels import TEAM_KERNELS
 from .layout import Layout, Matrix, for_kernels, matrices_of
 from .many_rows import ManyRows
-from .memory import Memory
+from .memory import Memory, Region
 from .one_row import OneRow
 
 REPACK_BYTES = 2 << 20  # of a weight at once
@@ -33,6 +33,7 @@ class Lowered:
     memory: Memory
     lookups: list[tuple[ops.Embed, np.ndarray]]  # from tables that stay in the file, done before each step
     by_length: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs], filled before each step
+    handed: tuple[list[Region], list[Region]]  # where either list leaves `Program.handed`
 
 
 @dataclass
@@ -77,6 +78,7 @@ class Lowering:
             memory,
             [(op, memory.floats(op.out.name)) for op in embeds],
             [(op, memory.floats(name)) for name, op in by_length.items()],
+            (rows[0].handed, rows[1].handed),
         )
 
     def _report(self, stage: str, done: int, total: int) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
+from ..choice import Best, best_of
 from ..state import SequenceStates
 from .layout import Layout, matrices_of
 from .lowering import Lowering
@@ -44,23 +45,21 @@ class CpuMachine:
     ) -> None:
         if page_size % KEYS:
             raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
-        embed = program.ops[0]
-        assert isinstance(embed, ops.Embed)
-        self._embed = embed
-        self._n_positions = program.n_positions
+        self._program = program
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
+        self.kv_type = cache_type(program, kv_type).lower()
         layout = Layout(
             n_pages,
             page_size,
             self.n_threads,
             self.max_rows,
             self.max_wanted,
-            cache_type(program, kv_type),
+            self.kv_type.upper(),
             tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, layout, release, progress).lower()
@@ -81,10 +80,10 @@ class CpuMachine:
         batch.check(
             table,
             self._n_pages,
-            self._embed.table.shape[0],
+            self._program.n_tokens,
             self.max_rows,
             self.max_wanted,
-            self._n_positions,
+            self._program.n_positions,
         )
         if self._team.closed:
             raise RuntimeError("the machine is closed")
@@ -113,6 +112,25 @@ class CpuMachine:
         self._team.run(step)
         self.states.end(batch)
         return self._logits[: len(wanted)]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
+        return best_of(self.step(batch, table)[:, :n_tokens], k)
+
+    def handed(self, n_rows: int) -> list[np.ndarray]:
+        """What a step of so many rows left in the `handed` buffers, float32 [rows, width] each, until the
+        next step.
+        """
+        regions = self._lowered.handed[n_rows == 1]
+        return [
+            region.floats(n_rows)[:, : b.width]
+            for b, region in zip(self._program.handed, regions, strict=True)
+        ]
+
+    def give(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the `given` buffers for the next step, float32 [rows, width] each."""
+        for b, rows in zip(self._program.given, values, strict=True):
+            self._lowered.memory.floats(b.name)[: len(rows), : b.width] = rows
 
     def close(self) -> None:
         """End the worker threads and let the memory go; a later step raises RuntimeError."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...quant.kernel import Kernel
 from .. import ops
+from ..ops_fused import GatedMatMul
 from . import sizes
 from .experts import ManyRowsExperts
 from .instructions import OTHER, ROWS
@@ -24,7 +25,7 @@ from .kernels import (
     STORES,
     TILED_MATMULS,
 )
-from .layout import GatedMatMul, attention_fields, cache
+from .layout import attention_fields, cache
 from .memory import Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 
@@ -58,6 +59,9 @@ class ManyRows(ManyRowsExperts):
                 self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
             case _:
                 self._lower_rest(op)
+
+    def _given(self, buffer: ops.Buffer) -> None:
+        self._wrote(buffer)
 
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._shared(buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,12 @@ class Region:
     address: int
     stride: int
     private: int = 0
+
+    def floats(self, n_rows: int) -> np.ndarray:
+        """Its first rows as float32 [n_rows, padded width]; of a private one there is one row, thread 0's."""
+        width = (self.stride or self.private) // 4
+        memory = (ctypes.c_float * (n_rows * width)).from_address(self.address)
+        return np.ctypeslib.as_array(memory).reshape(n_rows, width)
 
     def fields(self, name: str) -> dict[str, int]:
         """What a record says of it as its matrix `name`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...quant.kernel import Kernel
 from .. import ops
+from ..ops_fused import GatedMatMul
 from . import sizes
 from .experts import OneRowExperts
 from .instructions import OTHER
@@ -24,7 +25,7 @@ from .kernels import (
     ROPE,
     SOFT_CAP,
 )
-from .layout import GatedMatMul, Layout, Matrix, attention_fields, cache
+from .layout import Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from .rows import turns
@@ -50,6 +51,9 @@ class OneRow(OneRowExperts):
         for op in self._waiting.pop(buffer.name, []):
             self._apply(op)
         return self._where[buffer.name]
+
+    def _given(self, buffer: ops.Buffer) -> None:
+        self._wrote(buffer, self._shared(buffer))
 
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._source(buffer)

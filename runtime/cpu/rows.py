@@ -13,6 +13,7 @@ from ...quant.block import QTensor
 from ...quant.kernel import Kernel
 from .. import ops
 from ..fields import UnsupportedModel
+from ..ops_fused import GatedMatMul
 from .instructions import ROWS, Instructions
 from .kernels import (
     ADD,
@@ -28,7 +29,7 @@ from .kernels import (
     SIGMOID_GATE,
     SPARSIFY,
 )
-from .layout import ACTIVATIONS, Experts, GatedMatMul, Layout, Matrix, fused
+from .layout import ACTIVATIONS, Experts, Layout, Matrix, fused
 from .memory import Memory, Region
 from .records import EMBED, POINTWISE
 from .sizes import embed_scratch_bytes
@@ -50,11 +51,19 @@ class RowsLowering(ABC):
         self._rotations: set[int] = set()  # numbers of those whose cos and sin are computed already
         self._one_vectors: dict[int, np.ndarray] = {}
         self.by_length: dict[str, ops.RoPE] = {}  # by where the machine puts the frequencies of a step's rows
+        self.handed: list[Region] = []  # where the program's `handed` are in the end
 
     def instructions(self) -> Instructions:
+        for buffer in self._program.given:
+            self._given(buffer)
         for op in fused(self._program):
             self._lower(op)
+        self.handed = [self._input(buffer) for buffer in self._program.handed]
         return self._list
+
+    @abstractmethod
+    def _given(self, buffer: ops.Buffer) -> None:
+        """The buffer is where all threads see it."""
 
     @abstractmethod
     def _lower(self, op: ops.Op | GatedMatMul) -> None: ...

@@ -18,15 +18,20 @@ from typing import Any
 
 import numpy as np
 
-from .errors import CudaError, CudaOutOfMemory, CudaUnavailable
+from .errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUBIN, _PTX = 0, 1  # CUjitInputType
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
-_OUT_OF_MEMORY = 2
+_OUT_OF_MEMORY, _NO_DEVICE = 2, 100
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
+
+
+LEAST_CAPABILITY = (7, 5)
+LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
+BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
 
 
 class _Attribute(ctypes.Structure):
@@ -66,31 +71,48 @@ class Device:
     def __init__(self) -> None:
         self._library = _library()
         if self._library is None:
-            raise CudaUnavailable("no NVIDIA driver was found on this machine")
+            raise NoCard("no NVIDIA driver was found on this machine")
         code = self._library.cuInit(0)
         if code:
-            raise CudaUnavailable(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
+            kind = NoCard if code == _NO_DEVICE else CudaUnavailable
+            raise kind(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
         count, device, context = c_int(), c_int(), c_void_p()
         self._call("cuDeviceGetCount", byref(count))
         if not count.value:
-            raise CudaUnavailable("there is no NVIDIA card that this process may use")
+            raise NoCard("there is no NVIDIA card that this process may use")
         self._call("cuDeviceGet", byref(device), 0)
         self._device = device
+        self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
+        self._check_versions()
         self._call("cuDevicePrimaryCtxRetain", byref(context), device)
         self._context: c_void_p | None = context
         self.use()
-        self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
         self.shared_bytes = self._attribute(_SHARED_OPTIN)  # that a block may have
-        text = ctypes.create_string_buffer(256)
-        self._call("cuDeviceGetName", text, 256, device)
-        self.name = text.value.decode(errors="replace")
         stream = c_void_p()
         self._call("cuStreamCreate", byref(stream), 1)  # 1: does not wait for the default stream
         self._stream = stream
         self._allocated: list[int] = []
         self._modules: list[c_void_p] = []
         self._pinned: list[int] = []
+
+    def _check_versions(self) -> None:
+        """CudaUnavailable for a card, or a driver, that kernels are not made for."""
+        text = ctypes.create_string_buffer(256)
+        self._call("cuDeviceGetName", text, 256, self._device)
+        self.name = text.value.decode(errors="replace")
+        if self.capability < LEAST_CAPABILITY:
+            raise CudaUnavailable(
+                f"the {self.name} is too old: it has compute capability {_dotted(self.capability)}, "
+                f"{_dotted(LEAST_CAPABILITY)} is needed"
+            )
+        version = self.driver_version()
+        least = _dotted(BLACKWELL_DRIVER if self.capability >= (10, 0) else LEAST_DRIVER)
+        if tuple(map(int, version.split("."))) < tuple(map(int, least.split("."))):
+            raise CudaUnavailable(
+                f"the NVIDIA driver is too old for the {self.name}: "
+                f"it knows CUDA {version}, {least} is needed"
+            )
 
     def use(self) -> None:
         """Make this card the calling thread's."""
@@ -111,9 +133,20 @@ class Device:
     def allocate(self, n_bytes: int) -> int:
         """The address of `n_bytes` on the card. Raises CudaOutOfMemory."""
         address = c_uint64()
-        self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
+        try:
+            self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
+        except CudaOutOfMemory:
+            free, total = (f"{n / 1e9:.1f} GB" for n in self.memory())
+            raise CudaOutOfMemory(
+                f"the {self.name} has no room for {n_bytes / 1e9:.2g} GB more: {free} of {total} are free"
+            ) from None
         self._allocated.append(address.value)
         return address.value
+
+    def free(self, address: int) -> None:
+        """Give back what `allocate` gave; the stream must be done with it."""
+        self._allocated.remove(address)
+        self._call("cuMemFree_v2", c_uint64(address))
 
     def pinned(self, n_bytes: int) -> np.ndarray:
         """Memory of this machine, uint8 [n_bytes], that the card copies to and from by itself."""
@@ -286,6 +319,10 @@ class Event:
         self._device._call("cuEventSynchronize", self._event)
         self._device._call("cuEventElapsedTime", byref(elapsed), start._event, self._event)
         return elapsed.value / 1000
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _pointer(array: np.ndarray) -> c_void_p:

@@ -11,5 +11,9 @@ class CudaUnavailable(CudaError):
     """There is no card that could be used, or nothing to drive it with."""
 
 
+class NoCard(CudaUnavailable):
+    """There is none at all."""
+
+
 class CudaOutOfMemory(CudaError):
     """The card's memory does not hold what was asked for."""

@@ -9,20 +9,10 @@ import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
+from ..ops_fused import GATED_OPS, GatedMatMul, gated
 from .kernels.common import GELU_TANH, SILU
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
-
-
-@dataclass(frozen=True, eq=False)
-class GatedMatMul:
-    """out = f(x @ gateᵀ) · (x @ upᵀ)."""
-
-    x: ops.Buffer
-    out: ops.Buffer
-    gate: QTensor
-    up: QTensor
-    kind: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +48,11 @@ def fused(program: ops.Program) -> list[FusedOp]:
     rest = list(program.ops)
     together = _joinable(program)
     while rest:
-        if found := _gated(rest) or _prepared(rest):
+        if both := gated(rest, GATES):
+            out.append(both)
+            del rest[:GATED_OPS]
+            continue
+        if found := _prepared(rest):
             out.append(found[0])
             del rest[: found[1]]
             continue
@@ -101,8 +95,8 @@ def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
 def _runs(program: ops.Program) -> Iterator[list[ops.MatMul]]:
     rest = list(program.ops)
     while rest:
-        if _gated(rest):
-            del rest[:3]
+        if gated(rest, GATES):
+            del rest[:GATED_OPS]
             continue
         op = rest.pop(0)
         if isinstance(op, ops.MatMul):
@@ -117,7 +111,14 @@ def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
         for name in names:
             seen.setdefault(name, set()).add(names)
     runs = {names for groups in seen.values() for names in groups if len(names) > 1}
-    return {names for names in runs if all(seen[name] == {names} for name in names)}
+    streams = {b.name for group in stream_groups(program.ops) for b in group}
+    return {names for names in runs if all(seen[name] == {names} and name not in streams for name in names)}
+
+
+def stream_groups(found: Sequence[FusedOp]) -> list[tuple[ops.Buffer, ...]]:
+    """The residual streams that ops work on together: they lie side by side."""
+    streams = (op.streams for op in found if isinstance(op, ops.PredictStreams | ops.CorrectStreams))
+    return list(dict.fromkeys(streams))
 
 
 def _by_names(run: list[ops.MatMul], together: set[tuple[str, ...]]) -> list[list[ops.MatMul]]:
@@ -127,18 +128,6 @@ def _by_names(run: list[ops.MatMul], together: set[tuple[str, ...]]) -> list[lis
 def joined_buffers(found: Sequence[FusedOp]) -> set[tuple[ops.Buffer, ...]]:
     """The buffers that are parts of one wide matrix."""
     return {op.outs for op in found if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
-
-
-def _gated(rest: Sequence[ops.Op]) -> tuple[GatedMatMul, int] | None:
-    match rest[:3]:
-        case [
-            ops.MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),
-            ops.MatMul(x=x2, out=up, weight=b, bias=None, accumulate=False),
-            ops.GatedActivation(gate=g, up=u, out=result, kind=kind, scale=1.0, up_start=0),
-        ] if (x, gate, up) == (x2, g, u) and kind in GATES and a.format is b.format and a.shape == b.shape:
-            if not a.format.is_float:
-                return GatedMatMul(x, result, a, b, kind), 3
-    return None
 
 
 def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:

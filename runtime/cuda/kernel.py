@@ -15,11 +15,9 @@ import re
 import struct
 import tempfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from .driver import CudaUnavailable, Device
 
 ENTRY = "kernel"
 _DIGEST_BYTES = 32
-_MISSING = (
+MISSING = (
     "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
 )
 
@@ -109,7 +107,10 @@ class Kernels:
         return self._functions[key]
 
     def compile_all(self, ask: Callable[[], object]) -> None:
-        """Compile what `ask` asks `function` for, where it is missing, in several processes at once."""
+        """Compile what `ask` asks `function` for, where it is missing, in several processes at once.
+
+        What these cannot is compiled when it is needed. Raises CudaUnavailable without a compiler.
+        """
         self._wanted = []
         try:
             ask()
@@ -119,20 +120,18 @@ class Kernels:
         missing = [what for what in dict.fromkeys(wanted) if not self._path(what).exists()]
         if len(missing) < 2:
             return
-        workers = min(len(missing), os.cpu_count() or 1, 16)
-        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-            jobs = {pool.submit(what.ptx, self.device.capability): what for what in missing}
-            for done, job in enumerate(as_completed(jobs)):
-                try:
-                    self._store(jobs[job], job.result())
-                except ImportError as problem:
-                    raise CudaUnavailable(f"{_MISSING} ({problem})") from None
-                if self.progress is not None:
-                    self.progress("compiling kernels (only once)", done + 1, len(missing))
+        if compiler_version() is None:
+            raise CudaUnavailable(MISSING)
+        from .helpers import compile_elsewhere
+
+        for done, (what, ptx) in enumerate(compile_elsewhere(missing, self.device.capability)):
+            self._store(what, ptx)
+            if self.progress is not None:
+                self.progress("compiling kernels (only once)", done + 1, len(missing))
 
     def _path(self, what: Kernel) -> Path:
-        digest = hashlib.sha256(repr((_fingerprint(), self.device.capability, what)).encode())
-        return cache_folder() / f"{what.name}-{digest.hexdigest()[:24]}.cubin"
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+        return cache_folder() / f"{_prefix(self.device.capability)}-{what.name}-{digest}.cubin"
 
     def _load(self, what: Kernel) -> bytes | None:
         try:
@@ -148,13 +147,31 @@ class Kernels:
         try:
             text = what.ptx(self.device.capability)
         except ImportError as problem:
-            raise CudaUnavailable(f"{_MISSING} ({problem})") from None
+            raise CudaUnavailable(f"{MISSING} ({problem})") from None
         return self._store(what, text)
 
     def _store(self, what: Kernel, ptx: str) -> bytes:
         code = self.device.assemble(ptx)
         _write(self._path(what), hashlib.sha256(code).digest() + code)
         return code
+
+
+def compiled_kernels(capability: tuple[int, int]) -> int:
+    """How many kernels of these sources are on disk for cards of that compute capability."""
+    return sum(1 for _ in cache_folder().glob(f"{_prefix(capability)}-*.cubin"))
+
+
+def compiler_version() -> str | None:
+    """Of numba-cuda; None if it is not installed."""
+    try:
+        return importlib.metadata.version("numba-cuda")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _prefix(capability: tuple[int, int]) -> str:
+    """How names of files begin whose kernels are for such cards, made of these sources by these compilers."""
+    return f"sm{capability[0]}{capability[1]}-{_fingerprint()[:16]}"
 
 
 def pack_arguments(*values: int | float) -> bytes:
@@ -189,7 +206,7 @@ def _fingerprint() -> str:
         with suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
     for path in sorted(Path(__file__).parent.glob("**/*.py")):
-        if path.parent.name in ("kernels", "ptx") or path.name in ("stage.py", "compiler.py", "kernel.py"):
+        if path.parent.name in ("kernels", "ptx") or path.stem.startswith(("stage", "compiler", "kernel")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
-from ..state import SequenceStates
+from ..choice import MOST_BEST, Best, best_of
+from .choosing import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
 from .driver import Device, Graph, Launch
 from .fusing import fused
 from .kernel import Kernels
 from .lowering.base import FEW, Inputs, Layout
 from .lowering.program import Lowering
-from .lowering.support import check_supported, weight_groups
-from .memory import Memory
+from .lowering.support import check_supported, matrices, weight_groups
+from .memory import Memory, Region
+from .states import CardStates
 from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
+CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
+
+PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
+Choice = tuple[int, int]  # how many of the best, one of choosing.RUNS, of so many ids each row is to give
 
 
 class CudaMachine:
     """Runs a Program on the first NVIDIA card; same calls and results as ReferenceMachine, up to rounding.
 
     Weights are copied to the card when it is made; `release` and `progress` as for CpuMachine. `kv_type` is
-    "f16", "f32" or "auto": f32 if all weights are floats. Raises UnsupportedModel for an op that the card
-    cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two threads at once.
+    one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16. Raises UnsupportedModel for an op
+    that the card cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two
+    threads at once.
     """
 
     def __init__(
@@ -46,15 +53,12 @@ class CudaMachine:
         kernels: Kernels | None = None,
     ) -> None:
         check_supported(program)
-        embed = program.ops[0]
-        assert isinstance(embed, ops.Embed)
         self.program = program
-        self._vocab = embed.table.shape[0]
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
-        self.states = SequenceStates(program.state_layers, max_sequences)
+        self.kv_type = cache_type(program, kv_type)
         self.device = device or Device()
         try:
             self._prepare(kv_type, max_sequences, kernels, release, progress)
@@ -78,7 +82,7 @@ class CudaMachine:
             self.max_rows,
             self.max_wanted,
             max_sequences,
-            cache_bits(self.program, kv_type),
+            CACHE_BITS[cache_type(self.program, kv_type)],
         )
         self._step = np.empty(0, np.uint8)
         self._inputs, self._fields = self._make_inputs(memory, max_sequences)
@@ -89,17 +93,26 @@ class CudaMachine:
             self.program, found, layout, self.device, kernels, memory, matrices, self._inputs
         )
         self.memory = memory
+        kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
+        self.states = CardStates(self.program.state_layers, max_sequences, self.device, kept)
         self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
         self._logits = self._logits.reshape(self.max_wanted, -1)
+        self._given = [
+            self.device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in self.program.given
+        ]
+        self._best = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int32).reshape(MOST_ROWS, -1)
+        self._best_of = BestOf(memory, kernels, self.device.capability)
         self._frequencies = np.empty(0, np.float32)
-        self._plans: dict[tuple[int, int, bool, bool], list[Launch]] = {}
-        self._graphs: dict[tuple[int, int, bool, bool], Graph] = {}
+        self._plans: dict[PlanKey, list[Launch]] = {}
+        self._graphs: dict[tuple[PlanKey, Choice | None], Graph] = {}
         self._closed = False
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
+                *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
             ]
         )
         self.plan(1, 1)
@@ -128,16 +141,36 @@ class CudaMachine:
         The rows' positions must have room in `table` already; ValueError if they, the tokens or the
         number of rows are out of range.
         """
+        self._step_with(batch, table, None)
+        return self._logits[: len(batch.wanted)]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer.
+
+        Only these come back from the card, up to MOST_BEST of up to MOST_ROWS rows.
+        """
+        n_tokens = min(n_tokens, self.program.logits.width)
+        if k > MOST_BEST or len(batch.wanted) > MOST_ROWS:
+            return best_of(self.step(batch, table)[:, :n_tokens], k)
+        run = run_for(k)
+        self._step_with(batch, table, (run, n_tokens))
+        return decode(self._best[: len(batch.wanted)], run, k, n_tokens)
+
+    def give(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the program's `given` for the next step, float32 [rows, width] each."""
+        for rows, given in zip(values, self._given, strict=True):
+            given[: len(rows)] = rows
+
+    def _step_with(self, batch: Batch, table: PageTable, choice: Choice | None) -> None:
         n, m = len(batch.tokens), len(batch.wanted)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        batch.check(
-            table, self._n_pages, self._vocab, self.max_rows, self.max_wanted, self.program.n_positions
-        )
+        n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_wanted, n_positions)
         if self._closed:
             raise RuntimeError("the machine is closed")
         if n == 0:
-            return self._logits[:0]
+            return
         if table.blocks.size > len(self._fields["table"]):
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
@@ -148,12 +181,11 @@ class CudaMachine:
         sequences, pages = table.blocks.shape
         fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
         all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
-        self._run((n, m, all_wanted, _one_prompt(batch)), batch)
+        self._run((n, m, all_wanted, _one_prompt(batch)), choice if m else None, batch)
         self.device.wait()
         self.states.end(batch)
-        return self._logits[:m]
 
-    def _run(self, key: tuple[int, int, bool, bool], batch: Batch) -> None:
+    def _run(self, key: PlanKey, choice: Choice | None, batch: Batch) -> None:
         n, m = key[:2]
         seen = key in self._plans
         launches = self.plan(*key)
@@ -164,16 +196,21 @@ class CudaMachine:
                 rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
                 self.device.upload(region.address, rows)
                 self.device.wait()
-        if key not in self._graphs and (n <= FEW or seen):
+        graph = self._graphs.get((key, choice))
+        if graph is None:
+            best = self._best_plan(m, choice) if choice else None
+            if n > FEW and not seen:
+                self._enqueue(launches, n, m, best)
+                return
             while len(self._graphs) >= GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
             with self.device.capture() as graph:
-                self._enqueue(launches, m)
-            self._graphs[key] = graph
-        if key in self._graphs:
-            self.device.run(self._graphs[key])
-        else:
-            self._enqueue(launches, m)
+                self._enqueue(launches, n, m, best)
+            self._graphs[key, choice] = graph
+        self.device.run(graph)
+
+    def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
+        return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice)
 
     def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
@@ -185,18 +222,19 @@ class CudaMachine:
             self.device.wait()  # for vectors that were copied
         return self._plans[key]
 
-    def _enqueue(self, launches: list[Launch], m: int) -> None:
+    def _enqueue(self, launches: list[Launch], n: int, m: int, best: BestPlan | None) -> None:
         self.device.upload(self._step_address, self._step)
-        for launch in launches:
+        for b, rows in zip(self.program.given, self._given, strict=True):
+            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n])
+        for launch in [*launches, *(best.launches if best else ())]:
             self.device.launch(launch)
-        if m:
+        if best:
+            _copy_rows(
+                lambda at, row: self.device.download(row, at), best.found, self._best[:m, : 2 * best.run]
+            )
+        elif m:
             logits = self.lowering.region(self.program.logits)
-            width = 4 * self.program.logits.width
-            if logits.stride == width:
-                self.device.download(self._logits[:m], logits.address)
-            else:
-                for row in range(m):
-                    self.device.download(self._logits[row], logits.address + row * logits.stride)
+            _copy_rows(lambda at, rows: self.device.download(rows, at), logits, self._logits[:m])
 
     def close(self) -> None:
         """Let the card's memory go; a later step raises RuntimeError."""
@@ -205,7 +243,17 @@ class CudaMachine:
             self._graphs.clear()
             self._step, self._fields = np.empty(0, np.uint8), {}
             self._logits = np.empty((0, self.program.logits.width), np.float32)
+            self._given, self._best = [], np.empty((0, 0), np.int32)
             self.device.close()
+
+
+def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
+    """Copy between rows of a region and of an array [rows, width], at once where both lie one by one."""
+    if rows.flags.c_contiguous and region.stride == rows.strides[0]:
+        copy(region.address, rows)
+        return
+    for i, row in enumerate(rows):
+        copy(region.address + i * region.stride, row)
 
 
 def _one_prompt(batch: Batch) -> bool:
@@ -215,11 +263,12 @@ def _one_prompt(batch: Batch) -> bool:
     return same and bool((np.diff(batch.positions) == 1).all())
 
 
-def cache_bits(program: ops.Program, kv_type: str) -> int:
-    """Bits of a number in the cache; ValueError for an unknown `kv_type`."""
+def cache_type(program: ops.Program, kv_type: str) -> str:
+    """How numbers lie in the cache, of `CACHE_BITS`; ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
-        products = [op for op in program.ops if isinstance(op, ops.MatMul)]
-        return 32 if all(op.weight.format.is_float for op in products) else 16
-    if kv_type not in ("f16", "f32"):
-        raise ValueError(f"the CUDA machine keeps its cache as f16 or f32, not {kv_type}")
-    return int(kv_type[1:])
+        products = [op for op in program.ops if not isinstance(op, ops.Embed | ops.AddPositions)]
+        floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])
+        return "f32" if all(floats) else "f16"
+    if kv_type not in CACHE_BITS:
+        raise ValueError(f"the CUDA machine keeps its cache as {', '.join(CACHE_BITS)}, not {kv_type}")
+    return kv_type

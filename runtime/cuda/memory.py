@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,10 @@ class Region:
 
     address: int
     stride: int
+
+    def __iter__(self) -> Iterator[int]:
+        """What kernels are told."""
+        return iter((self.address, self.stride))
 
     def columns(self, start_bytes: int) -> Region:
         """The part of it that begins behind `start_bytes` of each row."""

@@ -7,7 +7,8 @@ them. `stage` takes such a function and constants, and returns it with
 - `for i in static(n):` repeated n times, with the value of i in place;
 - `x = registers(n, 0.0)`, or `registers((m, n), 0.0)`, as so many variables: x[1], x[i, j] are the names of
   those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
-  or to pass on with a star. Without a value they are only declared;
+  or to pass on with a star. Without a value they are only declared. A parameter of a device function
+  that is annotated like that is as many parameters;
 - float literals as float32: Numba would take them, and everything that they meet, as float64.
 
 Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
@@ -49,10 +50,10 @@ def stage(
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list, definition.returns = [], None
-    for argument in definition.args.args:
-        argument.annotation = None
     known = {k: v for k, v in function.__globals__.items() if isinstance(v, int | float)} | dict(constants)
-    definition.body = _Stager(known).block(definition.body)
+    stager = _Stager(known)
+    definition.args.args = [a for argument in definition.args.args for a in stager.parameters(argument)]
+    definition.body = stager.block(definition.body)
     ast.fix_missing_locations(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     scope = dict(function.__globals__) | dict(constants)
@@ -71,6 +72,16 @@ class _Stager(ast.NodeTransformer):
     def __init__(self, constants: Mapping[str, Any]) -> None:
         self._constants = dict(constants)
         self._registers: dict[str, tuple[int, ...]] = {}
+
+    def parameters(self, argument: ast.arg) -> list[ast.arg]:
+        """One that is annotated `registers(shape)` is as many as these."""
+        call, argument.annotation = argument.annotation, None
+        if not isinstance(call, ast.Call):
+            return [argument]
+        shape = self._value(call.args[0])
+        shape = shape if isinstance(shape, tuple) else (shape,)
+        self._registers[argument.arg] = shape
+        return [ast.arg(_register(argument.arg, index)) for index in _indices(shape)]
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import typer
 
-import kukri.cli.model
+import kukri.cli.loading
 from kukri.cli import bench_cold, bench_measure
 from kukri.cli.bench_measure import LoadTimes, bytes_per_token, measure
+from kukri.cli.bench_plan import Plan, numbers
 from kukri.cli.bench_plan import Test as Case
-from kukri.cli.bench_plan import numbers
 from kukri.cli.bench_report import markdown_table
 from kukri.cli.source import open_source
 from kukri.runtime.cache import Batch, PageTable
@@ -143,12 +143,13 @@ def test_a_cold_start_takes_a_process_of_its_own(llm_inside: Run, tiny: Path) ->
 def test_a_cold_start_that_fails_has_no_time(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    plan = Plan([], [1], 1, "auto", "auto", None, True, True)
     (tmp_path / "broken.gguf").write_bytes(tiny.read_bytes()[:1000])
-    assert bench_cold.cold_start(tmp_path / "broken.gguf", 4, 1, "auto") is None
+    assert bench_cold.cold_start(tmp_path / "broken.gguf", 4, 1, plan) is None
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python"))
-    assert bench_cold.cold_start(tiny, 4, 1, "auto") is None
+    assert bench_cold.cold_start(tiny, 4, 1, plan) is None
     monkeypatch.setattr(sys, "executable", "")
-    assert bench_cold.cold_start(tiny, 4, 1, "auto") is None
+    assert bench_cold.cold_start(tiny, 4, 1, plan) is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
 
 
 def test_what_does_not_fit_is_refused(llm_inside: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kukri.cli.model, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(kukri.cli.loading, "available_memory", lambda: 10**9)
     assert "KV cache for 10000001 tokens" in failed(
         llm_inside("bench", "-m", tiny, "-d", 10**7, "-p", 1, "-n", 1), 1
     )

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kukri.cli import model as model_module
+from kukri.cli import loading as loading_module
 from kukri.cli import source as source_module
+from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.model import Model, load_model, load_tokenizer
+from kukri.cli.model import Model, load_tokenizer
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.choice import Best, best_of
 from kukri.runtime.engine import ContextExceeded, Engine
 from kukri.runtime.sampler import SamplingParams
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
@@ -74,6 +76,9 @@ class ScriptedMachine:
         if len(batch.wanted):
             logits[-1, self.script.pop(0)] = 1.0
         return logits
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        return best_of(self.step(batch, table), k)
 
     def close(self) -> None:
         self.closed += 1
@@ -415,17 +420,17 @@ def test_missing_and_foreign_files(tmp_path):
 
 
 def test_memory_is_checked_before_the_machine_is_made(gguf, monkeypatch):
-    monkeypatch.setattr(model_module, "available_memory", lambda: 160_000_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 160_000_000)
     with pytest.raises(NotEnoughMemory, match=r"long needs about .*-c \d+"):
         load_model(gguf("long", context_length=10**9), device="reference", context=10**9)
-    monkeypatch.setattr(model_module, "available_memory", lambda: 150_000_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 150_000_000)
     with pytest.raises(NotEnoughMemory, match="free some memory"):
         load_model(gguf(), device="reference")
 
 
 def test_default_context_shrinks_where_memory_is_short(gguf, monkeypatch):
     # 256 bytes a token in float32: 8192 tokens need 2.1 MB
-    monkeypatch.setattr(model_module, "available_memory", lambda: 151_500_000)
+    monkeypatch.setattr(loading_module, "available_memory", lambda: 151_500_000)
     said = []
     with load_model(gguf("long", context_length=100_000), device="reference", warn=said.append) as model:
         assert 1024 <= model.context < 8192

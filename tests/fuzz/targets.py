@@ -10,8 +10,8 @@ from random import Random
 
 import numpy as np
 
+from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.model import load_model
 from kukri.cli.source import open_source
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine import ContextExceeded

@@ -46,11 +46,13 @@ from kukri.runtime.cuda.ptx import (
     load_float4,
     load_int,
     load_int4,
+    load_long,
     load_matrices,
     load_matrices_turned,
     load_shared,
     load_shared4,
     load_shared_int,
+    load_shared_long,
     load_short,
     load_stream1,
     load_stream2,
@@ -76,15 +78,18 @@ from kukri.runtime.cuda.ptx import (
     shift_right,
     shuffle,
     shuffle_xor,
+    shuffle_xor_long,
     sine,
     store_byte,
     store_float,
     store_float4,
     store_int,
     store_int4,
+    store_long,
     store_shared,
     store_shared_int,
     store_shared_int4,
+    store_shared_long,
     store_short,
     thread,
     to_float,
@@ -254,6 +259,14 @@ def products(a, b, c, c_whole, out):
     store_int4(out + 48 * t + 32, *w[()])
 
 
+def longs(source, out):
+    """64-bit integers from lane to lane, through shared memory. Of 32 threads."""
+    t = thread()
+    store_shared_long(shared() + 8 * t, shuffle_xor_long(load_long(source + 8 * t), 5))
+    warp_barrier()
+    store_long(out + 8 * t, load_shared_long(shared() + 8 * (31 - t)))
+
+
 def halves(words: np.ndarray) -> np.ndarray:
     """Two halves of each word, [..., 2]."""
     return np.ascontiguousarray(words)[..., None].view(np.float16)
@@ -391,8 +404,16 @@ def check_products(launch: Launch) -> None:
         np.testing.assert_array_equal(out[lane, 8:], mine[2] + c_whole[lane])
 
 
+def check_longs(launch: Launch) -> None:
+    source = np.random.default_rng(5).integers(-(2**63), 2**63, 32, np.int64)
+    out = np.zeros_like(source)
+    launch(longs, (1,), 32, [source, out], 256)
+    np.testing.assert_array_equal(out, source[(31 - np.arange(32)) ^ 5])
+
+
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKED = [whole, real, loads, places, shares, fetches, products]
+CHECKS += [check_longs]
+CHECKED = [whole, real, loads, places, shares, fetches, products, longs]
 
 
 def on_the_card(device: Any) -> Launch:

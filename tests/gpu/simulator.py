@@ -188,6 +188,7 @@ def _mma_bytes(operands: list[Any]) -> list[Any]:
 _WARP = {
     "warp_barrier": lambda operands: [None] * len(operands),
     "shuffle_xor": _shuffle_xor,
+    "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
     "load_matrices": _load_matrices,
     "load_matrices_turned": _load_matrices_turned,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.attention import attend
+from kukri.runtime.cuda.kernels.group_attention import attend_group
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 
 from .codes import decoded, empty
@@ -14,17 +15,41 @@ from .simulator import run
 LOG2_E = float(np.log2(np.e))
 
 
+def quantised(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
+    """A cache of halves [pages, heads, tokens, dims] in codes, and what these stand for."""
+    if bits == 16:
+        return values, values
+    groups = values.astype(np.float32).reshape(*values.shape[:-1], -1, 32)
+    scales = (np.abs(groups).max(-1) / (127 if bits == 8 else 7)).astype(np.float16)
+    codes = np.rint(groups / scales[..., None].astype(np.float32)).astype(np.int8)
+    stands = (codes * scales[..., None].astype(np.float32)).reshape(values.shape)
+    flat = codes.reshape(*values.shape[:3], -1)
+    if bits == 4:
+        eight = flat.reshape(*flat.shape[:3], -1, 2, 4)
+        flat = (eight[..., 0, :] & 15 | eight[..., 1, :] << 4).reshape(*flat.shape[:3], -1)
+    pages, heads = values.shape[:2]
+    parts = [part.reshape(pages, heads, -1).view(np.uint8) for part in (flat, scales)]
+    return np.ascontiguousarray(np.concatenate(parts, -1)), stands
+
+
 @pytest.mark.parametrize("spans", [1, 3])
 @pytest.mark.parametrize(
-    ("dims", "lanes", "window", "softcap", "sinks"),
-    [(64, 8, 0, 0.0, 0), (32, 4, 37, 0.0, 1), (20, 4, 0, 2.0, 0)],
+    ("dims", "lanes", "window", "softcap", "sinks", "bits"),
+    [
+        (64, 8, 0, 0.0, 0, 16),
+        (32, 4, 37, 0.0, 1, 16),
+        (20, 4, 0, 2.0, 0, 16),
+        (64, 8, 0, 0.0, 0, 8),
+        (32, 4, 37, 0.0, 1, 4),
+    ],
 )
-def test_attend(spans, dims, lanes, window, softcap, sinks):
+def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
     rng, heads, kv_heads, pages, position = np.random.default_rng(0), 4, 2, 3, 150
     padded = -(-dims // 8) * 8
     shape = (pages, kv_heads, 64, padded)
     keys, values = (rng.standard_normal(shape).astype(np.float16) for _ in range(2))
     keys[..., dims:] = values[..., dims:] = 0
+    (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
     q = rng.standard_normal((1, heads * dims)).astype(np.float32)
     table = np.array([[2, 0, 1]], np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
@@ -41,7 +66,10 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
     }
     constants |= {
         "U": 2,
-        "KV": 16,
+        "KV": bits,
+        "VD": dims,
+        "VP": padded,
+        "LATENT": 0,
         "WARPS": 2,
         "CHUNKS": 1,
         "PAGE": 6,
@@ -60,8 +88,8 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
     arguments = [
         q,
         q.nbytes,
-        keys,
-        values,
+        keys_held,
+        values_held,
         table,
         12,
         zero,
@@ -89,22 +117,89 @@ def test_attend(spans, dims, lanes, window, softcap, sinks):
         np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("window", [0, 50])
-def test_attend_prompt(window):
+@pytest.mark.parametrize(
+    ("dims", "heads", "stages", "spans", "window", "softcap", "sinks", "bits"),
+    [
+        (64, 4, 3, 1, 0, 0.0, 0, 16),
+        (32, 24, 2, 3, 37, 0.0, 1, 16),
+        (48, 2, 3, 2, 0, 2.0, 0, 16),
+        (64, 4, 3, 3, 100, 0.0, 1, 8),
+        (32, 6, 3, 2, 0, 0.0, 0, 4),
+    ],
+)
+def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
+    rng, kv_heads, position = np.random.default_rng(0), 2, 150
+    keys, values = (rng.standard_normal((3, kv_heads, 64, dims)).astype(np.float16) for _ in range(2))
+    keys[1, :, 150 % 64 + 1 :] = values[1, :, 150 % 64 + 1 :] = np.nan if bits == 16 else 0
+    (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
+    q = rng.standard_normal((1, heads * dims)).astype(np.float32)
+    table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
+    sink = rng.standard_normal(heads).astype(np.float32)
+    out = np.full((1, heads * dims), np.nan, np.float32)
+    partials, counters = np.full((heads, spans, dims + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
+    constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
+    constants |= {"CHUNKS": 1, "PAGE": 6, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
+    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
+    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
+    arguments = [q, q.nbytes, keys_held, values_held, table, 12, zero, at, scale, softcap * LOG2_E, window]
+    arguments += [sink * np.float32(LOG2_E), partials, counters, out, out.nbytes, 0, heads, kv_heads]
+    for _ in range(2):
+        run(attend_group, constants, (kv_heads, spans, 1), 64, arguments, 65536)
+        assert not counters.any()
+    for h in range(heads):
+        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        k = keys[table[0, seen // 64], h // (heads // 2), seen % 64].astype(np.float64)
+        v = values[table[0, seen // 64], h // (heads // 2), seen % 64].astype(np.float64)
+        scores = 0.3 * k @ q[0, h * dims : (h + 1) * dims]
+        weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
+        expected = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
+        np.testing.assert_allclose(out[0, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)
+
+
+def test_attend_latent():
+    """Values are the beginnings of the keys; two vectors of 8 dimensions a lane."""
+    rng, heads, dims, value_dims, position = np.random.default_rng(0), 3, 48, 40, 75
+    keys = rng.standard_normal((2, 1, 64, dims)).astype(np.float32)
+    q = rng.standard_normal((1, heads * dims)).astype(np.float32)
+    table, zero, at = np.array([[1, 0]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
+    out = np.full((1, heads * value_dims), np.nan, np.float32)
+    partials, counters = np.full((heads, 2, value_dims + 4), np.nan, np.float32), np.zeros(3, np.int32)
+    constants = {"G": 1, "HD": dims, "DP": dims, "VD": value_dims, "VP": value_dims, "LATENT": 1, "KV": 32}
+    constants |= {"LANES": 4, "LANE_BITS": 2, "VEC": 2, "U": 1, "WARPS": 2, "CHUNKS": 3, "PAGE": 6}
+    constants |= {"SPAN": 16, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0, "PDL": 0}
+    arguments = [q, q.nbytes, keys, keys, table, 8, zero, at, 0.3 * LOG2_E, 0.0, 0, 0, partials, counters]
+    arguments += [out, out.nbytes, 0, heads, 1]
+    run(attend, constants, (3, 2, 1), 64, arguments, 8192)
+    seen = np.arange(position + 1)
+    k = keys[table[0, seen // 64], 0, seen % 64].astype(np.float64)
+    weights = np.exp(0.3 * q.reshape(heads, dims) @ k.T)
+    expected = weights / weights.sum(-1, keepdims=True) @ k[:, :value_dims]
+    np.testing.assert_allclose(out.reshape(heads, -1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])
+def test_attend_prompt(window, softcap, sinks, bits):
     rng, heads, dims, first, rows = np.random.default_rng(0), 2, 64, 70, 67
     keys, values = (rng.standard_normal((4, 1, 64, dims)).astype(np.float16) for _ in range(2))
+    (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
     q = rng.standard_normal((rows, heads * dims)).astype(np.float32)
     table, sequences = np.array([[2, 0, 1]], np.int32), np.zeros(rows, np.int32)
     positions = np.arange(first, first + rows, dtype=np.int32)
+    sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((rows, heads * dims), np.nan, np.float32)
-    constants = {"HD": dims, "GROUP": 2, "WINDOW": int(window > 0), "PDL": 0}
-    arguments = [q, 4 * heads * dims, keys, values, table, 12, sequences, positions, 0.3 * LOG2_E, window]
-    run(attend_prompt, constants, (2, heads), 128, [*arguments, out, 4 * heads * dims, rows, 1], 512 * dims)
+    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "TURN": 7}
+    constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "PDL": 0}
+    constants |= {"HELD": int(bits == 16)}
+    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
+    arguments = [q, 4 * heads * dims, keys_held, values_held, table, 12, sequences, positions, scale]
+    arguments += [softcap * LOG2_E, window, sink * np.float32(LOG2_E), out, 4 * heads * dims, rows, 1]
+    run(attend_prompt, constants, (2, heads), 128, arguments, 640 * dims)
     for row in range(0, rows, 11):
         at = first + row
         seen = np.arange(max(0, at - window + 1) if window else 0, at + 1)
         k, v = (x[table[0, seen // 64], 0, seen % 64].astype(np.float64) for x in (keys, values))
         for h in range(heads):
-            weights = np.exp(0.3 * k @ q[row, h * dims : (h + 1) * dims])
-            expected = weights @ v / weights.sum()
+            scores = 0.3 * k @ q[row, h * dims : (h + 1) * dims]
+            weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
+            expected = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
             np.testing.assert_allclose(out[row, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,25 +11,33 @@ import pytest
 
 from kukri.cli.card import open_card
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.choice import best_of
 from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.parts import SplitMachine, split
 from kukri.runtime.reference import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts/bench_cuda.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/cuda_models.py"
+
+
+@cache
+def models():
+    spec = importlib.util.spec_from_file_location("cuda_models", SCRIPT)
+    assert spec
+    assert spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    found.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
+    found.SHAPES["two"] = (64, 2, 2, 1, 32, 64, 64, True)
+    return found
 
 
 @pytest.fixture(scope="module")
 def program():
-    spec = importlib.util.spec_from_file_location("bench_cuda", SCRIPT)
-    assert spec
-    assert spec.loader
-    bench = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(bench)
-    bench.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
-    return bench.random_model("tiny", "Q8_0")
+    return models().random_model("tiny", "Q8_0")
 
 
 def card() -> bool:
@@ -49,8 +58,35 @@ def test_steps(program, feed):
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {"tiled_matmul", "matmul_few", "matvec", "attend"} <= set(device.launched)
+    assert {"tiled_matmul", "matmul_few", "matvec", "attend_group"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
+
+
+def test_the_best_tokens_come_back(program):
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    rows = np.arange(4, dtype=np.int32)
+    for k in (1, 3):
+        table = PageTable(1)
+        table.extend(0, 4)
+        logits = machine.step(Batch(rows, rows * 0, rows, rows[2:]), table)
+        expected = best_of(logits[:, :50].copy(), k)
+        got = machine.choose(Batch(rows, rows * 0, rows, rows[2:]), table, k, 50)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(a.ids, b.ids)
+            np.testing.assert_array_equal(a.logits, b.logits)
+
+
+def test_the_last_layers_of_a_program(feed):
+    """What the front part hands over is uploaded, for one row and for several."""
+    program = models().random_model("two", "Q8_0")
+    ids = np.arange(5, dtype=np.int32)
+    front, back = split(program, 1)
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    card = CudaMachine(back, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    got = feed(SplitMachine(ReferenceMachine(front, 1), card), PageTable(1), ids, (4, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 def test_a_batch_that_does_not_fit(program):

@@ -21,7 +21,8 @@ def test_tiled(name, width, bias):
     before = rng.standard_normal((9, 37)).astype(np.float32)
     out, rows = before.copy(), packed(tensor)
     arguments = [rows, rows.shape[1], width // 32, 37, x, 2 * x.shape[1], scales, 9, biases, out, 4 * 37]
-    how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "PDL": 0}
+    arguments += [0, 0, 0]
+    how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
     run(tiled_matmul, how, (1, 1), 256, arguments, 65536)
     product = x[:, :width].astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     expected = product * scales[:, None] + biases * bias + before

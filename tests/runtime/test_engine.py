@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.choice import Best, best_of
 from kukri.runtime.engine import ContextExceeded, Engine
 from kukri.runtime.sampler import BadLogits, SamplingParams
 
@@ -55,6 +56,9 @@ class HistoryMachine:
                 self.out[index] = self.change(expected_logits(seen))
         self.after_step()
         return self.out[: len(batch.wanted)]
+
+    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
+        return best_of(self.step(batch, table)[:, :n_tokens], k)
 
 
 def expected_logits(seen: np.ndarray) -> np.ndarray:
@@ -137,6 +141,9 @@ class LengthMachine:
         self.long[batch.positions] = batch.sequence_lengths() > 8
         self.n = int(batch.positions[-1]) + 1
         return np.ones((len(batch.wanted), VOCAB), np.float32)
+
+    def choose(self, batch, table, k, n_tokens):
+        return best_of(self.step(batch, table), k)
 
 
 def test_keys_rotated_for_short_and_long_sequences_are_not_mixed():

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from kukri.runtime.sampler import BadLogits, Sampler, SamplingParams, _truncate, largest
+from kukri.runtime.choice import best_of, largest
+from kukri.runtime.sampler import BadLogits, Sampler, SamplingParams, _truncate
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
 
@@ -230,6 +231,44 @@ def test_a_long_history_costs_nothing():
     assert greedy([4.0, 3.0], History([1] * 10**6 + [0] * 64), repeat_penalty=2.0) == 1
 
 
+# ---- the best tokens instead of all logits
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"temperature": 0},
+        {"top_k": 1},
+        {"top_k": 5, "top_p": 1.0, "min_p": 0.0},
+        {"top_k": 200, "temperature": 3.0},
+        {"repeat_penalty": 1.7},
+        {"repeat_penalty": 1.7, "repeat_last_n": -1, "temperature": 0},
+        {"repeat_penalty": 4.0, "repeat_last_n": 3, "top_k": 2, "top_p": 1.0},
+        {"repeat_penalty": 0.5, "repeat_last_n": 0},
+    ],
+)
+@pytest.mark.parametrize("size", [300, 20_000])
+def test_the_best_give_what_all_logits_give(kwargs, size):
+    rng = np.random.default_rng(5)
+    whole, few = (Sampler(SamplingParams(seed=7, **kwargs)) for _ in range(2))
+    history: list[int] = []
+    for i in range(60):
+        logits = rng.normal(size=size).astype(np.float32)
+        logits = np.round(logits, 1) if i % 2 else logits  # many that are equal
+        logits[rng.integers(0, size, 9)] = -np.inf
+        best = few.enough(size, len(history))
+        assert 0 < best <= 300
+        token = whole.sample(logits, history)
+        assert few.sample(best_of([logits], best)[0], history) == token
+        history += [token, *best_of([logits], 3)[0].ids.tolist()]
+
+
+@pytest.mark.parametrize("kwargs", [{"top_k": 0}, {"top_k": 300}, {"repeat_penalty": 0.9}])
+def test_where_the_best_are_not_enough(kwargs):
+    assert Sampler(SamplingParams(**kwargs)).enough(300, 10) == 0
+
+
 # ---- bad input
 
 
@@ -243,8 +282,12 @@ def test_a_long_history_costs_nothing():
 def test_bad_logits(kwargs, bad, message, size):
     logits = np.full(size, -math.inf if bad == [-math.inf] * 3 else 0.0, np.float32)
     logits[-3:] = bad
+    sampler = Sampler(SamplingParams(**kwargs))
     with pytest.raises(BadLogits, match=message):
-        Sampler(SamplingParams(**kwargs)).sample(logits, [0, 1])
+        sampler.sample(logits, [0, 1])
+    if best := sampler.enough(size, 2):
+        with pytest.raises(BadLogits, match=message):
+            sampler.sample(best_of([logits], best)[0], [0, 1])
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ of those behind each other in flight. Each lane keeps a softmax of its own, of p
 and blocks are merged at the end, blocks by the one that is done last, in an order that does not depend on
 which that is.
 
-The cache of a layer is [page][key-value head][token][dimension], of halves or float32 (`KV` 16 or 32), a
-head's dimensions padded to a multiple of 8 (`DP`) with zeros.
+`cache.py` reads the cache. With `LATENT`, values are the first `VD` dimensions of the keys.
 
 Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
@@ -16,87 +15,33 @@ Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding for long-con
 from __future__ import annotations
 
 from ..ptx import (
-    as_float,
-    atomic_add,
-    barrier,
     block_x,
     block_y,
     block_z,
-    blocks_x,
     blocks_y,
     divide,
     exp2,
-    fence,
-    high_half,
-    let_next_start,
     load_float,
     load_float4,
     load_int,
-    load_int4,
-    load_shared,
-    load_shared_int,
-    load_weight,
-    low_half,
     maximum,
-    quotient,
     shared,
     shift_right,
     shuffle_xor,
-    store_float,
-    store_int,
     store_shared,
-    store_shared_int,
     thread,
-    wait_for_grid,
 )
-from ..stage import device, registers, static
-from .common import emit_codes, tanh, warp_maximum, warp_sum
+from ..stage import registers, static
+from .cache import eight_floats, load_eight, page_of, piece_of
+from .common import begin, tanh
+from .spans import combine
 
-# Constants of the launch. HD: dimensions of a head. CHUNKS: blocks that share a key-value head. PAGE: log2
-# of the tokens of a page. SPAN: the fewest tokens a block takes. THREADS: of a block. EMIT: the result in 8
-# bits, too.
-G = HD = DP = LANES = VEC = U = KV = WARPS = CHUNKS = PAGE = SPAN = SOFTCAP = SINKS = WINDOW = EMIT = PDL = 0
+# Constants of the launch. HD: dimensions of a head, VD of its values; DP and VP padded. CHUNKS: blocks that
+# share a key-value head. SPAN: the fewest tokens a block takes. EMIT: the result in 8 bits, too.
+G = HD = DP = VD = VP = LANES = VEC = U = WARPS = CHUNKS = PAGE = SPAN = SOFTCAP = SINKS = WINDOW = EMIT = 0
+LATENT = 0
 NOTHING = -1e30  # a maximum of no scores
 HIDDEN = -2e30  # a score that does not count, even where there is no other
-
-
-@device
-def load_eight(address):
-    """8 numbers of the cache as they lie there."""
-    if KV == 16:
-        a, b, c, d = load_int4(address)
-        e, f, g, h = 0, 0, 0, 0
-    else:
-        a, b, c, d = load_int4(address)
-        e, f, g, h = load_int4(address + 16)
-    return a, b, c, d, e, f, g, h
-
-
-@device
-def eight_floats(a, b, c, d, e, f, g, h):
-    if KV == 16:
-        values = (
-            low_half(a),
-            high_half(a),
-            low_half(b),
-            high_half(b),
-            low_half(c),
-            high_half(c),
-            low_half(d),
-            high_half(d),
-        )
-    else:
-        values = (
-            as_float(a),
-            as_float(b),
-            as_float(c),
-            as_float(d),
-            as_float(e),
-            as_float(f),
-            as_float(g),
-            as_float(h),
-        )
-    return values
 
 
 def attend(
@@ -124,12 +69,10 @@ def attend(
     threads.
 
     `scale` and `sinks` are times log2 e; so is `softcap`, and `scale` then divided by it. `partials` has
-    room for [rows, heads, spans, DP + 4] float32, `counters` are zeros, one for each (row, block of heads),
+    room for [rows, heads, spans, VP + 4] float32, `counters` are zeros, one for each (row, block of heads),
     and are left so.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     li = lane & (LANES - 1)
@@ -148,8 +91,8 @@ def attend(
     live = divide(count + span - 1, span)
     if block_y() >= live:
         return
-    begin = low + block_y() * span
-    end = begin + span
+    first = low + block_y() * span
+    end = first + span
     if end > position + 1:
         end = position + 1
     head = block_x() * G
@@ -161,7 +104,7 @@ def attend(
         dim = 8 * (li + v * LANES)
         offset[v] = 0
         if dim < DP:
-            offset[v] = dim * (KV // 8)
+            offset[v] = dim
             for g in static(G):
                 at = q + row * q_stride + 4 * ((head + g) * HD + dim)
                 if HD == DP:
@@ -177,19 +120,22 @@ def attend(
     best = registers(G, NOTHING)
     total = registers(G, 0.0)
     acc = registers((G, VEC, 8), 0.0)
-    for start in range(begin + warp * (32 // LANES) * U, end, WARPS * (32 // LANES) * U):
+    for start in range(first + warp * (32 // LANES) * U, end, WARPS * (32 // LANES) * U):
         k = registers((U, VEC, 8))
         w = registers((U, VEC, 8))
         for u in static(U):
             at = start + u * (32 // LANES) + sub
             if at >= end:
                 at = end - 1
-            page = load_int(pages + 4 * (at >> PAGE))
-            place = ((page * kv_heads + kv_head) << PAGE) + (at & ((1 << PAGE) - 1))
+            page = page_of(pages, at)
+            slot = at & ((1 << PAGE) - 1)
+            piece = piece_of(keys, page, kv_head, kv_heads)
             for v in static(VEC):
-                k[u, v] = load_eight(keys + place * (DP * KV // 8) + offset[v])
-            for v in static(VEC):
-                w[u, v] = load_eight(values + place * (DP * KV // 8) + offset[v])
+                k[u, v] = load_eight(piece, slot, offset[v])
+            if not LATENT:
+                piece = piece_of(values, page, kv_head, kv_heads)
+                for v in static(VEC):
+                    w[u, v] = load_eight(piece, slot, offset[v])
         score = registers((U, G), 0.0)
         for u in static(U):
             for v in static(VEC):
@@ -222,7 +168,10 @@ def attend(
         for u in static(U):
             for v in static(VEC):
                 f = registers(8)
-                f[()] = eight_floats(*w[u, v])
+                if LATENT:
+                    f[()] = eight_floats(*k[u, v])
+                else:
+                    f[()] = eight_floats(*w[u, v])
                 for g in static(G):
                     for j in static(8):
                         acc[g, v, j] = acc[g, v, j] + score[u, g] * f[j]
@@ -241,125 +190,16 @@ def attend(
                     acc[g, v, j] = acc[g, v, j] * mine + shuffle_xor(acc[g, v, j], 1 << b) * theirs
     if sub == 0:
         for g in static(G):
-            to = shared() + 4 * (warp * G + g) * (DP + 2)
+            to = shared() + 4 * (warp * G + g) * (VP + 2)
             if li == 0:
-                store_shared(to + 4 * DP, best[g])
-                store_shared(to + 4 * DP + 4, total[g])
+                store_shared(to + 4 * VP, best[g])
+                store_shared(to + 4 * VP + 4, total[g])
             for v in static(VEC):
                 dim = 8 * (li + v * LANES)
-                if dim < DP:
+                if dim < VP:
                     for j in static(8):
                         store_shared(to + 4 * (dim + j), acc[g, v, j])
-    barrier()
-    flag = shared() + 4 * WARPS * G * (DP + 2)
-    part = partials + 4 * ((row * heads + head) * blocks_y() + block_y()) * (DP + 4)
-    for i in range(thread(), G * DP, 32 * WARPS):
-        g = divide(i, DP)
-        dim = i - g * DP
-        highest = NOTHING
-        for m in static(WARPS):
-            highest = maximum(highest, load_shared(shared() + 4 * ((m * G + g) * (DP + 2) + DP)))
-        sum_ = 0.0
-        value = 0.0
-        for m in static(WARPS):
-            at = shared() + 4 * (m * G + g) * (DP + 2)
-            share = exp2(load_shared(at + 4 * DP) - highest)
-            sum_ = sum_ + share * load_shared(at + 4 * DP + 4)
-            value = value + share * load_shared(at + 4 * dim)
-        if live == 1:
-            if SINKS:
-                sink = load_weight(sinks + 4 * (head + g))
-                above = maximum(highest, sink)
-                value = value * exp2(highest - above)
-                sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
-            finish(
-                out + row * out_stride,
-                codes,
-                row,
-                heads,
-                head + g,
-                dim,
-                quotient(value, sum_),
-            )
-        else:
-            to = part + 4 * g * blocks_y() * (DP + 4)
-            store_float(to + 4 * dim, value)
-            if dim == 0:
-                store_float(to + 4 * DP, highest)
-                store_float(to + 4 * DP + 4, sum_)
-    if live == 1:
-        return
-    fence()
-    barrier()
-    counter = counters + 4 * (row * blocks_x() + block_x())
-    if thread() == 0:
-        store_shared_int(flag, atomic_add(counter, 1))
-    barrier()
-    if load_shared_int(flag) != live - 1:
-        return
-    fence()
-    if thread() == 0:
-        store_int(counter, 0)
-    part = partials + 4 * (row * heads + head) * blocks_y() * (DP + 4)
-    for i in range(thread(), G * live, 32 * WARPS):
-        g = divide(i, live)
-        at = part + 4 * (g * blocks_y() + i - g * live) * (DP + 4) + 4 * DP
-        store_shared(shared() + 8 * i, load_float(at))
-        store_shared(shared() + 8 * i + 4, load_float(at + 4))
-    barrier()
-    for g in range(warp, G, WARPS):  # each span's share of the result, divided by the sum
-        held = shared() + 8 * g * live
-        highest = NOTHING
-        for m in range(lane, live, 32):
-            highest = maximum(highest, load_shared(held + 8 * m))
-        highest = warp_maximum(highest)
-        sum_ = 0.0
-        if SINKS:
-            sink = load_weight(sinks + 4 * (head + g))
-            highest = maximum(highest, sink)
-            if lane == 0:
-                sum_ = exp2(sink - highest)
-        for m in range(lane, live, 32):
-            sum_ = sum_ + exp2(load_shared(held + 8 * m) - highest) * load_shared(held + 8 * m + 4)
-        sum_ = warp_sum(sum_)
-        for m in range(lane, live, 32):
-            store_shared(held + 8 * m, quotient(exp2(load_shared(held + 8 * m) - highest), sum_))
-    barrier()
-    results = shared() + 8 * G * blocks_y()
-    for i in range(4 * thread(), G * DP, 128 * WARPS):
-        g = divide(i, DP)
-        source = part + 4 * (g * blocks_y() * (DP + 4) + i - g * DP)
-        value = registers(4, 0.0)
-        for start in range(0, live, 8):
-            x = registers((8, 4))
-            for u in static(8):
-                m = start + u
-                if m >= live:
-                    m = live - 1
-                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(source + 4 * m * (DP + 4))
-            for u in static(8):
-                share = 0.0
-                if start + u < live:
-                    share = load_shared(shared() + 8 * (g * live + start + u))
-                for j in static(4):
-                    value[j] = value[j] + share * x[u, j]
-        for j in static(4):
-            store_shared(results + 4 * (i + j), value[j])
-    barrier()
-    for i in range(thread(), G * DP, 32 * WARPS):
-        g = divide(i, DP)
-        to = out + row * out_stride
-        finish(to, codes, row, heads, head + g, i - g * DP, load_shared(results + 4 * i))
-
-
-@device
-def finish(out, codes, row, heads, head, dim, value):
-    """A result into its row, and a warp's 32 of them in 8 bits."""
-    i = head * HD + dim
-    if dim < HD:
-        store_float(out + 4 * i, value)
-    if EMIT:
-        emit_codes(codes, heads * HD // 32, row, i, value)
+    combine(row, head, heads, live, sinks, partials, counters, out, out_stride, codes)
 
 
 LANE_BITS = 0  # log2 of LANES, another constant

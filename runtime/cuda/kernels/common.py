@@ -6,7 +6,9 @@ from ..ptx import (
     absolute,
     bits_and,
     exp2,
+    let_next_start,
     maximum,
+    minimum,
     multiply_add,
     quotient,
     shift_right,
@@ -16,13 +18,16 @@ from ..ptx import (
     thread,
     to_float,
     to_int,
+    wait_for_grid,
 )
 from ..stage import device
 
-SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID = range(1, 8)  # kinds of activations
+SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)  # kinds of activations
 
-# Constants of the launch. TOKENS: rows that there is room for in activations in 8 bits.
-KIND = TOKENS = 0
+# Constants of the launch. TOKENS: rows that there is room for in activations in 8 bits. LIMIT and ALPHA are
+# those of `CLIPPED`, see `ops.MoE`.
+KIND = TOKENS = PDL = 0
+LIMIT = ALPHA = 0.0
 
 
 @device
@@ -88,6 +93,17 @@ def activate(x):
 
 
 @device
+def gated(gate, up):
+    """f(gate) · up of `KIND`."""
+    if KIND == 8:
+        gate = minimum(gate, LIMIT)
+        value = gate * sigmoid(ALPHA * gate) * (maximum(-LIMIT, minimum(LIMIT, up)) + 1.0)
+    else:
+        value = activate(gate) * up
+    return value
+
+
+@device
 def codes_plane(blocks):
     """Bytes between the planes of codes: see `emit_codes`."""
     return 16 * TOKENS * blocks
@@ -143,3 +159,11 @@ def emit_codes(codes, blocks, token, i, value):
         store_float(to + plane, d * (half + other))
         store_float(to + 2 * plane, d * half)
         store_float(to + 3 * plane, d * other)
+
+
+@device
+def begin():
+    """With programmatic dependent launch: let the next kernel come, and wait for what was before this one."""
+    if PDL:
+        let_next_start()
+        wait_for_grid()

@@ -8,7 +8,6 @@ from ..ptx import (
     block_x,
     block_y,
     high_half,
-    let_next_start,
     load_float,
     load_float4,
     load_stream2,
@@ -19,10 +18,9 @@ from ..ptx import (
     shift_right,
     store_float,
     thread,
-    wait_for_grid,
 )
 from ..stage import device, registers, static
-from .common import warp_sum
+from .common import begin, warp_sum
 
 FLOAT = N = BIAS = ACCUMULATE = PDL = 0  # constants of the launch
 
@@ -52,9 +50,7 @@ def float_matmul(weights, row_bytes, width, n_out, x, x_stride, rows, bias, out,
 
     The width is a multiple of 4.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     at = block_x() * 8 + shift_right(thread(), 5)
     if at < n_out:
         row = weights + at * row_bytes

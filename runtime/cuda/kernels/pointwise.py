@@ -6,7 +6,7 @@ from ..ptx import (
     barrier,
     block_x,
     block_y,
-    let_next_start,
+    divide,
     load_float,
     load_shared,
     load_weight,
@@ -17,10 +17,9 @@ from ..ptx import (
     store_float,
     store_shared,
     thread,
-    wait_for_grid,
 )
 from ..stage import device
-from .common import activate, sigmoid, tanh, warp_sum
+from .common import activate, begin, gated, sigmoid, tanh, warp_sum
 
 MEAN = BIAS = EACH = NARROW = PDL = 0  # constants of the launch
 
@@ -43,9 +42,7 @@ def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_s
 
     Grid: (parts, rows), of 256 threads. What is behind the last part is copied.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     start = block_x() * size
     row = x + block_y() * x_stride + 4 * start
     mean = 0.0
@@ -82,32 +79,40 @@ GROUPS = 1  # parts, another constant
 
 def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, scale: float):
     """out = f(scale · gate) · up. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
-        value = activate(scale * load_float(gate + block_y() * gate_stride + 4 * i))
-        value = value * load_float(up + block_y() * up_stride + 4 * i)
+        value = scale * load_float(gate + block_y() * gate_stride + 4 * i)
+        value = gated(value, load_float(up + block_y() * up_stride + 4 * i))
         store_float(out + block_y() * out_stride + 4 * i, value)
 
 
 def activation(x, x_stride, out, out_stride, width):
     """out = f(x). Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         value = activate(load_float(x + block_y() * x_stride + 4 * i))
         store_float(out + block_y() * out_stride + 4 * i, value)
 
 
+def copy_rest(x, x_stride, size, start, out, out_stride, out_size, out_start, width):
+    """Of parts of `size` columns, those from `start` on, to the end of parts of `out_size`.
+
+    Grid: (width / 256, rows); `width` columns are copied in all.
+    """
+    begin()
+    i = block_x() * 256 + thread()
+    if i < width:
+        part = divide(i, size - start)
+        column = i - part * (size - start)
+        value = load_float(x + block_y() * x_stride + 4 * (part * size + start + column))
+        store_float(out + block_y() * out_stride + 4 * (part * out_size + out_start + column), value)
+
+
 def sigmoid_gate(gate, gate_stride, x, x_stride, width):
     """x = sigmoid(gate) · x; NARROW: the gate has one column. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i
@@ -119,9 +124,7 @@ def sigmoid_gate(gate, gate_stride, x, x_stride, width):
 
 def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
     """out = keep · out + scale · x. Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = out + block_y() * out_stride + 4 * i
@@ -131,9 +134,7 @@ def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
 
 def soft_cap(x, x_stride, width, cap: float):
     """x = cap · tanh(x / cap). Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i

@@ -2,8 +2,9 @@
 
 A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and
 values come into shared memory a page of 64 tokens at a time, the next one while the present one is used.
-Scores, their softmax of powers of two, and the result never leave the registers. Rows of shared memory have
-their 16-byte pieces exchanged by the row's number, as in `tiled.py`.
+Scores, their softmax of powers of two, and the result never leave the registers; nor do queries, if heads
+are not too large. Rows of shared memory have their 16-byte pieces exchanged by the row's number, as in
+`tiled.py`.
 
 Dao et al. 2022, "FlashAttention".
 """
@@ -18,11 +19,11 @@ from ..ptx import (
     copy_async,
     divide,
     exp2,
-    let_next_start,
     load_float4,
     load_int,
     load_matrices,
     load_matrices_turned,
+    load_weight,
     maximum,
     mma_halves,
     pack_halves,
@@ -34,32 +35,53 @@ from ..ptx import (
     store_shared_int4,
     thread,
     wait_copies,
-    wait_for_grid,
 )
 from ..stage import device, registers, static
+from .cache import eight_floats, load_eight, piece_of
+from .common import begin, tanh
 
-# Constants of the launch. HD: dimensions of a head, 64 or 128. GROUP: heads that share a key-value head.
-HD = GROUP = WINDOW = PDL = 0
+# Constants of the launch. HD: dimensions of a head, a multiple of 16. GROUP: heads that share a key-value
+# head. TURN: how many pieces of a row are exchanged, less 1. HELD: queries stay in registers.
+HD = GROUP = KV = TURN = HELD = WINDOW = SOFTCAP = SINKS = 0
 HIDDEN = -1e30
 
 
 @device
 def place(row, piece):
     """Where a 16-byte piece of a row of 64 lies."""
-    return 2 * HD * row + 16 * (piece ^ (row & 7))
+    return 2 * HD * row + 16 * (piece ^ (row & TURN))
 
 
 @device
 def fetch(stage, keys, values, page, kv_head, kv_heads):
-    """Begin to copy a page's keys and values."""
-    source = (page * kv_heads + kv_head) * (128 * HD)
+    """Begin to bring a page's keys and values; codes come as halves."""
+    keys = piece_of(keys, page, kv_head, kv_heads)
+    values = piece_of(values, page, kv_head, kv_heads)
     for i in range(thread(), 8 * HD, 128):
         row = divide(i, HD // 8)
         piece = i - row * (HD // 8)
         to = stage + place(row, piece)
-        copy_async(to, keys + source + 16 * i, 16)
-        copy_async(to + 128 * HD, values + source + 16 * i, 16)
+        if KV == 16:
+            copy_async(to, keys + 16 * i, 16)
+            copy_async(to + 128 * HD, values + 16 * i, 16)
+        else:
+            store_halves(to, *load_eight(keys, row, 8 * piece))
+            store_halves(to + 128 * HD, *load_eight(values, row, 8 * piece))
     commit_copies()
+
+
+@device
+def store_halves(to, a, b, c, d, e, f, g, h):
+    """What `load_eight` gave, into shared memory."""
+    x = registers(8)
+    x[()] = eight_floats(a, b, c, d, e, f, g, h)
+    store_shared_int4(
+        to,
+        pack_halves(x[0], x[1]),
+        pack_halves(x[2], x[3]),
+        pack_halves(x[4], x[5]),
+        pack_halves(x[6], x[7]),
+    )
 
 
 def attend_prompt(
@@ -72,16 +94,19 @@ def attend_prompt(
     sequences,
     positions,
     scale: float,
+    softcap: float,
     window,
+    sinks,
     out,
     out_stride,
     rows,
     kv_heads,
 ):
-    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads. `scale` is times log2 e."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads.
+
+    `scale`, `softcap` and `sinks` as for `attention.attend`. Pages have 64 tokens.
+    """
+    begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_y()
@@ -101,8 +126,11 @@ def attend_prompt(
     end = (last >> 6) + 1
     fetch(shared() + (at & 1) * (256 * HD), keys, values, load_int(pages + 4 * at), kv_head, kv_heads)
 
-    # Queries go through the other stage's memory into fragments.
-    staged = shared() + (1 - (at & 1)) * (256 * HD)
+    # Queries go into fragments, through the other stage's memory; or they stay in memory of their own.
+    if HELD:
+        staged = shared() + (1 - (at & 1)) * (256 * HD)
+    else:
+        staged = shared() + 512 * HD
     for i in range(thread(), 8 * HD, 128):
         row = divide(i, HD // 8)
         piece = i - row * (HD // 8)
@@ -121,10 +149,11 @@ def attend_prompt(
         )
     barrier()
     query = registers((HD // 16, 4))
-    for k in static(HD // 16):
-        row = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
-        query[k] = load_matrices(staged + place(row, 2 * k + (lane >> 4)))
-    barrier()
+    own = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
+    if HELD:
+        for k in static(HD // 16):
+            query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+        barrier()
 
     best = registers(2, HIDDEN)
     total = registers(2, 0.0)
@@ -145,8 +174,14 @@ def attend_prompt(
                 b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = load_matrices(
                     stage + place(row, 2 * k + ((lane >> 3) & 1))
                 )
+            if not HELD:
+                query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
             for n in static(8):
                 score[n] = mma_halves(*query[k], *b[n], *score[n])
+        if SOFTCAP:
+            for n in static(8):
+                for i in static(4):
+                    score[n, i] = softcap * tanh(score[n, i])
         if 64 * page + 63 > lowest or WINDOW:
             for n in static(8):
                 for i in static(4):
@@ -193,7 +228,13 @@ def attend_prompt(
         total[r] = total[r] + shuffle_xor(total[r], 2)
         row = first_row + 16 * warp + (lane >> 2) + 8 * r
         if row < rows:
-            inverse = quotient(1.0, total[r])
+            if SINKS:
+                sink = load_weight(sinks + 4 * head)
+                highest = maximum(best[r], sink)
+                shrunk = exp2(best[r] - highest)
+                inverse = quotient(shrunk, total[r] * shrunk + exp2(sink - highest))
+            else:
+                inverse = quotient(1.0, total[r])
             to = out + row * out_stride + 4 * (head * HD + 2 * (lane & 3))
             for n in static(HD // 8):
                 for i in static(2):

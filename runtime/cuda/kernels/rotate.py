@@ -10,38 +10,33 @@ from ..ptx import (
     block_y,
     cosine,
     divide,
-    let_next_start,
     load_float,
     load_int,
     load_shared,
     load_weight,
     log2,
-    pack_halves,
     reciprocal_root,
     shared,
     shift_right,
     sine,
     store_float,
     store_shared,
-    store_short,
     thread,
     to_float,
-    wait_for_grid,
     warp_barrier,
 )
 from ..stage import device
-from .common import warp_sum
+from .cache import page_of, piece_of, store_cached
+from .common import begin, warp_sum
 
 # Constants of the launch. HD: dimensions of a head, DP padded. WARPS: of a block. NORM: 0 none, 1 with
 # weights for all heads, 2 with each head's own.
-HD = DP = KV = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = PDL = 0
+HD = DP = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = LATENT = 0
 
 
 def rotations(positions, frequencies, frequency_stride, pairs, factor: float, out, out_stride):
     """Grid: (pairs / 128, rows), of 128 threads."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 128 + thread()
     if i < pairs:
         position = to_float(load_int(positions + 4 * block_y()))
@@ -77,9 +72,7 @@ def turned(x, dim, start, pairs, angles):
 
 def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
     """Rotate heads in place. Grid: (heads / WARPS, rows): a warp takes a head."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
     if head < heads:
@@ -90,22 +83,6 @@ def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
         warp_barrier()
         for dim in range(lane, HD, 32):
             store_float(at + 4 * dim, turned(held, dim, start, pairs, angles + block_y() * angle_stride))
-
-
-@device
-def cache_place(row, table, table_stride, sequences, positions, head, kv_heads):
-    """Which place of a layer's cache a row has for a head."""
-    position = load_int(positions + 4 * row)
-    page = load_int(table + load_int(sequences + 4 * row) * table_stride + 4 * (position >> PAGE))
-    return ((page * kv_heads + head) << PAGE) + (position & ((1 << PAGE) - 1))
-
-
-@device
-def store_cached(address, value):
-    if KV == 16:
-        store_short(address, pack_halves(value, 0.0))
-    else:
-        store_float(address, value)
 
 
 def prepare(
@@ -133,23 +110,21 @@ def prepare(
     """Norm and rotate queries in place, and keys on their way into the cache; append values.
 
     Grid: ((heads + 2 · kv_heads) / WARPS, rows): a warp takes a head. With `heads` 0 only the cache is
-    filled.
+    filled; with `LATENT` there are no values.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
     row = block_y()
     held = shared() + 4 * warp * DP
-    if head < heads + 2 * kv_heads:
+    if head < heads + (2 - LATENT) * kv_heads:
         kind = 0
         source = q + row * q_stride
         if head >= heads:
             kind = 1
             head = head - heads
             source = k + row * k_stride
-            if head >= kv_heads:
+            if not LATENT and head >= kv_heads:
                 kind = 2
                 head = head - kv_heads
                 source = v + row * v_stride
@@ -166,11 +141,14 @@ def prepare(
             if kind == 1 and K_NORM:
                 scale_head(held, k_norm + 4 * HD * head * (K_NORM - 1), factor)
             warp_barrier()
-        place = 0
+        piece = keys
+        if kind == 2:
+            piece = values
+        position = load_int(positions + 4 * row)
+        slot = position & ((1 << PAGE) - 1)
         if kind > 0:
-            place = (
-                cache_place(row, table, table_stride, sequences, positions, head, kv_heads) * DP * (KV // 8)
-            )
+            page = page_of(table + load_int(sequences + 4 * row) * table_stride, position)
+            piece = piece_of(piece, page, head, kv_heads)
         for dim in range(lane, DP, 32):
             value = 0.0
             if dim < HD:
@@ -181,10 +159,8 @@ def prepare(
             if kind == 0:
                 if dim < HD:
                     store_float(source + 4 * (head * HD + dim), value)
-            elif kind == 1:
-                store_cached(keys + place + dim * (KV // 8), value)
             else:
-                store_cached(values + place + dim * (KV // 8), value)
+                store_cached(piece, slot, dim, value)
 
 
 @device
@@ -195,9 +171,7 @@ def scale_head(held, weight, factor):
 
 def grow_queries(x, x_stride, width, positions, beta: float, length):
     """x · (1 + beta · ln(1 + position // length)). Grid: (width / 256, rows)."""
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     i = block_x() * 256 + thread()
     if i < width:
         passed = to_float(divide(load_int(positions + 4 * block_y()), length))

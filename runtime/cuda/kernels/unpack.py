@@ -34,7 +34,7 @@ from ..ptx import (
     shift_right,
     to_float,
 )
-from ..stage import device
+from ..stage import device, registers, static
 
 NIBBLES = 0x0F0F0F0F
 PAIRS = 0x03030303
@@ -45,53 +45,53 @@ SIGNS = 0x80808080
 @device
 def nibbles(a, b, c, d):
     """The low halves of 16 bytes, then the high ones."""
-    return (
-        bits_and(a, NIBBLES),
-        bits_and(b, NIBBLES),
-        bits_and(c, NIBBLES),
-        bits_and(d, NIBBLES),
-        bits_and(shift_right(a, 4), NIBBLES),
-        bits_and(shift_right(b, 4), NIBBLES),
-        bits_and(shift_right(c, 4), NIBBLES),
-        bits_and(shift_right(d, 4), NIBBLES),
-    )
+    words = a, b, c, d
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(words[i & 3], i & 4), NIBBLES)
+    return out[()]
 
 
 @device
-def fifth_bits(a, b, c, d, high):
-    """Codes of 5 bits: bit w of byte i of `high` is the highest of code 4w + i."""
-    w0, w1, w2, w3, w4, w5, w6, w7 = nibbles(a, b, c, d)
-    return (
-        bits_or(w0, shift_left(bits_and(high, ONES), 4)),
-        bits_or(w1, shift_left(bits_and(shift_right(high, 1), ONES), 4)),
-        bits_or(w2, shift_left(bits_and(shift_right(high, 2), ONES), 4)),
-        bits_or(w3, shift_left(bits_and(shift_right(high, 3), ONES), 4)),
-        bits_or(w4, shift_left(bits_and(shift_right(high, 4), ONES), 4)),
-        bits_or(w5, shift_left(bits_and(shift_right(high, 5), ONES), 4)),
-        bits_or(w6, shift_left(bits_and(shift_right(high, 6), ONES), 4)),
-        bits_or(w7, shift_left(bits_and(shift_right(high, 7), ONES), 4)),
-    )
+def single_bits(word):
+    """Bit t of each byte of the word, as bytes of word t."""
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(word, i), ONES)
+    return out[()]
 
 
 @device
 def pairs(a, b):
     """Codes of 2 bits: bits 2t and 2t + 1 of byte i of the two words are code 8t + i."""
-    return (
-        bits_and(a, PAIRS),
-        bits_and(b, PAIRS),
-        bits_and(shift_right(a, 2), PAIRS),
-        bits_and(shift_right(b, 2), PAIRS),
-        bits_and(shift_right(a, 4), PAIRS),
-        bits_and(shift_right(b, 4), PAIRS),
-        bits_and(shift_right(a, 6), PAIRS),
-        bits_and(shift_right(b, 6), PAIRS),
-    )
+    words = a, b
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(words[i & 1], i & 6), PAIRS)
+    return out[()]
+
+
+@device
+def with_high(low, high, at):
+    """Codes whose further bits, from bit `at` on, are those of `high`."""
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_or(low[i], shift_left(high[i], at))
+    return out[()]
 
 
 @device
 def minus(word, complement):
     """Bytes - n, as signed ones, of bytes and n below 128; `complement` is 128 - n in each byte."""
     return bits_xor(add_words(word, complement), SIGNS)
+
+
+@device
+def all_minus(words, complement):
+    out = registers(8)
+    for i in static(8):
+        out[i] = minus(words[i], complement)
+    return out[()]
 
 
 @device
@@ -107,6 +107,17 @@ def table(word, t0, t1, t2, t3):
 
 
 @device
+def fifth_bits(a, b, c, d, high):
+    """Codes of 5 bits: bit w of byte i of `high` is the highest of code 4w + i."""
+    return with_high(nibbles(a, b, c, d), single_bits(high), 4)
+
+
+@device
+def iq4(a, b, c, d):
+    return looked_up(a, b, c, d, 0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535)
+
+
+@device
 def looked_up(a, b, c, d, t0, t1, t2, t3):
     w0, w4 = table(a, t0, t1, t2, t3)
     w1, w5 = table(b, t0, t1, t2, t3)
@@ -115,10 +126,22 @@ def looked_up(a, b, c, d, t0, t1, t2, t3):
     return w0, w1, w2, w3, w4, w5, w6, w7
 
 
+# Blocks of 16 bytes of codes, then what is beside each: a scale, or a scale and a minimum, of 16 bits each.
+
+
 @device
-def load_q4_0(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    return a, b, c, d, load_stream_short(row + 16 * blocks + 2 * block)
+def load_scaled(row, blocks, block):
+    return (*load_stream4(row + 16 * block), load_stream_short(row + 16 * blocks + 2 * block))
+
+
+@device
+def load_byte_scaled(row, blocks, block):
+    return (*load_stream4(row + 16 * block), load_stream_byte(row + 16 * blocks + block))
+
+
+@device
+def load_with_word(row, blocks, block):
+    return (*load_stream4(row + 16 * block), load_stream1(row + 16 * blocks + 4 * block))
 
 
 @device
@@ -147,51 +170,37 @@ def unpack_q4_0(a, b, c, d, scale, block):
 
 
 @device
-def load_q4_1(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    return a, b, c, d, load_stream1(row + 16 * blocks + 4 * block)
-
-
-@device
 def unpack_q4_1(a, b, c, d, scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = nibbles(a, b, c, d)
     s, m = low_half(scale), high_half(scale)
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, m, s, m
+    return (*nibbles(a, b, c, d), s, m, s, m)
 
 
 @device
 def load_q5_0(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    high = load_stream1(row + 16 * blocks + 4 * block)
-    return a, b, c, d, high, load_stream_short(row + 20 * blocks + 2 * block)
+    return (*load_with_word(row, blocks, block), load_stream_short(row + 20 * blocks + 2 * block))
 
 
 @device
 def unpack_q5_0(a, b, c, d, high, scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = fifth_bits(a, b, c, d, high)
     s = low_half(scale)
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, s * -16.0, s, s * -16.0
+    return (*fifth_bits(a, b, c, d, high), s, s * -16.0, s, s * -16.0)
 
 
 @device
 def load_q5_1(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    high = load_stream1(row + 16 * blocks + 4 * block)
-    return a, b, c, d, high, load_stream1(row + 20 * blocks + 4 * block)
+    return (*load_with_word(row, blocks, block), load_stream1(row + 20 * blocks + 4 * block))
 
 
 @device
 def unpack_q5_1(a, b, c, d, high, scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = fifth_bits(a, b, c, d, high)
     s, m = low_half(scale), high_half(scale)
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, m, s, m
+    return (*fifth_bits(a, b, c, d, high), s, m, s, m)
 
 
 @device
 def load_q8_0(row, blocks, block):
-    a, b, c, d = load_stream4(row + 32 * block)
-    e, f, g, h = load_stream4(row + 32 * block + 16)
-    return a, b, c, d, e, f, g, h, load_stream_short(row + 32 * blocks + 2 * block)
+    first, second = load_stream4(row + 32 * block), load_stream4(row + 32 * block + 16)
+    return first + second + (load_stream_short(row + 32 * blocks + 2 * block),)
 
 
 @device
@@ -201,43 +210,30 @@ def unpack_q8_0(a, b, c, d, e, f, g, h, scale, block):
 
 
 @device
-def load_iq4_nl(row, blocks, block):
-    return load_q4_0(row, blocks, block)
-
-
-@device
 def unpack_iq4_nl(a, b, c, d, scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = looked_up(a, b, c, d, 0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535)
     s = low_half(scale)
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, 0.0, s, 0.0
+    return (*iq4(a, b, c, d), s, 0.0, s, 0.0)
 
 
 @device
 def load_iq4_xs(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    scale = load_stream_byte(row + 16 * blocks + block)
-    return a, b, c, d, scale, load_stream_short(row + 17 * blocks + 2 * (block >> 3))
+    return (*load_byte_scaled(row, blocks, block), load_stream_short(row + 17 * blocks + 2 * (block >> 3)))
 
 
 @device
 def unpack_iq4_xs(a, b, c, d, scale, super_scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = looked_up(a, b, c, d, 0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535)
     s = low_half(super_scale) * to_float(scale - 32)
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, 0.0, s, 0.0
-
-
-@device
-def load_mxfp4(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    return a, b, c, d, load_stream_byte(row + 16 * blocks + block)
+    return (*iq4(a, b, c, d), s, 0.0, s, 0.0)
 
 
 @device
 def unpack_mxfp4(a, b, c, d, exponent, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = looked_up(a, b, c, d, 0x03020100, 0x0C080604, 0xFDFEFF00, 0xF4F8FAFC)
     # 2^(exponent - 128) as the bits of a float32; the two smallest are subnormal.
     s = as_float(shift_left(exponent - 1, 23) if exponent > 1 else shift_left(exponent + 1, 21))
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, 0.0, s, 0.0
+    return (*looked_up(a, b, c, d, 0x03020100, 0x0C080604, 0xFDFEFF00, 0xF4F8FAFC), s, 0.0, s, 0.0)
+
+
+# Blocks that are an eighth of one with a scale of its own.
 
 
 @device
@@ -261,34 +257,31 @@ def run_scales(low, middle, high, block):
 
 
 @device
+def run_line(e, f, g, h, block):
+    """a and b of a block of Q4_K and Q5_K, twice."""
+    scale, minimum = run_scales(f, g, h, block)
+    s, m = low_half(e) * scale, high_half(e) * -minimum
+    return s, m, s, m
+
+
+@device
 def load_q4_k(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    e, f, g, h = load_stream4(row + 16 * blocks + 16 * (block >> 3))
-    return a, b, c, d, e, f, g, h
+    return load_stream4(row + 16 * block) + load_stream4(row + 16 * blocks + 16 * (block >> 3))
 
 
 @device
 def unpack_q4_k(a, b, c, d, e, f, g, h, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = nibbles(a, b, c, d)
-    scale, minimum = run_scales(f, g, h, block)
-    s, m = low_half(e) * scale, high_half(e) * -minimum
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, m, s, m
+    return nibbles(a, b, c, d) + run_line(e, f, g, h, block)
 
 
 @device
 def load_q5_k(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    high = load_stream1(row + 16 * blocks + 4 * block)
-    e, f, g, h = load_stream4(row + 20 * blocks + 16 * (block >> 3))
-    return a, b, c, d, high, e, f, g, h
+    return load_with_word(row, blocks, block) + load_stream4(row + 20 * blocks + 16 * (block >> 3))
 
 
 @device
 def unpack_q5_k(a, b, c, d, high, e, f, g, h, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = fifth_bits(a, b, c, d, high)
-    scale, minimum = run_scales(f, g, h, block)
-    s, m = low_half(e) * scale, high_half(e) * -minimum
-    return w0, w1, w2, w3, w4, w5, w6, w7, s, m, s, m
+    return fifth_bits(a, b, c, d, high) + run_line(e, f, g, h, block)
 
 
 @device
@@ -299,77 +292,46 @@ def signed_byte(word, at):
 
 @device
 def load_q6_k(row, blocks, block):
-    a, b, c, d = load_stream4(row + 16 * block)
-    e, f = load_stream2(row + 16 * blocks + 8 * block)
+    codes = load_stream4(row + 16 * block) + load_stream2(row + 16 * blocks + 8 * block)
     scales = load_stream_short(row + 24 * blocks + 2 * block)
-    return a, b, c, d, e, f, scales, load_stream_short(row + 26 * blocks + 2 * (block >> 3))
+    return (*codes, scales, load_stream_short(row + 26 * blocks + 2 * (block >> 3)))
 
 
 @device
 def unpack_q6_k(a, b, c, d, e, f, scales, super_scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = nibbles(a, b, c, d)
-    h0, h1, h2, h3, h4, h5, h6, h7 = pairs(e, f)
     s = low_half(super_scale)
     s0, s1 = s * to_float(signed_byte(scales, 0)), s * to_float(signed_byte(scales, 8))
-    return (
-        minus(bits_or(w0, shift_left(h0, 4)), 0x60606060),
-        minus(bits_or(w1, shift_left(h1, 4)), 0x60606060),
-        minus(bits_or(w2, shift_left(h2, 4)), 0x60606060),
-        minus(bits_or(w3, shift_left(h3, 4)), 0x60606060),
-        minus(bits_or(w4, shift_left(h4, 4)), 0x60606060),
-        minus(bits_or(w5, shift_left(h5, 4)), 0x60606060),
-        minus(bits_or(w6, shift_left(h6, 4)), 0x60606060),
-        minus(bits_or(w7, shift_left(h7, 4)), 0x60606060),
-        s0,
-        0.0,
-        s1,
-        0.0,
-    )
+    return (*all_minus(with_high(nibbles(a, b, c, d), pairs(e, f), 4), 0x60606060), s0, 0.0, s1, 0.0)
 
 
 @device
 def load_q2_k(row, blocks, block):
-    a, b = load_stream2(row + 8 * block)
     scales = load_stream_short(row + 8 * blocks + 2 * block)
-    return a, b, scales, load_stream1(row + 10 * blocks + 4 * (block >> 3))
+    return (*load_stream2(row + 8 * block), scales, load_stream1(row + 10 * blocks + 4 * (block >> 3)))
 
 
 @device
 def unpack_q2_k(a, b, scales, super_scales, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = pairs(a, b)
     s, m = low_half(super_scales), -high_half(super_scales)
     s0, m0 = s * to_float(bits_and(scales, 15)), m * to_float(bits_and(shift_right(scales, 4), 15))
     s1, m1 = s * to_float(bits_and(shift_right(scales, 8), 15)), m * to_float(shift_right(scales, 12))
-    return w0, w1, w2, w3, w4, w5, w6, w7, s0, m0, s1, m1
+    return (*pairs(a, b), s0, m0, s1, m1)
 
 
 @device
 def load_q3_k(row, blocks, block):
-    a, b = load_stream2(row + 8 * block)
     high = load_stream1(row + 8 * blocks + 4 * block)
     scales = load_stream_short(row + 12 * blocks + 2 * block)
-    return a, b, high, scales, load_stream_short(row + 14 * blocks + 2 * (block >> 3))
+    super_scale = load_stream_short(row + 14 * blocks + 2 * (block >> 3))
+    return (*load_stream2(row + 8 * block), high, scales, super_scale)
 
 
 @device
 def unpack_q3_k(a, b, high, scales, super_scale, block):
-    w0, w1, w2, w3, w4, w5, w6, w7 = pairs(a, b)
     s = low_half(super_scale)
     s0, s1 = s * to_float(bits_and(scales, 255) - 32), s * to_float(shift_right(scales, 8) - 32)
-    return (
-        minus(bits_or(w0, shift_left(bits_and(high, ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w1, shift_left(bits_and(shift_right(high, 1), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w2, shift_left(bits_and(shift_right(high, 2), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w3, shift_left(bits_and(shift_right(high, 3), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w4, shift_left(bits_and(shift_right(high, 4), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w5, shift_left(bits_and(shift_right(high, 5), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w6, shift_left(bits_and(shift_right(high, 6), ONES), 2)), 0x7C7C7C7C),
-        minus(bits_or(w7, shift_left(bits_and(shift_right(high, 7), ONES), 2)), 0x7C7C7C7C),
-        s0,
-        0.0,
-        s1,
-        0.0,
-    )
+    codes = with_high(pairs(a, b), single_bits(high), 2)
+    return (*all_minus(codes, 0x7C7C7C7C), s0, 0.0, s1, 0.0)
 
 
 @device
@@ -398,8 +360,8 @@ def _reader(
 
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader(load_q4_0, unpack_q4_0, 5, unit=16, fragment=fragment_q4_0),
-    "Q4_1": _reader(load_q4_1, unpack_q4_1, 5, minimum=1, fragment=fragment_nibbles),
+    "Q4_0": _reader(load_scaled, unpack_q4_0, 5, unit=16, fragment=fragment_q4_0),
+    "Q4_1": _reader(load_with_word, unpack_q4_1, 5, minimum=1, fragment=fragment_nibbles),
     "Q5_0": _reader(load_q5_0, unpack_q5_0, 6, minimum=1),
     "Q5_1": _reader(load_q5_1, unpack_q5_1, 6, minimum=1),
     "Q8_0": _reader(load_q8_0, unpack_q8_0, 9),
@@ -408,7 +370,7 @@ READERS: dict[str, dict[str, Any]] = {
     "Q4_K": _reader(load_q4_k, unpack_q4_k, 8, minimum=1, fragment=fragment_nibbles),
     "Q5_K": _reader(load_q5_k, unpack_q5_k, 9, minimum=1),
     "Q6_K": _reader(load_q6_k, unpack_q6_k, 8, halves=1),
-    "IQ4_NL": _reader(load_iq4_nl, unpack_iq4_nl, 5),
+    "IQ4_NL": _reader(load_scaled, unpack_iq4_nl, 5),
     "IQ4_XS": _reader(load_iq4_xs, unpack_iq4_xs, 6),
-    "MXFP4": _reader(load_mxfp4, unpack_mxfp4, 5),
+    "MXFP4": _reader(load_byte_scaled, unpack_mxfp4, 5),
 }

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 
 from ... import ops
-from ...fields import UnsupportedModel
 from ..fusing import PreparedAttend, turn_key
 from ..memory import Region
 from .base import FEW, Coded, Launches, padded
@@ -17,6 +16,8 @@ SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
 PREPARE_WARPS = 4
 ATTEND_WARPS = 4
+# Bytes of shared memory a block, where cards have more than most.
+SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
 
 
@@ -54,8 +55,6 @@ class AttentionLowering(Launches):
 
     def _append(self, op: ops.Attend) -> None:
         if op.append:
-            if op.value_dim != op.head_dim:
-                raise UnsupportedModel("the CUDA machine has no latent attention yet")
             self._into_cache(op, 0, None, None, None)
 
     def _into_cache(
@@ -72,101 +71,160 @@ class AttentionLowering(Launches):
             "prepare",
             32 * PREPARE_WARPS,
             HD=op.head_dim,
-            DP=padded(op.head_dim),
-            KV=self.layout.cache_bits,
-            PAGE=self.layout.page_size.bit_length() - 1,
+            **self._cache_constants(op),
             WARPS=PREPARE_WARPS,
             Q_NORM=norms[0],
             K_NORM=norms[1],
             ROPE=int(turn is not None),
             INTERLEAVED=int(turn is not None and turn[1].interleaved),
+            LATENT=int(op.v == op.k),
             INVERSE_HD=1 / op.head_dim,
         )
-        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
         arguments: list[int | float] = []
         for b in (op.q, op.k, op.v):
-            arguments += [self._at(b).address, self._at(b).stride]
+            arguments += [*self._at(b)]
         arguments += [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
         eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
         arguments += [float(eps), len(turn[1].inv_freq) if turn else 0]
-        arguments += [turn[0].address, turn[0].stride] if turn else [0, 0]
+        arguments += [*turn[0]] if turn else [0, 0]
+        arguments += [*self._cached(op), heads, op.kv_heads]
+        stored = op.kv_heads if op.v == op.k else 2 * op.kv_heads
+        grid = -(-(heads + stored) // PREPARE_WARPS), self._n[False]
+        self._emit(what, grid, arguments, 4 * PREPARE_WARPS * self._padded(op))
+
+    def _padded(self, op: ops.Attend) -> int:
+        return padded(op.head_dim, self.layout.cache_bits)
+
+    def _cache_constants(self, op: ops.Attend) -> dict[str, int]:
+        """What `kernels/cache.py` must know."""
+        page = self.layout.page_size.bit_length() - 1
+        return {"KV": self.layout.cache_bits, "DP": self._padded(op), "PAGE": page}
+
+    def _cached(self, op: ops.Attend) -> list[int]:
+        """Where kernels find the cache of an op's layer, and the step's rows in it."""
+        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
         inputs = self.inputs
-        arguments += [keys.address, values.address, inputs.table, inputs.table_stride, inputs.sequences]
-        arguments += [inputs.positions, heads, op.kv_heads]
-        grid = -(-(heads + 2 * op.kv_heads) // PREPARE_WARPS), self._n[False]
-        self._emit(what, grid, arguments, 4 * PREPARE_WARPS * padded(op.head_dim))
+        where = [keys.address, values.address, inputs.table, inputs.table_stride]
+        return [*where, inputs.sequences, inputs.positions]
+
+    def _scores(self, op: ops.Attend) -> tuple[dict[str, int], list[int | float]]:
+        """What attention kernels are told first, and their constants that say so."""
+        cap = op.softcap or 1.0
+        scale = op.scale / cap if op.softcap else op.scale * LOG2_E
+        sinks = 0 if op.sinks is None else self.memory.vector(self._log2_sinks(op))
+        constants = {"SOFTCAP": int(op.softcap > 0), "SINKS": int(bool(sinks)), "WINDOW": int(op.window > 0)}
+        rows = [*self._at(op.q), *self._cached(op)]
+        return constants | self._cache_constants(op), [*rows, scale, cap * LOG2_E, op.window, sinks]
 
     def _attend(self, i: int, op: ops.Attend) -> None:
-        layout, n = self.layout, self._n[False]
-        group, dims = op.heads // op.kv_heads, padded(op.head_dim)
-        if self._one_prompt and self._suits_prompts(op):
+        if self._one_prompt and self._suits_tensor_cores(op):
             self._attend_prompt(op)
-            return
+        elif self._suits_tensor_cores(op):
+            self._attend_group(i, op)
+        else:
+            self._attend_plain(i, op)
+
+    def _attend_plain(self, i: int, op: ops.Attend) -> None:
+        group, dims = op.heads // op.kv_heads, self._padded(op)
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
-        most = max(1, 4 // vectors)
-        together = max(g for g in range(1, most + 1) if group % g == 0)
-        chunks = group // together
-        emits = op.head_dim == dims and op.head_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        spans = max(1, SPANS // n)  # idle blocks cost time, too
-        constants: dict[str, int] = {
-            "G": together,
-            "HD": op.head_dim,
-            "DP": dims,
+        together = _divisor(group, max(1, 4 // vectors))
+        value_dims = padded(op.value_dim)
+        constants = {
+            "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
             "VEC": vectors,
-            "U": 4 if vectors == 1 and layout.cache_bits == 16 else 2 if vectors <= 2 else 1,
-            "KV": layout.cache_bits,
-            "WARPS": ATTEND_WARPS,
-            "CHUNKS": chunks,
-            "PAGE": layout.page_size.bit_length() - 1,
+            "U": 4 if vectors == 1 and self.layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
             "SPAN": SPAN,
-            "SOFTCAP": int(op.softcap > 0),
-            "SINKS": int(op.sinks is not None),
-            "WINDOW": int(op.window > 0),
-            "EMIT": int(emits),
-            "TOKENS": self._tokens(op.out) if emits else 0,
+            "WARPS": ATTEND_WARPS,
         }
-        what = self._kernel("attention", "attend", 32 * ATTEND_WARPS, **constants)
-        what = replace(what, resident=4)
-        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
+        self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
+
+    def _attend_group(self, i: int, op: ops.Attend) -> None:
+        """Up to 16 heads of a group at once."""
+        dims = op.head_dim
+        stages = 3 if dims <= 128 else 2
+        of_a_warp = stages * 64 * dims
+        warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
+        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
+        together = _divisor(op.heads // op.kv_heads, 16)
+        shared = warps * of_a_warp
+        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
+
+    def _in_spans(
+        self,
+        i: int,
+        op: ops.Attend,
+        module: str,
+        name: str,
+        together: int,
+        value_dims: int,
+        constants: dict[str, int],
+        resident: int,
+        shared: int,
+    ) -> None:
+        """Attention of single rows, whose contexts blocks share: `together` heads a block."""
+        layout, n = self.layout, self._n[False]
+        chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        few = max(
-            1, 4 * self.device.multiprocessors // op.heads
-        )  # rows, if their contexts are cut into spans
-        room = min(few, layout.max_rows) * op.heads * SPANS * (dims + 4) * 4
-        partials = self.memory.rows(f"spans {op.heads} {dims}", 1, room).address
+        spans = max(1, SPANS // n)  # idle blocks cost time, too
+        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
+        said, arguments = self._scores(op)
+        constants = constants | said
+        constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
+        constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
+        warps = constants["WARPS"]
+        constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
+        what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
+        room = op.heads * SPANS * (value_dims + 4) * 4
+        partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
-        q, out, inputs = self._at(op.q), self._at(op.out), self.inputs
         codes = self._codes(self._real(op.out)) if emits else 0
-        cap = op.softcap or 1.0
-        arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
-        arguments += [inputs.table_stride, inputs.sequences, inputs.positions]
-        arguments += [op.scale / cap if op.softcap else op.scale * LOG2_E, cap * LOG2_E, op.window]
-        arguments += [0 if op.sinks is None else self.memory.vector(self._log2_sinks(op)), partials, counters]
-        arguments += [out.address, out.stride, codes, op.heads, op.kv_heads]
-        shared = max(4 * ATTEND_WARPS * together * (dims + 2) + 16, together * (8 * SPANS + 4 * dims))
+        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
+        merging = 4 * warps * together * (value_dims + 2) + 16
+        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:
             self._coded[self._real(op.out).name] = Coded(codes)
 
-    def _suits_prompts(self, op: ops.Attend) -> bool:
-        plain = not op.softcap and op.sinks is None and self.layout.cache_bits == 16
-        return plain and op.head_dim in (64, 128) and self.layout.page_size == 64
+    def _suits_tensor_cores(self, op: ops.Attend) -> bool:
+        halves = self.layout.cache_bits <= 16 and op.v != op.k
+        fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._most_dims
+        return halves and fits and self.layout.page_size == 64
+
+    @property
+    def _shared_limit(self) -> int:
+        """Bytes of shared memory that a block may ask for."""
+        return SHARED.get(self.device.capability, 99 << 10)
+
+    @property
+    def _most_dims(self) -> int:
+        """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory."""
+        return 256 if self._shared_limit >= 640 * 256 else 128
 
     def _attend_prompt(self, op: ops.Attend) -> None:
-        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
-        q, out, inputs, n = self._at(op.q), self._at(op.out), self.inputs, self._n[False]
-        constants = {"HD": op.head_dim, "GROUP": op.heads // op.kv_heads, "WINDOW": int(op.window > 0)}
+        n, (constants, arguments) = self._n[False], self._scores(op)
+        dims = op.head_dim
+        held = dims <= 128
+        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": _turn(dims), "HELD": int(held)}
         what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
-        arguments: list[int | float] = [q.address, q.stride, keys.address, values.address, inputs.table]
-        arguments += [inputs.table_stride, inputs.sequences, inputs.positions, op.scale * LOG2_E, op.window]
-        arguments += [out.address, out.stride, n, op.kv_heads]
-        self._emit(what, (-(-n // 64), op.heads), arguments, 512 * op.head_dim)
+        arguments += [*self._at(op.out), n, op.kv_heads]
+        self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
         self._wrote(op.out)
 
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of n that is not above `most`."""
+    return max(d for d in range(1, most + 1) if n % d == 0)
+
+
+def _turn(dims: int) -> int:
+    """TURN, as kernels have it, for rows of so many halves: see `kernels/prompt_attention.py`."""
+    pieces = dims // 8
+    return min(8, pieces & -pieces) - 1

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ... import ops
-from ...fields import UnsupportedModel
+from ...ops_fused import GatedMatMul
 from ..driver import Device, Launch
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, joined_buffers, readers
+from ..fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..memory import Memory, Region
@@ -30,7 +30,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Layout:
-    """The machine's sizes. `cache_bits`: 16 or 32 of a number in the cache."""
+    """The machine's sizes. `cache_bits` of a number in the cache: 32, 16, 8, 4; see `kernels/cache.py`."""
 
     n_pages: int
     page_size: int
@@ -83,6 +83,9 @@ class Launches:
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
+        for streams in stream_groups(self.found):
+            sizes = [4 * b.width for b in streams]
+            self.memory.slices([b.name for b in streams], self.layout.rows(streams[0]), sizes)
         for buffers in sorted(joined_buffers(self.found), key=lambda bs: [b.name for b in bs]):
             sizes = [4 * b.width for b in buffers]
             self.memory.slices([b.name for b in buffers], self.layout.rows(buffers[0]), sizes)
@@ -90,17 +93,24 @@ class Launches:
             self.region(b)
         for layer, at in enumerate(self.program.cache_layers):
             self.cache(layer, at)
+        for layer, kept in enumerate(self.program.state_layers):
+            self.state(layer, kept)
 
     def region(self, buffer: ops.Buffer) -> Region:
         return self.memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
 
     def cache(self, layer: int, at: ops.CacheLayer) -> tuple[Region, Region]:
-        """Keys and values of a layer."""
-        if at.value_dim is not None and at.value_dim != at.head_dim:
-            raise UnsupportedModel("the CUDA machine has no latent attention yet")
-        tokens = self.layout.n_pages * self.layout.page_size
-        size = at.kv_heads * padded(at.head_dim) * self.layout.cache_bits // 8
-        return tuple(self.memory.rows(f"{what} {layer}", tokens, size) for what in ("keys", "values"))  # type: ignore[return-value]
+        """Keys and values of a layer; the same where values are the beginnings of keys."""
+        bits, tokens = self.layout.cache_bits, self.layout.n_pages * self.layout.page_size
+        dims = padded(at.head_dim, bits)
+        size = at.kv_heads * (dims * bits // 8 + (dims // 16 if bits < 16 else 0))
+        keys = self.memory.rows(f"keys {layer}", tokens, size)
+        return keys, keys if at.value_dim == 0 else self.memory.rows(f"values {layer}", tokens, size)
+
+    def state(self, layer: int, kept: ops.StateLayer) -> Region:
+        """What a recurrent op keeps, a row a sequence."""
+        size = 4 * int(np.prod(kept.shape, dtype=np.int64))
+        return self.memory.rows(f"state {layer}", self.layout.max_sequences, size)
 
     def _begin(self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool) -> None:
         """Nothing is launched yet, nothing is in 8 bits."""
@@ -168,6 +178,6 @@ class Launches:
         return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address
 
 
-def padded(head_dim: int) -> int:
-    """Dimensions of a head in the cache."""
-    return -(-head_dim // 8) * 8
+def padded(dims: int, bits: int = 16) -> int:
+    """Dimensions of a head in a cache of so many bits."""
+    return -(-dims // (32 if bits < 16 else 8)) * (32 if bits < 16 else 8)

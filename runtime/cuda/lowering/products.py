@@ -8,7 +8,8 @@ import numpy as np
 
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import GATES, GatedMatMul, JoinedMatMul
+from ...ops_fused import GatedMatMul
+from ..fusing import GATES, JoinedMatMul
 from ..memory import Region
 from ..weights import Matrix
 from .base import FEW, Coded
@@ -143,23 +144,9 @@ class ProductLowering(NormLowering):
         accumulate: bool = False,
     ) -> None:
         """The product of many rows."""
-        name = self._real(x).name
-        rows = self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
-        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
-        if name not in self._halved:
-            source = self._at(x)
-            arguments = [
-                source.address,
-                source.stride,
-                x.width,
-                halves.address,
-                halves.stride,
-                scales.address,
-            ]
-            self._emit(self._kernel("quantize", "to_halves", 256), (1, n), arguments, 64)
-            self._halved.add(name)
+        halves, scales = self._halves(x)
         constants: dict[str, int | str] = {
+            "EXPERTS": 0,
             "FORMAT": matrix.weight.format.name,
             "BIAS": int(bool(biases)),
             "ACCUMULATE": int(accumulate),
@@ -173,8 +160,20 @@ class ProductLowering(NormLowering):
             out.address,
             out.stride,
         ]
+        arguments += [0, 0, 0]
         label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
         self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
+
+    def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """A buffer's rows as halves, and their scales: made now, unless they are there already."""
+        name, rows = self._real(x).name, self.layout.rows(self._real(x))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
+        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
+        if name not in self._halved:
+            arguments = [*self._at(x), x.width, *halves, scales.address]
+            self._emit(self._kernel("quantize", "to_halves", 256), (1, self._n[x.wanted]), arguments, 64)
+            self._halved.add(name)
+        return halves, scales
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)

@@ -7,14 +7,16 @@ captured in a graph once and run again.
 from __future__ import annotations
 
 from ... import ops
+from ...ops_fused import GatedMatMul
 from ..driver import Launch
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul, PreparedAttend, writes
+from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
 from .attention import AttentionLowering
-from .products import ProductLowering
+from .experts import ExpertLowering
+from .recurrent import RecurrentLowering
 from .rows import RowLowering
 
 
-class Lowering(ProductLowering, AttentionLowering, RowLowering):
+class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering):
     """Turns `found`, the fused ops of a program, into launches on one card."""
 
     def launches(
@@ -55,5 +57,27 @@ class Lowering(ProductLowering, AttentionLowering, RowLowering):
                 self._rope(op)
             case ops.SelectRows():
                 self._select(op)
+            case ops.AddPositions():
+                self._add_positions(op)
+            case ops.Route():
+                self._route(op)
+            case ops.MoE():
+                self._mix_experts(op)
+            case ops.HeadMatMul():
+                self._multiply_heads(op)
+            case ops.CausalConv():
+                self._causal_conv(op)
+            case ops.DeltaRule():
+                self._delta_rule(op)
+            case ops.StateScan():
+                self._state_scan(op)
+            case ops.Sparsify():
+                self._sparsify(op)
+            case ops.MatchMagnitude():
+                self._match_magnitude(op)
+            case ops.PredictStreams():
+                self._predict_streams(op)
+            case ops.CorrectStreams():
+                self._correct_streams(op)
             case _:
                 self._pointwise(op)

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ....quant.block import QTensor
 from ... import ops
 from ..fusing import FusedOp
+from ..memory import Region
 from .base import ACTIVATIONS, Launches
 from .support import unsupported
 
 
 class RowLowering(Launches):
     def _embed(self, op: ops.Embed) -> None:
-        matrix, out = self.matrices[id(op.table)], self._at(op.out)
-        n, inputs = self._n[op.out.wanted], self.inputs
-        table = [inputs.tokens, matrix.address, matrix.row_bytes]
-        rest = [matrix.n_out, out.address, out.stride, float(op.scale)]
-        if op.table.format.is_float:
+        self._look_up(op.table, self.inputs.tokens, self._n[op.out.wanted], self._at(op.out), op.scale)
+        self._wrote(op.out)
+
+    def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
+        """Rows of a table, times `scale`, by their numbers at that address."""
+        matrix = self.matrices[id(tensor)]
+        table, rest = [numbers, matrix.address, matrix.row_bytes], [matrix.n_out, *out, float(scale)]
+        if tensor.format.is_float:
             what = self._kernel("rows", "embed_floats", 128, FLOAT=matrix.float_kind)
             self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel("rows", "embed", 128, FORMAT=op.table.format.name)
+            what = self._kernel("rows", "embed", 128, FORMAT=tensor.format.name)
             self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
-        self._wrote(op.out)
+
+    def _add_positions(self, op: ops.AddPositions) -> None:
+        n, width = self._n[op.x.wanted], op.x.width
+        found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
+        self._look_up(op.table, self.inputs.positions, n, found)
+        arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
+        self._emit(self._kernel("pointwise", "add", 256), (-(-width // 256), n), arguments)
+        self._wrote(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
         if self._all_wanted:

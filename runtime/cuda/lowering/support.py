@@ -7,43 +7,49 @@ from collections.abc import Sequence
 from ....quant.block import QTensor
 from ... import ops
 from ...fields import UnsupportedModel
-from ..fusing import FusedOp, GatedMatMul, JoinedMatMul
+from ...ops_fused import GatedMatMul
+from ..fusing import FusedOp, JoinedMatMul, stream_groups
 from ..packing import PARTS
-
-SUPPORTED = (
-    ops.Embed,
-    ops.RMSNorm,
-    ops.LayerNorm,
-    ops.MatMul,
-    ops.RoPE,
-    ops.GrowQueries,
-    ops.Attend,
-    ops.GatedActivation,
-    ops.SigmoidGate,
-    ops.Activation,
-    ops.Add,
-    ops.SelectRows,
-    ops.SoftCap,
-)
 
 
 def unsupported(op: object) -> UnsupportedModel:
     return UnsupportedModel(f"the CUDA machine cannot run this model: it has no {type(op).__name__} yet")
 
 
+def matrices(op: FusedOp) -> list[tuple[QTensor, ...]]:
+    """The matrices that an op reads; those of a group must lie one behind the other."""
+    match op:
+        case JoinedMatMul():
+            return [op.weights]
+        case GatedMatMul():
+            return [(op.gate, op.up)]
+        case ops.MatMul():
+            return [(op.weight,)]
+        case ops.HeadMatMul():
+            return [op.weights]
+        case ops.MoE():
+            return [group for group in (op.gate, op.up, op.down) if group]
+        case ops.Embed() | ops.AddPositions():
+            return [(op.table,)]
+        case _:
+            return []
+
+
 def check_supported(program: ops.Program) -> None:
-    """Raise UnsupportedModel, naming the op, for a program that the card cannot run yet."""
+    """Raise UnsupportedModel, naming what is missing, for a program that the card cannot run yet."""
+    refused = "the CUDA machine cannot run this model: "
     for op in program.ops:
-        weight = op.weight if isinstance(op, ops.MatMul) else op.table if isinstance(op, ops.Embed) else None
-        if weight is not None and not weight.format.is_float and weight.format.name not in PARTS:
-            raise UnsupportedModel(
-                f"the CUDA machine cannot run this model: it has no {weight.format.name} yet"
-            )
-    for op in program.ops:
-        if not isinstance(op, SUPPORTED):
-            raise unsupported(op)
-        if isinstance(op, ops.Attend) and op.value_dim != op.head_dim:
-            raise UnsupportedModel("the CUDA machine cannot run this model: it has no latent attention yet")
+        for group in matrices(op):
+            first = group[0]
+            if not first.format.is_float and first.format.name not in PARTS:
+                raise UnsupportedModel(f"{refused}it has no {first.format.name} yet")
+            if any(w.format is not first.format or w.shape != first.shape for w in group):
+                raise UnsupportedModel(f"{refused}matrices of experts are not all alike")
+        if isinstance(op, ops.Attend) and op.value_dim != op.head_dim and op.v != op.k:
+            raise UnsupportedModel(f"{refused}values are not as long as keys")
+    streams = stream_groups(program.ops)
+    if len({b for group in streams for b in group}) < sum(len(group) for group in streams):
+        raise UnsupportedModel(f"{refused}residual streams are grouped in different ways")
 
 
 def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
@@ -51,16 +57,8 @@ def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
     groups: list[tuple[QTensor, ...]] = []
     seen: set[int] = set()
     for op in found:
-        match op:
-            case JoinedMatMul():
-                group: tuple[QTensor, ...] = op.weights
-            case GatedMatMul():
-                group = (op.gate, op.up)
-            case ops.Embed():
-                group = (op.table,)
-            case _:
-                continue
-        if not any(id(w) in seen for w in group):
-            groups.append(group)
-            seen |= {id(w) for w in group}
+        for group in matrices(op):
+            if not any(id(w) in seen for w in group):
+                groups.append(group)
+                seen |= {id(w) for w in group}
     return groups

@@ -118,3 +118,13 @@ def store_short(address: int, value: int) -> None:
 def store_byte(address: int, value: int) -> None:
     """The lowest byte."""
     ctypes.c_uint8.from_address(address).value = value & 0xFF
+
+
+@instruction("ld.global.u64 $0, [$1];", "l", "l", ordered=True)
+def load_long(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+@instruction("st.global.u64 [$0], $1;", "", "ll", ordered=True)
+def store_long(address: int, value: int) -> None:
+    ctypes.c_int64.from_address(address).value = value

@@ -47,6 +47,16 @@ def store_shared_int4(address: int, a: int, b: int, c: int, d: int) -> None:
         ctypes.c_int32.from_address(address + 4 * i).value = value
 
 
+@instruction("ld.shared.u64 $0, [$1];", "l", "r", ordered=True)
+def load_shared_long(address: int) -> int:
+    return ctypes.c_int64.from_address(address).value
+
+
+@instruction("st.shared.u64 [$0], $1;", "", "rl", ordered=True)
+def store_shared_long(address: int, value: int) -> None:
+    ctypes.c_int64.from_address(address).value = value
+
+
 @instruction("cp.async.cg.shared.global [$0], [$1], 16, $2;", "", "rlr", ordered=True)
 def copy_async(to_shared: int, source: int, n_bytes: int) -> None:
     """Copy 16 bytes from global to shared memory while the thread goes on; of them those behind the first

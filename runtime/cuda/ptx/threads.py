@@ -49,6 +49,18 @@ def shuffle_xor(value: float, mask: int) -> float:
     """The value of the lane whose number differs by `mask`."""
 
 
+@instruction(
+    "{ .reg .b32 low, high; mov.b64 {low, high}, $1; "
+    "shfl.sync.bfly.b32 low, low, $2, 31, 0xffffffff; shfl.sync.bfly.b32 high, high, $2, 31, 0xffffffff; "
+    "mov.b64 $0, {low, high}; }",
+    "l",
+    "lr",
+    ordered=True,
+)
+def shuffle_xor_long(value: int, mask: int) -> int:
+    """The same of a 64-bit integer."""
+
+
 @instruction("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "f", "fr", ordered=True)
 def shuffle(value: float, lane: int) -> float:
     """The value of `lane`."""

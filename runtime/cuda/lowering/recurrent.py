@@ -1,0 +1,104 @@
+"""Launches of recurrent ops and of those of several residual streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ... import ops
+from ...fields import UnsupportedModel
+from ..memory import Region
+from .base import Launches
+
+WARPS = 2
+ROWS = 4  # of a head's state, a warp
+MOST_PARTS = 8  # of 32 numbers that a lane keeps of each of these
+
+
+class RecurrentLowering(Launches):
+    def _state(self, layer: int) -> Region:
+        return self.state(layer, self.program.state_layers[layer])
+
+    def _scan_shape(self, heads: int, head_dim: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+        """The grid of a scan over states of that size, and its constants."""
+        parts = -(-size // 32)
+        if parts > MOST_PARTS:
+            raise UnsupportedModel(f"the CUDA machine has no recurrence over states of {size} yet")
+        return (-(-head_dim // (WARPS * ROWS)), heads), {"WARPS": WARPS, "R": ROWS, "PARTS": parts}
+
+    def _causal_conv(self, op: ops.CausalConv) -> None:
+        memory, inputs = self.memory, self.inputs
+        taps, channels = op.weight.shape[1], op.x.width
+        constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
+        arguments = [*self._at(op.x), *self._at(op.out), memory.vector(op.weight)]
+        arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
+        arguments += [inputs.sequences, inputs.positions, self._n[op.x.wanted], channels]
+        self._emit(
+            self._kernel("recurrent", "causal_conv", 128, **constants), (-(-channels // 128),), arguments
+        )
+        self._wrote(op.out)
+
+    def _state_scan(self, op: ops.StateScan) -> None:
+        grid, constants = self._scan_shape(op.heads, op.head_dim, op.state_size)
+        arguments: list[int | float] = [*self._at(op.xbc), *self._at(op.step), *self._at(op.out)]
+        arguments += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
+        arguments += [float(op.step_scale), op.groups, op.heads, op.head_dim, op.state_size]
+        self._scan("state_scan", grid, constants, arguments, op)
+
+    def _delta_rule(self, op: ops.DeltaRule) -> None:
+        grid, constants = self._scan_shape(op.heads, op.head_dim, op.key_dim)
+        arguments: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
+        arguments += [*self._at(op.out), *(self.memory.vector(v) for v in (op.a, op.step_bias))]
+        arguments += [float(op.eps), op.groups, op.heads, op.head_dim, op.key_dim, op.key_dim**-0.5]
+        self._scan("delta_rule", grid, constants | {"TILED": int(op.tiled)}, arguments, op)
+
+    def _scan(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        constants: dict[str, int],
+        arguments: Sequence[int | float],
+        op: ops.StateScan | ops.DeltaRule,
+    ) -> None:
+        rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.wanted]]
+        what = self._kernel("recurrent", name, 32 * WARPS, **constants)
+        self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
+        self._wrote(op.out)
+
+    # Streams
+
+    def _sparsify(self, op: ops.Sparsify) -> None:
+        arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
+        self._emit(self._kernel("streams", "sparsify", 256), (1, self._n[op.x.wanted]), arguments, 64)
+        self._wrote(op.x)
+
+    def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
+        rows = [*self._at(op.x), *self._at(op.like), op.x.width]
+        what, grid = self._kernel("streams", "match_magnitude", 256), (1, self._n[op.x.wanted])
+        self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
+        self._wrote(op.x)
+
+    def _streams(self, streams: Sequence[ops.Buffer]) -> list[int]:
+        """Where the first lies, and the bytes from each to the next."""
+        regions = [self._at(b) for b in streams]
+        steps = {b.address - a.address for a, b in pairwise(regions)}
+        if len(steps) != 1:
+            raise UnsupportedModel("the CUDA machine needs residual streams side by side")
+        return [*regions[0], steps.pop()]
+
+    def _predict_streams(self, op: ops.PredictStreams) -> None:
+        width = op.out.width
+        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
+        constants = {"N": len(op.streams), "ACTIVE": op.active}
+        what = self._kernel("streams", "predict_streams", 256, **constants)
+        self._emit(what, (-(-width // 256), self._n[op.out.wanted]), arguments)
+        self._wrote(op.out, *op.streams)
+
+    def _correct_streams(self, op: ops.CorrectStreams) -> None:
+        width = op.x.width
+        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
+        arguments += [self.memory.vector(op.weight), width]
+        constants = {"N": len(op.streams), "ACTIVE": op.active}
+        what = self._kernel("streams", "correct_streams", 256, **constants)
+        self._emit(what, (-(-width // 256), self._n[op.x.wanted]), arguments)
+        self._wrote(op.x, *op.streams)

@@ -1,0 +1,116 @@
+"""What bench_cuda.py runs: random blocks in the shape of a published model, and the conformance fixtures."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kukri.quant.block import QTensor
+from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.formats import FORMATS
+from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf_writer import TensorRecord, write_gguf
+from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.ops import Program
+from kukri.runtime.program import build_program
+from kukri.runtime.weights import Weights
+
+DATA = Path(
+    os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance"
+)
+# hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied
+SHAPES = {
+    "smollm2-135m": (576, 30, 9, 3, 64, 1536, 49152, True),
+    "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256, True),
+    "llama-3.1-8b": (4096, 32, 32, 8, 128, 14336, 128256, False),
+}
+
+
+def random_model(shape: str, kind: str) -> Program:
+    """A program whose weights are random blocks."""
+    metadata, tensors = random_tensors(shape, kind)
+    config = config_from_gguf(metadata, tensors)
+    return build_program(config, Weights(config, tensors))
+
+
+def write_model(path: Path, shape: str, kind: str) -> None:
+    """The same as a GGUF file that llama.cpp opens, too."""
+    metadata, tensors = random_tensors(shape, kind)
+    vocab = metadata["llama.vocab_size"]
+    metadata |= {
+        "general.name": f"{shape} {kind}, random",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": [*"abcdefghijklmnopqrstuvwxyz", *(f"t{i}" for i in range(vocab - 26))],
+        "tokenizer.ggml.token_type": np.ones(vocab, np.int32),
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    records = [TensorRecord(t.name, t.shape, t.format) for t in tensors.values()]
+    write_gguf(path, metadata, {}, records, ([t.data] for t in tensors.values()))
+
+
+def random_tensors(shape: str, kind: str) -> tuple[dict[str, Any], dict[str, QTensor]]:
+    """Metadata, and random blocks, cut out of one pool."""
+    hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied = SHAPES[shape]
+    form, rng = FORMATS[kind], np.random.default_rng(0)
+    pool = rng.integers(0, 256, (1 << 28) // form.type_size * form.type_size, dtype=np.uint8)
+    blocks = pool.reshape(-1, form.type_size)
+    scale = np.float16(0.01 / (16 if kind == "Q8_0" else 1))
+    for at in {"Q4_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q4_K": [0, 2], "Q6_K": [208]}[kind]:
+        blocks[:, at : at + 2] = np.frombuffer(scale.tobytes(), np.uint8)
+    tensors: dict[str, QTensor] = {}
+
+    def matrix(name: str, rows: int, width: int) -> None:
+        size = rows * form.row_bytes(width)
+        data = np.resize(pool, size) if size > len(pool) else pool[:size]
+        tensors[name] = QTensor(name, form, (rows, width), data.reshape(rows, -1))
+
+    def ones(name: str, n: int) -> None:
+        tensors[name] = QTensor(
+            name, FORMATS["F32"], (n,), np.ones(n, np.float32).view(np.uint8).reshape(1, -1)
+        )
+
+    matrix("token_embd.weight", vocab, hidden)
+    for i in range(layers):
+        ones(f"blk.{i}.attn_norm.weight", hidden)
+        ones(f"blk.{i}.ffn_norm.weight", hidden)
+        matrix(f"blk.{i}.attn_q.weight", heads * head_dim, hidden)
+        matrix(f"blk.{i}.attn_k.weight", kv_heads * head_dim, hidden)
+        matrix(f"blk.{i}.attn_v.weight", kv_heads * head_dim, hidden)
+        matrix(f"blk.{i}.attn_output.weight", hidden, heads * head_dim)
+        matrix(f"blk.{i}.ffn_gate.weight", ffn, hidden)
+        matrix(f"blk.{i}.ffn_up.weight", ffn, hidden)
+        matrix(f"blk.{i}.ffn_down.weight", hidden, ffn)
+    ones("output_norm.weight", hidden)
+    if not tied:
+        matrix("output.weight", vocab, hidden)
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "llama.context_length": 131072,
+        "llama.embedding_length": hidden,
+        "llama.block_count": layers,
+        "llama.feed_forward_length": ffn,
+        "llama.attention.head_count": heads,
+        "llama.attention.head_count_kv": kv_heads,
+        "llama.rope.dimension_count": head_dim,
+        "llama.rope.freq_base": 500000.0,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.vocab_size": vocab,
+    }
+    return metadata, tensors
+
+
+def load_fixture(folder: Path, file: str) -> Program:
+    if file.endswith(".gguf"):
+        model = GGUFFile.open(folder / file)
+        config = config_from_gguf(model.metadata, model.tensors)
+    else:
+        model = Checkpoint.open(folder)
+        config = config_from_hf(json.loads((folder / file).read_text()), model.tensors)
+    return build_program(config, Weights(config, model.tensors))

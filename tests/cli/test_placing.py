@@ -1,0 +1,193 @@
+"""Where a model runs: the card, the CPU or both, by the card's memory and what is asked for. The card is a
+stand-in, and so is its machine: NumPy's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from kukri.cli.card import card_need
+from kukri.cli.loading import load_model
+from kukri.cli.memory import NotEnoughMemory
+from kukri.cli.source import open_source
+from kukri.runtime.cuda.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
+from kukri.runtime.cuda.kernel import Kernel, Kernels
+from kukri.runtime.parts import SplitMachine, split
+from kukri.runtime.program import build_program
+from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.weights import Weights
+
+
+class Card(SimpleNamespace):
+    name = "Stand-in 100"
+    capability = 9, 0
+    free = 10**12
+    closed = 0
+
+    def memory(self):
+        return self.free, 10**12
+
+    def close(self):
+        self.closed += 1
+
+
+class CardMachine(ReferenceMachine):
+    """As CudaMachine."""
+
+    problem: Exception | None = None
+
+    def __init__(self, program, n_pages, device, max_rows, **_):
+        if self.problem:
+            raise self.problem
+        super().__init__(program, n_pages)
+        self.device = device
+
+
+@pytest.fixture
+def card(monkeypatch):
+    found = Card()
+    monkeypatch.setattr(CardMachine, "problem", None)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", lambda: found)
+    monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: "0.30")
+    monkeypatch.setattr("kukri.cli.card.CARD_OVERHEAD", 0)
+    monkeypatch.setattr("kukri.cli.memory.OVERHEAD", 0)
+    return found
+
+
+@pytest.fixture
+def folder(conformance) -> Path:
+    return conformance("gemma3")  # of several layers, float
+
+
+def load(folder, **how):
+    said: list[str] = []
+    model = load_model(folder, context=64, threads=1, warn=said.append, text=False, **how)
+    return model, said
+
+
+def layers_on_card(model) -> int:
+    machine = model._machine
+    part = machine.back if isinstance(machine, SplitMachine) else machine
+    return len(part.program.layers) - 1 if isinstance(part, CardMachine) else 0
+
+
+def n_layers(model) -> int:
+    return model.config.n_layers
+
+
+def test_a_model_that_fits_runs_on_the_card(card, folder):
+    model, said = load(folder)
+    assert layers_on_card(model) == n_layers(model)
+    assert not said
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize("asked", [0, 1, 2, 100])
+def test_so_many_layers(card, folder, device, asked):
+    model, said = load(folder, device=device, gpu_layers=asked)
+    assert layers_on_card(model) == min(asked, n_layers(model))
+    assert not said
+    expected, _ = load(folder, device="reference")
+    ids = list(range(2, 12))
+    np.testing.assert_allclose(model.logits(ids), expected.logits(ids), atol=1e-4)
+    model.close()
+
+
+def room_for(folder, n: int) -> int:
+    """Bytes that the last n layers need with their cache and the logits."""
+    source = open_source(folder, text=False)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    cut = len(program.layers) - 1 - n
+    return card_need(split(program, cut)[1] if cut else program, "auto").total(64)
+
+
+def test_auto_takes_the_layers_that_fit_and_says_so(card, folder):
+    card.free = room_for(folder, 2)
+    model, said = load(folder)
+    assert layers_on_card(model) == 2 < n_layers(model)
+    assert len(said) == 1
+    assert f"the last 2 of {n_layers(model)} layers run on it" in said[0]
+
+
+def test_auto_runs_on_the_cpu_where_no_layer_fits_and_says_why(card, folder):
+    card.free = room_for(folder, 1) - 1
+    model, said = load(folder)
+    assert layers_on_card(model) == 0
+    assert len(said) == 1
+    assert "running on the CPU, not on the Stand-in 100" in said[0]
+    assert "are free" in said[0]
+    assert card.closed == 1
+
+
+def test_cuda_refuses_what_does_not_fit_with_the_numbers(card, folder):
+    card.free = room_for(folder, 3) - 1
+    with pytest.raises(
+        NotEnoughMemory, match=r"of memory of the Stand-in 100.* are free;.*--gpu-layers 2"
+    ) as error:
+        load(folder, device="cuda")
+    assert "\n" not in str(error.value)
+    with pytest.raises(NotEnoughMemory, match=r"3 of its \d+ layers"):
+        load(folder, device="cuda", gpu_layers=3)
+    model, said = load(folder, device="cuda", gpu_layers=2)
+    assert layers_on_card(model) == 2
+    assert not said
+
+
+@pytest.mark.parametrize("kind", [CudaOutOfMemory, CudaUnavailable, CudaError])
+def test_a_card_that_fails_while_loading(card, folder, monkeypatch, kind):
+    monkeypatch.setattr(CardMachine, "problem", kind("it did not work"))
+    model, said = load(folder)
+    assert layers_on_card(model) == 0
+    assert said == ["running on the CPU, not on the Stand-in 100: it did not work"]
+    with pytest.raises(kind):
+        load(folder, device="cuda")
+    assert card.closed == 2
+
+
+def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: None)
+    monkeypatch.setattr("kukri.runtime.cuda.kernel.cache_folder", lambda: tmp_path)
+    model, said = load(folder)
+    assert layers_on_card(model) == 0
+    assert len(said) == 1
+    assert "pip install kukri[cuda]" in said[0]
+    with pytest.raises(CudaUnavailable, match="pip install"):
+        load(folder, device="cuda")
+    assert card.closed == 2
+    kernel = Kernels(card)._path(Kernel("pointwise", "add", 256))
+    kernel.write_bytes(b"")
+    assert kernel.parent == tmp_path
+    model, said = load(folder)
+    assert layers_on_card(model) == n_layers(model)
+
+
+def test_layers_without_a_card(folder, monkeypatch):
+    def none():
+        raise NoCard("no NVIDIA driver was found on this machine")
+
+    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", none)
+    model, said = load(folder, gpu_layers=2)
+    assert layers_on_card(model) == 0
+    assert said == ["running on the CPU: no NVIDIA driver was found on this machine"]
+    assert load(folder)[1] == []
+    with pytest.raises(CudaUnavailable, match="--device cpu"):
+        load(folder, device="cuda", gpu_layers=2)
+
+
+def test_a_card_that_cannot_be_used(folder, monkeypatch):
+    def old():
+        raise CudaUnavailable("the Stand-in 100 is too old")
+
+    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", old)
+    assert load(folder)[1] == ["running on the CPU: the Stand-in 100 is too old"]
+    with pytest.raises(CudaUnavailable, match="too old; --device cpu"):
+        load(folder, device="cuda")
+
+
+def test_a_negative_number_of_layers(folder):
+    with pytest.raises(ValueError, match="-1 layers"):
+        load(folder, gpu_layers=-1)

@@ -1,0 +1,165 @@
+"""Mixtures of experts against the reference: who is chosen, and products with what was chosen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.runtime import ops
+from kukri.runtime.activations import sigmoid, silu
+from kukri.runtime.cuda.kernels.common import CLIPPED, SILU
+from kukri.runtime.cuda.kernels.experts import deal, digits, expert_floats, expert_matvec, mix
+from kukri.runtime.cuda.kernels.quantize import to_halves
+from kukri.runtime.cuda.kernels.route import route
+from kukri.runtime.cuda.kernels.tiled import tiled_matmul
+from kukri.runtime.cuda.kernels.unpack import READERS
+from kukri.runtime.reference_experts import route as expected_route
+
+from .simulator import run
+from .test_unpack import packed, random_tensor
+
+PLAIN = {"CHOSEN": 1, "R": 2, "U": 2, "WARPS": 2, "GATED": 0, "BIAS": 0, "EMIT": 0, "STORE": 1, "KIND": 0}
+
+
+@pytest.mark.parametrize(
+    ("scoring", "n", "top", "groups", "extras"),
+    [("softmax", 7, 3, 1, False), ("sigmoid", 48, 4, 4, True), ("softmax", 70, 6, 1, True)],
+)
+def test_route(scoring, n, top, groups, extras):
+    rng, rows = np.random.default_rng(n), 3
+    scores = np.round(rng.standard_normal((rows, n)) * 4).astype(np.float32) / 4  # many are equal
+    bias = np.round(rng.standard_normal(n) * 4).astype(np.float32) / 16 if extras else None
+    scales = rng.uniform(0.5, 2, n).astype(np.float32) if extras else None
+    s, e, w = ops.Buffer("s", n), ops.Buffer("e", top), ops.Buffer("w", top)
+    op = ops.Route(s, e, w, scoring, bias, extras, 1.5, groups, 2, 2, scales)
+    buffers = {"s": scores}
+    expected_route(op, buffers)
+    experts, shares = np.full((2, rows, top), np.nan, np.float32)
+    constants = {"SIGMOID": int(scoring == "sigmoid"), "BIAS": int(extras), "SCALES": int(extras), "PDL": 0}
+    constants |= {"NORMALISED": int(extras), "GROUPS": groups, "TOP_GROUPS": 2, "GROUP_BEST": 2}
+    arguments = [scores, 4 * n, n, 0 if bias is None else bias, 0 if scales is None else scales, 1.5]
+    shared = 4 * (2 * n + 2 * top + groups)
+    run(route, constants, (rows,), 32, [*arguments, experts, 4 * top, shares, 4 * top, top], shared)
+    np.testing.assert_array_equal(experts, buffers["e"])
+    np.testing.assert_allclose(shares, buffers["w"], rtol=1e-5)
+
+
+def test_scores_that_are_no_numbers_choose_an_expert_that_exists():
+    scores, (experts, shares) = np.full((1, 5), np.nan, np.float32), np.zeros((2, 1, 2), np.float32)
+    constants = {"SIGMOID": 0, "BIAS": 0, "SCALES": 0, "NORMALISED": 1, "GROUPS": 1, "PDL": 0}
+    run(route, constants, (1,), 32, [scores, 20, 5, 0, 0, 1.0, experts, 8, shares, 8, 2], 64)
+    np.testing.assert_array_equal(experts, 0)
+    assert np.isnan(shares).all()
+
+
+def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
+    """Rows as `expert_matvec` reads them."""
+    width = x.shape[1]
+    out = np.full((len(x), 2 * width + width // 2), 0xFF, np.uint8)
+    arguments = [x, 4 * width, 0, top, width // 32, out, out.shape[1]]
+    run(digits, {"PDL": 0}, (-(-width // 128), len(x)), 128, arguments)
+    return out
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_formats(name):
+    """Two rows, each with two of three experts."""
+    width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 96
+    rng, tensor = np.random.default_rng(2), random_tensor(name, 15, width)
+    x = rng.standard_normal((2, width)).astype(np.float32)
+    x[0, 3] = 40  # an outlier
+    rows, chosen = packed(tensor), np.array([[2, 0], [1, 2]], np.float32)
+    coded, out = in_digits(x), np.full((4, 5), np.nan, np.float32)
+    arguments = [rows, 0, 5 * rows.shape[1], rows.shape[1], width // 32, 5, chosen, 8, 2]
+    arguments += [coded, coded.shape[1], 0, 0, 0, out, 2 * 20, 20, 0, 0]
+    run(expert_matvec, READERS[name] | PLAIN | {"PDL": 0}, (2, 4), 64, arguments, 64)
+    weights = tensor.dequantize().reshape(3, 5, width).astype(np.float64)
+    expected = np.einsum("pow,pw->po", weights[[2, 0, 1, 2]], x[[0, 0, 1, 1]])
+    np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kind", [SILU, CLIPPED])
+def test_gate_and_up(kind):
+    """Biases, activation, and the result in digits, which the next product reads."""
+    rng, width, inner = np.random.default_rng(3), 64, 32
+    gate, up = (random_tensor("Q8_0", 2 * inner, width, i) for i in range(2))
+    down = random_tensor("Q8_0", 12, inner, 2)
+    biases = rng.standard_normal((2, 2, inner)).astype(np.float32)
+    x, chosen = rng.standard_normal((1, width)).astype(np.float32), np.array([[1, 0]], np.float32)
+    a, b, coded = packed(gate), packed(up), in_digits(x)
+    codes = np.zeros((2, 2 * inner + inner // 2), np.uint8)
+    how = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7, "PDL": 0}
+    arguments = [a, b, inner * a.shape[1], a.shape[1], 2, inner, chosen, 8, 2, coded, coded.shape[1], 0]
+    arguments += [biases[0], biases[1], 0, 0, 0, codes, codes.shape[1]]
+    run(expert_matvec, READERS["Q8_0"] | PLAIN | how | {"R": 4, "WARPS": 8}, (1, 2), 256, arguments, 512)
+    c, out = packed(down), np.full((2, 6), np.nan, np.float32)
+    arguments = [c, 0, 6 * c.shape[1], c.shape[1], 1, 6, chosen, 8, 2]
+    arguments += [codes, 2 * codes.shape[1], codes.shape[1], 0, 0, out, 48, 24, 0, 0]
+    run(expert_matvec, READERS["Q8_0"] | PLAIN | {"PDL": 0}, (2, 2), 64, arguments, 64)
+    for pair, expert in enumerate((1, 0)):
+        part = slice(expert * inner, expert * inner + inner)
+        g = gate.dequantize()[part] @ x[0] + biases[0, expert]
+        u = up.dequantize()[part] @ x[0] + biases[1, expert]
+        if kind == SILU:
+            h = silu(g) * u
+        else:
+            g, u = np.minimum(g, 0.5), u.clip(-0.5, 0.5)
+            h = g * sigmoid(np.float32(1.7) * g) * (u + 1)
+        expected = down.dequantize()[expert * 6 : expert * 6 + 6] @ h
+        np.testing.assert_allclose(out[pair], expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_floats_and_heads():
+    """Without a choice, pair `choice` of a row takes matrix `choice`, out of one row into one row."""
+    rng = np.random.default_rng(4)
+    weights = rng.standard_normal((3, 9, 8)).astype(np.float32)
+    x = rng.standard_normal((2, 36)).astype(np.float32)
+    out = np.full((2, 33), np.nan, np.float32)
+    arguments = [weights, 9 * 32, 32, 8, 9, 0, 0, 3, x, 4 * 36, 48, 0, out, 4 * 33, 44]
+    run(expert_floats, {"FLOAT": 32, "CHOSEN": 0, "BIAS": 0, "PDL": 0}, (2, 6), 256, arguments)
+    expected = np.einsum("hoi,rhi->rho", weights, x.reshape(2, 3, 12)[..., :8])
+    np.testing.assert_allclose(out.reshape(2, 3, 11)[..., :9], expected, rtol=1e-4, atol=1e-5)
+    assert np.isnan(out.reshape(2, 3, 11)[..., 9:]).all()
+
+
+@pytest.mark.parametrize("n_experts", [3, 300])
+def test_many_rows(n_experts):
+    """Rows dealt out to experts, multiplied in tiles, and mixed again."""
+    rng, rows, top, width, outputs = np.random.default_rng(5), 130, 2, 64, 20
+    used = [0, 1, 2] if n_experts == 3 else [7, 299, 0]
+    held = random_tensor("Q4_0", outputs, width)
+    weights = packed(held)
+    everyone = np.zeros((n_experts, *weights.shape), np.uint8)
+    stands = {}
+    for e in used:
+        tensor = random_tensor("Q4_0", outputs, width, e)
+        everyone[e], stands[e] = packed(tensor), tensor.dequantize()
+    x = rng.standard_normal((rows, width)).astype(np.float32)
+    chosen = np.array([rng.permutation(used)[:top] for _ in range(rows)], np.float32)
+    chosen[:, 0] = used[0]
+    chosen[:, 1] = np.where(chosen[:, 1] == used[0], used[1], chosen[:, 1])
+    shares = rng.uniform(0, 1, (rows, top)).astype(np.float32)
+    biases = rng.standard_normal((n_experts, outputs)).astype(np.float32)
+    counts, tiles = np.full(n_experts, -1, np.int32), np.full((8, 4), -1, np.int32)
+    sources, places = np.full((2, rows * top), -1, np.int32)
+    arguments = [chosen, 4 * top, rows, top, n_experts, counts, tiles, sources, places]
+    run(deal, {"PDL": 0}, (1,), 256, arguments, 8 * n_experts)
+    assert tiles[0, 0] == 4  # more than 128 pairs of one expert
+    assert sorted(places) == list(range(rows * top))
+    np.testing.assert_array_equal(sources[places.reshape(rows, top)], np.arange(rows)[:, None].repeat(top, 1))
+    halves, scales = np.zeros((rows, 64), np.float16), np.zeros(rows, np.float32)
+    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 128, scales], 64)
+    product = np.full((rows * top, outputs), np.nan, np.float32)
+    arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 128, scales, rows, biases]
+    arguments += [product, 4 * outputs, tiles, sources, weights.size]
+    how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
+    run(tiled_matmul, how, (4, 1), 256, arguments, 65536)
+    out = np.full((rows, outputs), np.nan, np.float32)
+    arguments = [shares, 4 * top, places, top, product, 4 * outputs, out, 4 * outputs, outputs]
+    run(mix, {"DEALT": 1, "PDL": 0}, (1, rows), 256, arguments)
+    expected = np.zeros((rows, outputs))
+    for row in range(rows):
+        for j in range(top):
+            e = int(chosen[row, j])
+            expected[row] += shares[row, j] * (stands[e] @ x[row] + biases[e])
+    assert np.linalg.norm(out - expected) < 1e-3 * np.linalg.norm(expected)

@@ -1,0 +1,94 @@
+"""Kernels compiled by other processes, and what is said of cards and drivers that are not suited."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from kukri.runtime.cuda import driver, helpers
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.errors import CudaError, CudaOutOfMemory, CudaUnavailable
+from kukri.runtime.cuda.kernel import ENTRY, kernel
+
+KERNELS = [kernel("pointwise", "add", 256, PDL=0), kernel("pointwise", "soft_cap", 256, PDL=0)]
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
+def test_other_processes_compile():
+    found = dict(helpers.compile_elsewhere(KERNELS, (9, 0)))
+    assert set(found) == set(KERNELS)
+    for text in found.values():
+        assert f".entry {ENTRY}(" in text
+        assert ".target sm_90" in text
+
+
+def test_helpers_that_die_leave_their_kernels_out(monkeypatch):
+    monkeypatch.setattr(helpers, "_START", "import sys; sys.stdin.readline(); sys.exit(1)")
+    assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
+
+
+class Library:
+    """A driver for one card; `fails` names a function and the code that it returns."""
+
+    def __init__(self, capability=(9, 0), version=12040, cards=1, fails=("", 0)):
+        self.capability, self.version, self.cards, self.fails = capability, version, cards, fails
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def call(*arguments):
+            if self.fails[0] == name:
+                return self.fails[1]
+            if name == "cuDeviceGetCount":
+                arguments[0]._obj.value = self.cards
+            elif name == "cuDriverGetVersion":
+                arguments[0]._obj.value = self.version
+            elif name == "cuDeviceGetAttribute":
+                major, minor = self.capability
+                arguments[0]._obj.value = {75: major, 76: minor}.get(arguments[1], 100)
+            elif name == "cuDeviceGetName":
+                arguments[0].value = b"Stand-in 100"
+            elif name == "cuGetErrorString":
+                arguments[1]._obj.value = b"so it is"
+            elif name == "cuMemGetInfo_v2":
+                arguments[0]._obj.value, arguments[1]._obj.value = 3 * 10**9, 24 * 10**9
+            return 0
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("library", "message"),
+    [
+        (None, "no NVIDIA driver was found"),
+        (Library(cards=0), "no NVIDIA card"),
+        (Library(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
+        (Library(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
+        (Library(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
+        (Library(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_a_line(monkeypatch, library, message):
+    monkeypatch.setattr(driver, "_library", lambda: library)
+    with pytest.raises(CudaUnavailable, match=message) as error:
+        Device()
+    assert "\n" not in str(error.value)
+
+
+def test_a_card_that_others_hold(monkeypatch):
+    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuDevicePrimaryCtxRetain", 46)))
+    with pytest.raises(CudaError, match="so it is, 46"):
+        Device()
+
+
+def test_out_of_memory_has_the_numbers(monkeypatch):
+    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuMemAlloc_v2", 2)))
+    device = Device()
+    with pytest.raises(CudaOutOfMemory, match=r"no room for 5 GB more: 3.0 GB of 24.0 GB are free") as error:
+        device.allocate(5 * 10**9)
+    assert "\n" not in str(error.value)
