@@ -83,7 +83,8 @@ def test_caches_are_never_looked_for_where_one_happens_to_be(
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.chdir(tmp_path)
     assert store.home() == tmp_path / ".cache" / "kukri"
-    assert kernel_cache.cache_folder().is_relative_to(tmp_path / ".cache")
+    found = kernel_cache.cache_folder.__wrapped__()  # it is remembered where this process compiles to
+    assert found.is_relative_to(tmp_path / ".cache")
     monkeypatch.setenv("KUKRI_HOME", "~no-such-user/kukri")
     with pytest.raises(StoreError, match="no such user"):
         store.home()
