@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from ..quant.block import QTensor
 from ..quant.encode import encode_tensor
-from ..quant.errors import NonFinite
+from ..quant.errors import DamagedFile, NonFinite
 from ..quant.factor import Factor, factor
 from ..quant.gptq import encode_compensated
 from ..quant.grids import GRIDS
@@ -96,6 +96,9 @@ class Calibrated:
             found = self._find(planned.name)
         if found is None or found.values.shape[-1] != planned.tensor.width:
             return encode_tensor(rows, form, threads=self._threads, zero_nonfinite=self._zero_nonfinite)
+        spread = np.diagonal(found.values) if isinstance(found, Moments) else found.values
+        if not np.isfinite(spread).all():
+            raise DamagedFile(f"the model computes NaN or infinity in front of {planned.name}")
         if isinstance(found, ExpertMoments):
             importance = found.values[start // planned.tensor.matrix_rows]
             return encode_tensor(rows, form, importance, self._threads, self._zero_nonfinite)

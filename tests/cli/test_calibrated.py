@@ -95,3 +95,11 @@ def test_weights_that_are_no_numbers(llm_inside: Run, tmp_path: Path, text: Path
     assert done.returncode == 0, done.stderr
     for tensor in GGUFFile.open(target).tensors.values():
         assert np.isfinite(tensor.dequantize()).all()
+
+
+def test_models_that_compute_no_numbers(llm_inside: Run, tmp_path: Path, text: Path) -> None:
+    source = damaged(write_tiny_model(tmp_path / "tiny.gguf"), "blk.0.ffn_up.weight", 3e38)
+    target = tmp_path / "out.gguf"
+    error = failed(llm_inside("quantize", source, target, "--type", "q4_0", "--calibration", text), 5)
+    assert "NaN or infinity in front of blk." in error
+    assert not target.exists()
