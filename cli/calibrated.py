@@ -25,7 +25,7 @@ from ..runtime.sensitivity import sensitivities
 from ..runtime.weights import Weights
 from .eval_text import LONGEST_TEXT
 from .limited import read_file
-from .source import open_source
+from .source import Source
 
 if TYPE_CHECKING:
     from ..tokenizer import Tokenizer
@@ -51,8 +51,9 @@ class Calibrated:
     `windows` int32 [n, context]. Tensors must come in the order of `in_order`.
     """
 
-    def __init__(self, path: Path, windows: np.ndarray, threads: int, zero_nonfinite: bool = False) -> None:
-        source = open_source(path, text=False)
+    def __init__(
+        self, source: Source, windows: np.ndarray, threads: int, zero_nonfinite: bool = False
+    ) -> None:
         weights = Weights(source.config, source.tensors)
         program = build_program(source.config, weights)
         self._stacks = _stacks(source.config, weights)

@@ -151,15 +151,15 @@ def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool
     from .limited import TooLong
     from .source import open_source
 
-    tokenizer = open_source(path).tokenizer
-    if tokenizer is None:
+    source = open_source(path)
+    if source.tokenizer is None:
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
-        windows = calibration_windows(calibration_text(text), tokenizer)
+        windows = calibration_windows(calibration_text(text), source.tokenizer)
     except (TextTooShort, TooLong, OSError) as problem:
         why = getattr(problem, "strerror", None) or problem
         raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
-    return Calibrated(path, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
+    return Calibrated(source, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
 
 
 def _recipe(kind: str) -> Recipe:

@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 
-from ..quant.block import QTensor
 from . import ops
 from .calibration_machine import CalibrationMachine, Reads, Release, Squares, finite, live_buffers, segments
 
@@ -163,8 +162,3 @@ def _whole(total: np.ndarray, n: int) -> np.ndarray:
         total[a + _COLUMNS :, a : a + _COLUMNS] = total[a : a + _COLUMNS, a + _COLUMNS :].T
     total /= n
     return total
-
-
-def tensor_names(tensors: Mapping[str, QTensor]) -> dict[int, str]:
-    """Names by the identity of what they name."""
-    return {id(tensor): name for name, tensor in tensors.items()}
