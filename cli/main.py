@@ -17,7 +17,7 @@ from . import bench, chat, doctor, pull, quantize, rm, run, show, terminal, toke
 from . import eval as eval_
 from . import list as list_
 from .errors import ModelNotFound, StoreError, explain
-from .signals import unwinding
+from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 
@@ -79,15 +79,17 @@ def _main(arguments: Sequence[str] | None) -> int:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
-    except SystemExit as request:
-        code = request.code
-    except (KeyboardInterrupt, typer.Abort):
-        code = EXIT_INTERRUPTED
-    except BaseException as problem:
-        if debug:
-            terminal.tell(traceback.format_exc())
-        terminal.error(_message(problem))
-        code = exit_code(problem)
+    except BaseException as raised:
+        problem = as_sent(raised)
+        if isinstance(problem, SystemExit):
+            code = problem.code
+        elif isinstance(problem, KeyboardInterrupt | typer.Abort):
+            code = EXIT_INTERRUPTED
+        else:
+            if debug:
+                terminal.tell(traceback.format_exc())
+            terminal.error(_message(problem))
+            code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
 
 

@@ -10,6 +10,16 @@ from types import FrameType
 from typing import Any
 
 
+def as_sent(problem: BaseException) -> BaseException:
+    """The request to leave that an error hides, or the error itself.
+
+    Until Python 3.12 what a signal raises while a class is made, as imports do, arrives as the cause of a
+    RuntimeError ("Error calling __set_name__").
+    """
+    cause = problem.__cause__ if isinstance(problem, RuntimeError) else None
+    return cause if isinstance(cause, SystemExit | KeyboardInterrupt) else problem
+
+
 @contextmanager
 def unwinding() -> Iterator[None]:
     """Within the block these signals raise SystemExit, with 128 and the signal's number as the exit code.

@@ -12,7 +12,9 @@ def main() -> int:
     """Import the command line and run it."""
     try:
         from .main import main as run
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RuntimeError) as problem:  # the latter: see `signals.as_sent`
+        if isinstance(problem, RuntimeError) and not isinstance(problem.__cause__, KeyboardInterrupt):
+            raise
         os._exit(EXIT_INTERRUPTED)
     return run()
 
