@@ -5,25 +5,102 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kukri.runtime.cuda.kernels.quantize import to_halves
 from kukri.runtime.cuda.kernels.tiled import tiled_matmul
 from kukri.runtime.cuda.kernels.unpack import READERS
+from kukri.runtime.cuda.kernels.warpgroup import warpgroup_matmul
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
+
+SHARED = 65536
+
+
+def halves(x: np.ndarray, is_sorted: int) -> tuple[np.ndarray, np.ndarray]:
+    """x as `to_halves` leaves it, and its rows' scales."""
+    out = np.zeros((len(x), -(-x.shape[1] // 128) * 128), np.float16)
+    scales = np.zeros(len(x), np.float32)
+    arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales]
+    run(to_halves, {"SORTED": is_sorted, "PDL": 0}, (1, len(x)), 256, arguments, 64)
+    return out, scales
+
+
+def close(got, expected):
+    assert np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(("name", "width", "bias"), [("Q4_0", 96, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1)])
 def test_tiled(name, width, bias):
     rng, tensor = np.random.default_rng(0), random_tensor(name, 37, width)
-    x = np.zeros((9, -(-width // 64) * 64), np.float16)
-    x[:, :width] = rng.standard_normal((9, width))
-    scales, biases = rng.uniform(1, 2, 9).astype(np.float32), rng.standard_normal(37).astype(np.float32)
+    x = rng.standard_normal((9, width)).astype(np.float32) * 30000
+    biases = rng.standard_normal(37).astype(np.float32)
     before = rng.standard_normal((9, 37)).astype(np.float32)
     out, rows = before.copy(), packed(tensor)
-    arguments = [rows, rows.shape[1], width // 32, 37, x, 2 * x.shape[1], scales, 9, biases, out, 4 * 37]
+    h, scales = halves(x, 0)
+    arguments = [rows, rows.shape[1], width // 32, 37, h, 2 * h.shape[1], scales, 9, biases, out, 4 * 37]
     arguments += [0, 0, 0]
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
-    run(tiled_matmul, how, (1, 1), 256, arguments, 65536)
-    product = x[:, :width].astype(np.float64) @ tensor.dequantize().astype(np.float64).T
-    expected = product * scales[:, None] + biases * bias + before
-    assert np.linalg.norm(out - expected) < 1e-3 * np.linalg.norm(expected)
+    run(tiled_matmul, how, (1, 1), 256, arguments, SHARED)
+    close(out, x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T + biases * bias + before)
+
+
+def test_halves_in_order():
+    x = np.random.default_rng(0).standard_normal((2, 288)).astype(np.float32)
+    plain, _ = halves(x, 0)
+    got, scales = halves(x, 1)
+    np.testing.assert_array_equal(plain[:, :288], x.astype(np.float16))
+    # [16 columns, which 8 of them, quarter, 2] of each 128
+    back = got.reshape(2, 3, 8, 2, 4, 2).transpose(0, 1, 4, 2, 3, 5).reshape(2, -1)
+    np.testing.assert_array_equal(back, plain)
+    np.testing.assert_array_equal(scales, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "n_out", "width", "shape", "bias", "accumulate"),
+    [
+        ("Q4_0", 9, 37, 96, (1, 128), 1, 1),
+        ("Q4_0", 1, 130, 544, (2, 128), 0, 0),
+        ("Q6_K", 129, 70, 256, (1, 128), 0, 1),
+        ("Q4_K", 257, 129, 256, (1, 256), 1, 0),
+        ("Q8_0", 256, 200, 160, (1, 256), 0, 0),
+        ("Q2_K", 127, 257, 512, (2, 128), 1, 1),
+    ],
+)
+def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
+    rng, tensor = np.random.default_rng(0), random_tensor(name, n_out, width)
+    x = rng.standard_normal((n, width)).astype(np.float32) * 30000
+    biases = rng.standard_normal(n_out).astype(np.float32)
+    before = rng.standard_normal((n, n_out)).astype(np.float32)
+    out, rows = before.copy(), packed(tensor)
+    h, scales = halves(x, 1)
+    arguments = [rows, rows.shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases]
+    arguments += [out, 4 * n_out, 0, 0, 0]
+    how = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
+    m, block_rows = shape
+    grid = -(-n // block_rows), -(-n_out // (128 * m))
+    run(warpgroup_matmul, how | {"M": m, "ROWS": block_rows}, grid, 256, arguments, 3 * 256 * block_rows + 1024)
+    expected = x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
+    close(out, expected + biases * bias + before * accumulate)
+
+
+def test_warpgroup_of_experts():
+    """Tiles of dealt rows, x dealt or by their sources."""
+    rng, n_out, width, experts = np.random.default_rng(1), 40, 96, 3
+    tensors = [random_tensor("Q4_0", n_out, width) for _ in range(experts)]
+    matrices = np.stack([packed(t) for t in tensors])
+    counts = [5, 0, 3]
+    sources = rng.permutation(8).astype(np.int32)
+    tiles = np.array([2, 0, 0, 0, 0, 0, 5, 0, 2, 5, 3, 0, 0, 0, 0, 0], np.int32)
+    x = rng.standard_normal((8, width)).astype(np.float32) * 30000
+    biases = rng.standard_normal((experts, n_out)).astype(np.float32)
+    which = np.repeat(np.arange(experts), counts)
+    for kind in (1, 2):
+        h, scales = halves(x, 1)
+        out = np.zeros((8, n_out), np.float32)
+        arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
+        arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes]
+        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, "M": 1, "ROWS": 128}
+        run(warpgroup_matmul, how, (3, 1), 256, arguments, 3 * 256 * 128 + 1024)
+        taken = x[sources] if kind == 2 else x
+        expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
+        close(out, np.array(expected))

@@ -79,11 +79,18 @@ from .shared import (
     wait_copies_but_2,
 )
 from .tensor import (
+    finished_products_128,
+    finished_products_256,
+    group_products_128,
+    group_products_256,
     load_matrices,
     load_matrices_turned,
     mma_bytes,
     mma_bytes_16,
     mma_halves,
+    show_products,
+    wait_products,
+    wait_products_but_1,
 )
 from .threads import (
     atomic_add,
@@ -129,8 +136,12 @@ __all__ = [
     "dot_unsigned",
     "exp2",
     "fence",
+    "finished_products_128",
+    "finished_products_256",
     "fma",
     "fma_halves",
+    "group_products_128",
+    "group_products_256",
     "high_half",
     "let_next_start",
     "load4",
@@ -169,6 +180,7 @@ __all__ = [
     "shared",
     "shift_left",
     "shift_right",
+    "show_products",
     "shuffle",
     "shuffle_xor",
     "shuffle_xor_long",
@@ -191,5 +203,7 @@ __all__ = [
     "wait_copies_but_1",
     "wait_copies_but_2",
     "wait_for_grid",
+    "wait_products",
+    "wait_products_but_1",
     "warp_barrier",
 ]

@@ -1,0 +1,300 @@
+"""Products of many rows with block-quantised weights, on the tensor cores of sm_90a, a warpgroup at once.
+
+Each of two warpgroups makes 64 · M outputs of ROWS rows. Their instructions take weights from registers and
+activations from shared memory, so that a lane unpacks weights just where they are wanted: of each of its two
+rows of 64 it loads one block of 32 out of four neighbours, and the activations' columns are sorted so that
+these 32 are the ones that the lane holds of 8 times 16 columns (see `quantize.to_halves`). Nothing of the
+weights is written to shared memory. While the tensor cores multiply one part, 64 outputs and columns, the
+lanes unpack the next one.
+
+Activations, halves already, come to shared memory by themselves, two steps of 128 columns ahead. They lie in
+rows of 128 bytes whose 16-byte pieces are exchanged by the row's number.
+"""
+
+from __future__ import annotations
+
+from ..ptx import (
+    add_halves,
+    barrier,
+    bits_xor,
+    block_x,
+    block_y,
+    commit_copies,
+    copy_async,
+    finished_products_128,
+    finished_products_256,
+    fma_halves,
+    group_products_128,
+    group_products_256,
+    let_next_start,
+    load_float,
+    load_int,
+    load_weight,
+    pack_halves,
+    permute,
+    shared,
+    shift_right,
+    show_products,
+    store_float,
+    thread,
+    wait_copies_but_1,
+    wait_for_grid,
+    wait_products,
+    wait_products_but_1,
+)
+from ..stage import device, registers, static
+from .common import activate
+
+LOAD = UNPACK = activate
+RAW = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
+M = ROWS = 1  # also
+STAGES = 3
+SIGNS = 0x80808080
+MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
+LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byte whose sign was turned
+
+
+@device
+def two_weights(turned, selector, a, b):
+    """a · code + b of two of four signed bytes whose signs were turned, as halves."""
+    return fma_halves(add_halves(permute(turned, MAGIC, selector), LESS), a, b)
+
+
+@device
+def four_weights(codes, a, b):
+    """The same of all four bytes."""
+    turned = bits_xor(codes, SIGNS)
+    return two_weights(turned, 0x4140, a, b), two_weights(turned, 0x4342, a, b)
+
+
+@device
+def first_half(raw: registers(RAW), block, blocks):
+    """The first 16 weights of a loaded block, two to a word; zeros behind the row's last block."""
+    w = registers(8)
+    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[()], block)
+    if block >= blocks:
+        a = 0.0
+        b = 0.0
+    ha = pack_halves(a, a)
+    hb = pack_halves(b, b)
+    return (
+        four_weights(w[0], ha, hb)
+        + four_weights(w[1], ha, hb)
+        + four_weights(w[2], ha, hb)
+        + four_weights(w[3], ha, hb)
+    )
+
+
+@device
+def second_half(raw: registers(RAW), block, blocks):
+    """The other 16."""
+    w = registers(8)
+    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[()], block)
+    if block >= blocks:
+        a2 = 0.0
+        b2 = 0.0
+    ha = pack_halves(a2, a2)
+    hb = pack_halves(b2, b2)
+    return (
+        four_weights(w[4], ha, hb)
+        + four_weights(w[5], ha, hb)
+        + four_weights(w[6], ha, hb)
+        + four_weights(w[7], ha, hb)
+    )
+
+
+@device
+def in_turn(f: registers((2, 8))):
+    """Words of two rows as the tensor cores take them: of each 16 columns both rows' first halves, then the
+    second ones."""
+    return (
+        (f[0, 0], f[1, 0], f[0, 1], f[1, 1])
+        + (f[0, 2], f[1, 2], f[0, 3], f[1, 3])
+        + (f[0, 4], f[1, 4], f[0, 5], f[1, 5])
+        + (f[0, 6], f[1, 6], f[0, 7], f[1, 7])
+    )
+
+
+@device
+def load_block(row, blocks, block):
+    """A block as it lies in memory; behind the row's last block any."""
+    if block >= blocks:
+        block = blocks - 1
+    return LOAD(row, blocks, block)
+
+
+@device
+def source_of(sources, place):
+    """The row of x that comes to a place; `sources` where rows are dealt out to experts."""
+    if EXPERTS == 2:
+        line = load_int(sources + 4 * place)
+    else:
+        line = place
+    return line
+
+
+def warpgroup_matmul(
+    weights,
+    row_bytes,
+    blocks,
+    n_out,
+    x,
+    x_stride,
+    scales,
+    rows,
+    bias,
+    out,
+    out_stride,
+    tiles,
+    sources,
+    expert_bytes,
+):
+    """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / ROWS, outputs / (128 · M)), of 256 threads.
+
+    x is halves [rows, columns padded with zeros to a multiple of 128] in the order of `to_halves`, scales
+    float32 [rows]. With EXPERTS a block takes a tile that `experts.deal` has made, if there are so many; 1: x
+    is sorted by expert, 2: `sources` are its rows.
+    """
+    t = thread()
+    sub = t & 3  # which of four blocks this lane has
+    steps = (blocks + 3) // 4
+    base = block_x() * ROWS  # the first row, and the row behind the last
+    end = rows
+    if EXPERTS:
+        if PDL:
+            let_next_start()
+            wait_for_grid()
+        if block_x() >= load_int(tiles):
+            return
+        tile = tiles + 16 + 16 * block_x()
+        expert = load_int(tile)
+        base = load_int(tile + 4)
+        end = base + load_int(tile + 8)
+        weights = weights + expert * expert_bytes
+        bias = bias + 4 * expert * n_out
+    # The first output of this lane; others are 8, 64, 72 … further.
+    first = block_y() * (128 * M) + shift_right(t, 7) * (64 * M) + (shift_right(t, 5) & 3) * 16 + ((t & 31) >> 2)
+    row = registers((M, 2))
+    raw = registers((M, 2, RAW))
+    for m in static(M):
+        for i in static(2):
+            at = first + (64 * m + 8 * i)
+            if at >= n_out:
+                at = n_out - 1
+            row[m, i] = weights + at * row_bytes
+            raw[m, i] = load_block(row[m, i], blocks, sub)
+    if PDL and not EXPERTS:
+        let_next_start()
+        wait_for_grid()
+    held = (shared() + 1023) & -1024
+    line = shift_right(t, 3)
+    to = held + 128 * line + 16 * ((t & 7) ^ (line & 7))
+    line = base + line
+    source = registers(ROWS // 32 if EXPERTS == 2 else 1)
+    if EXPERTS == 2:
+        for i in static(ROWS // 32):
+            source[i] = x + 16 * (t & 7)
+            if line + 32 * i < end:
+                source[i] = source[i] + load_int(sources + 4 * (line + 32 * i)) * x_stride
+    else:
+        source[0] = x + line * x_stride + 16 * (t & 7)
+    for step in static(STAGES - 1):
+        for i in static(ROWS // 32):
+            copied = 16
+            if step >= steps or line + 32 * i >= end:
+                copied = 0
+            for half in static(2):
+                at = source[i if EXPERTS == 2 else 0] + (256 * step + 128 * half)
+                if EXPERTS != 2:
+                    at = at + i * 32 * x_stride
+                copy_async(to + (ROWS * (256 * step + 128 * half) + 4096 * i), at, copied)
+        commit_copies()
+    acc = registers((M, ROWS // 2), 0.0)
+    f = registers((2, 2, 8))  # weights of a part and of the one before: of two rows, 16 each
+    for i in static(2):
+        f[0, i] = first_half(*raw[0, i], sub, blocks)
+    stage = 0
+    for step in range(steps):
+        wait_copies_but_1()
+        show_products()
+        barrier()
+        block = 4 * step + sub
+        for part in static(2 * M):
+            b = held + stage * (ROWS * 256) + (part % 2) * (ROWS * 128)
+            if ROWS == 256:
+                acc[part // 2] = group_products_256(*acc[part // 2], *in_turn(*f[part % 2]), b)
+            else:
+                acc[part // 2] = group_products_128(*acc[part // 2], *in_turn(*f[part % 2]), b)
+            if part == 0:
+                ahead = stage - 1  # the stage that the step before has read
+                if ahead < 0:
+                    ahead = STAGES - 1
+                for i in static(ROWS // 32):
+                    copied = 16
+                    if step + (STAGES - 1) >= steps or line + 32 * i >= end:
+                        copied = 0
+                    for half in static(2):
+                        at = source[i if EXPERTS == 2 else 0] + (256 * step + (256 * (STAGES - 1) + 128 * half))
+                        if EXPERTS != 2:
+                            at = at + i * 32 * x_stride
+                        copy_async(to + ahead * (ROWS * 256) + (ROWS * 128 * half + 4096 * i), at, copied)
+                commit_copies()
+            else:
+                wait_products_but_1()
+            for i in static(2):
+                if part % 2 == 0:
+                    f[1, i] = second_half(*raw[part // 2, i], block, blocks)
+                    raw[part // 2, i] = load_block(row[part // 2, i], blocks, block + 4)
+                elif part + 1 < 2 * M:
+                    f[0, i] = first_half(*raw[part // 2 + 1, i], block, blocks)
+                else:
+                    f[0, i] = first_half(*raw[0, i], block + 4, blocks)
+        wait_products()
+        stage = stage + 1
+        if stage == STAGES:
+            stage = 0
+    for m in static(M):
+        if ROWS == 256:
+            acc[m] = finished_products_256(*acc[m])
+        else:
+            acc[m] = finished_products_128(*acc[m])
+    b = registers((M, 2), 0.0)
+    if BIAS:
+        for m in static(M):
+            for i in static(2):
+                at = first + (64 * m + 8 * i)
+                if at < n_out:
+                    b[m, i] = load_weight(bias + 4 * at)
+    base = base + 2 * sub
+    target = out + base * out_stride + 4 * first
+    for group in static(ROWS // 64):  # loads of several rows before what waits for them
+        d = registers((8, 2), 0.0)
+        lines = registers((8, 2), 0)
+        for n in static(8):
+            for j in static(2):
+                at = base + (64 * group + 8 * n + j)
+                if at < end:
+                    lines[n, j] = source_of(sources, at)
+        for n in static(8):
+            for j in static(2):
+                d[n, j] = load_float(scales + 4 * lines[n, j]) * (1.0 / UNIT)
+        for m in static(M):
+            before = registers((8, 4), 0.0)
+            if ACCUMULATE:
+                for n in static(8):
+                    for i in static(4):
+                        within = base + (64 * group + 8 * n + i % 2) < end
+                        if within and first + (64 * m + 8 * (i // 2)) < n_out:
+                            at = target + (64 * group + 8 * n + i % 2) * out_stride
+                            before[n, i] = load_float(at + (256 * m + 32 * (i // 2)))
+            for n in static(8):
+                for i in static(4):
+                    within = base + (64 * group + 8 * n + i % 2) < end
+                    if within and first + (64 * m + 8 * (i // 2)) < n_out:
+                        at = target + (64 * group + 8 * n + i % 2) * out_stride
+                        value = acc[m, 32 * group + 4 * n + i] * d[n, i % 2]
+                        if BIAS:
+                            value = value + b[m, i // 2]
+                        if ACCUMULATE:
+                            value = value + before[n, i]
+                        store_float(at + (256 * m + 32 * (i // 2)), value)
