@@ -10,6 +10,7 @@
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
+    python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -28,7 +29,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from cuda_models import DATA, load_fixture, random_model, write_model
+from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
@@ -38,7 +39,7 @@ from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cuda.driver import Device, Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
+from kukri.runtime.cuda.tuning import Shape, Shapes, Tile, Wide
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE
 from kukri.runtime.reference import ReferenceMachine
@@ -306,6 +307,42 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine.close()
 
 
+def wide(shape: str, kind: str, rows: list[int]) -> None:
+    """Each product of one layer of the shape, with each kernel and tile: right, and how fast."""
+    rows = rows or [512, 1024, 2048]
+    hidden, _, *heads, ffn, _, _ = SHAPES[shape]
+    SHAPES["a layer"] = (hidden, 1, *heads, ffn, 512, True)
+    program, most = random_model("a layer", kind), max(rows)
+    ids = np.random.default_rng(0).integers(0, 512, 300)
+    expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
+    found: dict[tuple[str, int], list[str]] = {}
+    for candidate in (None, *WIDE_TRIED):
+        device = Device()
+        device.warpgroups = device.warpgroups and candidate is not None
+        if candidate and not device.warpgroups:
+            device.close()
+            break
+        machine = CudaMachine(program, most // 64, max_rows=most, device=device)
+        lowering = machine.lowering
+        lowering.shapes = _Always(candidate) if candidate else Shapes()
+        got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
+        name = f"{candidate.M} x {candidate.ROWS}, {candidate.resident}" if candidate else "tiled"
+        print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
+        for n in rows:
+            launches = lowering.launches(n, 0, False, True)
+            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
+                own = [launch for launch in launches if launch.name == label]
+                time_ = seconds(device, own * (16 // len(own)), 5) / (16 // len(own)) / len(own)
+                operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
+                text = f"{name}: {time_ * 1e6:.1f} us {operations / time_ / 1e12:.0f}"
+                found.setdefault((label.split()[-1], n), []).append(text)
+        machine.close()
+    for (label, n), texts in found.items():
+        print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
+
+
+MANY = "tiled", "warpgroup"
+WIDE_TRIED = [Wide(2, 128, 1, 1.0), Wide(1, 256, 1, 1.0), Wide(1, 128, 2, 1.0)]
 SHAPES_TRIED = [
     (1, 1, 1, 32), (1, 2, 1, 32), (1, 4, 1, 32), (2, 1, 1, 16), (2, 2, 1, 16), (2, 4, 1, 16), (2, 7, 1, 16),
     (4, 1, 1, 8), (4, 2, 1, 8), (4, 4, 1, 8), (4, 1, 2, 16), (4, 2, 2, 16), (4, 4, 2, 16), (4, 1, 4, 32),
@@ -320,7 +357,7 @@ TILES_TRIED = [
 class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, shape: Shape | Tile) -> None:
+    def __init__(self, shape: Shape | Tile | Wide) -> None:
         self._shape = shape
 
     def row(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool) -> Shape:
@@ -332,6 +369,10 @@ class _Always(Shapes):
         assert isinstance(self._shape, Tile)
         fits = self._shape.M % matrices == 0 and (self._shape.outputs(matrices) % 32 == 0 or not emits)
         return self._shape if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
+        assert isinstance(self._shape, Wide)
+        return self._shape
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]
@@ -402,6 +443,8 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "wide":
+        wide(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:

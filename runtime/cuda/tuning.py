@@ -64,6 +64,44 @@ class Tile:
         return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS, "EXACT": int(exact)}
 
 
+@dataclass(frozen=True)
+class Wide:
+    """64 · M outputs of ROWS rows for each of a block's two warpgroups: see kernels/warpgroup.py.
+    `resident`: the blocks that a multiprocessor is to hold at once; `speed`: of a full card, in parts of the
+    fastest one's.
+    """
+
+    M: int
+    ROWS: int
+    resident: int
+    speed: float
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of a block."""
+        return 128 * self.M
+
+    @property
+    def shared_bytes(self) -> int:
+        return 3 * 256 * self.ROWS + 1024
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return {"M": self.M, "ROWS": self.ROWS}
+
+    def grid(self, rows: int, n_out: int) -> tuple[int, int]:
+        return -(-rows // self.ROWS), -(-n_out // self.outputs)
+
+    def cost(self, rows: int, n_out: int, multiprocessors: int) -> float:
+        """How long the multiprocessor takes that has most to do, in any unit."""
+        x, y = self.grid(rows, n_out)
+        return -(-x * y // multiprocessors) * self.M * self.ROWS / self.speed
+
+
+SQUARE = Wide(1, 128, 2, 0.85)  # what tiles of dealt rows are
+WIDE = Wide(2, 128, 1, 1.0), Wide(1, 256, 1, 0.95), SQUARE
+
+
 class Shapes:
     """The shape for a product with `n_out` rows of `blocks` blocks of a format, of one or two `matrices`;
     `emits`: its result is wanted in 8 bits, so 32 outputs a block.
@@ -112,3 +150,7 @@ class Shapes:
         while parts > 1 and 4 * parts > blocks:
             parts //= 2
         return Tile(tile.M, parts, parts, tile.resident)
+
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
+        """For more rows than these, on tensor cores of sm_90a."""
+        return min(WIDE, key=lambda wide: wide.cost(rows, n_out, multiprocessors))

@@ -2,8 +2,8 @@
 
 Threads are greenlets. Instructions of one thread do what their body in `ptx/` says; those that several
 threads take part in are here: a thread waits in them until the others of its warp, of its four warps, or of
-its block have come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild one ends the
-process.
+its block have come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild
+one ends the process.
 """
 
 from __future__ import annotations

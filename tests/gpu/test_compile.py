@@ -20,15 +20,17 @@ PREPARE |= {"LATENT": 0}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
 EXPERT = {"CHOSEN": 1, "R": 4, "U": 1, "WARPS": 8, "GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": 8}
 PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
+MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
     kernel("rows", "select_rows", 128, PDL=0),
     kernel("quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel("quantize", "to_halves", 256, PDL=0),
+    kernel("quantize", "to_halves", 256, SORTED=1, PDL=0),
     kernel("matvec", "matvec", 128, PDL=0, **MATVEC),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
-    kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, EXPERTS=2, PDL=0),
+    kernel("tiled", "tiled_matmul", 256, PDL=0, **MANY),
+    kernel("warpgroup", "warpgroup_matmul", 256, PDL=1, M=1, ROWS=128, **MANY),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
     kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **ATTEND),
@@ -69,9 +71,12 @@ def test_compiles(what):
     capability = [(8, 0), (9, 0)][KERNELS.index(what) % 2]
     if what.name in ("select_rows", "quantize", "matvec", "add"):
         capability = (7, 5)
+    if what.module == "warpgroup":
+        capability = (9, 0)
     text = what.ptx(capability)
     assert f".entry {ENTRY}(" in text
-    assert f".target sm_{capability[0]}{capability[1]}" in text
+    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module == 'warpgroup' else ''}"
+    assert f".target {target}\n" in text
     assert ".local" not in text, "registers that are indexed at run time"
 
 

@@ -9,6 +9,7 @@ from kukri.runtime.cuda.kernels.quantize import to_halves
 from kukri.runtime.cuda.kernels.tiled import tiled_matmul
 from kukri.runtime.cuda.kernels.unpack import READERS
 from kukri.runtime.cuda.kernels.warpgroup import warpgroup_matmul
+from kukri.runtime.cuda.tuning import SQUARE, Wide
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -76,9 +77,8 @@ def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
     arguments = [rows, rows.shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases]
     arguments += [out, 4 * n_out, 0, 0, 0]
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
-    m, block_rows = shape
-    grid = -(-n // block_rows), -(-n_out // (128 * m))
-    run(warpgroup_matmul, how | {"M": m, "ROWS": block_rows}, grid, 256, arguments, 3 * 256 * block_rows + 1024)
+    wide = Wide(*shape, 1, 1.0)
+    run(warpgroup_matmul, how | wide.constants, wide.grid(n, n_out), 256, arguments, wide.shared_bytes)
     expected = x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     close(out, expected + biases * bias + before * accumulate)
 
@@ -99,8 +99,8 @@ def test_warpgroup_of_experts():
         out = np.zeros((8, n_out), np.float32)
         arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
         arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes]
-        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, "M": 1, "ROWS": 128}
-        run(warpgroup_matmul, how, (3, 1), 256, arguments, 3 * 256 * 128 + 1024)
+        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **SQUARE.constants}
+        run(warpgroup_matmul, how, (3, 1), 256, arguments, SQUARE.shared_bytes)
         taken = x[sources] if kind == 2 else x
         expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
         close(out, np.array(expected))

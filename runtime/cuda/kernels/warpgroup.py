@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from ..ptx import (
     add_halves,
+    add_words,
     barrier,
     bits_xor,
     block_x,
@@ -71,7 +72,7 @@ def four_weights(codes, a, b):
 def first_half(raw: registers(RAW), block, blocks):
     """The first 16 weights of a loaded block, two to a word; zeros behind the row's last block."""
     w = registers(8)
-    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[()], block)
+    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, _a2, _b2 = UNPACK(*raw[()], block)
     if block >= blocks:
         a = 0.0
         b = 0.0
@@ -89,12 +90,12 @@ def first_half(raw: registers(RAW), block, blocks):
 def second_half(raw: registers(RAW), block, blocks):
     """The other 16."""
     w = registers(8)
-    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[()], block)
+    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], _a, _b, a, b = UNPACK(*raw[()], block)
     if block >= blocks:
-        a2 = 0.0
-        b2 = 0.0
-    ha = pack_halves(a2, a2)
-    hb = pack_halves(b2, b2)
+        a = 0.0
+        b = 0.0
+    ha = pack_halves(a, a)
+    hb = pack_halves(b, b)
     return (
         four_weights(w[4], ha, hb)
         + four_weights(w[5], ha, hb)
@@ -107,12 +108,11 @@ def second_half(raw: registers(RAW), block, blocks):
 def in_turn(f: registers((2, 8))):
     """Words of two rows as the tensor cores take them: of each 16 columns both rows' first halves, then the
     second ones."""
-    return (
-        (f[0, 0], f[1, 0], f[0, 1], f[1, 1])
-        + (f[0, 2], f[1, 2], f[0, 3], f[1, 3])
-        + (f[0, 4], f[1, 4], f[0, 5], f[1, 5])
-        + (f[0, 6], f[1, 6], f[0, 7], f[1, 7])
-    )
+    out = registers(16)
+    for i in static(2):
+        for j in static(8):
+            out[2 * j + i] = f[i, j]
+    return out[()]
 
 
 @device
@@ -131,6 +131,21 @@ def source_of(sources, place):
     else:
         line = place
     return line
+
+
+@device
+def copy_step(source: registers(ROWS // 32 if EXPERTS == 2 else 1), x_stride, to, step, left):
+    """Begin to copy a thread's part of 128 columns of x: 16 bytes of each half of every 32nd row, zeros
+    behind the `left` rows that there are. `source` is where these rows lie, or the first of them.
+    """
+    for i in static(ROWS // 32):
+        copied = 16 if left > 32 * i else 0
+        at = source[i if EXPERTS == 2 else 0] + 256 * step
+        if EXPERTS != 2:
+            at = at + i * 32 * x_stride
+        copy_async(to + 4096 * i, at, copied)
+        copy_async(to + (128 * ROWS + 4096 * i), at + 128, copied)
+    commit_copies()
 
 
 def warpgroup_matmul(
@@ -173,7 +188,9 @@ def warpgroup_matmul(
         weights = weights + expert * expert_bytes
         bias = bias + 4 * expert * n_out
     # The first output of this lane; others are 8, 64, 72 … further.
-    first = block_y() * (128 * M) + shift_right(t, 7) * (64 * M) + (shift_right(t, 5) & 3) * 16 + ((t & 31) >> 2)
+    first = (
+        block_y() * (128 * M) + shift_right(t, 7) * (64 * M) + (shift_right(t, 5) & 3) * 16 + ((t & 31) >> 2)
+    )
     row = registers((M, 2))
     raw = registers((M, 2, RAW))
     for m in static(M):
@@ -190,6 +207,7 @@ def warpgroup_matmul(
     line = shift_right(t, 3)
     to = held + 128 * line + 16 * ((t & 7) ^ (line & 7))
     line = base + line
+    left = add_words(end - line, 0)  # in 32 bits
     source = registers(ROWS // 32 if EXPERTS == 2 else 1)
     if EXPERTS == 2:
         for i in static(ROWS // 32):
@@ -199,16 +217,7 @@ def warpgroup_matmul(
     else:
         source[0] = x + line * x_stride + 16 * (t & 7)
     for step in static(STAGES - 1):
-        for i in static(ROWS // 32):
-            copied = 16
-            if step >= steps or line + 32 * i >= end:
-                copied = 0
-            for half in static(2):
-                at = source[i if EXPERTS == 2 else 0] + (256 * step + 128 * half)
-                if EXPERTS != 2:
-                    at = at + i * 32 * x_stride
-                copy_async(to + (ROWS * (256 * step + 128 * half) + 4096 * i), at, copied)
-        commit_copies()
+        copy_step(*source[()], x_stride, to + step * (256 * ROWS), step, left if step < steps else 0)
     acc = registers((M, ROWS // 2), 0.0)
     f = registers((2, 2, 8))  # weights of a part and of the one before: of two rows, 16 each
     for i in static(2):
@@ -229,16 +238,10 @@ def warpgroup_matmul(
                 ahead = stage - 1  # the stage that the step before has read
                 if ahead < 0:
                     ahead = STAGES - 1
-                for i in static(ROWS // 32):
-                    copied = 16
-                    if step + (STAGES - 1) >= steps or line + 32 * i >= end:
-                        copied = 0
-                    for half in static(2):
-                        at = source[i if EXPERTS == 2 else 0] + (256 * step + (256 * (STAGES - 1) + 128 * half))
-                        if EXPERTS != 2:
-                            at = at + i * 32 * x_stride
-                        copy_async(to + ahead * (ROWS * 256) + (ROWS * 128 * half + 4096 * i), at, copied)
-                commit_copies()
+                later = step + (STAGES - 1)
+                copy_step(
+                    *source[()], x_stride, to + ahead * (256 * ROWS), later, left if later < steps else 0
+                )
             else:
                 wait_products_but_1()
             for i in static(2):

@@ -16,11 +16,10 @@ from ...fields import UnsupportedModel
 from ..kernels.common import CLIPPED
 from ..memory import Region
 from ..packing import packed_bytes
+from ..tuning import SQUARE
 from ..weights import Matrix
 from .base import ACTIVATIONS, FEW
-from .products import ProductLowering
-
-TILE = 128  # rows
+from .products import TILE, ProductLowering
 
 
 def expert_shape(blocks: int, matrices: int) -> tuple[int, int, int]:
@@ -249,10 +248,9 @@ class ExpertLowering(ProductLowering):
             self._expert_tiles(op.gate, x, n, gate, op.gate_bias, (n_tiles, tiles, sources))
         self._expert_tiles(op.up, x, n, inner, op.up_bias, (n_tiles, tiles, sources))
         self._activate(op, gate, inner, inner, n * top)
-        halves = self._pairs(op, "halves", 2 * (-(-width // 64) * 64))
+        halves = self._pairs(op, "halves", 2 * (-(-width // 128) * 128))
         scales = memory.rows(f"scales of {top}", 1, 4 * most)
-        what = self._kernel("quantize", "to_halves", 256)
-        self._emit(what, (1, n * top), [*inner, width, *halves, scales.address], 64)
+        self._to_halves(inner, width, n * top, halves, scales)
         self._expert_tiles(op.down, (halves, scales), n * top, out, op.down_bias, (n_tiles, tiles, 0))
         self._mix(op, n, out, places)
 
@@ -274,8 +272,7 @@ class ExpertLowering(ProductLowering):
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
         arguments += [tiles, sources, packed_bytes(tensors[0])]
         label = f"{tensors[0].format.name} {matrix.n_out}x{matrix.width}"
-        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
-        self._emit(what, (n_tiles, -(-matrix.n_out // TILE)), arguments, 65536, label)
+        self._emit_many(constants, n_tiles * TILE, matrix.n_out, arguments, label, SQUARE)
 
     # Heads
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,12 @@ from ...fields import UnsupportedModel
 from ...ops_fused import GatedMatMul
 from ..fusing import GATES, JoinedMatMul
 from ..memory import Region
+from ..tuning import Wide
 from ..weights import Matrix
 from .base import FEW, Coded
 from .norms import NormLowering
+
+TILE = 128  # outputs and rows of a block of kernels/tiled.py
 
 
 class ProductLowering(NormLowering):
@@ -151,7 +155,6 @@ class ProductLowering(NormLowering):
             "BIAS": int(bool(biases)),
             "ACCUMULATE": int(accumulate),
         }
-        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
         arguments = [matrix.address, matrix.row_bytes, matrix.blocks, n_out, halves.address, halves.stride]
         arguments += [
             scales.address,
@@ -162,16 +165,38 @@ class ProductLowering(NormLowering):
         ]
         arguments += [0, 0, 0]
         label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
-        self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
+        self._emit_many(constants, n, n_out, arguments, label)
+
+    def _emit_many(
+        self,
+        constants: Mapping[str, int | str],
+        n: int,
+        n_out: int,
+        arguments: Sequence[int | float],
+        label: str,
+        wide: Wide | None = None,
+    ) -> None:
+        """A launch for many rows, in blocks of `wide` if the card has what they need."""
+        if self.device.warpgroups:
+            wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
+            what = self._kernel("warpgroup", "warpgroup_matmul", 256, **constants, **wide.constants)
+            what = replace(what, resident=wide.resident)
+            self._emit(what, wide.grid(n, n_out), arguments, wide.shared_bytes, label)
+        else:
+            what = self._kernel("tiled", "tiled_matmul", 256, **constants)
+            self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
+
+    def _to_halves(self, x: Region, width: int, rows: int, halves: Region, scales: Region) -> None:
+        what = self._kernel("quantize", "to_halves", 256, SORTED=int(self.device.warpgroups))
+        self._emit(what, (1, rows), [*x, width, *halves, scales.address], 64)
 
     def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
         """A buffer's rows as halves, and their scales: made now, unless they are there already."""
         name, rows = self._real(x).name, self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
         scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
         if name not in self._halved:
-            arguments = [*self._at(x), x.width, *halves, scales.address]
-            self._emit(self._kernel("quantize", "to_halves", 256), (1, self._n[x.wanted]), arguments, 64)
+            self._to_halves(self._at(x), x.width, self._n[x.wanted], halves, scales)
             self._halved.add(name)
         return halves, scales
 
