@@ -5,9 +5,9 @@ multiplies eight weights of each block of a chunk, 4s … 4s + 3 and 16 + 4s …
 *piece*, number 64 · chunk + 4 · (row % 16) + s of its tile, so that what a warp reads together lies together.
 In a piece, weight k of the first (h = 0) or second (h = 1) four of block b is number 4 · (2b + h) + k.
 
-Each tile keeps its own parts one after the other: the codes of all pieces, the further bits of codes that have
-more than 4 (or 2), the scales of all blocks (that of block s of a chunk at the number of piece s), and what
-256 weights share.
+Each tile keeps its own parts one after the other: the codes of all pieces, the further bits of codes that
+have more than 4 (or 2), the scales of all blocks (that of block s of a chunk at the number of piece s), and
+what 256 weights share.
 
     codes of 4 bits   byte 4b + k of a piece's 16: h = 0 low, h = 1 high
     codes of 2 bits   byte 4h + k of a piece's 8: block b in bits 2b and 2b + 1

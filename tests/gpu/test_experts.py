@@ -92,7 +92,14 @@ def test_gate_and_up(kind):
     how = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7}
     arguments = [a, b, inner // 16 * a.shape[1], a.shape[1], 2, inner, chosen, 8, 2, coded, coded.shape[1], 0]
     arguments += [biases[0], biases[1], 0, 0, 0, codes, codes.shape[1]]
-    run(expert_matvec, READERS["Q8_0"] | PLAIN | how | {"M": 4, "KS": 1, "WARPS": 1}, (1, 2), 32, arguments, 512)
+    run(
+        expert_matvec,
+        READERS["Q8_0"] | PLAIN | how | {"M": 4, "KS": 1, "WARPS": 1},
+        (1, 2),
+        32,
+        arguments,
+        512,
+    )
     c, out = np.stack([packed(down) for down in downs]), np.full((2, 6), np.nan, np.float32)
     arguments = [c, 0, c[0].size, c.shape[2], 1, 6, chosen, 8, 2]
     arguments += [codes, 2 * codes.shape[1], codes.shape[1], 0, 0, out, 48, 24, 0, 0]

@@ -114,7 +114,9 @@ def test_what_follows(n, gated, plain):
     normed = values / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     expected = silu(normed @ gate.dequantize().T) * (normed @ up.dequantize().T)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(decoded(codes, 64, n, room(n))[0], out, rtol=1e-4, atol=1e-4 * np.abs(out).max())
+    np.testing.assert_allclose(
+        decoded(codes, 64, n, room(n))[0], out, rtol=1e-4, atol=1e-4 * np.abs(out).max()
+    )
 
     down, bias = random_tensor("Q8_0", 64, 64, 3), rng.standard_normal(64).astype(np.float32)
     weight, x = rng.standard_normal(64).astype(np.float32), rng.standard_normal((n, 64)).astype(np.float32)
@@ -125,4 +127,6 @@ def test_what_follows(n, gated, plain):
     np.testing.assert_allclose(out, x + bias + values @ down.dequantize().T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(partials, (out * out).reshape(n, 2, 32).sum(-1), rtol=1e-5)
     expected = out * weight
-    np.testing.assert_allclose(decoded(codes, 64, n, room(n))[0], expected, atol=1e-4 * np.abs(expected).max())
+    np.testing.assert_allclose(
+        decoded(codes, 64, n, room(n))[0], expected, atol=1e-4 * np.abs(expected).max()
+    )

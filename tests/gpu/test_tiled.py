@@ -18,7 +18,9 @@ def in_pieces(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(chunks.transpose(0, 1, 4, 2, 3, 5)).reshape(x.shape)
 
 
-@pytest.mark.parametrize(("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)])
+@pytest.mark.parametrize(
+    ("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)]
+)
 def test_tiled(name, width, bias):
     rng, tensor = np.random.default_rng(0), random_tensor(name, 37, width)
     x = np.zeros((9, -(-width // 128) * 128), np.float16)

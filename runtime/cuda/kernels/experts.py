@@ -50,7 +50,9 @@ def expert_of(choices, choices_stride, row, choice):
 
 
 def digits(x, x_stride, x_step, top, blocks, out, out_stride):
-    """Pairs' rows, `x_step` bytes from choice to choice, in 8 bits. Grid: (blocks / 4, pairs), of 128 threads."""
+    """Pairs' rows, `x_step` bytes from choice to choice, in 8 bits. Grid: (blocks / 4, pairs), of 128
+    threads.
+    """
     begin()
     block = 4 * block_x() + shift_right(thread(), 5)
     pair = block_y()

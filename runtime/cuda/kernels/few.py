@@ -1,7 +1,7 @@
 """Products of up to 16 rows of activations in 8 bits with block-quantised weights, at the speed of memory.
 
 A warp takes `M` tiles of 16 rows of weights, half of them of gate and half of up if `GATED`, and all rows of
-activations; `KS` warps share the columns. How is said in fragments.py, what follows the product in results.py.
+activations; `KS` warps share the columns. How is said in fragments.py, what follows in results.py.
 """
 
 from __future__ import annotations

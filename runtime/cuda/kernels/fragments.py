@@ -1,7 +1,7 @@
-"""Sums of products of block-quantised weights, as tensor cores take them, with a few rows of activations in 8 bits.
+"""Sums of products of block-quantised weights with a few rows of activations in 8 bits, on tensor cores.
 
-A warp takes `M` tiles of 16 rows of weights, a chunk of four blocks of 32 at a time: what a lane loads of a tile
-(see packing.py) are the fragments of that chunk's products, once it is unpacked. Activations are as
+A warp takes `M` tiles of 16 rows of weights, a chunk of four blocks of 32 at a time: what a lane loads of a
+tile (see packing.py) are the fragments of that chunk's products, once it is unpacked. Activations are as
 `common.emit_codes` writes them. Both digits of these are multiplied by themselves, in whole numbers; then a
 block's scales are applied. `KS` warps share the columns: a warp takes chunks `part`, `part` + KS, ….
 """
@@ -134,8 +134,8 @@ def from_lane(value, source):
 
 @device
 def sums_of_8(tile: registers(M), x, blocks, part):
-    """With 8 or 16 rows of activations: `TOKENS`. Of a lane's sums [M, TOKENS / 8, 4], number [m, n, i] is that of
-    weights' row lane / 4 + 8 (i / 2) and activations' row 8n + 2 (lane % 4) + i % 2.
+    """With 8 or 16 rows of activations: `TOKENS`. Of a lane's sums [M, TOKENS / 8, 4], number [m, n, i] is
+    that of weights' row lane / 4 + 8 (i / 2) and activations' row 8n + 2 (lane % 4) + i % 2.
     """
     lane = thread() & 31
     sub = lane & 3

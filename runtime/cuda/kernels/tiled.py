@@ -2,9 +2,10 @@
 
 A block makes 128 outputs of 128 rows. Weights are unpacked to halves in shared memory, 64 columns at a time,
 by the threads that have loaded them while the columns before were multiplied; activations, halves already,
-come there by themselves, in the order of columns that weights have in pieces (see packing.py): two pieces of a
-row are 64 columns. Two threads share a row, and the scales of its four blocks, for two times 64 columns. Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's
-number, so that neither writing nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
+come there by themselves, in the order of columns that weights have in pieces (see packing.py): two pieces of
+a row are 64 columns. Two threads share a row, and the scales of its four blocks, for two times 64 columns.
+Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's number, so that neither writing
+nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
 """
 
 from __future__ import annotations

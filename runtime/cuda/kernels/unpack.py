@@ -1,14 +1,14 @@
 """How kernels read the pieces of each block format, as `packing.py` lays tiles out.
 
-`CODES_OF(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it lies
-there; `WORDS_OF(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of block b.
-`SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where s is the
-lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are (a · code + b) / UNIT
-in the first half of the block, (a' · code + b') / UNIT in the second. Loading and unpacking are apart so that a
-kernel can have several loads in flight.
+`CODES_OF(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it
+lies there; `WORDS_OF(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of
+block b. `SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where s
+is the lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are
+(a · code + b) / UNIT in the first half of the block, (a' · code + b') / UNIT in the second. Loading and
+unpacking are apart so that a kernel can have several loads in flight.
 
-`READERS` says of each format: these functions, how many words loaded codes (`CODES`) and scales (`SCALES`) are,
-whether the halves of a block differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
+`READERS` says of each format: these functions, how many words loaded codes (`CODES`) and scales (`SCALES`)
+are, whether the halves of a block differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def load_bytes(tile, pieces, piece):
     return load_stream4(at) + load_stream4(at + 1024)
 
 
-# Scales behind 16, 20, 32 … bytes a piece. All functions here return tuples, so that one can take the other's.
+# Scales, behind 16, 20 or 32 bytes a piece. What loads and what unpacks are tuples of as many words.
 
 
 @device

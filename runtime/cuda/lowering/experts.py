@@ -189,7 +189,9 @@ class ExpertLowering(ProductLowering):
             "STORE": int(digits is None),
             "KIND": 0,
         }
-        what = self._kernel("experts", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation)
+        what = self._kernel(
+            "experts", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
+        )
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
         arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
@@ -263,7 +265,15 @@ class ExpertLowering(ProductLowering):
         matrix, (n_tiles, tiles, sources) = self._experts(tensors), dealt
         constants: dict[str, int | str] = {"FORMAT": tensors[0].format.name, "BIAS": int(biases is not None)}
         constants |= {"ACCUMULATE": 0, "EXPERTS": 2 if sources else 1}
-        arguments = [matrix.address, matrix.tile_bytes, matrix.blocks, matrix.n_out, *x[0], x[1].address, rows]
+        arguments = [
+            matrix.address,
+            matrix.tile_bytes,
+            matrix.blocks,
+            matrix.n_out,
+            *x[0],
+            x[1].address,
+            rows,
+        ]
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
         arguments += [tiles, sources, packed_bytes(tensors[0])]
         label = f"{tensors[0].format.name} {matrix.n_out}x{matrix.width}"
