@@ -8,7 +8,7 @@ import pytest
 
 from kukri.runtime.cuda.kernel import ENTRY, kernel
 
-FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
+FEW = {"KS": 2, "WARPS": 4, "AHEAD": 1, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 FEW |= {"STORE": 1, "KIND": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
@@ -17,7 +17,18 @@ BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 PREPARE |= {"LATENT": 0}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
-EXPERT = {"CHOSEN": 1, "M": 4, "KS": 4, "WARPS": 8, "GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": 8}
+EXPERT = {
+    "CHOSEN": 1,
+    "M": 4,
+    "KS": 4,
+    "WARPS": 8,
+    "AHEAD": 2,
+    "GATED": 1,
+    "BIAS": 1,
+    "EMIT": 1,
+    "STORE": 0,
+    "KIND": 8,
+}
 EXPERT |= {"TOKENS": 1}
 PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
 KERNELS = [

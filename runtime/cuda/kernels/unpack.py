@@ -2,8 +2,8 @@
 
 `CODES_OF(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it
 lies there; `WORDS_OF(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of
-block b. `SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where s
-is the lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are
+block b. `SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where
+s is the lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are
 (a · code + b) / UNIT in the first half of the block, (a' · code + b') / UNIT in the second. Loading and
 unpacking are apart so that a kernel can have several loads in flight.
 
