@@ -17,12 +17,12 @@ from .test_unpack import packed, random_tensor
 SHARED = 65536
 
 
-def halves(x: np.ndarray, is_sorted: int) -> tuple[np.ndarray, np.ndarray]:
+def halves(x: np.ndarray, warpgroups: int) -> tuple[np.ndarray, np.ndarray]:
     """x as `to_halves` leaves it, and its rows' scales."""
     out = np.zeros((len(x), -(-x.shape[1] // 128) * 128), np.float16)
     scales = np.zeros(len(x), np.float32)
     arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales]
-    run(to_halves, {"SORTED": is_sorted, "PDL": 0}, (1, len(x)), 256, arguments, 64)
+    run(to_halves, {"WARPGROUPS": warpgroups, "PDL": 0}, (1, len(x)), 256, arguments, 64)
     return out, scales
 
 
@@ -30,7 +30,9 @@ def close(got, expected):
     assert np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize(("name", "width", "bias"), [("Q4_0", 96, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1)])
+@pytest.mark.parametrize(
+    ("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)]
+)
 def test_tiled(name, width, bias):
     rng, tensor = np.random.default_rng(0), random_tensor(name, 37, width)
     x = rng.standard_normal((9, width)).astype(np.float32) * 30000
@@ -45,15 +47,17 @@ def test_tiled(name, width, bias):
     close(out, x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T + biases * bias + before)
 
 
-def test_halves_in_order():
-    x = np.random.default_rng(0).standard_normal((2, 288)).astype(np.float32)
-    plain, _ = halves(x, 0)
-    got, scales = halves(x, 1)
-    np.testing.assert_array_equal(plain[:, :288], x.astype(np.float16))
-    # [16 columns, which 8 of them, quarter, 2] of each 128
-    back = got.reshape(2, 3, 8, 2, 4, 2).transpose(0, 1, 4, 2, 3, 5).reshape(2, -1)
-    np.testing.assert_array_equal(back, plain)
+def test_order_of_halves():
+    x = np.random.default_rng(0).standard_normal((2, 272)).astype(np.float32)
+    plain = np.zeros((2, 384), np.float16)
+    plain[:, :272] = x
+    got, scales = halves(x, 0)  # from [b, h, s, k]
+    turned = plain.reshape(2, 3, 4, 2, 4, 4).transpose(0, 1, 4, 2, 3, 5)
+    np.testing.assert_array_equal(got, turned.reshape(2, -1))
     np.testing.assert_array_equal(scales, 1)
+    got, _ = halves(x, 1)  # from [s, j, k]
+    turned = plain.reshape(2, 24, 4, 2, 2).transpose(0, 1, 3, 2, 4)
+    np.testing.assert_array_equal(got, turned.reshape(2, -1))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from ..ptx import (
 )
 from .common import emit_codes, warp_maximum, warp_sum
 
-NORMED = SORTED = PDL = 0  # constants of the launch
+NORMED = WARPGROUPS = PDL = 0  # constants of the launch
 
 
 def quantize(x, x_stride, blocks, weight, out, partials):
@@ -54,9 +54,9 @@ def to_halves(x, x_stride, width, out, out_stride, scales):
     """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
     [rows].
 
-    Grid: (1, rows), of 256 threads. What lies behind the width, up to a multiple of 128 columns, stays 0. If
-    SORTED, number 16j + 8h + 2t + e of each 128 is column 32t + 4j + 2h + e: a quarter of them each has two
-    neighbours of each 8, as lanes hold columns for tensor cores.
+    Grid: (1, rows), of 256 threads. Columns are in the order of weights in pieces (see packing.py), 128 at a
+    time, or with WARPGROUPS as the lanes that have these pieces hold them for tensor cores, 16 at a time;
+    what is behind the width, up to a multiple of 128, stays as it is.
     """
     if PDL:
         let_next_start()
@@ -77,11 +77,14 @@ def to_halves(x, x_stride, width, out, out_stride, scales):
     inverse = quotient(1.0, scale)
     for i in range(4 * thread(), width, 1024):
         a, b, c, d = load_float4(row + 4 * i)
-        to = out + block_y() * out_stride + 2 * i
-        second = to + 4
-        if SORTED:
-            to = to - 2 * (i & 127) + 32 * ((i >> 2) & 7) + 4 * ((i >> 5) & 3)
+        to = out + block_y() * out_stride
+        sub = shift_right(i, 2) & 3
+        if WARPGROUPS:  # column 4s + 2j + k of 16 becomes 8j + 2s + k
+            to = to + 2 * ((i & -16) + 2 * sub)
             second = to + 16
+        else:  # column 32b + 16h + 4s of 128 becomes 32s + 8b + 4h
+            to = to + 2 * ((i & -128) + 32 * sub + 8 * (shift_right(i, 5) & 3) + (shift_right(i, 2) & 4))
+            second = to + 4
         store_int(to, pack_halves(a * inverse, b * inverse))
         store_int(second, pack_halves(c * inverse, d * inverse))
     if thread() == 0:

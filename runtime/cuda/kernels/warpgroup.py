@@ -1,11 +1,10 @@
 """Products of many rows with block-quantised weights, on the tensor cores of sm_90a, a warpgroup at once.
 
 Each of two warpgroups makes 64 · M outputs of ROWS rows. Their instructions take weights from registers and
-activations from shared memory, so that a lane unpacks weights just where they are wanted: of each of its two
-rows of 64 it loads one block of 32 out of four neighbours, and the activations' columns are sorted so that
-these 32 are the ones that the lane holds of 8 times 16 columns (see `quantize.to_halves`). Nothing of the
-weights is written to shared memory. While the tensor cores multiply one part, 64 outputs and columns, the
-lanes unpack the next one.
+activations from shared memory, so that a lane unpacks weights just where they are wanted: pieces (see
+packing.py) are what lanes multiply, if of 16 columns of x the order is that of `quantize.to_halves` with
+WARPGROUPS. Nothing of the weights is written to shared memory, and none is unpacked twice for the same rows
+of x. While the tensor cores multiply one part, 64 outputs and columns, the lanes unpack the next one.
 
 Activations, halves already, come to shared memory by themselves, two steps of 128 columns ahead. They lie in
 rows of 128 bytes whose 16-byte pieces are exchanged by the row's number.
@@ -16,6 +15,8 @@ from __future__ import annotations
 from ..ptx import (
     add_halves,
     add_words,
+    as_float,
+    as_int,
     barrier,
     bits_xor,
     block_x,
@@ -36,6 +37,7 @@ from ..ptx import (
     shared,
     shift_right,
     show_products,
+    shuffle,
     store_float,
     thread,
     wait_copies_but_1,
@@ -46,8 +48,9 @@ from ..ptx import (
 from ..stage import device, registers, static
 from .common import activate
 
-LOAD = UNPACK = activate
-RAW = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
+CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
+CODES = SCALES = HALVES = MINIMUM = 1  # constants of the launch
+UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # also
 M = ROWS = 1  # also
 STAGES = 3
 SIGNS = 0x80808080
@@ -69,39 +72,48 @@ def four_weights(codes, a, b):
 
 
 @device
-def first_half(raw: registers(RAW), block, blocks):
-    """The first 16 weights of a loaded block, two to a word; zeros behind the row's last block."""
-    w = registers(8)
-    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, _a2, _b2 = UNPACK(*raw[()], block)
-    if block >= blocks:
-        a = 0.0
-        b = 0.0
-    ha = pack_halves(a, a)
-    hb = pack_halves(b, b)
-    return (
-        four_weights(w[0], ha, hb)
-        + four_weights(w[1], ha, hb)
-        + four_weights(w[2], ha, hb)
-        + four_weights(w[3], ha, hb)
-    )
+def to_hand_on(scale: registers(SCALES), piece):
+    """The factors a, b, a', b' of one's own block as pairs of halves: those that the format has, in one word
+    or two.
+    """
+    a, b, a2, b2 = FACTORS_OF(*scale[()], piece)
+    if HALVES and MINIMUM:
+        words = pack_halves(a, b), pack_halves(a2, b2)
+    elif HALVES:
+        words = pack_halves(a, a2), 0
+    elif MINIMUM:
+        words = pack_halves(a, b), 0
+    else:
+        words = pack_halves(a, a), 0
+    return words
 
 
 @device
-def second_half(raw: registers(RAW), block, blocks):
-    """The other 16."""
-    w = registers(8)
-    w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], _a, _b, a, b = UNPACK(*raw[()], block)
-    if block >= blocks:
-        a = 0.0
-        b = 0.0
-    ha = pack_halves(a, a)
-    hb = pack_halves(b, b)
-    return (
-        four_weights(w[4], ha, hb)
-        + four_weights(w[5], ha, hb)
-        + four_weights(w[6], ha, hb)
-        + four_weights(w[7], ha, hb)
-    )
+def word_of(word, lane):
+    """The word of another lane."""
+    return as_int(shuffle(as_float(word), lane))
+
+
+@device
+def of_block(front, back, words: registers(2), lane):
+    """Eight weights of a block whose factors `lane` has."""
+    first = word_of(words[0], lane)
+    a = first
+    b = 0
+    if HALVES or MINIMUM:
+        a = permute(first, first, 0x1010)
+        b = permute(first, first, 0x3232)
+    a2 = a
+    b2 = b
+    if HALVES and MINIMUM:
+        second = word_of(words[1], lane)
+        a2 = permute(second, second, 0x1010)
+        b2 = permute(second, second, 0x3232)
+    elif HALVES:
+        a2 = b
+        b = 0
+        b2 = 0
+    return four_weights(front, a, b) + four_weights(back, a2, b2)
 
 
 @device
@@ -113,14 +125,6 @@ def in_turn(f: registers((2, 8))):
         for j in static(8):
             out[2 * j + i] = f[i, j]
     return out[()]
-
-
-@device
-def load_block(row, blocks, block):
-    """A block as it lies in memory; behind the row's last block any."""
-    if block >= blocks:
-        block = blocks - 1
-    return LOAD(row, blocks, block)
 
 
 @device
@@ -150,7 +154,7 @@ def copy_step(source: registers(ROWS // 32 if EXPERTS == 2 else 1), x_stride, to
 
 def warpgroup_matmul(
     weights,
-    row_bytes,
+    tile_bytes,
     blocks,
     n_out,
     x,
@@ -171,8 +175,10 @@ def warpgroup_matmul(
     is sorted by expert, 2: `sources` are its rows.
     """
     t = thread()
-    sub = t & 3  # which of four blocks this lane has
+    lane = t & 31
+    sub = t & 3
     steps = (blocks + 3) // 4
+    pieces = 64 * steps
     base = block_x() * ROWS  # the first row, and the row behind the last
     end = rows
     if EXPERTS:
@@ -181,25 +187,27 @@ def warpgroup_matmul(
             wait_for_grid()
         if block_x() >= load_int(tiles):
             return
-        tile = tiles + 16 + 16 * block_x()
-        expert = load_int(tile)
-        base = load_int(tile + 4)
-        end = base + load_int(tile + 8)
+        dealt = tiles + 16 + 16 * block_x()
+        expert = load_int(dealt)
+        base = load_int(dealt + 4)
+        end = base + load_int(dealt + 8)
         weights = weights + expert * expert_bytes
         bias = bias + 4 * expert * n_out
     # The first output of this lane; others are 8, 64, 72 … further.
     first = (
         block_y() * (128 * M) + shift_right(t, 7) * (64 * M) + (shift_right(t, 5) & 3) * 16 + ((t & 31) >> 2)
     )
-    row = registers((M, 2))
-    raw = registers((M, 2, RAW))
+    tile = registers(M)
+    codes = registers((M, 2, CODES))
+    scale = registers((M, 2, SCALES))
     for m in static(M):
+        at = shift_right(first, 4) + 4 * m
+        if at > shift_right(n_out - 1, 4):
+            at = shift_right(n_out - 1, 4)
+        tile[m] = weights + at * tile_bytes
         for i in static(2):
-            at = first + (64 * m + 8 * i)
-            if at >= n_out:
-                at = n_out - 1
-            row[m, i] = weights + at * row_bytes
-            raw[m, i] = load_block(row[m, i], blocks, sub)
+            codes[m, i] = CODES_OF(tile[m], pieces, lane + 32 * i)
+            scale[m, i] = SCALES_OF(tile[m], pieces, lane + 32 * i)
     if PDL and not EXPERTS:
         let_next_start()
         wait_for_grid()
@@ -220,14 +228,22 @@ def warpgroup_matmul(
         copy_step(*source[()], x_stride, to + step * (256 * ROWS), step, left if step < steps else 0)
     acc = registers((M, ROWS // 2), 0.0)
     f = registers((2, 2, 8))  # weights of a part and of the one before: of two rows, 16 each
+    own = registers((M, 2, 2))
+    w = registers(8)
+    quad = lane & 28  # of lanes that have a row together
     for i in static(2):
-        f[0, i] = first_half(*raw[0, i], sub, blocks)
+        own[0, i] = to_hand_on(*scale[0, i], lane + 32 * i)
+        w[()] = WORDS_OF(*codes[0, i])
+        f[0, i] = of_block(w[0], w[1], *own[0, i], quad) + of_block(w[2], w[3], *own[0, i], quad + 1)
     stage = 0
     for step in range(steps):
         wait_copies_but_1()
         show_products()
         barrier()
-        block = 4 * step + sub
+        piece = 64 * step + lane
+        following = piece
+        if step + 1 < steps:
+            following = piece + 64
         for part in static(2 * M):
             b = held + stage * (ROWS * 256) + (part % 2) * (ROWS * 128)
             if ROWS == 256:
@@ -245,13 +261,20 @@ def warpgroup_matmul(
             else:
                 wait_products_but_1()
             for i in static(2):
-                if part % 2 == 0:
-                    f[1, i] = second_half(*raw[part // 2, i], block, blocks)
-                    raw[part // 2, i] = load_block(row[part // 2, i], blocks, block + 4)
-                elif part + 1 < 2 * M:
-                    f[0, i] = first_half(*raw[part // 2 + 1, i], block, blocks)
+                if part % 2 == 0:  # the other two blocks of these rows; then what comes 128 columns later
+                    w[()] = WORDS_OF(*codes[part // 2, i])
+                    f[1, i] = of_block(w[4], w[5], *own[part // 2, i], quad + 2) + of_block(
+                        w[6], w[7], *own[part // 2, i], quad + 3
+                    )
+                    codes[part // 2, i] = CODES_OF(tile[part // 2], pieces, following + 32 * i)
+                    scale[part // 2, i] = SCALES_OF(tile[part // 2], pieces, following + 32 * i)
                 else:
-                    f[0, i] = first_half(*raw[0, i], block + 4, blocks)
+                    at = (piece if part + 1 < 2 * M else following) + 32 * i
+                    own[(part // 2 + 1) % M, i] = to_hand_on(*scale[(part // 2 + 1) % M, i], at)
+                    w[()] = WORDS_OF(*codes[(part // 2 + 1) % M, i])
+                    f[0, i] = of_block(w[0], w[1], *own[(part // 2 + 1) % M, i], quad) + of_block(
+                        w[2], w[3], *own[(part // 2 + 1) % M, i], quad + 1
+                    )
         wait_products()
         stage = stage + 1
         if stage == STAGES:
