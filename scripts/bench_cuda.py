@@ -124,7 +124,7 @@ def instructions() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     device = Device()
-    for check in module.CHECKS:
+    for check in [*module.CHECKS, *(module.WARPGROUP_CHECKS if device.warpgroups else [])]:
         check(module.on_the_card(device))
         print(f"instructions: {check.__name__[6:]} right")
     device.close()
