@@ -40,9 +40,9 @@ from ..ptx import (
     shuffle,
     store_float,
     thread,
+    wait_copies,
     wait_copies_but_1,
     wait_for_grid,
-    wait_products,
     wait_products_but_1,
 )
 from ..stage import device, registers, static
@@ -236,30 +236,36 @@ def warpgroup_matmul(
         w[()] = WORDS_OF(*codes[0, i])
         f[0, i] = of_block(w[0], w[1], *own[0, i], quad) + of_block(w[2], w[3], *own[0, i], quad + 1)
     stage = 0
+    wait_copies_but_1()
+    show_products()
+    barrier()
     for step in range(steps):
-        wait_copies_but_1()
-        show_products()
-        barrier()
         piece = 64 * step + lane
         following = piece
         if step + 1 < steps:
             following = piece + 64
+        b = held + stage * (ROWS * 256)
         for part in static(2 * M):
-            b = held + stage * (ROWS * 256) + (part % 2) * (ROWS * 128)
+            half = b + (part % 2) * (ROWS * 128)
             if ROWS == 256:
-                acc[part // 2] = group_products_256(*acc[part // 2], *in_turn(*f[part % 2]), b)
+                acc[part // 2] = group_products_256(*acc[part // 2], *in_turn(*f[part % 2]), half)
             else:
-                acc[part // 2] = group_products_128(*acc[part // 2], *in_turn(*f[part % 2]), b)
-            if part == 0:
-                ahead = stage - 1  # the stage that the step before has read
-                if ahead < 0:
-                    ahead = STAGES - 1
+                acc[part // 2] = group_products_128(*acc[part // 2], *in_turn(*f[part % 2]), half)
+            wait_products_but_1()
+            if part == 1:
+                wait_copies()  # the next step's columns
+                show_products()
+                barrier()  # nor does anybody multiply those of the step before any more
+                stage = stage + 1
+                ahead = stage + 1
+                if ahead >= STAGES:
+                    ahead = ahead - STAGES
+                if stage == STAGES:
+                    stage = 0
                 later = step + (STAGES - 1)
                 copy_step(
-                    *source[()], x_stride, to + ahead * (256 * ROWS), later, left if later < steps else 0
+                    *source[()], x_stride, to + ahead * (ROWS * 256), later, left if later < steps else 0
                 )
-            else:
-                wait_products_but_1()
             for i in static(2):
                 if part % 2 == 0:  # the other two blocks of these rows; then what comes 128 columns later
                     w[()] = WORDS_OF(*codes[part // 2, i])
@@ -275,10 +281,6 @@ def warpgroup_matmul(
                     f[0, i] = of_block(w[0], w[1], *own[(part // 2 + 1) % M, i], quad) + of_block(
                         w[2], w[3], *own[(part // 2 + 1) % M, i], quad + 1
                     )
-        wait_products()
-        stage = stage + 1
-        if stage == STAGES:
-            stage = 0
     for m in static(M):
         if ROWS == 256:
             acc[m] = finished_products_256(*acc[m])
