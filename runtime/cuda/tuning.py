@@ -71,7 +71,8 @@ class Wide:
 
 
 SQUARE = Wide(1, 128, 2, 0.85)  # what tiles of dealt rows are
-WIDE = Wide(2, 128, 1, 1.0), Wide(1, 256, 1, 0.95), SQUARE
+PAIRED = Wide(2, 128, 1, 1.0)  # what outputs of two matrices are
+WIDE = PAIRED, Wide(1, 256, 1, 0.95), SQUARE
 
 
 class Shapes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kukri.runtime.cuda.kernels.common import SILU
 from kukri.runtime.cuda.kernels.quantize import to_halves
 from kukri.runtime.cuda.kernels.tiled import tiled_matmul
 from kukri.runtime.cuda.kernels.unpack import READERS
 from kukri.runtime.cuda.kernels.warpgroup import warpgroup_matmul
-from kukri.runtime.cuda.tuning import SQUARE, Wide
+from kukri.runtime.cuda.tuning import PAIRED, SQUARE, Wide
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -79,7 +80,7 @@ def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
     out, rows = before.copy(), packed(tensor)
     h, scales = halves(x, 1)
     arguments = [rows, rows.shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases]
-    arguments += [out, 4 * n_out, 0, 0, 0]
+    arguments += [out, 4 * n_out, 0, 0, 0, 0, 0]
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
     wide = Wide(*shape, 1, 1.0)
     run(warpgroup_matmul, how | wide.constants, wide.grid(n, n_out), 256, arguments, wide.shared_bytes)
@@ -102,9 +103,26 @@ def test_warpgroup_of_experts():
         h, scales = halves(x, 1)
         out = np.zeros((8, n_out), np.float32)
         arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
-        arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes]
+        arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes, 0, 0]
         how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **SQUARE.constants}
         run(warpgroup_matmul, how, (3, 1), 256, arguments, SQUARE.shared_bytes)
         taken = x[sources] if kind == 2 else x
         expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
         close(out, np.array(expected))
+
+
+def test_warpgroup_of_two_matrices():
+    rng, n, n_out, width = np.random.default_rng(2), 5, 130, 160
+    gate, up = (random_tensor("Q4_1", n_out, width, seed) for seed in (0, 1))
+    rows = [packed(gate), packed(up)]
+    x = rng.standard_normal((n, width)).astype(np.float32)
+    biases = rng.standard_normal((2, n_out)).astype(np.float32)
+    h, scales = halves(x, 1)
+    out = np.zeros((n, n_out), np.float32)
+    arguments = [rows[0], rows[0].shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases[0]]
+    arguments += [out, 4 * n_out, 0, 0, 0, rows[1], biases[1]]
+    how = READERS["Q4_1"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 0, "PDL": 0, "GATED": 1, "KIND": SILU}
+    grid = PAIRED.grid(n, 2 * n_out)
+    run(warpgroup_matmul, how | PAIRED.constants, grid, 256, arguments, PAIRED.shared_bytes)
+    a, b = (x.astype(float) @ m.dequantize().T + bias for m, bias in zip((gate, up), biases, strict=True))
+    close(out, a / (1 + np.exp(-a)) * b)

@@ -46,11 +46,11 @@ from ..ptx import (
     wait_products_but_1,
 )
 from ..stage import device, registers, static
-from .common import activate
+from .common import activate, gated
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
 CODES = SCALES = HALVES = MINIMUM = 1  # constants of the launch
-UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # also
+UNIT = BIAS = ACCUMULATE = EXPERTS = GATED = PDL = 0  # also
 M = ROWS = 1  # also
 STAGES = 3
 SIGNS = 0x80808080
@@ -167,8 +167,12 @@ def warpgroup_matmul(
     tiles,
     sources,
     expert_bytes,
+    other,
+    other_bias,
 ):
-    """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / ROWS, outputs / (128 · M)), of 256 threads.
+    """out = (x @ weightsᵀ) · scales + bias, or if GATED f(that) · ((x @ otherᵀ) · scales + other_bias).
+
+    Grid: (rows / ROWS, outputs / (128 · M / (1 + GATED))), of 256 threads.
 
     x is halves [rows, columns padded with zeros to a multiple of 128] in the order of `to_halves`, scales
     float32 [rows]. With EXPERTS a block takes a tile that `experts.deal` has made, if there are so many; 1: x
@@ -192,19 +196,24 @@ def warpgroup_matmul(
         base = load_int(dealt + 4)
         end = base + load_int(dealt + 8)
         weights = weights + expert * expert_bytes
+        other = other + expert * expert_bytes
         bias = bias + 4 * expert * n_out
+        other_bias = other_bias + 4 * expert * n_out
     # The first output of this lane; others are 8, 64, 72 … further.
-    first = (
-        block_y() * (128 * M) + shift_right(t, 7) * (64 * M) + (shift_right(t, 5) & 3) * 16 + ((t & 31) >> 2)
+    first = (2 * block_y() + shift_right(t, 7)) * (64 * M // (1 + GATED)) + (
+        (shift_right(t, 5) & 3) * 16 + (lane >> 2)
     )
     tile = registers(M)
     codes = registers((M, 2, CODES))
     scale = registers((M, 2, SCALES))
     for m in static(M):
-        at = shift_right(first, 4) + 4 * m
+        at = shift_right(first, 4) + 4 * (m % (M // (1 + GATED)))
         if at > shift_right(n_out - 1, 4):
             at = shift_right(n_out - 1, 4)
-        tile[m] = weights + at * tile_bytes
+        if m < M // (1 + GATED):
+            tile[m] = weights + at * tile_bytes
+        else:
+            tile[m] = other + at * tile_bytes
         for i in static(2):
             codes[m, i] = CODES_OF(tile[m], pieces, lane + 32 * i)
             scale[m, i] = SCALES_OF(tile[m], pieces, lane + 32 * i)
@@ -290,9 +299,12 @@ def warpgroup_matmul(
     if BIAS:
         for m in static(M):
             for i in static(2):
-                at = first + (64 * m + 8 * i)
+                at = first + (64 * (m % (M // (1 + GATED))) + 8 * i)
                 if at < n_out:
-                    b[m, i] = load_weight(bias + 4 * at)
+                    if m < M // (1 + GATED):
+                        b[m, i] = load_weight(bias + 4 * at)
+                    else:
+                        b[m, i] = load_weight(other_bias + 4 * at)
     base = base + 2 * sub
     target = out + base * out_stride + 4 * first
     for group in static(ROWS // 64):  # loads of several rows before what waits for them
@@ -306,7 +318,7 @@ def warpgroup_matmul(
         for n in static(8):
             for j in static(2):
                 d[n, j] = load_float(scales + 4 * lines[n, j]) * (1.0 / UNIT)
-        for m in static(M):
+        for m in static(M // (1 + GATED)):
             before = registers((8, 4), 0.0)
             if ACCUMULATE:
                 for n in static(8):
@@ -323,6 +335,11 @@ def warpgroup_matmul(
                         value = acc[m, 32 * group + 4 * n + i] * d[n, i % 2]
                         if BIAS:
                             value = value + b[m, i // 2]
+                        if GATED:
+                            up = acc[m + M // 2, 32 * group + 4 * n + i] * d[n, i % 2]
+                            if BIAS:
+                                up = up + b[m + M // 2, i // 2]
+                            value = gated(value, up)
                         if ACCUMULATE:
                             value = value + before[n, i]
                         store_float(at + (256 * m + 32 * (i // 2)), value)
