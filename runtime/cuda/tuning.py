@@ -70,9 +70,9 @@ class Wide:
         return -(-x * y // multiprocessors) * self.M * self.ROWS / self.speed
 
 
-SQUARE = Wide(1, 128, 2, 0.85)  # what tiles of dealt rows are
-PAIRED = Wide(2, 128, 1, 1.0)  # what outputs of two matrices are
-WIDE = PAIRED, Wide(1, 256, 1, 0.95), SQUARE
+DEALT = Wide(1, 128, 2, 0.85)  # for tiles of dealt rows
+PAIRED = Wide(2, 128, 1, 1.0)  # for outputs of two matrices
+WIDE = PAIRED, Wide(1, 256, 1, 0.95), Wide(1, 128, 1, 0.85)
 
 
 class Shapes:

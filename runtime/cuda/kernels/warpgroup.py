@@ -152,6 +152,41 @@ def copy_step(source: registers(ROWS // 32 if EXPERTS == 2 else 1), x_stride, to
     commit_copies()
 
 
+@device
+def scale_of(scales, sources, place, end):
+    """The scale of the row of x that is at a place, over UNIT."""
+    scale = 0.0
+    if place < end:
+        scale = load_float(scales + 4 * source_of(sources, place)) * (1.0 / UNIT)
+    return scale
+
+
+@device
+def load_inside(address, inside):
+    value = 0.0
+    if inside:
+        value = load_float(address)
+    return value
+
+
+@device
+def store_inside(address, inside, value, up, before):
+    if inside:
+        if GATED:
+            value = gated(value, up)
+        if ACCUMULATE:
+            value = value + before
+        store_float(address, value)
+
+
+@device
+def bias_of(bias, output, n_out):
+    value = 0.0
+    if output < n_out:
+        value = load_weight(bias + 4 * output)
+    return value
+
+
 def warpgroup_matmul(
     weights,
     tile_bytes,
@@ -300,46 +335,33 @@ def warpgroup_matmul(
         for m in static(M):
             for i in static(2):
                 at = first + (64 * (m % (M // (1 + GATED))) + 8 * i)
-                if at < n_out:
-                    if m < M // (1 + GATED):
-                        b[m, i] = load_weight(bias + 4 * at)
-                    else:
-                        b[m, i] = load_weight(other_bias + 4 * at)
+                b[m, i] = bias_of(bias if m < M // (1 + GATED) else other_bias, at, n_out)
     base = base + 2 * sub
     target = out + base * out_stride + 4 * first
     for group in static(ROWS // 64):  # loads of several rows before what waits for them
-        d = registers((8, 2), 0.0)
-        lines = registers((8, 2), 0)
+        line = base + 64 * group
+        d = registers((8, 2))
         for n in static(8):
             for j in static(2):
-                at = base + (64 * group + 8 * n + j)
-                if at < end:
-                    lines[n, j] = source_of(sources, at)
-        for n in static(8):
-            for j in static(2):
-                d[n, j] = load_float(scales + 4 * lines[n, j]) * (1.0 / UNIT)
+                d[n, j] = scale_of(scales, sources, line + (8 * n + j), end)
         for m in static(M // (1 + GATED)):
-            before = registers((8, 4), 0.0)
+            before = registers((8, 4))
             if ACCUMULATE:
                 for n in static(8):
                     for i in static(4):
-                        within = base + (64 * group + 8 * n + i % 2) < end
-                        if within and first + (64 * m + 8 * (i // 2)) < n_out:
-                            at = target + (64 * group + 8 * n + i % 2) * out_stride
-                            before[n, i] = load_float(at + (256 * m + 32 * (i // 2)))
+                        inside = (line + (8 * n + i % 2) < end) & (first + (64 * m + 8 * (i // 2)) < n_out)
+                        at = target + (64 * group + 8 * n + i % 2) * out_stride + (256 * m + 32 * (i // 2))
+                        before[n, i] = load_inside(at, inside)
+            else:
+                for n in static(8):
+                    for i in static(4):
+                        before[n, i] = 0.0
             for n in static(8):
                 for i in static(4):
-                    within = base + (64 * group + 8 * n + i % 2) < end
-                    if within and first + (64 * m + 8 * (i // 2)) < n_out:
-                        at = target + (64 * group + 8 * n + i % 2) * out_stride
-                        value = acc[m, 32 * group + 4 * n + i] * d[n, i % 2]
-                        if BIAS:
-                            value = value + b[m, i // 2]
-                        if GATED:
-                            up = acc[m + M // 2, 32 * group + 4 * n + i] * d[n, i % 2]
-                            if BIAS:
-                                up = up + b[m + M // 2, i // 2]
-                            value = gated(value, up)
-                        if ACCUMULATE:
-                            value = value + before[n, i]
-                        store_float(at + (256 * m + 32 * (i // 2)), value)
+                    inside = (line + (8 * n + i % 2) < end) & (first + (64 * m + 8 * (i // 2)) < n_out)
+                    at = target + (64 * group + 8 * n + i % 2) * out_stride + (256 * m + 32 * (i // 2))
+                    up = 0.0
+                    if GATED:
+                        up = acc[m + M // 2, 32 * group + 4 * n + i] * d[n, i % 2] + b[m + M // 2, i // 2]
+                    value = acc[m, 32 * group + 4 * n + i] * d[n, i % 2] + b[m, i // 2]
+                    store_inside(at, inside, value, up, before[n, i])

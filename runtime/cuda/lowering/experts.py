@@ -16,7 +16,7 @@ from ...fields import UnsupportedModel
 from ..kernels.common import CLIPPED
 from ..memory import Region
 from ..packing import packed_bytes
-from ..tuning import SQUARE
+from ..tuning import DEALT
 from ..weights import Matrix
 from .base import ACTIVATIONS, FEW
 from .products import TILE, ProductLowering
@@ -275,7 +275,7 @@ class ExpertLowering(ProductLowering):
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
         arguments += [tiles, sources, packed_bytes(tensors[0])]
         label = f"{tensors[0].format.name} {matrix.n_out}x{matrix.width}"
-        self._emit_many(constants, n_tiles * TILE, matrix.n_out, arguments, label, SQUARE)
+        self._emit_many(constants, n_tiles * TILE, matrix.n_out, arguments, label, DEALT)
 
     # Heads
 
