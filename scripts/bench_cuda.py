@@ -39,7 +39,7 @@ from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cuda.driver import Device, Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import DEALT, WIDE, Shapes, Tile, Wide
+from kukri.runtime.cuda.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE
 from kukri.runtime.reference import ReferenceMachine
@@ -352,7 +352,7 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
 
 
 MANY = "tiled", "warpgroup"
-WIDE_TRIED = [*WIDE, DEALT]
+WIDE_TRIED = [*WIDE, Wide(1, 128, 2, 1.0)]
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
     (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8), (1, 4, 4, 1, 2), (1, 8, 8, 1, 2),

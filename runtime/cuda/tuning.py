@@ -70,7 +70,6 @@ class Wide:
         return -(-x * y // multiprocessors) * self.M * self.ROWS / self.speed
 
 
-DEALT = Wide(1, 128, 2, 0.85)  # for tiles of dealt rows
 PAIRED = Wide(2, 128, 1, 1.0)  # for outputs of two matrices
 WIDE = PAIRED, Wide(1, 256, 1, 0.95), Wide(1, 128, 1, 0.85)
 
@@ -104,3 +103,10 @@ class Shapes:
     def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
         """For more rows than these, on tensor cores of sm_90a."""
         return min(WIDE, key=lambda wide: wide.cost(rows, n_out, multiprocessors))
+
+    def dealt(self, pairs: int, n_experts: int, matrices: int) -> Wide:
+        """For so many rows of (row, choice) pairs that are sorted by expert, on such cards, of one or two
+        matrices. ROWS is the same for both.
+        """
+        rows = 64 if pairs <= 48 * n_experts else 128
+        return Wide(2, rows, 1, 1.0) if matrices == 2 else Wide(1, rows, 2, 1.0)

@@ -37,10 +37,12 @@ from kukri.runtime.cuda.ptx import (
     dot_unsigned,
     exp2,
     fence,
+    finished_products_64,
     finished_products_128,
     finished_products_256,
     fma,
     fma_halves,
+    group_products_64,
     group_products_128,
     group_products_256,
     high_half,
@@ -275,6 +277,28 @@ def longs(source, out):
     store_long(out + 8 * t, load_shared_long(shared() + 8 * (31 - t)))
 
 
+def group_64(a, b, c, out):
+    """C + 2 · A · B of a warpgroup, B of 64 rows as they lie in shared memory. Of 128 threads."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 32 * 64, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    show_products()
+    barrier()
+    f = registers(16)
+    acc = registers(32)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(32):
+        acc[i] = load_float(c + 4 * (32 * t + i))
+    acc[()] = group_products_64(*acc[()], *f[()], held)
+    acc[()] = group_products_64(*acc[()], *f[()], held)
+    wait_products_but_1()
+    acc[()] = finished_products_64(*acc[()])
+    for i in static(32):
+        store_float(out + 4 * (32 * t + i), acc[i])
+
+
 def group_128(a, b, c, out):
     """C + 2 · A · B of a warpgroup, B of 128 rows as they lie in shared memory. Of 128 threads."""
     t = thread()
@@ -465,7 +489,7 @@ def check_longs(launch: Launch) -> None:
 
 def check_group_products(launch: Launch) -> None:
     rng = np.random.default_rng(6)
-    for kernel, rows in ((group_128, 128), (group_256, 256)):
+    for kernel, rows in ((group_64, 64), (group_128, 128), (group_256, 256)):
         a, b = (rng.standard_normal((n, 64)).astype(np.float16) for n in (64, rows))
         c = rng.standard_normal((64, rows)).astype(np.float32)
         exchanged = np.zeros((rows, 8, 8), np.float16)
@@ -491,7 +515,7 @@ def check_group_products(launch: Launch) -> None:
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
 CHECKS += [check_longs]
 WARPGROUP_CHECKS = [check_group_products]  # for cards that have these
-CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group_128, group_256]
+CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group_64, group_128, group_256]
 
 
 def on_the_card(device: Any) -> Launch:

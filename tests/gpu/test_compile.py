@@ -64,7 +64,7 @@ KERNELS = [
     kernel("experts", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
     kernel("experts", "digits", 128, TOKENS=1, PDL=0),
     kernel("experts", "mix", 256, DEALT=1, PDL=0),
-    kernel("experts", "deal", 256, PDL=0),
+    kernel("experts", "deal", 256, ROWS=64, PDL=0),
     kernel("recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel("recurrent", "state_scan", 64, WARPS=2, R=4, PARTS=4, PDL=0),
     kernel("recurrent", "delta_rule", 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),

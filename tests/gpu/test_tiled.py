@@ -10,7 +10,7 @@ from kukri.runtime.cuda.kernels.quantize import to_halves
 from kukri.runtime.cuda.kernels.tiled import tiled_matmul
 from kukri.runtime.cuda.kernels.unpack import READERS
 from kukri.runtime.cuda.kernels.warpgroup import warpgroup_matmul
-from kukri.runtime.cuda.tuning import DEALT, PAIRED, Wide
+from kukri.runtime.cuda.tuning import PAIRED, Wide
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -88,7 +88,8 @@ def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
     close(out, expected + biases * bias + before * accumulate)
 
 
-def test_warpgroup_of_experts():
+@pytest.mark.parametrize("tile", [Wide(1, 128, 2, 1.0), Wide(2, 64, 1, 1.0)])
+def test_warpgroup_of_experts(tile):
     """Tiles of dealt rows, x dealt or by their sources."""
     rng, n_out, width, experts = np.random.default_rng(1), 40, 96, 3
     tensors = [random_tensor("Q4_0", n_out, width) for _ in range(experts)]
@@ -104,8 +105,8 @@ def test_warpgroup_of_experts():
         out = np.zeros((8, n_out), np.float32)
         arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
         arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes, 0, 0]
-        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **DEALT.constants}
-        run(warpgroup_matmul, how, (3, 1), 256, arguments, DEALT.shared_bytes)
+        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **tile.constants}
+        run(warpgroup_matmul, how, (3, 1), 256, arguments, tile.shared_bytes)
         taken = x[sources] if kind == 2 else x
         expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
         close(out, np.array(expected))

@@ -23,9 +23,11 @@ from ..ptx import (
     block_y,
     commit_copies,
     copy_async,
+    finished_products_64,
     finished_products_128,
     finished_products_256,
     fma_halves,
+    group_products_64,
     group_products_128,
     group_products_256,
     let_next_start,
@@ -293,8 +295,10 @@ def warpgroup_matmul(
             half = b + (part % 2) * (ROWS * 128)
             if ROWS == 256:
                 acc[part // 2] = group_products_256(*acc[part // 2], *in_turn(*f[part % 2]), half)
-            else:
+            elif ROWS == 128:
                 acc[part // 2] = group_products_128(*acc[part // 2], *in_turn(*f[part % 2]), half)
+            else:
+                acc[part // 2] = group_products_64(*acc[part // 2], *in_turn(*f[part % 2]), half)
             wait_products_but_1()
             if part == 1:
                 wait_copies()  # the next step's columns
@@ -328,8 +332,10 @@ def warpgroup_matmul(
     for m in static(M):
         if ROWS == 256:
             acc[m] = finished_products_256(*acc[m])
-        else:
+        elif ROWS == 128:
             acc[m] = finished_products_128(*acc[m])
+        else:
+            acc[m] = finished_products_64(*acc[m])
     b = registers((M, 2), 0.0)
     if BIAS:
         for m in static(M):

@@ -189,7 +189,8 @@ class ProductLowering(NormLowering):
         if self.device.warpgroups:
             arguments = [*arguments, gated.other if gated else 0, gated.bias if gated else 0]
             if gated:
-                wide, n_out, constants = PAIRED, 2 * n_out, {**constants, **gated.activation, "GATED": 1}
+                n_out, constants = 2 * n_out, {**constants, **gated.activation, "GATED": 1}
+                wide = wide or PAIRED
             wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
             what = self._kernel("warpgroup", "warpgroup_matmul", 256, **constants, **wide.constants)
             what = replace(what, resident=wide.resident)

@@ -80,8 +80,10 @@ from .shared import (
     wait_copies_but_2,
 )
 from .tensor import (
+    finished_products_64,
     finished_products_128,
     finished_products_256,
+    group_products_64,
     group_products_128,
     group_products_256,
     load_matrices,
@@ -137,10 +139,12 @@ __all__ = [
     "dot_unsigned",
     "exp2",
     "fence",
+    "finished_products_64",
     "finished_products_128",
     "finished_products_256",
     "fma",
     "fma_halves",
+    "group_products_64",
     "group_products_128",
     "group_products_256",
     "high_half",

@@ -94,6 +94,7 @@ def _products(rows: int) -> Instruction:
     return group_products
 
 
+group_products_64 = _products(64)
 group_products_128 = _products(128)
 group_products_256 = _products(256)
 
@@ -109,6 +110,7 @@ def _finished(rows: int) -> Instruction:
     return finished_products
 
 
+finished_products_64 = _finished(64)
 finished_products_128 = _finished(128)
 finished_products_256 = _finished(256)
 
