@@ -140,6 +140,7 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
     constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
     constants |= {"CHUNKS": 1, "PAGE": 6, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
     constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
+    constants |= {"EARLY": int(spans > 1)}
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     arguments = [q, q.nbytes, keys_held, values_held, table, 12, zero, at, scale, softcap * LOG2_E, window]
     arguments += [sink * np.float32(LOG2_E), partials, counters, out, out.nbytes, 0, heads, kv_heads]

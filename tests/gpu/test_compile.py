@@ -42,7 +42,7 @@ KERNELS = [
     kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, EXPERTS=2, PDL=0),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **ATTEND),
+    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, EARLY=0, **ATTEND),
     kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),

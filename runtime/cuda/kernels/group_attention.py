@@ -17,6 +17,7 @@ from ..ptx import (
     copy_async,
     divide,
     exp2,
+    let_next_start,
     load_float2,
     load_int,
     load_matrices,
@@ -32,6 +33,7 @@ from ..ptx import (
     thread,
     wait_copies,
     wait_copies_but_1,
+    wait_for_grid,
     warp_barrier,
 )
 from ..stage import device, registers, static
@@ -41,8 +43,9 @@ from .prompt_attention import place, store_halves
 from .spans import combine
 
 # Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block, 16 at most.
-# STAGES: 2 or 3 tiles that a warp has room for.
-G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = 0
+# STAGES: 2 or 3 tiles that a warp has room for. EARLY: the step has a single row, so that what the cache has of
+# tokens before it was there before the step; it is asked for before the launches in front are done.
+G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = EARLY = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -96,7 +99,10 @@ def attend_group(
     kv_heads,
 ):
     """out = softmax(scale · q·k) v; grid and arguments as for `attention.attend`. Pages have 64 tokens."""
-    begin()
+    if EARLY:
+        let_next_start()
+    else:
+        begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = block_z()
@@ -122,11 +128,17 @@ def attend_group(
     kv_head = divide(block_x(), CHUNKS)
     mine = shared() + warp * (STAGES * 64 * HD)
     first = first + warp
+    older = position >> 4 if EARLY else 0  # tiles in front of this have only tokens from before the step
+    if EARLY:
+        for s in static(STAGES - 1):
+            tile = first + s * WARPS
+            if tile < older:
+                fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
+        wait_for_grid()
     for s in static(STAGES - 1):
-        fetch_tile(
-            mine + s * 64 * HD, keys, values, pages, first + s * WARPS, end, position, kv_head, kv_heads
-        )
-
+        tile = first + s * WARPS
+        if tile >= older:
+            fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
     query = registers((HD // 16, 4))
     for k in static(HD // 16):
         for i in static(4):

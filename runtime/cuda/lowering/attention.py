@@ -147,7 +147,8 @@ class AttentionLowering(Launches):
         stages = 3 if dims <= 128 else 2
         of_a_warp = stages * 64 * dims
         warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
-        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
+        early = self._n[False] == 1 and self.device.capability >= (9, 0)
+        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps, "EARLY": int(early)}
         together = _divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
         self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
