@@ -3,7 +3,8 @@
 A warp takes `M` tiles of 16 rows of weights, a chunk of four blocks of 32 at a time: what a lane loads of a
 tile (see packing.py) are the fragments of that chunk's products, once it is unpacked. Activations are as
 `common.emit_codes` writes them. Both digits of these are multiplied by themselves, in whole numbers; then a
-block's scales are applied. `KS` warps share the columns: a warp takes chunks `part`, `part` + KS, ….
+block's scales are applied. `KS` warps share the columns: a warp takes chunks `part`, `part` + KS, …, of which
+`AHEAD` are in flight.
 """
 
 from __future__ import annotations
@@ -20,50 +21,52 @@ from ..ptx import (
     shift_right,
     shuffle,
     thread,
-    wait_for_grid,
-    warp_barrier,
 )
 from ..stage import device, registers, static
 from .common import codes_plane, scales_plane, two_digits
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = two_digits  # of the weights' format: see unpack.py
-CODES = SCALES = HALVES = MINIMUM = M = KS = AHEAD = TOKENS = PDL = 0  # constants of the launch
+CODES = SCALES = HALVES = MINIMUM = M = KS = AHEAD = TOKENS = 0  # constants of the launch
 
 
 @device
-def wait():
-    """Until activations are there; weights are asked for before."""
-    if PDL:
-        wait_for_grid()
-    else:
-        warp_barrier()
+def first_chunks(tile: registers(M), blocks, part):
+    """The first `AHEAD` chunks of a warp's tiles, as they lie there: what sums begin with."""
+    lane = thread() & 31
+    chunks = (blocks + 3) // 4
+    codes = registers((AHEAD, M, 2, CODES))
+    scale = registers((AHEAD, M, 2, SCALES))
+    for e in static(AHEAD):
+        chunk = part + KS * e
+        piece = 64 * (chunk if chunk < chunks else chunks - 1) + lane
+        for m in static(M):
+            for i in static(2):
+                codes[e, m, i] = CODES_OF(tile[m], 64 * chunks, piece + 32 * i)
+                scale[e, m, i] = SCALES_OF(tile[m], 64 * chunks, piece + 32 * i)
+    return codes[()] + scale[()]
 
 
 @device
-def sums_of_4(tile: registers(M), x, blocks, part):
+def sums_of_4(
+    tile: registers(M),
+    codes: registers((AHEAD, M, 2, CODES)),
+    scale: registers((AHEAD, M, 2, SCALES)),
+    x,
+    blocks,
+    part,
+):
     """With 1, 2 or 4 rows of activations: `TOKENS`. Of a lane's sums [M, 2], number i is that of weights' row
     lane / 4 + 8i, and of activations' row lane % TOKENS, once the lanes with the same two are added up.
 
     The 8 columns of a product are the two digits of each row of activations, for as many blocks as there is
-    room for: a block's columns have zeros for the other blocks, so that its sums stay its own. Weights of
-    `AHEAD` chunks are in flight.
+    room for: a block's columns have zeros for the other blocks, so that its sums stay its own.
     """
     lane = thread() & 31
     sub = lane & 3
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
-    codes = registers((AHEAD, M, 2, CODES))
-    scale = registers((AHEAD, M, 2, SCALES))
     acc = registers((M, 2), 0.0)
-    for e in static(AHEAD):
-        chunk = part + KS * e
-        piece = 64 * (chunk if chunk < chunks else chunks - 1) + lane
-        for m in static(M):
-            for i in static(2):
-                codes[e, m, i] = CODES_OF(tile[m], pieces, piece + 32 * i)
-                scale[e, m, i] = SCALES_OF(tile[m], pieces, piece + 32 * i)
-    wait()
     # As a column: whose digits; as the place of a result: whose block.
     column = x + sub * codes_plane(blocks) + 16 * (shift_right(quad, 1) & (TOKENS - 1)) + 8 * (quad & 1)
     column_block = shift_right(quad, 1 + TOKENS // 2)
@@ -136,7 +139,14 @@ def from_lane(value, source):
 
 
 @device
-def sums_of_8(tile: registers(M), x, blocks, part):
+def sums_of_8(
+    tile: registers(M),
+    codes: registers((AHEAD, M, 2, CODES)),
+    scale: registers((AHEAD, M, 2, SCALES)),
+    x,
+    blocks,
+    part,
+):
     """With 8 or 16 rows of activations: `TOKENS`. Of a lane's sums [M, TOKENS / 8, 4], number [m, n, i] is
     that of weights' row lane / 4 + 8 (i / 2) and activations' row 8n + 2 (lane % 4) + i % 2.
     """
@@ -145,15 +155,7 @@ def sums_of_8(tile: registers(M), x, blocks, part):
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
-    codes = registers((M, 2, CODES))
-    scale = registers((M, 2, SCALES))
     acc = registers((M, TOKENS // 8, 4), 0.0)
-    piece = 64 * (part if part < chunks else chunks - 1) + lane
-    for m in static(M):
-        for i in static(2):
-            codes[m, i] = CODES_OF(tile[m], pieces, piece + 32 * i)
-            scale[m, i] = SCALES_OF(tile[m], pieces, piece + 32 * i)
-    wait()
     column = x + sub * codes_plane(blocks) + 16 * quad
     facts = x + 4 * codes_plane(blocks) + 32 * sub
     for chunk in range(part, chunks, KS):
@@ -180,12 +182,12 @@ def sums_of_8(tile: registers(M), x, blocks, part):
             a2 = registers(2)
             b2 = registers(2)
             for i in static(2):
-                w[i] = WORDS_OF(*codes[m, i])
-                a[i], b[i], a2[i], b2[i] = FACTORS_OF(*scale[m, i], piece + 32 * i)
+                w[i] = WORDS_OF(*codes[0, m, i])
+                a[i], b[i], a2[i], b2[i] = FACTORS_OF(*scale[0, m, i], piece + 32 * i)
             if chunk + KS < chunks:
                 for i in static(2):
-                    codes[m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
-                    scale[m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    codes[0, m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    scale[0, m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
             for u in static(4):
                 source = bits_or(bits_and(lane, 28), u)  # the lane that has this block's scales
                 wa = registers(2)

@@ -43,8 +43,8 @@ from .prompt_attention import place, store_halves
 from .spans import combine
 
 # Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block, 16 at most.
-# STAGES: 2 or 3 tiles that a warp has room for. EARLY: the step has a single row, so that what the cache has of
-# tokens before it was there before the step; it is asked for before the launches in front are done.
+# STAGES: 2 or 3 tiles that a warp has room for. EARLY: the step has a single row, so that what the cache has
+# of tokens before it was there before the step; it is asked for before the launches in front are done.
 G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = EARLY = 0
 NOTHING = -1e30
 HIDDEN = -2e30
