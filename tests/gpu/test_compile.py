@@ -16,6 +16,15 @@ ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
 BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 PREPARE |= {"LATENT": 0}
+ALONE = {
+    "ALONE": 1,
+    "PREPARE": 1,
+    "Q_NORM": 1,
+    "K_NORM": 2,
+    "ROPE": 1,
+    "INTERLEAVED": 1,
+    "INVERSE_HD": 1 / 64,
+}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
 EXPERT = {
     "CHOSEN": 1,
@@ -42,7 +51,7 @@ KERNELS = [
     kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, EXPERTS=2, PDL=0),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, EARLY=0, **ATTEND),
+    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
     kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),

@@ -48,8 +48,7 @@ class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering
             case GatedMatMul():
                 self._gated_matmul(i, op)
             case PreparedAttend():
-                self._prepare(op)
-                self._attend(i, op.attend)
+                self._prepared_attend(i, op)
             case ops.Attend():
                 self._append(op)
                 self._attend(i, op)
