@@ -65,7 +65,10 @@ def run_for(k: int) -> int:
 
 
 def decode(found: np.ndarray, run: int, k: int, n_tokens: int) -> list[Best]:
-    """What a plan found, int32 [rows, 2 run or more]: the `k` best of each row, or all if there are fewer."""
+    """What a plan found, int32 [rows, 2 run or more]: the `k` best of each row, or all if there are fewer.
+
+    They are views of `found`.
+    """
     k = min(k, n_tokens)
-    ids, logits = found[:, :k].astype(np.intp), found[:, run : run + k].view(np.float32).copy()
-    return [Best(row, values) for row, values in zip(ids, logits, strict=True)]
+    ids, logits = found[:, :k], found[:, run : run + k].view(np.float32)
+    return [Best(ids[i], logits[i]) for i in range(len(found))]

@@ -133,6 +133,7 @@ class CudaMachine:
             addresses[name], fields[name] = self._step_address + 4 * at, words[at : at + size]
             at += size
         words[:] = 0
+        fields["table"] = fields["table"].reshape(max_sequences, self._n_pages)
         return Inputs(**addresses, table_stride=4 * self._n_pages), fields
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
@@ -145,7 +146,8 @@ class CudaMachine:
         return self._logits[: len(batch.wanted)]
 
     def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer.
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer; valid
+        until the next step.
 
         Only these come back from the card, up to MOST_BEST of up to MOST_ROWS rows.
         """
@@ -171,33 +173,34 @@ class CudaMachine:
             raise RuntimeError("the machine is closed")
         if n == 0:
             return
-        if table.blocks.size > len(self._fields["table"]):
+        if len(table.blocks) > len(self.states.lengths):
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
         self.states.begin(batch)
-        fields = self._fields
-        fields["tokens"][:n], fields["sequences"][:n] = batch.tokens, batch.sequences
-        fields["positions"][:n], fields["wanted"][:m] = batch.positions, batch.wanted
-        sequences, pages = table.blocks.shape
-        fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
+        self._tell(batch, table)
         all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
         self._run((n, m, all_wanted, _one_prompt(batch)), choice if m else None, batch)
         self.device.wait()
         self.states.end(batch)
 
+    def _tell(self, batch: Batch, table: PageTable) -> None:
+        """Write down what the card reads of a step."""
+        n, fields = len(batch.tokens), self._fields
+        fields["tokens"][:n] = batch.tokens
+        fields["sequences"][:n] = batch.sequences
+        fields["positions"][:n] = batch.positions
+        fields["wanted"][: len(batch.wanted)] = batch.wanted
+        sequences, pages = table.blocks.shape
+        fields["table"][:sequences, :pages] = table.blocks
+
     def _run(self, key: PlanKey, choice: Choice | None, batch: Batch) -> None:
-        n, m = key[:2]
         seen = key in self._plans
         launches = self.plan(*key)
         if self.lowering.by_length:
-            lengths = batch.sequence_lengths()
-            for op, region in self.lowering.by_length.values():
-                rows = np.zeros((n, region.stride // 4), np.float32)
-                rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
-                self.device.upload(region.address, rows)
-                self.device.wait()
+            self._upload_frequencies(batch)
         graph = self._graphs.get((key, choice))
         if graph is None:
+            n, m = key[:2]
             best = self._best_plan(m, choice) if choice else None
             if n > FEW and not seen:
                 self._enqueue(launches, n, m, best)
@@ -208,6 +211,15 @@ class CudaMachine:
                 self._enqueue(launches, n, m, best)
             self._graphs[key, choice] = graph
         self.device.run(graph)
+
+    def _upload_frequencies(self, batch: Batch) -> None:
+        """Of rotations that depend on how long a sequence is."""
+        lengths = batch.sequence_lengths()
+        for op, region in self.lowering.by_length.values():
+            rows = np.zeros((len(lengths), region.stride // 4), np.float32)
+            rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
+            self.device.upload(region.address, rows)
+            self.device.wait()
 
     def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
         return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice)
@@ -259,7 +271,9 @@ def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np
 def _one_prompt(batch: Batch) -> bool:
     """Whether many rows are consecutive positions of one sequence."""
     n = len(batch.tokens)
-    same = n > FEW and bool((batch.sequences == batch.sequences[0]).all())
+    if n <= FEW:
+        return False
+    same = bool((batch.sequences == batch.sequences[0]).all())
     return same and bool((np.diff(batch.positions) == 1).all())
 
 
