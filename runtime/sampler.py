@@ -141,10 +141,10 @@ class Sampler:
             weights = np.exp(gaps / temperature)
         else:
             assert isinstance(logits, np.ndarray)
-            with np.errstate(over="ignore"):  # a tiny temperature: -inf, so never drawn, is the right quotient
+            with np.errstate(over="ignore"):  # -inf, so never drawn, is right for a tiny temperature
                 ids, gaps = _truncate(logits, peak, params)
                 weights = np.exp(gaps / temperature)
-        sums = weights.cumsum(dtype=np.float64)
+        sums = np.add.accumulate(weights, dtype=np.float64)
         drawn = int(sums.searchsorted(self._random.random() * sums[-1], side="right"))
         return int(ids[min(drawn, len(ids) - 1)])
 
@@ -162,8 +162,11 @@ class Sampler:
         if math.isnan(best.logits[0]):
             return best
         recent = self._recent(history)
-        penalised = np.fromiter((id_ in recent for id_ in best.ids.tolist()), bool, len(best.ids))
-        values = np.where(penalised, self._lower(best.logits), best.logits)
+        penalised = [i for i, id_ in enumerate(best.ids.tolist()) if id_ in recent]
+        if not penalised:
+            return best
+        values = best.logits.copy()
+        values[penalised] = self._lower(values[penalised])
         order = np.lexsort((best.ids, -values))
         return Best(best.ids[order], values[order])
 
@@ -223,7 +226,7 @@ def _truncate_best(best: Best, params: SamplingParams) -> tuple[np.ndarray, np.n
         logits = logits[logits > -np.inf]
     gaps = logits.astype(np.float64)
     gaps -= gaps[0]
-    sums = np.exp(gaps).cumsum()
+    sums = np.add.accumulate(np.exp(gaps))
     kept = _kept(gaps, sums, sums[-1], params)
     return best.ids[:kept], gaps[:kept]
 

@@ -35,7 +35,8 @@ from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shape, Shapes, Tile

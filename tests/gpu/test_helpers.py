@@ -31,7 +31,7 @@ def test_helpers_that_die_leave_their_kernels_out(monkeypatch):
     assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
 
 
-class Library:
+class Functions:
     """A driver for one card; `fails` names a function and the code that it returns."""
 
     def __init__(self, capability=(9, 0), version=12040, cards=1, fails=("", 0)):
@@ -66,28 +66,28 @@ class Library:
     ("library", "message"),
     [
         (None, "no NVIDIA driver was found"),
-        (Library(cards=0), "no NVIDIA card"),
-        (Library(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
-        (Library(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
-        (Library(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
-        (Library(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
+        (Functions(cards=0), "no NVIDIA card"),
+        (Functions(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
+        (Functions(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
+        (Functions(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
+        (Functions(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_a_line(monkeypatch, library, message):
-    monkeypatch.setattr(driver, "_library", lambda: library)
+    monkeypatch.setattr(driver, "driver_functions", lambda: library)
     with pytest.raises(CudaUnavailable, match=message) as error:
         Device()
     assert "\n" not in str(error.value)
 
 
 def test_a_card_that_others_hold(monkeypatch):
-    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuDevicePrimaryCtxRetain", 46)))
+    monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuDevicePrimaryCtxRetain", 46)))
     with pytest.raises(CudaError, match="so it is, 46"):
         Device()
 
 
 def test_out_of_memory_has_the_numbers(monkeypatch):
-    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuMemAlloc_v2", 2)))
+    monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuMemAlloc_v2", 2)))
     device = Device()
     with pytest.raises(CudaOutOfMemory, match=r"no room for 5 GB more: 3.0 GB of 24.0 GB are free") as error:
         device.allocate(5 * 10**9)
