@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
@@ -27,12 +27,17 @@ _NO_DEVICE = 100
 LEAST_CAPABILITY = (7, 5)
 LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
 BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
+DRIVERS_CHOICE, SPIN, BLOCK = 0, 1, 4  # how a thread waits for the card: CU_CTX_SCHED_…
 
 
 class Device:
-    """The first card, its stream, and memory on it. CudaUnavailable if there is none."""
+    """The first card, its stream, and memory on it. CudaUnavailable if there is none.
 
-    def __init__(self) -> None:
+    `waiting`: how a thread waits for it, of the constants above, unless somebody else in this process uses
+    the card already. A thread that spins wakes up sooner than one that blocks.
+    """
+
+    def __init__(self, waiting: int = SPIN) -> None:
         functions = driver_functions()
         if functions is None:
             raise NoCard("no NVIDIA driver was found on this machine")
@@ -50,6 +55,10 @@ class Device:
         self._device = device
         self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
         self._check_versions()
+        flags, active = c_uint(), c_int()
+        self._call("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
+        if not active.value:
+            self._library.code("cuDevicePrimaryCtxSetFlags_v2", device, c_uint(waiting))
         self._call("cuDevicePrimaryCtxRetain", byref(context), device)
         self._context: c_void_p | None = context
         self.use()

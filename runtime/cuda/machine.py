@@ -19,6 +19,7 @@ from .launch import Graph, Launch
 from .lowering.base import FEW, Layout
 from .lowering.program import Lowering
 from .lowering.support import check_supported, matrices, weight_groups
+from .mapped import copy_words
 from .memory import Memory, Region
 from .states import CardStates
 from .step_inputs import StepInputs
@@ -27,6 +28,7 @@ from .weights import upload_weights
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
 MAPPED = True  # kernels fetch what a step is told, and write the best tokens, in this machine's memory
+MAPPED_LOGITS = 1 << 20  # bytes of logits that a kernel brings back; more are copied
 CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
 
 PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
@@ -88,6 +90,7 @@ class CudaMachine:
             CACHE_BITS[cache_type(self.program, kv_type)],
         )
         kernels = kernels or Kernels(self.device, progress)
+        self._kernels = kernels
         self._inputs = StepInputs(layout, self.device, memory, kernels, MAPPED)
         threads = min(16, os.cpu_count() or 1)
         matrices = upload_weights(self.device, weight_groups(found), threads, release, progress)
@@ -221,8 +224,19 @@ class CudaMachine:
             found = self._best[:m, : 2 * best.run]
             _copy_rows(lambda at, row: self.device.download(row, at), self._found, found)
         elif m and not best:
-            logits = self.lowering.region(self.program.logits)
-            _copy_rows(lambda at, rows: self.device.download(rows, at), logits, self._logits[:m])
+            self._bring(self._logits[:m])
+
+    def _bring(self, rows: np.ndarray) -> None:
+        """Copy logits into pinned memory."""
+
+        def launch(at: int, rows: np.ndarray) -> None:
+            self.device.launch(copy_words(self._kernels, at, rows.ctypes.data, rows.nbytes))
+
+        def copy(at: int, rows: np.ndarray) -> None:
+            self.device.download(rows, at)
+
+        small = rows.nbytes <= MAPPED_LOGITS
+        _copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
 
     def close(self) -> None:
         """Let the card's memory go; a later step raises RuntimeError."""

@@ -6,9 +6,10 @@ import numpy as np
 
 from ..cache import Batch, PageTable
 from .driver import Device
-from .kernel import Kernels, kernel, pack_arguments
+from .kernel import Kernels
 from .launch import Launch
 from .lowering.base import Inputs, Layout
+from .mapped import copy_words
 from .memory import Memory
 
 
@@ -59,12 +60,7 @@ class StepInputs:
             self._device.upload(self._address, self._pinned)
 
     def fetch(self) -> Launch:
-        """The kernel that does it. What follows reads nothing before this one is done: every kernel waits
-        for the one in front of it.
+        """The kernel that does it. Those behind it read nothing before it is done: each waits for the one in
+        front of it.
         """
-        what = kernel("fetch", "fetch", 256, PDL=int(self._device.capability >= (9, 0)))
-        n = self._pinned.nbytes // 4
-        arguments = pack_arguments(self._pinned.ctypes.data, self._address, n)
-        return Launch(
-            what.name, self._kernels.function(what), (-(-n // 256), 1, 1), what.threads, 0, arguments
-        )
+        return copy_words(self._kernels, self._pinned.ctypes.data, self._address, self._pinned.nbytes)

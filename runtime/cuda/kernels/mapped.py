@@ -1,4 +1,4 @@
-"""What a step is told, out of this machine's memory: a launch begins sooner than a copy."""
+"""Between the card's memory and this machine's, where that is pinned: a launch begins sooner than a copy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .common import begin
 PDL = 0  # constant of the launch
 
 
-def fetch(source, out, n):
-    """out[i] = source[i], n words of 32 bits. Grid: (n / 256,), of 256 threads."""
+def copy_words(source, out, n):
+    """out[i] = source[i], n words of 4 bytes. Grid: (n / 256,), of 256 threads."""
     begin()
     i = 256 * block_x() + thread()
     if i < n:
