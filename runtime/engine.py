@@ -41,7 +41,7 @@ class Machine(Protocol):
     def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
         """The same step, but of each wanted row the `k` best, up to MOST_BEST, of the first `n_tokens` ids.
 
-        If there are fewer, so many.
+        If there are fewer, so many. Valid until the next step.
         """
         ...
 

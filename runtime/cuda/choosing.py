@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +63,7 @@ class BestOf:
 
 def run_for(k: int) -> int:
     """The least of RUNS that `k` best are a part of."""
-    return next(length for length in RUNS if length >= k)
+    return RUNS[bisect_left(RUNS, k)]
 
 
 def decode(found: np.ndarray, run: int, k: int, n_tokens: int) -> list[Best]:

@@ -36,6 +36,7 @@ class Functions:
 
     def __init__(self, capability=(9, 0), version=12040, cards=1, fails=("", 0)):
         self.capability, self.version, self.cards, self.fails = capability, version, cards, fails
+        self.active, self.flags = 0, []  # whether somebody uses the card already; what it was told of waiting
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -51,6 +52,10 @@ class Functions:
             elif name == "cuDeviceGetAttribute":
                 major, minor = self.capability
                 arguments[0]._obj.value = {75: major, 76: minor}.get(arguments[1], 100)
+            elif name == "cuDevicePrimaryCtxGetState":
+                arguments[2]._obj.value = self.active
+            elif name == "cuDevicePrimaryCtxSetFlags_v2":
+                self.flags.append(arguments[1].value)
             elif name == "cuDeviceGetName":
                 arguments[0].value = b"Stand-in 100"
             elif name == "cuGetErrorString":
@@ -84,6 +89,16 @@ def test_a_card_that_others_hold(monkeypatch):
     monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuDevicePrimaryCtxRetain", 46)))
     with pytest.raises(CudaError, match="so it is, 46"):
         Device()
+
+
+@pytest.mark.parametrize("active", [0, 1])
+def test_how_to_wait_is_not_changed_for_others(monkeypatch, active):
+    functions = Functions()
+    functions.active = active
+    monkeypatch.setattr(driver, "driver_functions", lambda: functions)
+    Device()
+    Device(driver.BLOCK)
+    assert functions.flags == ([] if active else [driver.SPIN, driver.BLOCK])
 
 
 def test_out_of_memory_has_the_numbers(monkeypatch):
