@@ -42,7 +42,7 @@ from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
+from kukri.runtime.cuda.tuning import Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE
 from kukri.runtime.reference import ReferenceMachine
@@ -286,8 +286,8 @@ def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
 def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
     lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Shape | Tile]]] = {}
-    tried = [Shape(*s) for s in SHAPES_TRIED] if rows == 1 else [Tile(*t) for t in TILES_TRIED]
+    found: dict[str, list[tuple[float, Tile]]] = {}
+    tried = [Tile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
 
     def ask() -> None:
         for candidate in tried:
@@ -303,39 +303,33 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
             found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
     for name, results in found.items():
         print(name)
-        for time_, candidate in sorted(results, key=lambda r: r[0])[:8]:
+        for time_, candidate in sorted(results, key=lambda r: r[0])[:6]:
             print(
                 f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}"
             )
     machine.close()
 
 
-SHAPES_TRIED = [
-    (1, 1, 1, 32), (1, 2, 1, 32), (1, 4, 1, 32), (2, 1, 1, 16), (2, 2, 1, 16), (2, 4, 1, 16), (2, 7, 1, 16),
-    (4, 1, 1, 8), (4, 2, 1, 8), (4, 4, 1, 8), (4, 1, 2, 16), (4, 2, 2, 16), (4, 4, 2, 16), (4, 1, 4, 32),
-    (4, 2, 4, 32), (2, 1, 2, 32), (2, 2, 2, 32), (2, 4, 2, 32), (4, 4, 1, 16), (8, 1, 1, 4), (8, 2, 1, 4),
+TILES_OF_ONE = [
+    (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
+    (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8), (1, 4, 4, 1, 2), (1, 8, 8, 1, 2),
+    (2, 2, 4, 1, 2), (2, 4, 4, 1, 2), (2, 8, 8, 1, 2), (2, 16, 16, 1, 2), (2, 2, 8, 1, 2),
 ]  # fmt: skip
-TILES_TRIED = [
-    (2, 16, 16), (2, 8, 16), (2, 8, 8, 2), (2, 4, 8, 2), (2, 4, 16), (2, 8, 8, 3), (2, 4, 8, 3),
-    (1, 8, 16), (1, 16, 32), (1, 8, 16, 2), (1, 4, 8, 3), (4, 16, 16), (4, 8, 8),
+TILES_OF_MORE = [
+    (1, 8, 8), (1, 16, 16), (1, 4, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16), (2, 4, 4, 4), (2, 8, 8, 2),
+    (2, 4, 8, 2), (4, 4, 4), (4, 4, 4, 2), (4, 8, 8), (4, 4, 8), (2, 2, 4),
 ]  # fmt: skip
 
 
 class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, shape: Shape | Tile) -> None:
-        self._shape = shape
-
-    def row(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool) -> Shape:
-        assert isinstance(self._shape, Shape)
-        fits = self._shape.rows % 32 == 0 or not emits
-        return self._shape if fits else super().row(name, blocks, n_out, matrices, emits)
+    def __init__(self, tile: Tile) -> None:
+        self._tile = tile
 
     def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        assert isinstance(self._shape, Tile)
-        fits = self._shape.M % matrices == 0 and (self._shape.outputs(matrices) % 32 == 0 or not emits)
-        return self._shape if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+        fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
+        return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]

@@ -166,7 +166,7 @@ class Launches:
     def _tokens(self, buffer: ops.Buffer) -> int:
         """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
         n = self._n[buffer.wanted]
-        return 1 if n == 1 else -(-n // 8) * 8
+        return 1 << (n - 1).bit_length()
 
     def _codes(self, buffer: ops.Buffer) -> int:
         """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""
