@@ -8,6 +8,8 @@
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
+    python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
+    by ways of waiting for the card and of copying
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -28,6 +30,7 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_host import host
 from cuda_models import DATA, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -35,7 +38,8 @@ from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shapes, Tile
@@ -341,6 +345,7 @@ def everything(llama_bench: str | None) -> None:
     for shape, kind in PROMISED:
         speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
         choose(shape, kind)
+        host(shape, kind, ["spin"])
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
         read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
         for test, speed in speeds.items():
@@ -396,6 +401,8 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "host":
+        host(rest[0], rest[1], rest[2:])
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:

@@ -66,6 +66,7 @@ KERNELS = [
     kernel("choose", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
     kernel("choose", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
     kernel("pointwise", "copy_rest", 256, PDL=0),
+    kernel("mapped", "copy_words", 256, PDL=0),
     kernel("route", "route", 32, PDL=0, **ROUTE),
     kernel("experts", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
     kernel("experts", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),

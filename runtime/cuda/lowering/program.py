@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Launch
 from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from ..launch import Launch
 from .attention import AttentionLowering
 from .experts import ExpertLowering
 from .recurrent import RecurrentLowering
