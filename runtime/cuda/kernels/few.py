@@ -20,12 +20,10 @@ from ..ptx import (
     warp_barrier,
 )
 from ..stage import registers, static
-from .fragments import first_chunks, sums_of_4, sums_of_8
+from .fragments import first_chunk, sums_of_4, sums_of_8
 from .results import ask, finish
 
-CODES = SCALES = M = KS = AHEAD = WARPS = GATED = TOKENS = PDL = (
-    0  # constants of the launch. WARPS: of a block
-)
+CODES = SCALES = M = KS = WARPS = GATED = TOKENS = PDL = 0  # constants of the launch. WARPS: of a block
 
 
 def matmul_few(
@@ -65,8 +63,8 @@ def matmul_few(
             tile[m] = weights + at * tile_bytes
         else:
             tile[m] = other + at * tile_bytes
-    loaded = registers(AHEAD * M * 2 * (CODES + SCALES))
-    loaded[()] = first_chunks(*tile[()], blocks, part)
+    loaded = registers(M * 2 * (CODES + SCALES))
+    loaded[()] = first_chunk(*tile[()], blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = team * (16 * M // (1 + GATED)) + shift_right(lane, 2)
     if PDL:

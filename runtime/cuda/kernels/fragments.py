@@ -3,8 +3,7 @@
 A warp takes `M` tiles of 16 rows of weights, a chunk of four blocks of 32 at a time: what a lane loads of a
 tile (see packing.py) are the fragments of that chunk's products, once it is unpacked. Activations are as
 `common.emit_codes` writes them. Both digits of these are multiplied by themselves, in whole numbers; then a
-block's scales are applied. `KS` warps share the columns: a warp takes chunks `part`, `part` + KS, …, of which
-`AHEAD` are in flight.
+block's scales are applied. `KS` warps share the columns: a warp takes chunks `part`, `part` + KS, ….
 """
 
 from __future__ import annotations
@@ -26,31 +25,28 @@ from ..stage import device, registers, static
 from .common import codes_plane, scales_plane, two_digits
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = two_digits  # of the weights' format: see unpack.py
-CODES = SCALES = HALVES = MINIMUM = M = KS = AHEAD = TOKENS = 0  # constants of the launch
+CODES = SCALES = HALVES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
-def first_chunks(tile: registers(M), blocks, part):
-    """The first `AHEAD` chunks of a warp's tiles, as they lie there: what sums begin with."""
-    lane = thread() & 31
+def first_chunk(tile: registers(M), blocks, part):
+    """The first chunk of a warp's tiles, as it lies there: what sums begin with."""
     chunks = (blocks + 3) // 4
-    codes = registers((AHEAD, M, 2, CODES))
-    scale = registers((AHEAD, M, 2, SCALES))
-    for e in static(AHEAD):
-        chunk = part + KS * e
-        piece = 64 * (chunk if chunk < chunks else chunks - 1) + lane
-        for m in static(M):
-            for i in static(2):
-                codes[e, m, i] = CODES_OF(tile[m], 64 * chunks, piece + 32 * i)
-                scale[e, m, i] = SCALES_OF(tile[m], 64 * chunks, piece + 32 * i)
+    piece = 64 * (part if part < chunks else chunks - 1) + (thread() & 31)
+    codes = registers((M, 2, CODES))
+    scale = registers((M, 2, SCALES))
+    for m in static(M):
+        for i in static(2):
+            codes[m, i] = CODES_OF(tile[m], 64 * chunks, piece + 32 * i)
+            scale[m, i] = SCALES_OF(tile[m], 64 * chunks, piece + 32 * i)
     return codes[()] + scale[()]
 
 
 @device
 def sums_of_4(
     tile: registers(M),
-    codes: registers((AHEAD, M, 2, CODES)),
-    scale: registers((AHEAD, M, 2, SCALES)),
+    codes: registers((M, 2, CODES)),
+    scale: registers((M, 2, SCALES)),
     x,
     blocks,
     part,
@@ -72,59 +68,56 @@ def sums_of_4(
     column_block = shift_right(quad, 1 + TOKENS // 2)
     own_block = shift_right(sub, TOKENS // 2)
     facts = x + 4 * codes_plane(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
-    for start in range(part, chunks, KS * AHEAD):
-        for e in static(AHEAD):
-            chunk = start + KS * e
-            if e == 0 or chunk < chunks:
-                word = registers((4, 2))
-                d = registers(TOKENS)
-                s = registers(TOKENS)
-                s2 = registers(TOKENS)
-                for g in static(TOKENS):
-                    block = 4 * chunk + g * (4 // TOKENS) + column_block
-                    first, second = load_int2(column + 16 * TOKENS * block)
-                    for u in static(4 // TOKENS):
-                        word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
-                        word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
-                    at = facts + 16 * TOKENS * chunk + 16 // TOKENS * g
-                    d[g] = load_float(at)
-                    if MINIMUM and HALVES:
-                        s[g] = load_float(at + 2 * scales_plane(blocks))
-                        s2[g] = load_float(at + 3 * scales_plane(blocks))
-                    elif MINIMUM:
-                        s[g] = load_float(at + scales_plane(blocks))
-                piece = 64 * chunk + lane
-                for m in static(M):
-                    w = registers((2, 8))
-                    f = registers((2, 4))
-                    for i in static(2):
-                        w[i] = WORDS_OF(*codes[e, m, i])
-                        f[i] = FACTORS_OF(*scale[e, m, i], piece + 32 * i)
-                    if chunk + KS * AHEAD < chunks:
-                        for i in static(2):
-                            codes[e, m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS * AHEAD + 32 * i))
-                            scale[e, m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS * AHEAD + 32 * i))
-                    for g in static(TOKENS):
-                        c = registers(4, 0)
-                        c2 = registers(4, 0)
-                        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-                            if HALVES:
-                                c[()] = mma_bytes_16(w[0, 2 * u], w[1, 2 * u], word[u, 0], *c[()])
-                                c2[()] = mma_bytes_16(w[0, 2 * u + 1], w[1, 2 * u + 1], word[u, 1], *c2[()])
-                            else:
-                                a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
-                                c[()] = mma_bytes(*a, *word[u], *c[()])
-                        source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
-                        for i in static(2):
-                            total = from_lane(f[i, 0], source) * two_digits(c[2 * i], c[2 * i + 1])
-                            if HALVES:
-                                second = two_digits(c2[2 * i], c2[2 * i + 1])
-                                total = total + from_lane(f[i, 2], source) * second
-                            acc[m, i] = acc[m, i] + d[g] * total
-                            if MINIMUM:
-                                acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
-                                if HALVES:
-                                    acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
+    for chunk in range(part, chunks, KS):
+        word = registers((4, 2))
+        d = registers(TOKENS)
+        s = registers(TOKENS)
+        s2 = registers(TOKENS)
+        for g in static(TOKENS):
+            block = 4 * chunk + g * (4 // TOKENS) + column_block
+            first, second = load_int2(column + 16 * TOKENS * block)
+            for u in static(4 // TOKENS):
+                word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
+                word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
+            at = facts + 16 * TOKENS * chunk + 16 // TOKENS * g
+            d[g] = load_float(at)
+            if MINIMUM and HALVES:
+                s[g] = load_float(at + 2 * scales_plane(blocks))
+                s2[g] = load_float(at + 3 * scales_plane(blocks))
+            elif MINIMUM:
+                s[g] = load_float(at + scales_plane(blocks))
+        piece = 64 * chunk + lane
+        for m in static(M):
+            w = registers((2, 8))
+            f = registers((2, 4))
+            for i in static(2):
+                w[i] = WORDS_OF(*codes[m, i])
+                f[i] = FACTORS_OF(*scale[m, i], piece + 32 * i)
+            if chunk + KS < chunks:
+                for i in static(2):
+                    codes[m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    scale[m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+            for g in static(TOKENS):
+                c = registers(4, 0)
+                c2 = registers(4, 0)
+                for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
+                    if HALVES:
+                        c[()] = mma_bytes_16(w[0, 2 * u], w[1, 2 * u], word[u, 0], *c[()])
+                        c2[()] = mma_bytes_16(w[0, 2 * u + 1], w[1, 2 * u + 1], word[u, 1], *c2[()])
+                    else:
+                        a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
+                        c[()] = mma_bytes(*a, *word[u], *c[()])
+                source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
+                for i in static(2):
+                    total = from_lane(f[i, 0], source) * two_digits(c[2 * i], c[2 * i + 1])
+                    if HALVES:
+                        second = two_digits(c2[2 * i], c2[2 * i + 1])
+                        total = total + from_lane(f[i, 2], source) * second
+                    acc[m, i] = acc[m, i] + d[g] * total
+                    if MINIMUM:
+                        acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
+                        if HALVES:
+                            acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
     return acc[()]
 
 
@@ -141,8 +134,8 @@ def from_lane(value, source):
 @device
 def sums_of_8(
     tile: registers(M),
-    codes: registers((AHEAD, M, 2, CODES)),
-    scale: registers((AHEAD, M, 2, SCALES)),
+    codes: registers((M, 2, CODES)),
+    scale: registers((M, 2, SCALES)),
     x,
     blocks,
     part,
@@ -182,12 +175,12 @@ def sums_of_8(
             a2 = registers(2)
             b2 = registers(2)
             for i in static(2):
-                w[i] = WORDS_OF(*codes[0, m, i])
-                a[i], b[i], a2[i], b2[i] = FACTORS_OF(*scale[0, m, i], piece + 32 * i)
+                w[i] = WORDS_OF(*codes[m, i])
+                a[i], b[i], a2[i], b2[i] = FACTORS_OF(*scale[m, i], piece + 32 * i)
             if chunk + KS < chunks:
                 for i in static(2):
-                    codes[0, m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
-                    scale[0, m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    codes[m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    scale[m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
             for u in static(4):
                 source = bits_or(bits_and(lane, 28), u)  # the lane that has this block's scales
                 wa = registers(2)
