@@ -196,13 +196,17 @@ class AttentionLowering(Launches):
         layout, n = self.layout, self._n[False]
         chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        spans = max(1, SPANS // n)  # idle blocks cost time, too
+        warps = int(constants["WARPS"])
+        merging = 4 * warps * together * (value_dims + 2) + 16
+        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
+        # No more than run at once: idle blocks cost time, and so does a context in pieces.
+        at_once = self.device.multiprocessors * max(resident, self._shared_limit // shared)
+        spans = max(1, min(SPANS, at_once // blocks) // n)
         emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
         said, arguments = self._scores(op)
         constants = constants | said
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
-        warps = int(constants["WARPS"])
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
         what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
         room = op.heads * SPANS * (value_dims + 4) * 4
@@ -210,8 +214,6 @@ class AttentionLowering(Launches):
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
         arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads, *more]
-        merging = 4 * warps * together * (value_dims + 2) + 16
-        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:
