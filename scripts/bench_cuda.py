@@ -10,6 +10,7 @@
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
     python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
     by ways of waiting for the card and of copying
+    python scripts/bench_cuda.py launches                   what it costs to go from op to op
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -31,6 +32,7 @@ from pathlib import Path
 
 import numpy as np
 from cuda_host import host
+from cuda_launches import launches as between_ops
 from cuda_models import DATA, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -400,6 +402,8 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "launches":
+        between_ops()
     elif command == "host":
         host(rest[0], rest[1], rest[2:])
     elif command == "prefill":
