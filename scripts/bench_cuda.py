@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 from cuda_host import host
 from cuda_launches import launches as between_ops
+from cuda_mixtures import MIXTURES, random_mixture
 from cuda_models import DATA, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -46,11 +47,15 @@ from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import HeadMatMul, MatMul, MoE
+from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.sampler import Sampler, SamplingParams
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
+
+
+def made_up(shape: str, kind: str) -> Program:
+    return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
 
 
 def feed(
@@ -185,7 +190,7 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
 
 def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
     start = time.perf_counter()
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     made = time.perf_counter()
     n_pages = (max([256, *depths]) + 256) // 64
     machine = CudaMachine(program, n_pages)
@@ -262,7 +267,7 @@ def choose(shape: str, kind: str) -> None:
 def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
     speeds: Speeds = {"pp4096": 0.0}
     most = max(rows or [512])
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     machine = CudaMachine(program, 4096 // 64, max_rows=most)
     for n in rows or [512]:
         times = []

@@ -57,6 +57,7 @@ class Shapes:
             tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
         return tile.fitting(blocks)
 
-    def expert(self, blocks: int, matrices: int) -> Tile:
-        """For a row and one of its experts."""
-        return Tile(2 * matrices, 4, 4).fitting(blocks)
+    def expert(self, blocks: int, n_out: int, matrices: int) -> Tile:
+        """For a row and one of its experts, of some eight that are worked on at once."""
+        parts = 8 if matrices == 2 and n_out < 1024 else 4
+        return Tile(2 * matrices, parts, parts).fitting(blocks)
