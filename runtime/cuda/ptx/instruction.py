@@ -19,8 +19,9 @@ from typing import Any
 @dataclass(frozen=True)
 class Instruction:
     """What a function of this module becomes. `ordered`: it touches memory or other threads, and stays
-    where it is; other instructions may be moved, merged and dropped. The first `updated` operands are in
-    the registers of as many outputs, which PTX names only once: its other operands follow those numbers."""
+    where it is; other instructions may be moved, merged and dropped. The first `updated` operands are
+    in the registers of as many outputs, by whose numbers PTX names them; those behind keep their own.
+    """
 
     name: str
     ptx: str
