@@ -46,7 +46,7 @@ KERNELS = [
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
     kernel("rows", "select_rows", 128, PDL=0),
     kernel("quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel("quantize", "to_halves", 256, WARPGROUPS=1, PDL=0),
+    kernel("quantize", "to_halves", 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
     kernel("tiled", "tiled_matmul", 256, PDL=0, **MANY),

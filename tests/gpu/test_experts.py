@@ -157,7 +157,7 @@ def test_many_rows(n_experts, size):
     assert sorted(places) == list(range(rows * top))
     np.testing.assert_array_equal(sources[places.reshape(rows, top)], np.arange(rows)[:, None].repeat(top, 1))
     halves, scales = np.zeros((rows, 128), np.float16), np.zeros(rows, np.float32)
-    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales], 64)
+    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales, 0, 0.0, 0.0], 64)
     product = np.full((rows * top, outputs), np.nan, np.float32)
     arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 256, scales, rows, biases]
     arguments += [product, 4 * outputs, tiles, sources, weights.size]

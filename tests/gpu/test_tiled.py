@@ -18,12 +18,12 @@ from .test_unpack import packed, random_tensor
 SHARED = 65536
 
 
-def halves(x: np.ndarray, warpgroups: int) -> tuple[np.ndarray, np.ndarray]:
+def halves(x: np.ndarray, warpgroups: int, parts: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """x as `to_halves` leaves it, and its rows' scales."""
     out = np.zeros((len(x), -(-x.shape[1] // 128) * 128), np.float16)
     scales = np.zeros(len(x), np.float32)
-    arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales]
-    run(to_halves, {"WARPGROUPS": warpgroups, "PDL": 0}, (1, len(x)), 256, arguments, 64)
+    arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales, 0, 0.0, 0.0]
+    run(to_halves, {"WARPGROUPS": warpgroups, "PARTS": parts, "PDL": 0}, (1, len(x)), 256, arguments, 64)
     return out, scales
 
 
@@ -46,6 +46,33 @@ def test_tiled(name, width, bias):
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
     run(tiled_matmul, how, (1, 1), 256, arguments, SHARED)
     close(out, x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T + biases * bias + before)
+
+
+@pytest.mark.parametrize("parts", [0, 2])
+def test_long_rows(parts):
+    """Rows that are read twice, and such that threads hold; the scales of large numbers."""
+    x = np.random.default_rng(1).standard_normal((2, 1040)).astype(np.float32) * [[1], [1e6]]
+    got, scales = halves(x.astype(np.float32), 1, parts)
+    assert scales[0] == 1
+    assert 32768 / 2 < np.abs(x[1]).max() / scales[1] <= 32768
+    plain = got.reshape(2, 72, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    np.testing.assert_array_equal(plain[:, :1040], (x / scales[:, None]).astype(np.float16))
+    assert not plain[:, 1040:].any()
+
+
+def test_normed_halves():
+    rng, width = np.random.default_rng(2), 1184
+    x, weight = (
+        rng.standard_normal((2, width)).astype(np.float32),
+        rng.uniform(1, 2, width).astype(np.float32),
+    )
+    out, scales = np.zeros((2, 1280), np.float16), np.zeros(2, np.float32)
+    arguments = [x, 4 * width, width, out, 2 * 1280, scales, weight, 1 / width, 1e-3]
+    how = {"WARPGROUPS": 1, "PARTS": 2, "NORMED": 1, "PDL": 0}
+    run(to_halves, how, (1, 2), 256, arguments, 64)
+    plain = out.reshape(2, 80, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)[:, :width]
+    expected = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weight
+    np.testing.assert_allclose(plain * scales[:, None], expected, 1e-3, 1e-6)
 
 
 def test_order_of_halves():

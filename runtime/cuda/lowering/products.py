@@ -199,20 +199,6 @@ class ProductLowering(NormLowering):
             what = self._kernel("tiled", "tiled_matmul", 256, **constants)
             self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
 
-    def _to_halves(self, x: Region, width: int, rows: int, halves: Region, scales: Region) -> None:
-        what = self._kernel("quantize", "to_halves", 256, WARPGROUPS=int(self.device.warpgroups))
-        self._emit(what, (1, rows), [*x, width, *halves, scales.address], 64)
-
-    def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """A buffer's rows as halves, and their scales: made now, unless they are there already."""
-        name, rows = self._real(x).name, self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
-        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
-        if name not in self._halved:
-            self._to_halves(self._at(x), x.width, self._n[x.wanted], halves, scales)
-            self._halved.add(name)
-        return halves, scales
-
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
         n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
