@@ -172,6 +172,19 @@ def load_inside(address, inside):
 
 
 @device
+def load_four(address, stride, row, end, output, n_out):
+    """What is at the outputs `output` and 8 further of this row and the next, 0 where these end."""
+    here, further = row < end, row + 1 < end
+    first, second = output < n_out, output + 8 < n_out
+    return (
+        load_inside(address, here & first),
+        load_inside(address + stride, further & first),
+        load_inside(address + 32, here & second),
+        load_inside(address + stride + 32, further & second),
+    )
+
+
+@device
 def store_inside(address, inside, value, up, before):
     if inside:
         if GATED:
@@ -179,6 +192,19 @@ def store_inside(address, inside, value, up, before):
         if ACCUMULATE:
             value = value + before
         store_float(address, value)
+
+
+@device
+def store_four(
+    address, stride, row, end, output, n_out, value: registers(4), up: registers(4), before: registers(4)
+):
+    """Results where `load_four` loads."""
+    here, further = row < end, row + 1 < end
+    first, second = output < n_out, output + 8 < n_out
+    store_inside(address, here & first, value[0], up[0], before[0])
+    store_inside(address + stride, further & first, value[1], up[1], before[1])
+    store_inside(address + 32, here & second, value[2], up[2], before[2])
+    store_inside(address + stride + 32, further & second, value[3], up[3], before[3])
 
 
 @device
@@ -351,23 +377,28 @@ def warpgroup_matmul(
             for j in static(2):
                 d[n, j] = scale_of(scales, sources, line + (8 * n + j), end)
         for m in static(M // (1 + GATED)):
-            before = registers((8, 4))
+            at = target + 64 * group * out_stride + 256 * m
+            output = first + 64 * m
+            before = registers((8, 4), 0.0)
             if ACCUMULATE:
                 for n in static(8):
-                    for i in static(4):
-                        inside = (line + (8 * n + i % 2) < end) & (first + (64 * m + 8 * (i // 2)) < n_out)
-                        at = target + (64 * group + 8 * n + i % 2) * out_stride + (256 * m + 32 * (i // 2))
-                        before[n, i] = load_inside(at, inside)
-            else:
-                for n in static(8):
-                    for i in static(4):
-                        before[n, i] = 0.0
+                    before[n] = load_four(
+                        at + 8 * n * out_stride, out_stride, line + 8 * n, end, output, n_out
+                    )
             for n in static(8):
-                for i in static(4):
-                    inside = (line + (8 * n + i % 2) < end) & (first + (64 * m + 8 * (i // 2)) < n_out)
-                    at = target + (64 * group + 8 * n + i % 2) * out_stride + (256 * m + 32 * (i // 2))
-                    up = 0.0
-                    if GATED:
-                        up = acc[m + M // 2, 32 * group + 4 * n + i] * d[n, i % 2] + b[m + M // 2, i // 2]
-                    value = acc[m, 32 * group + 4 * n + i] * d[n, i % 2] + b[m, i // 2]
-                    store_inside(at, inside, value, up, before[n, i])
+                value = registers((2, 4), 0.0)  # of the first matrix, and of the other
+                for k in static(1 + GATED):
+                    for i in static(4):
+                        value[k, i] = acc[m + k * (M // 2), 32 * group + 4 * n + i] * d[n, i % 2]
+                        value[k, i] = value[k, i] + b[m + k * (M // 2), i // 2]
+                store_four(
+                    at + 8 * n * out_stride,
+                    out_stride,
+                    line + 8 * n,
+                    end,
+                    output,
+                    n_out,
+                    *value[0],
+                    *value[1],
+                    *before[n],
+                )
