@@ -91,8 +91,10 @@ class Shapes:
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
             tile = Tile(2, parts, 2 * parts)
-        else:
+        elif name == "Q8_0":
             tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
+        else:
+            tile = Tile(2, 2, 4) if large else Tile(2, 8, 8)
         return tile.fitting(blocks)
 
     def expert(self, blocks: int, n_out: int, matrices: int) -> Tile:
