@@ -7,6 +7,7 @@ import pytest
 
 from kukri.runtime.cuda.kernels.attention import attend
 from kukri.runtime.cuda.kernels.group_attention import attend_group
+from kukri.runtime.cuda.kernels.latent_attention import attend_latent, merge_spans
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 
 from .codes import decoded, empty
@@ -175,6 +176,59 @@ def test_attend_latent():
     weights = np.exp(0.3 * q.reshape(heads, dims) @ k.T)
     expected = weights / weights.sum(-1, keepdims=True) @ k[:, :value_dims]
     np.testing.assert_allclose(out.reshape(heads, -1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dims", "value_dims", "heads", "tokens", "warps", "spans", "window", "softcap", "sinks", "bits"),
+    [
+        (48, 32, 3, 32, 4, 2, 0, 0.0, 0, 16),
+        (48, 48, 40, 64, 8, 1, 0, 0.0, 0, 16),
+        (64, 32, 5, 64, 8, 3, 50, 2.0, 1, 8),
+        (96, 80, 20, 32, 8, 3, 0, 0.0, 0, 16),
+        (96, 96, 20, 64, 8, 1, 0, 0.0, 1, 4),
+        (144, 128, 16, 32, 4, 2, 0, 0.0, 0, 16),
+    ],
+)
+def test_attend_latent_on_tensor_cores(
+    dims, value_dims, heads, tokens, warps, spans, window, softcap, sinks, bits
+):
+    rng, position, rows, sixteens = np.random.default_rng(0), 150, 2, 1 if heads <= 16 else 2
+    keys = rng.standard_normal((3, 1, 64, dims)).astype(np.float16)
+    keys[1, :, position % 64 + 1 :] = np.nan if bits == 16 else 0
+    keys_held, keys = quantised(keys, bits)
+    q = rng.standard_normal((rows, heads * dims)).astype(np.float32)
+    table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(rows, np.int32), np.array([150, 70], np.int32)
+    sink = rng.standard_normal(heads).astype(np.float32)
+    out = np.full((rows, heads * value_dims), np.nan, np.float32)
+    partials = np.full((rows, heads, spans, value_dims + 4), np.nan, np.float32)
+    together = max(d for d in range(1, 16 * sixteens + 1) if heads % d == 0)
+    units = value_dims // 16
+    constants = {"G": together, "HD": dims, "DP": dims, "VD": value_dims, "VP": value_dims, "KV": bits}
+    constants |= {"CHUNKS": heads // together, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "PAGE": 6}
+    constants |= {"MT": sixteens, "T": tokens, "NT": tokens * sixteens // (8 * warps), "WARPS": warps}
+    constants |= {"GROUPS": warps // sixteens, "UNITS": units, "UW": -(-units // warps), "PDL": 0}
+    constants |= {"DIRECT": int(spans == 1), "SOFTCAP": int(softcap > 0), "SINKS": sinks}
+    constants |= {"WINDOW": int(window > 0), "EMIT": int(value_dims % 32 == 0), "TOKENS": 2, "THREADS": 64}
+    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
+    sink2 = sink * np.float32(LOG2_E)
+    arguments = [q, q.nbytes // rows, keys_held, 0, table, 0, zero, at, scale, softcap * LOG2_E, window]
+    arguments += [sink2, partials, out, out.nbytes // rows, heads, 1]
+    run(attend_latent, constants, (heads // together, spans, rows), 32 * warps, arguments, 65536)
+    codes = empty(heads * value_dims, rows)
+    if spans > 1:
+        arguments = [partials, at, window, sink2, out, out.nbytes // rows, codes, heads, spans]
+        run(merge_spans, constants, (heads, rows), 64, arguments, 4096)
+        if value_dims % 32 == 0:
+            got = decoded(codes, heads * value_dims, rows, rows)[0]
+            np.testing.assert_allclose(got, out, rtol=1e-3, atol=1e-3)
+    for row in range(rows):
+        seen = np.arange(max(0, at[row] - window + 1) if window else 0, at[row] + 1)
+        k = keys[table[0, seen // 64], 0, seen % 64].astype(np.float64)
+        scores = 0.3 * q[row].reshape(heads, dims) @ k.T
+        weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
+        sums = weights.sum(-1) + (np.exp(sink) if sinks else 0)
+        expected = weights / sums[:, None] @ k[:, :value_dims]
+        np.testing.assert_allclose(out[row].reshape(heads, -1), expected, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,25 @@ ATTEND_WARPS = 4
 # Bytes of shared memory a block, where cards have more than most.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
+MERGE_THREADS = 512  # of a block that merges spans of latent attention
+
+
+@dataclass(frozen=True)
+class LatentShape:
+    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps."""
+
+    sixteens: int
+    tokens: int
+    warps: int
+
+    def shared(self, dims: int) -> int:
+        """Bytes of shared memory: two tiles, queries, probabilities, the highest scores of warps."""
+        tops = 64 * self.warps
+        return 4 * self.tokens * dims + 32 * self.sixteens * (dims + self.tokens) + tops
+
+
+# The first one that fits is taken.
+LATENT_SHAPES = [LatentShape(*s) for s in ((2, 64, 8), (2, 32, 8), (1, 64, 8), (1, 32, 4))]
 
 
 class AttentionLowering(Launches):
@@ -121,6 +140,8 @@ class AttentionLowering(Launches):
             self._attend_prompt(op)
         elif self._suits_tensor_cores(op):
             self._attend_group(i, op)
+        elif shape := self._latent_shape(op):
+            self._attend_latent(i, op, shape)
         else:
             self._attend_plain(i, op)
 
@@ -151,6 +172,51 @@ class AttentionLowering(Launches):
         together = _divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
         self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
+
+    def _latent_shape(self, op: ops.Attend) -> LatentShape | None:
+        """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
+        halves = self.layout.cache_bits <= 16 and self.device.capability >= (8, 0)
+        dims, value_dims, group = op.head_dim, op.value_dim, op.heads // op.kv_heads
+        padless = dims % 16 == 0 and value_dims % 16 == 0 and self._padded(op) == dims and value_dims <= 1024
+        if not halves or not padless or op.v != op.k or self.layout.page_size != 64:
+            return None
+        fitting = (s for s in LATENT_SHAPES if s.shared(dims) <= self._shared_limit)
+        return next((s for s in fitting if group > 16 or s.sixteens == 1), None)
+
+    def _attend_latent(self, i: int, op: ops.Attend, shape: LatentShape) -> None:
+        """Single rows of latent attention; parts of their contexts are merged by a second launch."""
+        layout, n = self.layout, self._n[False]
+        together = _divisor(op.heads // op.kv_heads, 16 * shape.sixteens)
+        blocks = op.heads // together
+        most = max(1, self.device.multiprocessors // blocks)  # spans of all rows
+        spans = max(1, min(SPANS, most // n))
+        said, arguments = self._scores(op)
+        units = op.value_dim // 16
+        constants = said | {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": op.value_dim}
+        constants |= {"CHUNKS": blocks // op.kv_heads, "TURN": _turn(op.head_dim), "WARPS": shape.warps}
+        constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
+        constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
+        constants |= {"UNITS": units, "UW": -(-units // shape.warps), "DIRECT": int(spans == 1)}
+        what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
+        room = op.heads * most * (op.value_dim + 4) * 4
+        partials = self.memory.rows(f"latent spans {op.heads} {op.value_dim}", 1, room).address
+        out = [*self._at(op.out)]
+        more = [partials, *out, op.heads, op.kv_heads]
+        self._emit(what, (blocks, spans, n), [*arguments, *more], shape.shared(op.head_dim))
+        self._wrote(op.out)
+        if spans == 1:
+            return
+        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
+        codes = self._codes(self._real(op.out)) if emits else 0
+        merging = {"VD": op.value_dim, "VP": op.value_dim, "T": shape.tokens, "THREADS": MERGE_THREADS}
+        merging |= {"EMIT": int(emits), "TOKENS": self._tokens(op.out) if emits else 0}
+        merging |= {name: constants[name] for name in ("WINDOW", "SINKS")}
+        what = self._kernel("latent_attention", "merge_spans", MERGE_THREADS, **merging)
+        *_, window, sinks = arguments
+        given = [partials, self.inputs.positions, window, sinks, *out, codes, op.heads, spans]
+        self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
+        if emits:
+            self._coded[self._real(op.out).name] = Coded(codes)
 
     def _in_spans(
         self,

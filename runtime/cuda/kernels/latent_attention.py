@@ -1,0 +1,403 @@
+"""Latent attention over the paged cache on tensor cores: keys of many dimensions (576 of DeepSeek's models),
+whose first ones (512) are the values, for all query heads the same.
+
+A block takes up to 16 · `MT` heads of a row and a span of its context, a tile of `T` tokens at a time, which
+all warps bring into shared memory together, the next one while the present one is used. Warps share its work in
+two ways. For the scores, a warp has 16 heads, whose queries stay in its registers, and `T` · `MT` / `WARPS`
+tokens; for the result it has all heads and its part of the dimensions of the values. In between,
+probabilities go through shared memory, in halves. Of a tile of 64 tokens and 32 heads, 576 by 512
+dimensions, that makes 144 KB read for scores, 64 KB for values, 4 KB written and 32 KB read of probabilities.
+If warps had shared the dimensions of the scores instead, the keys would be read once, 72 KB, but sums in
+float32 of all warps, 64 KB, would be written and read.
+
+Rows of shared memory as in `prompt_attention.py`. What blocks have of a row is merged by another launch:
+with 512 dimensions of 32 heads it is too much for a single block.
+"""
+
+from __future__ import annotations
+
+from ..ptx import (
+    barrier,
+    block_x,
+    block_y,
+    block_z,
+    blocks_y,
+    commit_copies,
+    copy_async,
+    divide,
+    exp2,
+    load_float,
+    load_float4,
+    load_int,
+    load_matrices,
+    load_matrices_turned,
+    load_shared,
+    load_shared4,
+    load_weight,
+    maximum,
+    mma_halves,
+    pack_halves,
+    quotient,
+    shared,
+    shift_right,
+    shuffle_xor,
+    store_float,
+    store_shared,
+    store_shared_int,
+    store_shared_int4,
+    thread,
+    wait_copies,
+)
+from ..stage import device, registers, static
+from .cache import load_eight, piece_of
+from .common import begin, tanh, warp_maximum, warp_sum
+from .prompt_attention import place, store_halves
+from .spans import finish
+
+# Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a tile,
+# 32 or 64. NT: tokens of a warp's scores by 8, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the same heads,
+# WARPS / MT, a multiple of 4. UNITS: 16 dimensions each of the values; UW of them a warp's. DIRECT: there is
+# one span, and nothing to merge.
+G = HD = VD = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
+VP = THREADS = 0
+NOTHING = -1e30
+HIDDEN = -2e30
+
+
+@device
+def seen_from(position, window):
+    """The first position that one sees."""
+    low = 0
+    if WINDOW:
+        low = position - window + 1
+        if low < 0:
+            low = 0
+    return low
+
+
+@device
+def tiles_of_span(position, low, spans):
+    """How many tiles a block takes of a context that `spans` blocks may share."""
+    count = divide(position, T) + 1 - divide(low, T)
+    return divide(count + spans - 1, spans)
+
+
+@device
+def fetch_tile(stage, keys, page, tile, position, kv_head, kv_heads):
+    """Begin to bring a tile's keys; zeros behind `position`."""
+    keys = piece_of(keys, page, kv_head, kv_heads)
+    for i in range(thread(), T * HD // 8, 32 * WARPS):
+        row = divide(i, HD // 8)
+        piece = i - row * (HD // 8)
+        slot = T * (tile & (64 // T - 1)) + row
+        to = stage + place(row, piece)
+        inside = 16
+        if T * tile + row > position:
+            inside = 0
+        if KV == 16:
+            copy_async(to, keys + 2 * (slot * HD + 8 * piece), inside)
+        elif inside > 0:
+            store_halves(to, *load_eight(keys, slot, 8 * piece))
+        else:
+            store_shared_int4(to, 0, 0, 0, 0)
+
+
+@device
+def place_of_probabilities(row, piece):
+    """Where 8 tokens' probabilities of a head lie."""
+    return 2 * T * row + 16 * (piece ^ ((row >> (64 // T - 1)) & (T // 8 - 1)))
+
+
+def attend_latent(
+    q,
+    q_stride,
+    keys,
+    values,
+    table,
+    table_stride,
+    sequences,
+    positions,
+    scale: float,
+    softcap: float,
+    window,
+    sinks,
+    partials,
+    out,
+    out_stride,
+    heads,
+    kv_heads,
+):
+    """Parts of softmax(scale · q·k) v, or with DIRECT `out` itself. Grid: (key-value heads · CHUNKS, spans at
+    most, rows), of 32 · WARPS threads.
+
+    Arguments as for `attention.attend`; `values` are not looked at. Pages have 64 tokens. `partials` is as
+    `spans.combine` leaves it, for `merge_spans`: of each row, head and span VP values, to be divided by their
+    sum; the highest score; the sum.
+    """
+    begin()
+    lane = thread() & 31
+    warp = shift_right(thread(), 5)
+    row = block_z()
+    position = load_int(positions + 4 * row)
+    pages = table + load_int(sequences + 4 * row) * table_stride
+    low = seen_from(position, window)
+    span = tiles_of_span(position, low, blocks_y())
+    first = divide(low, T) + block_y() * span
+    end = first + span
+    if end > divide(position, T) + 1:
+        end = divide(position, T) + 1
+    if first >= end:
+        return
+    head = block_x() * G
+    kv_head = divide(block_x(), CHUNKS)
+    queries = shared() + 4 * T * HD
+    probabilities = queries + 32 * MT * HD
+    tops = probabilities + 32 * MT * T
+    page = load_int(pages + 4 * divide(first * T, 64))
+    fetch_tile(shared(), keys, page, first, position, kv_head, kv_heads)
+    commit_copies()
+    following = first + 1
+    if following >= end:
+        following = first
+    page = load_int(pages + 4 * divide(following * T, 64))
+
+    for i in range(thread(), 2 * MT * HD, 32 * WARPS):
+        of_head = divide(i, HD // 8)
+        piece = i - of_head * (HD // 8)
+        x = registers(8, 0.0)
+        if of_head < G:
+            source = q + row * q_stride + 4 * ((head + of_head) * HD + 8 * piece)
+            x[0], x[1], x[2], x[3] = load_float4(source)
+            x[4], x[5], x[6], x[7] = load_float4(source + 16)
+        store_shared_int4(
+            queries + place(of_head, piece),
+            pack_halves(x[0] * scale, x[1] * scale),
+            pack_halves(x[2] * scale, x[3] * scale),
+            pack_halves(x[4] * scale, x[5] * scale),
+            pack_halves(x[6] * scale, x[7] * scale),
+        )
+    barrier()
+    own = warp & (MT - 1)  # which 16 of the heads
+    group = divide(warp, MT)  # which of the tokens
+    query = registers((HD // 16, 4))
+    for k in static(HD // 16):
+        query[k] = load_matrices(
+            queries + place(16 * own + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4))
+        )
+    unit = registers(UW)
+    for u in static(UW):
+        unit[u] = warp * UW + u
+        if unit[u] >= UNITS:
+            unit[u] = UNITS - 1
+    best = registers((MT, 2), NOTHING)
+    total = registers(2, 0.0)
+    acc = registers((MT, 2 * UW, 4), 0.0)
+    held = shared()
+    other = shared() + 2 * T * HD
+    for tile in range(first, end):
+        wait_copies()
+        barrier()
+        if tile + 1 < end:
+            fetch_tile(other, keys, page, tile + 1, position, kv_head, kv_heads)
+            following = tile + 2
+            if following >= end:
+                following = tile
+            page = load_int(pages + 4 * divide(following * T, 64))
+        commit_copies()
+        score = registers((NT, 4), 0.0)
+        more = registers((NT, 4), 0.0)  # of every other step, so that products wait less for each other
+        if NT == 2:
+            for k in static(HD // 16):
+                b = registers((2, 2))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
+                    held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1))
+                )
+                for n in static(2):
+                    if k % 2 == 0:
+                        score[n] = mma_halves(*query[k], *b[n], *score[n])
+                    else:
+                        more[n] = mma_halves(*query[k], *b[n], *more[n])
+        else:
+            for k in static(0, HD // 16, 2):
+                b = registers((2, 2))
+                piece = 2 * k + (lane >> 3)
+                if HD // 16 == k + 1:
+                    piece = 2 * k + ((lane >> 3) & 1)
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
+                    held + place(8 * group + (lane & 7), piece)
+                )
+                score[0] = mma_halves(*query[k], *b[0], *score[0])
+                if HD // 16 > k + 1:
+                    more[0] = mma_halves(*query[k + 1], *b[1], *more[0])
+        for n in static(NT):
+            for i in static(4):
+                score[n, i] = score[n, i] + more[n, i]
+                if SOFTCAP:
+                    score[n, i] = softcap * tanh(score[n, i])
+        if T * tile + T - 1 > position or WINDOW:
+            for n in static(NT):
+                for i in static(4):
+                    token = T * tile + 8 * (NT * group + n) + 2 * (lane & 3) + i % 2
+                    if token > position:
+                        score[n, i] = HIDDEN
+                    if WINDOW:
+                        if token < low:
+                            score[n, i] = HIDDEN
+        for r in static(2):
+            highest = NOTHING
+            for n in static(NT):
+                highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
+            highest = maximum(highest, shuffle_xor(highest, 1))
+            highest = maximum(highest, shuffle_xor(highest, 2))
+            if (lane & 3) == 0:
+                store_shared(tops + 4 * ((16 * own + 8 * r + (lane >> 2)) * GROUPS + group), highest)
+        barrier()
+        shrink = registers((MT, 2))
+        for m in static(MT):
+            for r in static(2):
+                highest = best[m, r]
+                for j in static(GROUPS // 4):
+                    x = registers(4)
+                    x[()] = load_shared4(tops + 4 * ((16 * m + 8 * r + (lane >> 2)) * GROUPS + 4 * j))
+                    for i in static(4):
+                        highest = maximum(highest, x[i])
+                shrink[m, r] = exp2(best[m, r] - highest)
+                best[m, r] = highest
+        for r in static(2):
+            highest = best[0, r]
+            grown = shrink[0, r]
+            if MT == 2:
+                if own == 1:
+                    highest = best[MT - 1, r]
+                    grown = shrink[MT - 1, r]
+            total[r] = total[r] * grown
+            of_head = 16 * own + 8 * r + (lane >> 2)
+            for n in static(NT):
+                a = exp2(score[n, 2 * r] - highest)
+                b = exp2(score[n, 2 * r + 1] - highest)
+                total[r] = total[r] + a + b
+                to = probabilities + place_of_probabilities(of_head, NT * group + n)
+                store_shared_int(to + 4 * (lane & 3), pack_halves(a, b))
+        for m in static(MT):
+            for n in static(2 * UW):
+                for i in static(4):
+                    acc[m, n, i] = acc[m, n, i] * shrink[m, i // 2]
+        barrier()
+        for k in static(T // 16):
+            p = registers((MT, 4))
+            for m in static(MT):
+                of_head = 16 * m + (lane & 7) + ((lane >> 3) & 1) * 8
+                p[m] = load_matrices(probabilities + place_of_probabilities(of_head, 2 * k + (lane >> 4)))
+            for u in static(UW):
+                b = registers((2, 2))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
+                    held
+                    + place(16 * k + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
+                )
+                for m in static(MT):
+                    for n in static(2):
+                        acc[m, 2 * u + n] = mma_halves(*p[m], *b[n], *acc[m, 2 * u + n])
+        following = held
+        held = other
+        other = following
+    barrier()
+    for r in static(2):
+        total[r] = total[r] + shuffle_xor(total[r], 1)
+        total[r] = total[r] + shuffle_xor(total[r], 2)
+        if (lane & 3) == 0:
+            store_shared(tops + 4 * ((16 * own + 8 * r + (lane >> 2)) * GROUPS + group), total[r])
+    barrier()
+    for m in static(MT):
+        for r in static(2):
+            of_head = 16 * m + 8 * r + (lane >> 2)
+            if of_head < G:
+                sum_ = 0.0
+                for j in static(GROUPS):
+                    sum_ = sum_ + load_shared(tops + 4 * (of_head * GROUPS + j))
+                to = partials + 4 * ((row * heads + head + of_head) * blocks_y() + block_y()) * (VP + 4)
+                share = 1.0
+                if DIRECT:
+                    to = out + row * out_stride + 4 * (head + of_head) * VD
+                    share = quotient(1.0, sum_)
+                    if SINKS:
+                        sink = load_weight(sinks + 4 * (head + of_head))
+                        highest = maximum(best[m, r], sink)
+                        share = exp2(best[m, r] - highest)
+                        share = quotient(share, sum_ * share + exp2(sink - highest))
+                elif warp == 0 and (lane & 3) == 0:
+                    store_float(to + 4 * VP, best[m, r])
+                    store_float(to + 4 * VP + 4, sum_)
+                for u in static(UW):
+                    if warp * UW + u < UNITS:
+                        for n in static(2):
+                            for i in static(2):
+                                dim = 16 * unit[u] + 8 * n + 2 * (lane & 3) + i
+                                store_float(to + 4 * dim, acc[m, 2 * u + n, 2 * r + i] * share)
+
+
+def merge_spans(partials, positions, window, sinks, out, out_stride, codes, heads, spans):
+    """What the spans of a row's context have become, into `out`, and with EMIT into `codes`, as
+    `attention.attend` writes them. Grid: (heads, rows), of THREADS threads, a multiple of 32 of at least VP / 4.
+
+    `spans` are those of the launch of `attend_latent`, 64 at most.
+    """
+    begin()
+    lane = thread() & 31
+    row = block_y()
+    head = block_x()
+    position = load_int(positions + 4 * row)
+    low = seen_from(position, window)
+    span = tiles_of_span(position, low, spans)
+    live = divide(divide(position, T) - divide(low, T) + span, span)
+    part = partials + 4 * (row * heads + head) * spans * (VP + 4)
+    shares = shared()
+    if thread() < 32:
+        top = registers(2, NOTHING)
+        sums = registers(2, 0.0)
+        for j in static(2):
+            if 32 * j + lane < live:
+                at = part + 4 * ((32 * j + lane) * (VP + 4) + VP)
+                top[j] = load_float(at)
+                sums[j] = load_float(at + 4)
+        highest = warp_maximum(maximum(top[0], top[1]))
+        sum_ = 0.0
+        if SINKS:
+            sink = load_weight(sinks + 4 * head)
+            highest = maximum(highest, sink)
+            if lane == 0:
+                sum_ = exp2(sink - highest)
+        for j in static(2):
+            top[j] = exp2(top[j] - highest)
+            sum_ = sum_ + top[j] * sums[j]
+        sum_ = warp_sum(sum_)
+        for j in static(2):
+            store_shared(shares + 4 * (32 * j + lane), quotient(top[j], sum_))
+    barrier()
+    # Threads have four dimensions each of every so many spans.
+    results = shared() + 256
+    which = divide(thread(), VP // 4)
+    dim = 4 * (thread() - which * (VP // 4))
+    if which < THREADS // (VP // 4):
+        value = registers(4, 0.0)
+        for start in range(which, live, 8 * (THREADS // (VP // 4))):
+            x = registers((8, 4))
+            for u in static(8):
+                m = start + u * (THREADS // (VP // 4))
+                if m >= live:
+                    m = start
+                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(part + 4 * (m * (VP + 4) + dim))
+            for u in static(8):
+                share = 0.0
+                if start + u * (THREADS // (VP // 4)) < live:
+                    share = load_shared(shares + 4 * (start + u * (THREADS // (VP // 4))))
+                for j in static(4):
+                    value[j] = value[j] + share * x[u, j]
+        for j in static(4):
+            store_shared(results + 4 * (which * VP + dim + j), value[j])
+    barrier()
+    for i in range(thread(), (VP + 31) // 32 * 32, THREADS):
+        value = 0.0
+        if i < VP:
+            for m in static(THREADS // (VP // 4)):
+                value = value + load_shared(results + 4 * (m * VP + i))
+        finish(out + row * out_stride, codes, row, heads, head, i, value)
