@@ -2,12 +2,18 @@
 
     python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
     the end; PATH: llama.cpp's, built for the card, which runs the same models in between
-    python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
+    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]    logits against the reference machine;
+    --cache TYPE: with keys and values kept as f16, q8_0 or q4_0
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
+    python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
+    by ways of waiting for the card and of copying
+    python scripts/bench_cuda.py launches                   what it costs to go from op to op
+    python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
+    tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -28,6 +34,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_host import host
+from cuda_latent import latent
+from cuda_launches import launches as between_ops
+from cuda_mixtures import MIXTURES, random_mixture
 from cuda_models import DATA, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -35,16 +45,21 @@ from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.tuning import Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import HeadMatMul, MatMul, MoE
+from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.sampler import Sampler, SamplingParams
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
+
+
+def made_up(shape: str, kind: str) -> Program:
+    return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
 
 
 def feed(
@@ -72,7 +87,7 @@ def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def conformance(names: list[str]) -> None:
+def conformance(names: list[str], kv_type: str = "auto") -> None:
     folder = Path(tempfile.mkdtemp())
     for path in DATA.glob("*.tar.xz"):
         with tarfile.open(path) as archive:
@@ -89,14 +104,14 @@ def conformance(names: list[str]) -> None:
                 ids = np.load(folder / entry["name"] / "reference.npz")["input_ids"]
                 ids = ids[:40]
                 expected = feed(ReferenceMachine(program, 3), ids, (512,), 3)
-                machine = CudaMachine(program, 3)
+                machine = CudaMachine(program, 3, kv_type=kv_type)
             except UnsupportedModel as problem:
                 print(f"refused {case}: {problem}")
                 refused += 1
                 continue
             products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
             floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
-            quantised = not all(floats)  # then activations are, too
+            quantised = not all(floats) or kv_type not in ("auto", "f32")  # then activations are, too
             line = []
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):
@@ -107,10 +122,12 @@ def conformance(names: list[str]) -> None:
                 )
                 ok &= (kl < 0.01 if quantised else error < 2e-3) and bool((got == again).all())
                 line.append(f"{error:.1e} kl {kl:.1e}{'' if (got == again).all() else ' NOT REPEATABLE'}")
+            plans = [*machine.plan(1, 1), *machine.plan(min(len(ids), 17), 1, False, True)]
             machine.close()
             right, wrong = right + ok, wrong + (not ok)
             if not ok or names or "gguf" in file:
-                print("ok  " if ok else "BAD ", case, "; ".join(line))
+                attends = dict.fromkeys(launch.name for launch in plans if "attend" in launch.name)
+                print("ok  " if ok else "BAD ", case, "; ".join(line), "by", *attends)
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 
 
@@ -179,7 +196,7 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
 
 def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
     start = time.perf_counter()
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     made = time.perf_counter()
     n_pages = (max([256, *depths]) + 256) // 64
     machine = CudaMachine(program, n_pages)
@@ -256,7 +273,7 @@ def choose(shape: str, kind: str) -> None:
 def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
     speeds: Speeds = {"pp4096": 0.0}
     most = max(rows or [512])
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     machine = CudaMachine(program, 4096 // 64, max_rows=most)
     for n in rows or [512]:
         times = []
@@ -308,8 +325,7 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
 
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
-    (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8), (1, 4, 4, 1, 2), (1, 8, 8, 1, 2),
-    (2, 2, 4, 1, 2), (2, 4, 4, 1, 2), (2, 8, 8, 1, 2), (2, 16, 16, 1, 2), (2, 2, 8, 1, 2),
+    (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
 ]  # fmt: skip
 TILES_OF_MORE = [
     (1, 8, 8), (1, 16, 16), (1, 4, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16), (2, 4, 4, 4), (2, 8, 8, 2),
@@ -341,6 +357,7 @@ def everything(llama_bench: str | None) -> None:
     for shape, kind in PROMISED:
         speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
         choose(shape, kind)
+        host(shape, kind, ["spin"])
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
         read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
         for test, speed in speeds.items():
@@ -381,7 +398,9 @@ def main() -> None:
     if command == "all":
         everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
     elif command == "conformance":
-        conformance(rest)
+        conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
+    elif command == "latent":
+        latent([int(n) for n in rest])
     elif command == "copy":
         device = Device()
         print(
@@ -396,6 +415,10 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "launches":
+        between_ops()
+    elif command == "host":
+        host(rest[0], rest[1], rest[2:])
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MULTIPROCESSORS = 132  # of the card that this was measured on
-
 
 @dataclass(frozen=True)
 class Tile:
-    """M tiles of 16 rows of weights a warp, KS warps to share the columns, WARPS a block, AHEAD chunks of
-    columns in flight: see kernels/few.py. `resident`: the blocks that a multiprocessor is to hold at once.
+    """M tiles of 16 rows of weights a warp, KS warps to share the columns, WARPS a block: see kernels/few.py.
+    `resident`: the blocks that a multiprocessor is to hold at once.
     """
 
     M: int
     KS: int
     WARPS: int
     resident: int = 1
-    AHEAD: int = 1
 
     def outputs(self, matrices: int) -> int:
         """Outputs of a block."""
@@ -26,7 +23,7 @@ class Tile:
     @property
     def constants(self) -> dict[str, int]:
         """Of the launch."""
-        return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS, "AHEAD": self.AHEAD}
+        return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS}
 
     def fitting(self, blocks: int) -> Tile:
         """The same with no more parts than there are chunks of four blocks."""
@@ -43,21 +40,24 @@ class Shapes:
 
     def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
         """For as many rows of activations as `kernels/few.py` takes; measured on an H200 with Q4_0 and Q8_0,
-        widths of 4096 and 14336.
+        in the shapes of Llama 3.1 8B and 3.2 1B. What matters is that warps are some 2,000 in all.
         """
-        large, wide = n_out > 128 * MULTIPROCESSORS, name == "Q8_0"
-        if emits and matrices == 1:
+        large = n_out > 16384
+        if tokens > 8:
+            tile = Tile(4, 4, 8) if large or matrices == 2 else Tile(2, 8, 8) if emits else Tile(4, 8, 8)
+        elif emits and matrices == 1:
             tile = Tile(2, 16, 16)
         elif tokens > 4:
-            tile = Tile(2, 4, 4, 4) if large else Tile(2, 4, 8, 2) if matrices == 2 else Tile(2, 8, 8, 2)
+            few = Tile(2, 8, 8, 2) if n_out > 4096 else Tile(2, 16, 16)
+            tile = Tile(2, 4, 8, 2) if large or matrices == 2 else few
         elif matrices == 2:
-            tile = Tile(2, 2, 4) if wide else Tile(2, 2, 8)
-        elif large:
-            tile = Tile(1, 4, 4) if wide else Tile(2, 2, 4)
+            parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
+            tile = Tile(2, parts, 2 * parts)
         else:
-            tile = Tile(1, 8, 8) if wide or n_out < 32 * MULTIPROCESSORS else Tile(2, 8, 8)
+            tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
         return tile.fitting(blocks)
 
-    def expert(self, blocks: int, matrices: int) -> Tile:
-        """For a row and one of its experts."""
-        return Tile(2 * matrices, 4, 4).fitting(blocks)
+    def expert(self, blocks: int, n_out: int, matrices: int) -> Tile:
+        """For a row and one of its experts, of some eight that are worked on at once."""
+        parts = 8 if matrices == 2 and n_out < 1024 else 4
+        return Tile(2 * matrices, parts, parts).fitting(blocks)

@@ -420,8 +420,8 @@ CHECKED = [whole, real, loads, places, shares, fetches, products, longs]
 def on_the_card(device: Any) -> Launch:
     """How to launch on a card: arrays are copied there, and back."""
 
-    from kukri.runtime.cuda.driver import Launch as DriverLaunch
     from kukri.runtime.cuda.kernel import ENTRY, compiled, pack_arguments
+    from kukri.runtime.cuda.launch import Launch as DriverLaunch
 
     def launch(
         kernel: Callable[..., None], grid: tuple[int, ...], threads: int, arguments: list[Any], shared: int

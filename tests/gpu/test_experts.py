@@ -19,7 +19,7 @@ from .simulator import run
 from .test_unpack import packed, random_tensor
 
 PLAIN = {"CHOSEN": 1, "M": 1, "KS": 2, "WARPS": 2, "GATED": 0, "BIAS": 0, "EMIT": 0, "STORE": 1, "KIND": 0}
-PLAIN |= {"TOKENS": 1, "AHEAD": 1, "PDL": 0}
+PLAIN |= {"TOKENS": 1, "PDL": 0}
 
 
 @pytest.mark.parametrize(

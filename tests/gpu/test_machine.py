@@ -12,6 +12,7 @@ import pytest
 from kukri.cli.card import open_card
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.choice import best_of
+from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
@@ -62,7 +63,11 @@ def test_steps(program, feed):
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
-def test_the_best_tokens_come_back(program):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_the_best_tokens_come_back(program, monkeypatch, mapped):
+    """Through memory that the card reads and writes itself, and copied."""
+    monkeypatch.setattr(machine_module, "MAPPED", mapped)
+    monkeypatch.setattr(machine_module, "MAPPED_LOGITS", mapped << 20)
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
     rows = np.arange(4, dtype=np.int32)
@@ -75,6 +80,7 @@ def test_the_best_tokens_come_back(program):
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.logits, b.logits)
+    assert ("copy_words" in device.launched) == mapped
 
 
 def test_the_last_layers_of_a_program(feed):

@@ -24,7 +24,6 @@ PLAIN = {
     "STORE": 1,
     "PDL": 0,
     "KIND": 0,
-    "AHEAD": 1,
 }
 
 
@@ -98,8 +97,8 @@ def test_formats(name, n):
         (1, {"M": 4, "KS": 2, "WARPS": 2}, {"M": 1, "KS": 2, "WARPS": 4}),
         (
             1,
-            {"M": 2, "KS": 1, "WARPS": 2, "AHEAD": 2},
-            {"M": 2, "KS": 8, "WARPS": 8, "AHEAD": 2},
+            {"M": 2, "KS": 1, "WARPS": 2},
+            {"M": 2, "KS": 8, "WARPS": 8},
         ),  # more parts than chunks
         (9, {"M": 2, "KS": 1, "WARPS": 2}, {"M": 2, "KS": 2, "WARPS": 2}),
     ],

@@ -31,11 +31,11 @@ from ..ptx import (
 from ..stage import device, registers, static
 from .common import activate, begin, emit_codes, gated, warp_sum
 from .floats import four_weights
-from .fragments import sums_of_4
+from .fragments import first_chunk, sums_of_4
 
 # Constants of the launch. CHOSEN: a pair's matrix is the one that its row has chosen, else number `choice`.
 # M, KS and WARPS as in few.py. EMIT: the result in 8 bits, STORE: as it is.
-CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
+CODES = SCALES = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
 UNIT = 1
 
 
@@ -110,7 +110,9 @@ def expert_matvec(
             tile[m] = weights + at
         else:
             tile[m] = other + at
-    acc[()] = sums_of_4(*tile[()], x + line * x_stride + choice * x_step, blocks, part)
+    loaded = registers(M * 2 * (CODES + SCALES))
+    loaded[()] = first_chunk(*tile[()], blocks, part)
+    acc[()] = sums_of_4(*tile[()], *loaded[()], x + line * x_stride + choice * x_step, blocks, part)
     for m in static(M):
         for i in static(2):
             total = acc[m, i] + shuffle_xor(acc[m, i], 1)

@@ -16,12 +16,14 @@ from ..ptx import (
     shuffle_xor,
     store_shared,
     thread,
+    wait_for_grid,
+    warp_barrier,
 )
 from ..stage import registers, static
-from .fragments import sums_of_4, sums_of_8
-from .results import finish
+from .fragments import first_chunk, sums_of_4, sums_of_8
+from .results import ask, finish
 
-M = KS = WARPS = GATED = TOKENS = PDL = 0  # constants of the launch. WARPS: of a block
+CODES = SCALES = M = KS = WARPS = GATED = TOKENS = PDL = 0  # constants of the launch. WARPS: of a block
 
 
 def matmul_few(
@@ -61,11 +63,19 @@ def matmul_few(
             tile[m] = weights + at * tile_bytes
         else:
             tile[m] = other + at * tile_bytes
+    loaded = registers(M * 2 * (CODES + SCALES))
+    loaded[()] = first_chunk(*tile[()], blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = team * (16 * M // (1 + GATED)) + shift_right(lane, 2)
+    if PDL:
+        wait_for_grid()
+    else:
+        warp_barrier()
+    before = registers(7)
+    before[()] = ask(rows, outputs, n_out, partials, n_partials, bias, out, out_stride, norm_weight)
     if TOKENS <= 4:
         few = registers((M, 2))
-        few[()] = sums_of_4(*tile[()], x, blocks, part)
+        few[()] = sums_of_4(*tile[()], *loaded[()], x, blocks, part)
         for m in static(M):
             for i in static(2):
                 total = few[m, i]
@@ -79,7 +89,7 @@ def matmul_few(
                     store_shared(shared() + 4 * at, total)
     else:
         acc = registers((M, TOKENS // 8, 4))
-        acc[()] = sums_of_8(*tile[()], x, blocks, part)
+        acc[()] = sums_of_8(*tile[()], *loaded[()], x, blocks, part)
         for m in static(M):
             for n in static(TOKENS // 8):
                 for i in static(4):
@@ -89,6 +99,7 @@ def matmul_few(
                     store_shared(shared() + 4 * at, acc[m, n, i])
     barrier()
     finish(
+        *before[()],
         rows,
         outputs,
         n_out,

@@ -20,108 +20,104 @@ from ..ptx import (
     shift_right,
     shuffle,
     thread,
-    wait_for_grid,
-    warp_barrier,
 )
 from ..stage import device, registers, static
 from .common import codes_plane, scales_plane, two_digits
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = two_digits  # of the weights' format: see unpack.py
-CODES = SCALES = HALVES = MINIMUM = M = KS = AHEAD = TOKENS = PDL = 0  # constants of the launch
+CODES = SCALES = HALVES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
-def wait():
-    """Until activations are there; weights are asked for before."""
-    if PDL:
-        wait_for_grid()
-    else:
-        warp_barrier()
+def first_chunk(tile: registers(M), blocks, part):
+    """The first chunk of a warp's tiles, as it lies there: what sums begin with."""
+    chunks = (blocks + 3) // 4
+    piece = 64 * (part if part < chunks else chunks - 1) + (thread() & 31)
+    codes = registers((M, 2, CODES))
+    scale = registers((M, 2, SCALES))
+    for m in static(M):
+        for i in static(2):
+            codes[m, i] = CODES_OF(tile[m], 64 * chunks, piece + 32 * i)
+            scale[m, i] = SCALES_OF(tile[m], 64 * chunks, piece + 32 * i)
+    return codes[()] + scale[()]
 
 
 @device
-def sums_of_4(tile: registers(M), x, blocks, part):
+def sums_of_4(
+    tile: registers(M),
+    codes: registers((M, 2, CODES)),
+    scale: registers((M, 2, SCALES)),
+    x,
+    blocks,
+    part,
+):
     """With 1, 2 or 4 rows of activations: `TOKENS`. Of a lane's sums [M, 2], number i is that of weights' row
     lane / 4 + 8i, and of activations' row lane % TOKENS, once the lanes with the same two are added up.
 
     The 8 columns of a product are the two digits of each row of activations, for as many blocks as there is
-    room for: a block's columns have zeros for the other blocks, so that its sums stay its own. Weights of
-    `AHEAD` chunks are in flight.
+    room for: a block's columns have zeros for the other blocks, so that its sums stay its own.
     """
     lane = thread() & 31
     sub = lane & 3
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
-    codes = registers((AHEAD, M, 2, CODES))
-    scale = registers((AHEAD, M, 2, SCALES))
     acc = registers((M, 2), 0.0)
-    for e in static(AHEAD):
-        chunk = part + KS * e
-        piece = 64 * (chunk if chunk < chunks else chunks - 1) + lane
-        for m in static(M):
-            for i in static(2):
-                codes[e, m, i] = CODES_OF(tile[m], pieces, piece + 32 * i)
-                scale[e, m, i] = SCALES_OF(tile[m], pieces, piece + 32 * i)
-    wait()
     # As a column: whose digits; as the place of a result: whose block.
     column = x + sub * codes_plane(blocks) + 16 * (shift_right(quad, 1) & (TOKENS - 1)) + 8 * (quad & 1)
     column_block = shift_right(quad, 1 + TOKENS // 2)
     own_block = shift_right(sub, TOKENS // 2)
     facts = x + 4 * codes_plane(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
-    for start in range(part, chunks, KS * AHEAD):
-        for e in static(AHEAD):
-            chunk = start + KS * e
-            if e == 0 or chunk < chunks:
-                word = registers((4, 2))
-                d = registers(TOKENS)
-                s = registers(TOKENS)
-                s2 = registers(TOKENS)
-                for g in static(TOKENS):
-                    block = 4 * chunk + g * (4 // TOKENS) + column_block
-                    first, second = load_int2(column + 16 * TOKENS * block)
-                    for u in static(4 // TOKENS):
-                        word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
-                        word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
-                    at = facts + 16 * TOKENS * chunk + 16 // TOKENS * g
-                    d[g] = load_float(at)
-                    if MINIMUM and HALVES:
-                        s[g] = load_float(at + 2 * scales_plane(blocks))
-                        s2[g] = load_float(at + 3 * scales_plane(blocks))
-                    elif MINIMUM:
-                        s[g] = load_float(at + scales_plane(blocks))
-                piece = 64 * chunk + lane
-                for m in static(M):
-                    w = registers((2, 8))
-                    f = registers((2, 4))
-                    for i in static(2):
-                        w[i] = WORDS_OF(*codes[e, m, i])
-                        f[i] = FACTORS_OF(*scale[e, m, i], piece + 32 * i)
-                    if chunk + KS * AHEAD < chunks:
-                        for i in static(2):
-                            codes[e, m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS * AHEAD + 32 * i))
-                            scale[e, m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS * AHEAD + 32 * i))
-                    for g in static(TOKENS):
-                        c = registers(4, 0)
-                        c2 = registers(4, 0)
-                        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-                            if HALVES:
-                                c[()] = mma_bytes_16(w[0, 2 * u], w[1, 2 * u], word[u, 0], *c[()])
-                                c2[()] = mma_bytes_16(w[0, 2 * u + 1], w[1, 2 * u + 1], word[u, 1], *c2[()])
-                            else:
-                                a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
-                                c[()] = mma_bytes(*a, *word[u], *c[()])
-                        source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
-                        for i in static(2):
-                            total = from_lane(f[i, 0], source) * two_digits(c[2 * i], c[2 * i + 1])
-                            if HALVES:
-                                second = two_digits(c2[2 * i], c2[2 * i + 1])
-                                total = total + from_lane(f[i, 2], source) * second
-                            acc[m, i] = acc[m, i] + d[g] * total
-                            if MINIMUM:
-                                acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
-                                if HALVES:
-                                    acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
+    for chunk in range(part, chunks, KS):
+        word = registers((4, 2))
+        d = registers(TOKENS)
+        s = registers(TOKENS)
+        s2 = registers(TOKENS)
+        for g in static(TOKENS):
+            block = 4 * chunk + g * (4 // TOKENS) + column_block
+            first, second = load_int2(column + 16 * TOKENS * block)
+            for u in static(4 // TOKENS):
+                word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
+                word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
+            at = facts + 16 * TOKENS * chunk + 16 // TOKENS * g
+            d[g] = load_float(at)
+            if MINIMUM and HALVES:
+                s[g] = load_float(at + 2 * scales_plane(blocks))
+                s2[g] = load_float(at + 3 * scales_plane(blocks))
+            elif MINIMUM:
+                s[g] = load_float(at + scales_plane(blocks))
+        piece = 64 * chunk + lane
+        for m in static(M):
+            w = registers((2, 8))
+            f = registers((2, 4))
+            for i in static(2):
+                w[i] = WORDS_OF(*codes[m, i])
+                f[i] = FACTORS_OF(*scale[m, i], piece + 32 * i)
+            if chunk + KS < chunks:
+                for i in static(2):
+                    codes[m, i] = CODES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+                    scale[m, i] = SCALES_OF(tile[m], pieces, piece + (64 * KS + 32 * i))
+            for g in static(TOKENS):
+                c = registers(4, 0)
+                c2 = registers(4, 0)
+                for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
+                    if HALVES:
+                        c[()] = mma_bytes_16(w[0, 2 * u], w[1, 2 * u], word[u, 0], *c[()])
+                        c2[()] = mma_bytes_16(w[0, 2 * u + 1], w[1, 2 * u + 1], word[u, 1], *c2[()])
+                    else:
+                        a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
+                        c[()] = mma_bytes(*a, *word[u], *c[()])
+                source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
+                for i in static(2):
+                    total = from_lane(f[i, 0], source) * two_digits(c[2 * i], c[2 * i + 1])
+                    if HALVES:
+                        second = two_digits(c2[2 * i], c2[2 * i + 1])
+                        total = total + from_lane(f[i, 2], source) * second
+                    acc[m, i] = acc[m, i] + d[g] * total
+                    if MINIMUM:
+                        acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
+                        if HALVES:
+                            acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
     return acc[()]
 
 
@@ -136,7 +132,14 @@ def from_lane(value, source):
 
 
 @device
-def sums_of_8(tile: registers(M), x, blocks, part):
+def sums_of_8(
+    tile: registers(M),
+    codes: registers((M, 2, CODES)),
+    scale: registers((M, 2, SCALES)),
+    x,
+    blocks,
+    part,
+):
     """With 8 or 16 rows of activations: `TOKENS`. Of a lane's sums [M, TOKENS / 8, 4], number [m, n, i] is
     that of weights' row lane / 4 + 8 (i / 2) and activations' row 8n + 2 (lane % 4) + i % 2.
     """
@@ -145,15 +148,7 @@ def sums_of_8(tile: registers(M), x, blocks, part):
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
-    codes = registers((M, 2, CODES))
-    scale = registers((M, 2, SCALES))
     acc = registers((M, TOKENS // 8, 4), 0.0)
-    piece = 64 * (part if part < chunks else chunks - 1) + lane
-    for m in static(M):
-        for i in static(2):
-            codes[m, i] = CODES_OF(tile[m], pieces, piece + 32 * i)
-            scale[m, i] = SCALES_OF(tile[m], pieces, piece + 32 * i)
-    wait()
     column = x + sub * codes_plane(blocks) + 16 * quad
     facts = x + 4 * codes_plane(blocks) + 32 * sub
     for chunk in range(part, chunks, KS):

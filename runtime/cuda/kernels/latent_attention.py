@@ -2,13 +2,13 @@
 whose first ones (512) are the values, for all query heads the same.
 
 A block takes up to 16 · `MT` heads of a row and a span of its context, a tile of `T` tokens at a time, which
-all warps bring into shared memory together, the next one while the present one is used. Warps share its work in
-two ways. For the scores, a warp has 16 heads, whose queries stay in its registers, and `T` · `MT` / `WARPS`
-tokens; for the result it has all heads and its part of the dimensions of the values. In between,
-probabilities go through shared memory, in halves. Of a tile of 64 tokens and 32 heads, 576 by 512
-dimensions, that makes 144 KB read for scores, 64 KB for values, 4 KB written and 32 KB read of probabilities.
-If warps had shared the dimensions of the scores instead, the keys would be read once, 72 KB, but sums in
-float32 of all warps, 64 KB, would be written and read.
+all warps bring into shared memory together, the next one while the present one is used. Warps share its
+work in two ways. For the scores, a warp has 16 heads, whose queries stay in its registers, and
+`T` · `MT` / `WARPS` tokens; for the result it has all heads, and its part of the values' dimensions. In
+between, probabilities go through shared memory, in halves. Of a tile of 64 tokens and 32 heads that makes
+144 KB read for scores, 64 KB for values, 4 KB written and 32 KB read of probabilities. If warps had shared
+the dimensions of the scores instead, keys would be read once, 72 KB, but float32 sums of 8 warps, 64 KB, be
+written and read.
 
 Rows of shared memory as in `prompt_attention.py`. What blocks have of a row is merged by another launch:
 with 512 dimensions of 32 heads it is too much for a single block.
@@ -52,14 +52,13 @@ from ..stage import device, registers, static
 from .cache import load_eight, piece_of
 from .common import begin, tanh, warp_maximum, warp_sum
 from .prompt_attention import place, store_halves
-from .spans import finish
 
-# Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a tile,
-# 32 or 64. NT: tokens of a warp's scores by 8, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the same heads,
-# WARPS / MT, a multiple of 4. UNITS: 16 dimensions each of the values; UW of them a warp's. DIRECT: there is
-# one span, and nothing to merge.
-G = HD = VD = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
-VP = THREADS = 0
+# Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a
+# tile, 32 or 64. NT: tokens of a warp's scores by 8, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the
+# same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are a
+# warp's. DIRECT: there is one span, and nothing to merge.
+G = HD = VP = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
+THREADS = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -291,8 +290,7 @@ def attend_latent(
             for u in static(UW):
                 b = registers((2, 2))
                 b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
-                    held
-                    + place(16 * k + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
+                    held + place(16 * k + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
                 )
                 for m in static(MT):
                     for n in static(2):
@@ -317,7 +315,7 @@ def attend_latent(
                 to = partials + 4 * ((row * heads + head + of_head) * blocks_y() + block_y()) * (VP + 4)
                 share = 1.0
                 if DIRECT:
-                    to = out + row * out_stride + 4 * (head + of_head) * VD
+                    to = out + row * out_stride + 4 * (head + of_head) * VP
                     share = quotient(1.0, sum_)
                     if SINKS:
                         sink = load_weight(sinks + 4 * (head + of_head))
@@ -335,11 +333,11 @@ def attend_latent(
                                 store_float(to + 4 * dim, acc[m, 2 * u + n, 2 * r + i] * share)
 
 
-def merge_spans(partials, positions, window, sinks, out, out_stride, codes, heads, spans):
-    """What the spans of a row's context have become, into `out`, and with EMIT into `codes`, as
-    `attention.attend` writes them. Grid: (heads, rows), of THREADS threads, a multiple of 32 of at least VP / 4.
+def merge_spans(partials, positions, window, sinks, out, out_stride, heads, spans):
+    """What the spans of a row's context have become, into `out`. Grid: (heads, rows), of THREADS threads.
 
-    `spans` are those of the launch of `attend_latent`, 64 at most.
+    THREADS is a multiple of 32, VP / 4 at least. `spans` are those of the launch of `attend_latent`, 64 at
+    most.
     """
     begin()
     lane = thread() & 31
@@ -350,8 +348,7 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, codes, head
     span = tiles_of_span(position, low, spans)
     live = divide(divide(position, T) - divide(low, T) + span, span)
     part = partials + 4 * (row * heads + head) * spans * (VP + 4)
-    shares = shared()
-    if thread() < 32:
+    if thread() < 32:  # each span's share of the result
         top = registers(2, NOTHING)
         sums = registers(2, 0.0)
         for j in static(2):
@@ -371,9 +368,9 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, codes, head
             sum_ = sum_ + top[j] * sums[j]
         sum_ = warp_sum(sum_)
         for j in static(2):
-            store_shared(shares + 4 * (32 * j + lane), quotient(top[j], sum_))
+            store_shared(shared() + 4 * (32 * j + lane), quotient(top[j], sum_))
     barrier()
-    # Threads have four dimensions each of every so many spans.
+    # Threads have four dimensions each, of every so many spans.
     results = shared() + 256
     which = divide(thread(), VP // 4)
     dim = 4 * (thread() - which * (VP // 4))
@@ -389,15 +386,14 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, codes, head
             for u in static(8):
                 share = 0.0
                 if start + u * (THREADS // (VP // 4)) < live:
-                    share = load_shared(shares + 4 * (start + u * (THREADS // (VP // 4))))
+                    share = load_shared(shared() + 4 * (start + u * (THREADS // (VP // 4))))
                 for j in static(4):
                     value[j] = value[j] + share * x[u, j]
         for j in static(4):
             store_shared(results + 4 * (which * VP + dim + j), value[j])
     barrier()
-    for i in range(thread(), (VP + 31) // 32 * 32, THREADS):
+    for i in range(thread(), VP, THREADS):
         value = 0.0
-        if i < VP:
-            for m in static(THREADS // (VP // 4)):
-                value = value + load_shared(results + 4 * (m * VP + i))
-        finish(out + row * out_stride, codes, row, heads, head, i, value)
+        for m in static(THREADS // (VP // 4)):
+            value = value + load_shared(results + 4 * (m * VP + i))
+        store_float(out + row * out_stride + 4 * (head * VP + i), value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,25 +20,6 @@ ATTEND_WARPS = 4
 # Bytes of shared memory a block, where cards have more than most.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
-MERGE_THREADS = 512  # of a block that merges spans of latent attention
-
-
-@dataclass(frozen=True)
-class LatentShape:
-    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps."""
-
-    sixteens: int
-    tokens: int
-    warps: int
-
-    def shared(self, dims: int) -> int:
-        """Bytes of shared memory: two tiles, queries, probabilities, the highest scores of warps."""
-        tops = 64 * self.warps
-        return 4 * self.tokens * dims + 32 * self.sixteens * (dims + self.tokens) + tops
-
-
-# The first one that fits is taken.
-LATENT_SHAPES = [LatentShape(*s) for s in ((2, 64, 8), (2, 32, 8), (1, 64, 8), (1, 32, 4))]
 
 
 class AttentionLowering(Launches):
@@ -67,10 +49,15 @@ class AttentionLowering(Launches):
         self._emit(what, (-(-op.heads // warps), self._n[op.x.wanted]), arguments, 4 * warps * head_dim)
         self._wrote(op.x)
 
-    def _prepare(self, op: PreparedAttend) -> None:
+    def _prepared_attend(self, i: int, op: PreparedAttend) -> None:
         turn = (self._angles(op.rope), op.rope) if op.rope else None
+        if self._n[False] == 1 and self._suits_tensor_cores(op.attend):
+            self._attend_group(i, op.attend, self._preparation(op.attend, op.q_norm, op.k_norm, turn))
+            self._wrote(op.attend.q, op.attend.k)
+            return
         self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
         self._wrote(op.attend.q, op.attend.k)
+        self._attend(i, op.attend)
 
     def _append(self, op: ops.Attend) -> None:
         if op.append:
@@ -84,7 +71,7 @@ class AttentionLowering(Launches):
         k_norm: ops.RMSNorm | None,
         turn: tuple[Region, ops.RoPE] | None,
     ) -> None:
-        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
+        constants, arguments = self._preparation(op, q_norm, k_norm, turn)
         what = self._kernel(
             "rotate",
             "prepare",
@@ -92,24 +79,34 @@ class AttentionLowering(Launches):
             HD=op.head_dim,
             **self._cache_constants(op),
             WARPS=PREPARE_WARPS,
-            Q_NORM=norms[0],
-            K_NORM=norms[1],
-            ROPE=int(turn is not None),
-            INTERLEAVED=int(turn is not None and turn[1].interleaved),
             LATENT=int(op.v == op.k),
-            INVERSE_HD=1 / op.head_dim,
+            **constants,
         )
-        arguments: list[int | float] = []
+        regions: list[int | float] = []
         for b in (op.q, op.k, op.v):
-            arguments += [*self._at(b)]
-        arguments += [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
-        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
-        arguments += [float(eps), len(turn[1].inv_freq) if turn else 0]
-        arguments += [*turn[0]] if turn else [0, 0]
-        arguments += [*self._cached(op), heads, op.kv_heads]
+            regions += [*self._at(b)]
+        angles = turn[0].stride if turn else 0
+        arguments = [*regions, *arguments, angles, *self._cached(op), heads, op.kv_heads]
         stored = op.kv_heads if op.v == op.k else 2 * op.kv_heads
         grid = -(-(heads + stored) // PREPARE_WARPS), self._n[False]
         self._emit(what, grid, arguments, 4 * PREPARE_WARPS * self._padded(op))
+
+    def _preparation(
+        self,
+        op: ops.Attend,
+        q_norm: ops.RMSNorm | None,
+        k_norm: ops.RMSNorm | None,
+        turn: tuple[Region, ops.RoPE] | None,
+    ) -> tuple[dict[str, int | float], list[int | float]]:
+        """What happens to queries and keys before attention, as constants and arguments."""
+        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
+        constants: dict[str, int | float] = {"Q_NORM": norms[0], "K_NORM": norms[1]}
+        constants |= {"ROPE": int(turn is not None), "INVERSE_HD": 1 / op.head_dim}
+        constants |= {"INTERLEAVED": int(turn is not None and turn[1].interleaved)}
+        weights = [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
+        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
+        angles = [len(turn[1].inv_freq), turn[0].address] if turn else [0, 0]
+        return constants, [*weights, float(eps), *angles]
 
     def _padded(self, op: ops.Attend) -> int:
         return padded(op.head_dim, self.layout.cache_bits)
@@ -140,8 +137,6 @@ class AttentionLowering(Launches):
             self._attend_prompt(op)
         elif self._suits_tensor_cores(op):
             self._attend_group(i, op)
-        elif shape := self._latent_shape(op):
-            self._attend_latent(i, op, shape)
         else:
             self._attend_plain(i, op)
 
@@ -149,9 +144,9 @@ class AttentionLowering(Launches):
         group, dims = op.heads // op.kv_heads, self._padded(op)
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
-        together = _divisor(group, max(1, 4 // vectors))
+        together = greatest_divisor(group, max(1, 4 // vectors))
         value_dims = padded(op.value_dim)
-        constants = {
+        constants: dict[str, int | float] = {
             "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
@@ -162,61 +157,27 @@ class AttentionLowering(Launches):
         }
         self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
 
-    def _attend_group(self, i: int, op: ops.Attend) -> None:
-        """Up to 16 heads of a group at once."""
+    def _attend_group(
+        self,
+        i: int,
+        op: ops.Attend,
+        preparation: tuple[dict[str, int | float], list[int | float]] | None = None,
+    ) -> None:
+        """Up to 16 heads of a group at once; with a `preparation` also what comes before attention."""
         dims = op.head_dim
         stages = 3 if dims <= 128 else 2
         of_a_warp = stages * 64 * dims
         warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
-        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
-        together = _divisor(op.heads // op.kv_heads, 16)
+        together = greatest_divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
-        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
-
-    def _latent_shape(self, op: ops.Attend) -> LatentShape | None:
-        """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
-        halves = self.layout.cache_bits <= 16 and self.device.capability >= (8, 0)
-        dims, value_dims, group = op.head_dim, op.value_dim, op.heads // op.kv_heads
-        padless = dims % 16 == 0 and value_dims % 16 == 0 and self._padded(op) == dims and value_dims <= 1024
-        if not halves or not padless or op.v != op.k or self.layout.page_size != 64:
-            return None
-        fitting = (s for s in LATENT_SHAPES if s.shared(dims) <= self._shared_limit)
-        return next((s for s in fitting if group > 16 or s.sixteens == 1), None)
-
-    def _attend_latent(self, i: int, op: ops.Attend, shape: LatentShape) -> None:
-        """Single rows of latent attention; parts of their contexts are merged by a second launch."""
-        layout, n = self.layout, self._n[False]
-        together = _divisor(op.heads // op.kv_heads, 16 * shape.sixteens)
-        blocks = op.heads // together
-        most = max(1, self.device.multiprocessors // blocks)  # spans of all rows
-        spans = max(1, min(SPANS, most // n))
-        said, arguments = self._scores(op)
-        units = op.value_dim // 16
-        constants = said | {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": op.value_dim}
-        constants |= {"CHUNKS": blocks // op.kv_heads, "TURN": _turn(op.head_dim), "WARPS": shape.warps}
-        constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
-        constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
-        constants |= {"UNITS": units, "UW": -(-units // shape.warps), "DIRECT": int(spans == 1)}
-        what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
-        room = op.heads * most * (op.value_dim + 4) * 4
-        partials = self.memory.rows(f"latent spans {op.heads} {op.value_dim}", 1, room).address
-        out = [*self._at(op.out)]
-        more = [partials, *out, op.heads, op.kv_heads]
-        self._emit(what, (blocks, spans, n), [*arguments, *more], shape.shared(op.head_dim))
-        self._wrote(op.out)
-        if spans == 1:
-            return
-        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        codes = self._codes(self._real(op.out)) if emits else 0
-        merging = {"VD": op.value_dim, "VP": op.value_dim, "T": shape.tokens, "THREADS": MERGE_THREADS}
-        merging |= {"EMIT": int(emits), "TOKENS": self._tokens(op.out) if emits else 0}
-        merging |= {name: constants[name] for name in ("WINDOW", "SINKS")}
-        what = self._kernel("latent_attention", "merge_spans", MERGE_THREADS, **merging)
-        *_, window, sinks = arguments
-        given = [partials, self.inputs.positions, window, sinks, *out, codes, op.heads, spans]
-        self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
-        if emits:
-            self._coded[self._real(op.out).name] = Coded(codes)
+        constants: dict[str, int | float] = {"STAGES": stages, "TURN": exchanged(dims), "WARPS": warps}
+        constants |= {"ALONE": int(self._n[False] == 1), "PREPARE": int(preparation is not None)}
+        more: list[int | float] = [0, 0, 0, 0, 1.0, 0, 0]
+        if preparation:
+            constants |= preparation[0]
+            more = [self._at(op.k).address, self._at(op.v).address, *preparation[1]]
+            shared += 4 * (together + 2) * dims
+        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared, more)
 
     def _in_spans(
         self,
@@ -226,30 +187,33 @@ class AttentionLowering(Launches):
         name: str,
         together: int,
         value_dims: int,
-        constants: dict[str, int],
+        constants: dict[str, int | float],
         resident: int,
         shared: int,
+        more: Sequence[int | float] = (),
     ) -> None:
         """Attention of single rows, whose contexts blocks share: `together` heads a block."""
         layout, n = self.layout, self._n[False]
         chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        spans = max(1, SPANS // n)  # idle blocks cost time, too
+        warps = int(constants["WARPS"])
+        merging = 4 * warps * together * (value_dims + 2) + 16
+        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
+        # No more than run at once: idle blocks cost time, and so does a context in pieces.
+        at_once = self.device.multiprocessors * max(resident, self._shared_limit // shared)
+        spans = max(1, min(SPANS, at_once // blocks) // n)
         emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
         said, arguments = self._scores(op)
         constants = constants | said
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
-        warps = constants["WARPS"]
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
         what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
         room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
-        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
-        merging = 4 * warps * together * (value_dims + 2) + 16
-        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
+        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads, *more]
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:
@@ -274,7 +238,12 @@ class AttentionLowering(Launches):
         n, (constants, arguments) = self._n[False], self._scores(op)
         dims = op.head_dim
         held = dims <= 128
-        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": _turn(dims), "HELD": int(held)}
+        constants |= {
+            "HD": dims,
+            "GROUP": op.heads // op.kv_heads,
+            "TURN": exchanged(dims),
+            "HELD": int(held),
+        }
         what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
@@ -285,12 +254,12 @@ class AttentionLowering(Launches):
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
 
 
-def _divisor(n: int, most: int) -> int:
+def greatest_divisor(n: int, most: int) -> int:
     """The largest divisor of n that is not above `most`."""
     return max(d for d in range(1, most + 1) if n % d == 0)
 
 
-def _turn(dims: int) -> int:
+def exchanged(dims: int) -> int:
     """TURN, as kernels have it, for rows of so many halves: see `kernels/prompt_attention.py`."""
     pieces = dims // 8
     return min(8, pieces & -pieces) - 1

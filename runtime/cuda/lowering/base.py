@@ -9,10 +9,11 @@ import numpy as np
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Device, Launch
+from ..driver import Device
 from ..fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
+from ..launch import Launch
 from ..memory import Memory, Region
 from ..tuning import Shapes
 from ..weights import Matrix

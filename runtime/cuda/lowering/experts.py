@@ -178,7 +178,7 @@ class ExpertLowering(ProductLowering):
         other = self._experts(tensors[1]) if tensors[1] else None
         gated, n_out, blocks = int(other is not None), matrix.n_out, matrix.blocks
         name = tensors[0][0].format.name
-        tile = self.shapes.expert(blocks, 1 + gated)
+        tile = self.shapes.expert(blocks, n_out, 1 + gated)
         constants: dict[str, int | float | str] = {
             "CHOSEN": int(choices.experts is not None),
             **tile.constants,

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Launch
 from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
-from .attention import AttentionLowering
+from ..launch import Launch
 from .experts import ExpertLowering
+from .latent import LatentLowering
 from .recurrent import RecurrentLowering
 from .rows import RowLowering
 
 
-class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering):
+class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
     """Turns `found`, the fused ops of a program, into launches on one card."""
 
     def launches(
@@ -48,8 +48,7 @@ class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering
             case GatedMatMul():
                 self._gated_matmul(i, op)
             case PreparedAttend():
-                self._prepare(op)
-                self._attend(i, op.attend)
+                self._prepared_attend(i, op)
             case ops.Attend():
                 self._append(op)
                 self._attend(i, op)

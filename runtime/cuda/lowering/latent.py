@@ -1,0 +1,76 @@
+"""Launches of latent attention: one key-value head, whose values are the beginnings of its keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ... import ops
+from .attention import SPANS, AttentionLowering, exchanged, greatest_divisor
+
+MERGE_THREADS = 512  # of a block that merges spans
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps."""
+
+    sixteens: int
+    tokens: int
+    warps: int
+
+    def shared(self, dims: int) -> int:
+        """Bytes of shared memory: two tiles, queries, probabilities, the highest scores of warps."""
+        return 4 * self.tokens * dims + 32 * self.sixteens * (dims + self.tokens) + 64 * self.warps
+
+
+# The first one that fits is taken.
+SHAPES = [Shape(*s) for s in ((2, 64, 8), (2, 32, 8), (1, 64, 8), (1, 32, 4))]
+
+
+class LatentLowering(AttentionLowering):
+    def _attend(self, i: int, op: ops.Attend) -> None:
+        shape = self._latent_shape(op)
+        if shape:
+            self._attend_latent(op, shape)
+        else:
+            super()._attend(i, op)
+
+    def _latent_shape(self, op: ops.Attend) -> Shape | None:
+        """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
+        dims, value_dims, group = op.head_dim, op.value_dim, op.heads // op.kv_heads
+        halves = self.layout.cache_bits <= 16 and self.device.capability >= (8, 0)
+        fits = dims % 16 == 0 and value_dims % 16 == 0 and self._padded(op) == dims and value_dims <= 1024
+        if op.v != op.k or not halves or not fits or self.layout.page_size != 64:
+            return None
+        fitting = (s for s in SHAPES if s.shared(dims) <= self._shared_limit)
+        return next((s for s in fitting if group > 16 or s.sixteens == 1), None)
+
+    def _attend_latent(self, op: ops.Attend, shape: Shape) -> None:
+        """Each row by itself; parts of its context are merged by a second launch."""
+        n, dims, value_dims = self._n[False], op.head_dim, op.value_dim
+        together = greatest_divisor(op.heads // op.kv_heads, 16 * shape.sixteens)
+        blocks, units = op.heads // together, value_dims // 16
+        most = max(1, self.device.multiprocessors // blocks)  # spans of all rows
+        spans = max(1, min(SPANS, most // n))
+        said, arguments = self._scores(op)
+        constants = said | {"G": together, "HD": dims, "VP": value_dims}
+        constants |= {"CHUNKS": blocks // op.kv_heads, "TURN": exchanged(dims), "WARPS": shape.warps}
+        constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
+        constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
+        constants |= {"UNITS": units, "UW": -(-units // shape.warps), "DIRECT": int(spans == 1)}
+        what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
+        room = 4 * op.heads * most * (value_dims + 4)
+        partials = self.memory.rows(f"latent spans {op.heads} {value_dims}", 1, room).address
+        *_, window, sinks = arguments
+        out = [*self._at(op.out)]
+        arguments += [partials, *out, op.heads, op.kv_heads]
+        self._emit(what, (blocks, spans, n), arguments, shape.shared(dims))
+        self._wrote(op.out)
+        if spans == 1:
+            return
+        merging = {name: constants[name] for name in ("VP", "T", "WINDOW", "SINKS")}
+        what = self._kernel(
+            "latent_attention", "merge_spans", MERGE_THREADS, THREADS=MERGE_THREADS, **merging
+        )
+        given = [partials, self.inputs.positions, window, sinks, *out, op.heads, spans]
+        self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
