@@ -2,8 +2,8 @@
 
     python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
     the end; PATH: llama.cpp's, built for the card, which runs the same models in between
-    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]    logits against the reference machine;
-    --cache TYPE: with keys and values kept as f16, q8_0 or q4_0
+    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
+    machine, with keys and values kept as f32, f16, q8_0 or q4_0
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth

@@ -16,6 +16,7 @@ from kukri.runtime.cuda.memory import Memory
 
 PAGE = 64
 WAYS = ("plain", "tensor cores")
+SIZES = ((100, 1), (1000, 1), (8192, 1), (8192, 8), (512, 512), (4096, 512))  # contexts and rows
 
 
 class Layer:
@@ -35,16 +36,19 @@ class Layer:
         inputs = Inputs(sequences, sequences, positions, sequences, table, 4 * n_pages)
         layout = Layout(n_pages, PAGE, rows, rows, 1, 16)
         self._lowering = Lowering(program, [self._op], layout, device, kernels, memory, {}, inputs)
-        self._device, self._rows = device, rows
+        self._device, self.heads, self.context, self.rows = device, heads, context, rows
         keys, _ = self._lowering.cache(0, program.cache_layers[0])
-        device.upload(keys.address, rng.standard_normal((n_pages, PAGE, dims), np.float32).astype(np.float16))
-        device.upload(self._lowering.region(q).address, rng.standard_normal((rows, q.width), np.float32))
+        some = rng.standard_normal(1 << 20, np.float32)
+        stored = np.resize(some.astype(np.float16), (n_pages, PAGE, dims))
+        asked = np.resize(some[::-1], (rows, q.width))
+        device.upload(keys.address, stored)
+        device.upload(self._lowering.region(q).address, asked)
         device.wait()
 
     def launches(self, way: str) -> list[Launch]:
         """In the one of WAYS; none where there is no such."""
         lowering, op = self._lowering, self._op
-        lowering._begin(self._rows, self._rows, True, self._rows > 1)
+        lowering._begin(self.rows, self.rows, True, self.rows > 1)
         if way == "plain":
             lowering._attend_plain(0, op)
         elif lowering._latent_shape(op):
@@ -52,7 +56,7 @@ class Layer:
         return lowering._launches
 
     def result(self) -> np.ndarray:
-        out = np.empty((self._rows, self._op.out.width), np.float32)
+        out = np.empty((self.rows, self._op.out.width), np.float32)
         self._device.download(out, self._lowering.region(self._op.out).address)
         self._device.wait()
         return out
@@ -79,18 +83,22 @@ def latent(heads: list[int], dims: int = 576, value_dims: int = 512) -> None:
     device = Device()
     kernels = Kernels(device)
     print(f"{device.name}: latent attention, {dims} dimensions, values of {value_dims}, keys in halves")
-    for h in heads or [16, 32, 128]:
-        for context, rows in ((100, 1), (1000, 1), (8192, 1), (8192, 8), (512, 512), (4096, 512)):
-            layer = Layer(device, kernels, h, context, rows, dims, value_dims)
-            times, results = [], []
-            for way in WAYS:
-                launches = layer.launches(way)
-                times.append(seconds(device, launches, 20 if rows == 1 else 2) * 1e6)
-                results.append(layer.result())
-            apart = np.abs(results[1] - results[0]).max() / np.abs(results[0]).max()
-            names = ", ".join(dict.fromkeys(launch.name for launch in launches))
-            print(
-                f"{h} heads, context {context}, {rows} rows: {times[0]:.1f} us plain, {times[1]:.1f} us on "
-                f"tensor cores ({names}), apart by {apart:.1e}"
-            )
+    layers = [
+        Layer(device, kernels, h, context, rows, dims, value_dims)
+        for h in heads or [16, 128]
+        for context, rows in SIZES
+    ]
+    kernels.compile_all(lambda: [layer.launches(way) for layer in layers for way in WAYS])
+    for layer in layers:
+        times, results = [], []
+        for way in WAYS:
+            launches = layer.launches(way)
+            times.append(seconds(device, launches, 20 if layer.rows == 1 else 2) * 1e6)
+            results.append(layer.result())
+        apart = np.abs(results[1] - results[0]).max() / np.abs(results[0]).max()
+        names = ", ".join(dict.fromkeys(launch.name for launch in launches))
+        print(
+            f"{layer.heads} heads, context {layer.context}, {layer.rows} rows: {times[0]:.1f} us plain, "
+            f"{times[1]:.1f} us on tensor cores ({names}), apart by {apart:.1e}"
+        )
     device.close()

@@ -54,9 +54,9 @@ from .common import begin, tanh, warp_maximum, warp_sum
 from .prompt_attention import place, store_halves
 
 # Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a
-# tile, 32 or 64. NT: tokens of a warp's scores by 8, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the
-# same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are a
-# warp's. DIRECT: there is one span, and nothing to merge.
+# tile, 32 or 64. NT: 8 tokens of a warp's scores each, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the
+# same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
+# a warp's. DIRECT: there is one span, and nothing to merge.
 G = HD = VP = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
 THREADS = 0
 NOTHING = -1e30
