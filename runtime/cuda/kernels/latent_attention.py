@@ -21,6 +21,7 @@ from ..ptx import (
     block_x,
     block_y,
     block_z,
+    blocks_x,
     blocks_y,
     commit_copies,
     copy_async,
@@ -56,9 +57,10 @@ from .prompt_attention import place, store_halves
 # Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a
 # tile, 32 or 64. NT: 8 tokens of a warp's scores each, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the
 # same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
-# a warp's. DIRECT: there is one span, and nothing to merge.
+# a warp's. DIRECT: there is one span, and nothing to merge. PROMPT: a step's rows are
+# consecutive positions of a sequence; their heads, one row's behind the other's, are dealt to blocks.
 G = HD = VP = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
-THREADS = 0
+THREADS = PROMPT = DP = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -75,10 +77,19 @@ def seen_from(position, window):
 
 
 @device
-def tiles_of_span(position, low, spans):
-    """How many tiles a block takes of a context that `spans` blocks may share."""
-    count = divide(position, T) + 1 - divide(low, T)
-    return divide(count + spans - 1, spans)
+def row_of(row, head, heads):
+    """The step's row that the head `head`, counted through all rows with PROMPT, belongs to."""
+    if PROMPT:
+        row = divide(head, heads)
+    return row
+
+
+@device
+def head_of(head, heads):
+    """Which of its row's heads it is."""
+    if PROMPT:
+        head = head - divide(head, heads) * heads
+    return head
 
 
 @device
@@ -94,7 +105,7 @@ def fetch_tile(stage, keys, page, tile, position, kv_head, kv_heads):
         if T * tile + row > position:
             inside = 0
         if KV == 16:
-            copy_async(to, keys + 2 * (slot * HD + 8 * piece), inside)
+            copy_async(to, keys + 2 * (slot * DP + 8 * piece), inside)
         elif inside > 0:
             store_halves(to, *load_eight(keys, slot, 8 * piece))
         else:
@@ -125,9 +136,10 @@ def attend_latent(
     out_stride,
     heads,
     kv_heads,
+    rows,
 ):
     """Parts of softmax(scale · q·k) v, or with DIRECT `out` itself. Grid: (key-value heads · CHUNKS, spans at
-    most, rows), of 32 · WARPS threads.
+    most, rows), or with PROMPT (rows · heads / (16 · MT)), of 32 · WARPS threads.
 
     Arguments as for `attention.attend`; `values` are not looked at. Pages have 64 tokens. `partials` is as
     `spans.combine` leaves it, for `merge_spans`: of each row, head and span VP values, to be divided by their
@@ -136,19 +148,32 @@ def attend_latent(
     begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
+    head = block_x() * G
+    kv_head = divide(block_x(), CHUNKS)
     row = block_z()
+    if PROMPT:
+        head = (blocks_x() - 1 - block_x()) * (16 * MT)  # the longest contexts first
+        kv_head = 0
     position = load_int(positions + 4 * row)
+    lowest = position  # the first that a row of this block has
+    if PROMPT:
+        lowest = position + divide(head, heads)
+        position = position + divide(head + 16 * MT - 1, heads)
+        if position > load_int(positions + 4 * (rows - 1)):
+            position = load_int(positions + 4 * (rows - 1))
     pages = table + load_int(sequences + 4 * row) * table_stride
-    low = seen_from(position, window)
-    span = tiles_of_span(position, low, blocks_y())
+    low = seen_from(lowest, window)
+    count = divide(position, T) + 1 - divide(low, T)
+    span = divide(count + blocks_y() - 1, blocks_y())
     first = divide(low, T) + block_y() * span
     end = first + span
     if end > divide(position, T) + 1:
         end = divide(position, T) + 1
     if first >= end:
         return
-    head = block_x() * G
-    kv_head = divide(block_x(), CHUNKS)
+    live = G
+    if PROMPT:
+        live = rows * heads - head
     queries = shared() + 4 * T * HD
     probabilities = queries + 32 * MT * HD
     tops = probabilities + 32 * MT * T
@@ -164,8 +189,9 @@ def attend_latent(
         of_head = divide(i, HD // 8)
         piece = i - of_head * (HD // 8)
         x = registers(8, 0.0)
-        if of_head < G:
-            source = q + row * q_stride + 4 * ((head + of_head) * HD + 8 * piece)
+        if of_head < live:
+            line = row_of(row, head + of_head, heads)
+            source = q + line * q_stride + 4 * (head_of(head + of_head, heads) * HD + 8 * piece)
             x[0], x[1], x[2], x[3] = load_float4(source)
             x[4], x[5], x[6], x[7] = load_float4(source + 16)
         store_shared_int4(
@@ -188,6 +214,10 @@ def attend_latent(
         unit[u] = warp * UW + u
         if unit[u] >= UNITS:
             unit[u] = UNITS - 1
+    seen = registers(2, position)  # of the heads of this lane's scores
+    if PROMPT:
+        for r in static(2):
+            seen[r] = load_int(positions) + divide(head + 16 * own + 8 * r + (lane >> 2), heads)
     best = registers((MT, 2), NOTHING)
     total = registers(2, 0.0)
     acc = registers((MT, 2 * UW, 4), 0.0)
@@ -233,14 +263,14 @@ def attend_latent(
                 score[n, i] = score[n, i] + more[n, i]
                 if SOFTCAP:
                     score[n, i] = softcap * tanh(score[n, i])
-        if T * tile + T - 1 > position or WINDOW:
+        if T * tile + T - 1 > lowest or WINDOW:
             for n in static(NT):
                 for i in static(4):
                     token = T * tile + 8 * (NT * group + n) + 2 * (lane & 3) + i % 2
-                    if token > position:
+                    if token > seen[i // 2]:
                         score[n, i] = HIDDEN
                     if WINDOW:
-                        if token < low:
+                        if token <= seen[i // 2] - window:
                             score[n, i] = HIDDEN
         for r in static(2):
             highest = NOTHING
@@ -308,17 +338,18 @@ def attend_latent(
     for m in static(MT):
         for r in static(2):
             of_head = 16 * m + 8 * r + (lane >> 2)
-            if of_head < G:
+            if of_head < live:
                 sum_ = 0.0
                 for j in static(GROUPS):
                     sum_ = sum_ + load_shared(tops + 4 * (of_head * GROUPS + j))
                 to = partials + 4 * ((row * heads + head + of_head) * blocks_y() + block_y()) * (VP + 4)
                 share = 1.0
                 if DIRECT:
-                    to = out + row * out_stride + 4 * (head + of_head) * VP
+                    which = head_of(head + of_head, heads)
+                    to = out + row_of(row, head + of_head, heads) * out_stride + 4 * which * VP
                     share = quotient(1.0, sum_)
                     if SINKS:
-                        sink = load_weight(sinks + 4 * (head + of_head))
+                        sink = load_weight(sinks + 4 * which)
                         highest = maximum(best[m, r], sink)
                         share = exp2(best[m, r] - highest)
                         share = quotient(share, sum_ * share + exp2(sink - highest))
@@ -345,8 +376,9 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, heads, span
     head = block_x()
     position = load_int(positions + 4 * row)
     low = seen_from(position, window)
-    span = tiles_of_span(position, low, spans)
-    live = divide(divide(position, T) - divide(low, T) + span, span)
+    count = divide(position, T) + 1 - divide(low, T)
+    span = divide(count + spans - 1, spans)
+    live = divide(count + span - 1, span)
     part = partials + 4 * (row * heads + head) * spans * (VP + 4)
     if thread() < 32:  # each span's share of the result
         top = registers(2, NOTHING)
