@@ -242,7 +242,7 @@ class LatentCase:
         self.out = np.full((self.rows, heads * value_dims), np.nan, np.float32)
         together, units = max(d for d in range(1, 16 * sixteens + 1) if heads % d == 0), value_dims // 16
         self.constants = {"G": together, "HD": dims, "DP": keys.shape[-1], "VP": value_dims, "KV": bits}
-        self.constants |= {"CHUNKS": heads // together, "TURN": min(8, dims // 8 & -(dims // 8)) - 1}
+        self.constants |= {"TURN": min(8, dims // 8 & -(dims // 8)) - 1}
         self.constants |= {"MT": sixteens, "T": tokens, "NT": tokens * sixteens // (8 * warps), "PAGE": 6}
         self.constants |= {"GROUPS": warps // sixteens, "UNITS": units, "UW": -(-units // warps), "PDL": 0}
         self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
@@ -253,7 +253,7 @@ class LatentCase:
         scale = 0.3 / self.softcap if self.softcap else 0.3 * LOG2_E
         arguments = [self.q, self.q.strides[0], self.held, 0, self.table, 0, self.zero, self.at, scale]
         arguments += [self.softcap * LOG2_E, self.window, self.sinks2, partials, self.out]
-        arguments += [self.out.strides[0], self.heads, 1, self.rows]
+        arguments += [self.out.strides[0], self.heads, self.rows]
         run(attend_latent, constants, grid, 32 * constants["WARPS"], arguments, 65536)
 
     def check(self):
@@ -285,7 +285,7 @@ def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, w
         [150, 70], heads, sixteens, dims, value_dims, tokens, warps, window, softcap, sinks, bits
     )
     partials = np.full((2, heads, spans, value_dims + 4), np.nan, np.float32)
-    case.attend((case.constants["CHUNKS"], spans, 2), partials, direct=spans == 1, prompt=False)
+    case.attend((heads // case.constants["G"], spans, 2), partials, direct=spans == 1, prompt=False)
     if spans > 1:
         arguments = [partials, case.at, window, case.sinks2, case.out, case.out.strides[0], heads, spans]
         run(merge_spans, case.constants, (heads, 2), 64, arguments, 4096)

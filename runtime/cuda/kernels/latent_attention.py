@@ -59,7 +59,7 @@ from .prompt_attention import place, store_halves
 # same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
 # a warp's. DIRECT: there is one span, and nothing to merge. PROMPT: a step's rows are
 # consecutive positions of a sequence; their heads, one row's behind the other's, are dealt to blocks.
-G = HD = VP = KV = CHUNKS = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
+G = HD = VP = KV = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
 THREADS = PROMPT = DP = 0
 NOTHING = -1e30
 HIDDEN = -2e30
@@ -93,9 +93,9 @@ def head_of(head, heads):
 
 
 @device
-def fetch_tile(stage, keys, page, tile, position, kv_head, kv_heads):
+def fetch_tile(stage, keys, page, tile, position):
     """Begin to bring a tile's keys; zeros behind `position`."""
-    keys = piece_of(keys, page, kv_head, kv_heads)
+    keys = piece_of(keys, page, 0, 1)
     for i in range(thread(), T * HD // 8, 32 * WARPS):
         row = divide(i, HD // 8)
         piece = i - row * (HD // 8)
@@ -135,11 +135,10 @@ def attend_latent(
     out,
     out_stride,
     heads,
-    kv_heads,
     rows,
 ):
-    """Parts of softmax(scale · q·k) v, or with DIRECT `out` itself. Grid: (key-value heads · CHUNKS, spans at
-    most, rows), or with PROMPT (rows · heads / (16 · MT)), of 32 · WARPS threads.
+    """Parts of softmax(scale · q·k) v, or with DIRECT `out` itself. Grid: (heads / G, spans at most,
+    rows), or with PROMPT (rows · heads / (16 · MT)), of 32 · WARPS threads.
 
     Arguments as for `attention.attend`; `values` are not looked at. Pages have 64 tokens. `partials` is as
     `spans.combine` leaves it, for `merge_spans`: of each row, head and span VP values, to be divided by their
@@ -149,11 +148,9 @@ def attend_latent(
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_x() * G
-    kv_head = divide(block_x(), CHUNKS)
     row = block_z()
     if PROMPT:
         head = (blocks_x() - 1 - block_x()) * (16 * MT)  # the longest contexts first
-        kv_head = 0
     position = load_int(positions + 4 * row)
     lowest = position  # the first that a row of this block has
     if PROMPT:
@@ -178,7 +175,7 @@ def attend_latent(
     probabilities = queries + 32 * MT * HD
     tops = probabilities + 32 * MT * T
     page = load_int(pages + 4 * divide(first * T, 64))
-    fetch_tile(shared(), keys, page, first, position, kv_head, kv_heads)
+    fetch_tile(shared(), keys, page, first, position)
     commit_copies()
     following = first + 1
     if following >= end:
@@ -212,8 +209,9 @@ def attend_latent(
     unit = registers(UW)
     for u in static(UW):
         unit[u] = warp * UW + u
-        if unit[u] >= UNITS:
-            unit[u] = UNITS - 1
+        if UNITS < UW * WARPS:
+            if unit[u] >= UNITS:
+                unit[u] = UNITS - 1
     seen = registers(2, position)  # of the heads of this lane's scores
     if PROMPT:
         for r in static(2):
@@ -227,7 +225,7 @@ def attend_latent(
         wait_copies()
         barrier()
         if tile + 1 < end:
-            fetch_tile(other, keys, page, tile + 1, position, kv_head, kv_heads)
+            fetch_tile(other, keys, page, tile + 1, position)
             following = tile + 2
             if following >= end:
                 following = tile

@@ -37,7 +37,7 @@ class LatentLowering(AttentionLowering):
 
     def _latent_shape(self, op: ops.Attend) -> Shape | None:
         """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
-        dims, value_dims, group = op.head_dim, op.value_dim, op.heads // op.kv_heads
+        dims, value_dims, group = op.head_dim, op.value_dim, op.heads
         halves = self.layout.cache_bits <= 16 and self.device.capability >= (8, 0)
         fits = dims % 16 == 0 and value_dims % 16 == 0 and value_dims <= 1024
         if op.v != op.k or op.kv_heads > 1 or not halves or not fits or self.layout.page_size != 64:
@@ -48,13 +48,13 @@ class LatentLowering(AttentionLowering):
     def _attend_latent(self, op: ops.Attend, shape: Shape) -> None:
         """Rows of a prompt together; of others each by itself, parts of its context by a second launch."""
         n, dims, value_dims = self._n[False], op.head_dim, op.value_dim
-        together = greatest_divisor(op.heads // op.kv_heads, 16 * shape.sixteens)
+        together = greatest_divisor(op.heads, 16 * shape.sixteens)
         blocks, units = op.heads // together, value_dims // 16
         most = max(1, self.device.multiprocessors // blocks)  # spans of all rows
         spans = 1 if self._one_prompt else max(1, min(SPANS, most // n))
         said, arguments = self._scores(op)
         constants = said | {"G": together, "HD": dims, "VP": value_dims}
-        constants |= {"CHUNKS": blocks // op.kv_heads, "TURN": exchanged(dims), "WARPS": shape.warps}
+        constants |= {"TURN": exchanged(dims), "WARPS": shape.warps}
         constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
         constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
         constants |= {"UNITS": units, "UW": -(-units // shape.warps), "DIRECT": int(spans == 1)}
@@ -64,7 +64,7 @@ class LatentLowering(AttentionLowering):
         partials = self.memory.rows(f"latent spans {op.heads} {value_dims}", 1, room).address
         *_, window, sinks = arguments
         out = [*self._at(op.out)]
-        arguments += [partials, *out, op.heads, op.kv_heads, n]
+        arguments += [partials, *out, op.heads, n]
         grid = (-(-n * op.heads // (16 * shape.sixteens)),) if self._one_prompt else (blocks, spans, n)
         self._emit(what, grid, arguments, shape.shared(dims))
         self._wrote(op.out)
