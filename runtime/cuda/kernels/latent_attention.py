@@ -96,20 +96,23 @@ def head_of(head, heads):
 def fetch_tile(stage, keys, page, tile, position):
     """Begin to bring a tile's keys; zeros behind `position`."""
     keys = piece_of(keys, page, 0, 1)
-    for i in range(thread(), T * HD // 8, 32 * WARPS):
-        row = divide(i, HD // 8)
-        piece = i - row * (HD // 8)
+    lane = thread() & 31
+    for u in static(T // (4 * WARPS)):  # 8 lanes take a row
+        row = 4 * WARPS * u + divide(thread(), 8)
         slot = T * (tile & (64 // T - 1)) + row
-        to = stage + place(row, piece)
+        to = stage + place(row, lane & 7)
+        source = keys + 2 * (slot * DP + 8 * (lane & 7))
         inside = 16
         if T * tile + row > position:
             inside = 0
-        if KV == 16:
-            copy_async(to, keys + 2 * (slot * DP + 8 * piece), inside)
-        elif inside > 0:
-            store_halves(to, *load_eight(keys, slot, 8 * piece))
-        else:
-            store_shared_int4(to, 0, 0, 0, 0)
+        for j in static((HD + 63) // 64):
+            if HD >= 64 * j + 64 or 64 * j + 8 * (lane & 7) < HD:
+                if KV == 16:
+                    copy_async(to + 128 * j, source + 128 * j, inside)
+                elif inside > 0:
+                    store_halves(to + 128 * j, *load_eight(keys, slot, 64 * j + 8 * (lane & 7)))
+                else:
+                    store_shared_int4(to + 128 * j, 0, 0, 0, 0)
 
 
 @device
@@ -231,34 +234,30 @@ def attend_latent(
                 following = tile
             page = load_int(pages + 4 * divide(following * T, 64))
         commit_copies()
-        score = registers((NT, 4), 0.0)
-        more = registers((NT, 4), 0.0)  # of every other step, so that products wait less for each other
-        if NT == 2:
-            for k in static(HD // 16):
-                b = registers((2, 2))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
-                    held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1))
-                )
-                for n in static(2):
-                    if k % 2 == 0:
-                        score[n] = mma_halves(*query[k], *b[n], *score[n])
-                    else:
-                        more[n] = mma_halves(*query[k], *b[n], *more[n])
-        else:
-            for k in static(0, HD // 16, 2):
-                b = registers((2, 2))
-                piece = 2 * k + (lane >> 3)
-                if HD // 16 == k + 1:
-                    piece = 2 * k + ((lane >> 3) & 1)
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
-                    held + place(8 * group + (lane & 7), piece)
-                )
-                score[0] = mma_halves(*query[k], *b[0], *score[0])
-                if HD // 16 > k + 1:
-                    more[0] = mma_halves(*query[k + 1], *b[1], *more[0])
+        # Sums of every few steps, so that products wait less for each other.
+        part = registers((4 // NT, NT, 4), 0.0)
+        source = registers(4)
+        for j in static(4):
+            if NT == 2:
+                source[j] = held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * j + ((lane >> 3) & 1))
+            else:
+                source[j] = held + place(8 * group + (lane & 7), 2 * j + (lane >> 3))
+        b = registers((2, 2))
+        for k in static(0, HD // 16, 3 - NT):
+            if NT == 1 and HD // 16 == k + 1:
+                source[k % 4] = held + place(8 * group + (lane & 7), 2 * (k % 4) + ((lane >> 3) & 1))
+            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(source[k % 4] + 128 * (k // 4))
+            for n in static(2):
+                if NT == 2:
+                    part[k % 2, n] = mma_halves(*query[k], *b[n], *part[k % 2, n])
+                elif HD // 16 > k + n:
+                    part[(k + n) % 4, 0] = mma_halves(*query[k + n], *b[n], *part[(k + n) % 4, 0])
+        score = registers((NT, 4))
         for n in static(NT):
             for i in static(4):
-                score[n, i] = score[n, i] + more[n, i]
+                score[n, i] = part[0, n, i] + part[1, n, i]
+                if NT == 1:
+                    score[n, i] = score[n, i] + (part[2, n, i] + part[3, n, i])
                 if SOFTCAP:
                     score[n, i] = softcap * tanh(score[n, i])
         if T * tile + T - 1 > lowest or WINDOW:
@@ -300,26 +299,26 @@ def attend_latent(
             total[r] = total[r] * grown
             of_head = 16 * own + 8 * r + (lane >> 2)
             for n in static(NT):
-                a = exp2(score[n, 2 * r] - highest)
-                b = exp2(score[n, 2 * r + 1] - highest)
-                total[r] = total[r] + a + b
+                even = exp2(score[n, 2 * r] - highest)
+                odd = exp2(score[n, 2 * r + 1] - highest)
+                total[r] = total[r] + even + odd
                 to = probabilities + place_of_probabilities(of_head, NT * group + n)
-                store_shared_int(to + 4 * (lane & 3), pack_halves(a, b))
+                store_shared_int(to + 4 * (lane & 3), pack_halves(even, odd))
         for m in static(MT):
             for n in static(2 * UW):
                 for i in static(4):
                     acc[m, n, i] = acc[m, n, i] * shrink[m, i // 2]
         barrier()
+        value = registers(UW)
+        for u in static(UW):
+            value[u] = held + place((lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
         for k in static(T // 16):
             p = registers((MT, 4))
             for m in static(MT):
                 of_head = 16 * m + (lane & 7) + ((lane >> 3) & 1) * 8
                 p[m] = load_matrices(probabilities + place_of_probabilities(of_head, 2 * k + (lane >> 4)))
             for u in static(UW):
-                b = registers((2, 2))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
-                    held + place(16 * k + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
-                )
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(value[u] + 32 * HD * k)
                 for m in static(MT):
                     for n in static(2):
                         acc[m, 2 * u + n] = mma_halves(*p[m], *b[n], *acc[m, 2 * u + n])
