@@ -246,7 +246,7 @@ class LatentCase:
         self.constants |= {"MT": sixteens, "T": tokens, "NT": tokens * sixteens // (8 * warps), "PAGE": 6}
         self.constants |= {"GROUPS": warps // sixteens, "UNITS": units, "UW": -(-units // warps), "PDL": 0}
         self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
-        self.constants |= {"WARPS": warps, "THREADS": 64}
+        self.constants |= {"WARPS": warps, "THREADS": 64, "KEPT": max(2, dims // 16 - 2)}
 
     def attend(self, grid, partials, direct, prompt):
         constants = self.constants | {"DIRECT": int(direct), "PROMPT": int(prompt)}

@@ -59,8 +59,9 @@ from .prompt_attention import place, store_halves
 # same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
 # a warp's. DIRECT: there is one span, and nothing to merge. PROMPT: a step's rows are
 # consecutive positions of a sequence; their heads, one row's behind the other's, are dealt to blocks.
+# KEPT: 16 dimensions each of the queries that stay in registers.
 G = HD = VP = KV = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
-THREADS = PROMPT = DP = 0
+THREADS = PROMPT = DP = TURN = KEPT = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -119,6 +120,13 @@ def fetch_tile(stage, keys, page, tile, position):
 def place_of_probabilities(row, piece):
     """Where 8 tokens' probabilities of a head lie."""
     return 2 * T * row + 16 * (piece ^ ((row >> (64 // T - 1)) & (T // 8 - 1)))
+
+
+@device
+def load_query(queries, k):
+    """Dimensions 16 k … of a warp's queries, of which `queries` is where the lane's row begins."""
+    lane = thread() & 31
+    return load_matrices(queries + 16 * ((2 * k + (lane >> 4)) ^ (lane & TURN)))
 
 
 def attend_latent(
@@ -204,11 +212,10 @@ def attend_latent(
     barrier()
     own = warp & (MT - 1)  # which 16 of the heads
     group = divide(warp, MT)  # which of the tokens
+    own_queries = queries + 2 * HD * (16 * own + (lane & 7) + ((lane >> 3) & 1) * 8)
     query = registers((HD // 16, 4))
-    for k in static(HD // 16):
-        query[k] = load_matrices(
-            queries + place(16 * own + (lane & 7) + ((lane >> 3) & 1) * 8, 2 * k + (lane >> 4))
-        )
+    for k in static(KEPT):
+        query[k] = load_query(own_queries, k)
     unit = registers(UW)
     for u in static(UW):
         unit[u] = warp * UW + u
@@ -236,22 +243,27 @@ def attend_latent(
         commit_copies()
         # Sums of every few steps, so that products wait less for each other.
         part = registers((4 // NT, NT, 4), 0.0)
-        source = registers(4)
-        for j in static(4):
-            if NT == 2:
-                source[j] = held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * j + ((lane >> 3) & 1))
-            else:
-                source[j] = held + place(8 * group + (lane & 7), 2 * j + (lane >> 3))
         b = registers((2, 2))
-        for k in static(0, HD // 16, 3 - NT):
-            if NT == 1 and HD // 16 == k + 1:
-                source[k % 4] = held + place(8 * group + (lane & 7), 2 * (k % 4) + ((lane >> 3) & 1))
-            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(source[k % 4] + 128 * (k // 4))
-            for n in static(2):
-                if NT == 2:
-                    part[k % 2, n] = mma_halves(*query[k], *b[n], *part[k % 2, n])
-                elif HD // 16 > k + n:
-                    part[(k + n) % 4, 0] = mma_halves(*query[k + n], *b[n], *part[(k + n) % 4, 0])
+        for j in static(0, 4, 3 - NT):  # which of the pieces in 128 bytes
+            if NT == 2:
+                source = held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * j + ((lane >> 3) & 1))
+            else:
+                source = held + place(8 * group + (lane & 7), 2 * j + (lane >> 3))
+            for k in static(j, HD // 16, 4):
+                if NT == 1 and HD // 16 == k + 1:
+                    source = held + place(8 * group + (lane & 7), 2 * j + ((lane >> 3) & 1))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(source + 128 * (k // 4))
+                if k >= KEPT:
+                    query[k] = load_query(own_queries, k)
+                if NT == 1 and HD // 16 > k + 1 and k + 1 >= KEPT:
+                    query[k + 1] = load_query(own_queries, k + 1)
+                for n in static(2):
+                    if NT == 2:
+                        part[k // 4 % 2, n] = mma_halves(*query[k], *b[n], *part[k // 4 % 2, n])
+                    elif HD // 16 > k + n:
+                        part[2 * (k // 4 % 2) + n, 0] = mma_halves(
+                            *query[k + n], *b[n], *part[2 * (k // 4 % 2) + n, 0]
+                        )
         score = registers((NT, 4))
         for n in static(NT):
             for i in static(4):

@@ -12,11 +12,13 @@ MERGE_THREADS = 512  # of a block that merges spans
 
 @dataclass(frozen=True)
 class Shape:
-    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps."""
+    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps, and how much of
+    the queries stays in registers, 16 dimensions each: what there is room for."""
 
     sixteens: int
     tokens: int
     warps: int
+    kept: int
 
     def shared(self, dims: int) -> int:
         """Bytes of shared memory: two tiles, queries, probabilities, the highest scores of warps."""
@@ -24,7 +26,7 @@ class Shape:
 
 
 # The first one that fits is taken.
-SHAPES = [Shape(*s) for s in ((2, 64, 8), (2, 32, 8), (1, 64, 8), (1, 32, 4))]
+SHAPES = [Shape(*s) for s in ((2, 64, 8, 32), (2, 32, 8, 34), (1, 64, 8, 36), (1, 32, 4, 34))]
 
 
 class LatentLowering(AttentionLowering):
@@ -57,7 +59,12 @@ class LatentLowering(AttentionLowering):
         constants |= {"TURN": exchanged(dims), "WARPS": shape.warps}
         constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
         constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
-        constants |= {"UNITS": units, "UW": -(-units // shape.warps), "DIRECT": int(spans == 1)}
+        constants |= {
+            "KEPT": min(shape.kept, dims // 16),
+            "UNITS": units,
+            "UW": -(-units // shape.warps),
+            "DIRECT": int(spans == 1),
+        }
         constants |= {"PROMPT": int(self._one_prompt)}
         what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
         room = 4 * op.heads * most * (value_dims + 4)
