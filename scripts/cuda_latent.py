@@ -10,7 +10,7 @@ from kukri.runtime import ops
 from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.kernel import Kernels
 from kukri.runtime.cuda.launch import Launch
-from kukri.runtime.cuda.lowering.base import Inputs, Layout
+from kukri.runtime.cuda.lowering.base import FEW, Inputs, Layout
 from kukri.runtime.cuda.lowering.program import Lowering
 from kukri.runtime.cuda.memory import Memory
 
@@ -48,7 +48,7 @@ class Layer:
     def launches(self, way: str) -> list[Launch]:
         """In the one of WAYS; none where there is no such."""
         lowering, op = self._lowering, self._op
-        lowering._begin(self.rows, self.rows, True, self.rows > 1)
+        lowering._begin(self.rows, self.rows, True, self.rows > FEW)
         if way == "plain":
             lowering._attend_plain(0, op)
         elif lowering._latent_shape(op):

@@ -12,8 +12,8 @@ MERGE_THREADS = 512  # of a block that merges spans
 
 @dataclass(frozen=True)
 class Shape:
-    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps, and how much of
-    the queries stays in registers, 16 dimensions each: what there is room for."""
+    """A block of `kernels/latent_attention.py`: 16 heads so many times, tokens of a tile, warps, and how much
+    of the queries stays in registers, 16 dimensions each: what there is room for."""
 
     sixteens: int
     tokens: int
@@ -26,7 +26,7 @@ class Shape:
 
 
 # The first one that fits is taken.
-SHAPES = [Shape(*s) for s in ((2, 64, 8, 32), (2, 32, 8, 34), (1, 64, 8, 36), (1, 32, 4, 34))]
+SHAPES = [Shape(*s) for s in ((2, 64, 8, 28), (2, 32, 8, 32), (1, 64, 8, 36), (1, 32, 4, 32))]
 
 
 class LatentLowering(AttentionLowering):
@@ -49,37 +49,45 @@ class LatentLowering(AttentionLowering):
 
     def _attend_latent(self, op: ops.Attend, shape: Shape) -> None:
         """Rows of a prompt together; of others each by itself, parts of its context by a second launch."""
-        n, dims, value_dims = self._n[False], op.head_dim, op.value_dim
-        together = greatest_divisor(op.heads, 16 * shape.sixteens)
-        blocks, units = op.heads // together, value_dims // 16
-        most = max(1, self.device.multiprocessors // blocks)  # spans of all rows
-        spans = 1 if self._one_prompt else max(1, min(SPANS, most // n))
+        n, prompt = self._n[False], self._one_prompt
+        together = 16 * shape.sixteens if prompt else greatest_divisor(op.heads, 16 * shape.sixteens)
+        blocks = op.heads // together
+        most = 1 if prompt else max(1, self.device.multiprocessors // blocks)  # spans of all rows
+        spans = max(1, min(SPANS, most // n))
         said, arguments = self._scores(op)
-        constants = said | {"G": together, "HD": dims, "VP": value_dims}
-        constants |= {"TURN": exchanged(dims), "WARPS": shape.warps}
-        constants |= {"MT": shape.sixteens, "T": shape.tokens, "GROUPS": shape.warps // shape.sixteens}
-        constants |= {"NT": shape.tokens * shape.sixteens // (8 * shape.warps)}
-        constants |= {
-            "KEPT": min(shape.kept, dims // 16),
-            "UNITS": units,
-            "UW": -(-units // shape.warps),
-            "DIRECT": int(spans == 1),
-        }
-        constants |= {"PROMPT": int(self._one_prompt)}
+        constants = said | self._latent_constants(op, shape)
+        constants |= {"G": together, "DIRECT": int(spans == 1), "PROMPT": int(prompt)}
         what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
-        room = 4 * op.heads * most * (value_dims + 4)
-        partials = self.memory.rows(f"latent spans {op.heads} {value_dims}", 1, room).address
+        partials = 0
+        if spans > 1:
+            room = 4 * op.heads * most * (op.value_dim + 4)
+            partials = self.memory.rows(f"latent spans {op.heads} {op.value_dim}", 1, room).address
         *_, window, sinks = arguments
         out = [*self._at(op.out)]
         arguments += [partials, *out, op.heads, n]
-        grid = (-(-n * op.heads // (16 * shape.sixteens)),) if self._one_prompt else (blocks, spans, n)
-        self._emit(what, grid, arguments, shape.shared(dims))
+        grid = (-(-n * op.heads // together), 1, 1) if prompt else (blocks, spans, n)
+        self._emit(what, grid, arguments, shape.shared(op.head_dim))
         self._wrote(op.out)
-        if spans == 1:
-            return
-        merging = {name: constants[name] for name in ("VP", "T", "WINDOW", "SINKS")}
-        what = self._kernel(
-            "latent_attention", "merge_spans", MERGE_THREADS, THREADS=MERGE_THREADS, **merging
-        )
-        given = [partials, self.inputs.positions, window, sinks, *out, op.heads, spans]
-        self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
+        if spans > 1:
+            merging = {name: constants[name] for name in ("VP", "T", "WINDOW", "SINKS")}
+            merging["THREADS"] = MERGE_THREADS
+            what = self._kernel("latent_attention", "merge_spans", MERGE_THREADS, **merging)
+            given = [partials, self.inputs.positions, window, sinks, *out, op.heads, spans]
+            self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
+
+    def _latent_constants(self, op: ops.Attend, shape: Shape) -> dict[str, int]:
+        """What follows from the sizes of heads and of blocks."""
+        dims, units = op.head_dim, op.value_dim // 16
+        return {
+            "HD": dims,
+            "VP": op.value_dim,
+            "TURN": exchanged(dims),
+            "MT": shape.sixteens,
+            "T": shape.tokens,
+            "NT": shape.tokens * shape.sixteens // (8 * shape.warps),
+            "WARPS": shape.warps,
+            "GROUPS": shape.warps // shape.sixteens,
+            "KEPT": min(shape.kept, dims // 16),
+            "UNITS": units,
+            "UW": -(-units // shape.warps),
+        }
