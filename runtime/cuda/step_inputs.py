@@ -60,7 +60,5 @@ class StepInputs:
             self._device.upload(self._address, self._pinned)
 
     def fetch(self) -> Launch:
-        """The kernel that does it. Those behind it read nothing before it is done: each waits for the one in
-        front of it.
-        """
+        """The kernel that does it; the launch behind it must not begin before it is done."""
         return copy_words(self._kernels, self._pinned.ctypes.data, self._address, self._pinned.nbytes)

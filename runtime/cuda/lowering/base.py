@@ -138,7 +138,8 @@ class Launches:
         shared: int = 0,
         label: str = "",
     ) -> None:
-        early = self.device.capability >= (9, 0)
+        # The first one begins when what the step is told is there: then all may read that at any time.
+        early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(what, shared)
         packed = pack_arguments(*arguments)
