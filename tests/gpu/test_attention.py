@@ -249,7 +249,11 @@ class LatentCase:
         self.constants |= {"WARPS": warps, "THREADS": 64, "KEPT": max(2, dims // 16 - 2)}
 
     def attend(self, grid, partials, direct, prompt):
-        constants = self.constants | {"DIRECT": int(direct), "PROMPT": int(prompt)}
+        constants = self.constants | {
+            "DIRECT": int(direct),
+            "PROMPT": int(prompt),
+            "ALONE": int(self.rows == 1),
+        }
         scale = 0.3 / self.softcap if self.softcap else 0.3 * LOG2_E
         arguments = [self.q, self.q.strides[0], self.held, 0, self.table, 0, self.zero, self.at, scale]
         arguments += [self.softcap * LOG2_E, self.window, self.sinks2, partials, self.out]
@@ -282,13 +286,23 @@ class LatentCase:
 def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, window, softcap, sinks, bits):
     sixteens = 1 if heads <= 16 else 2
     case = LatentCase(
-        [150, 70], heads, sixteens, dims, value_dims, tokens, warps, window, softcap, sinks, bits
+        [150, 70][: 3 - sixteens],
+        heads,
+        sixteens,
+        dims,
+        value_dims,
+        tokens,
+        warps,
+        window,
+        softcap,
+        sinks,
+        bits,
     )
-    partials = np.full((2, heads, spans, value_dims + 4), np.nan, np.float32)
-    case.attend((heads // case.constants["G"], spans, 2), partials, direct=spans == 1, prompt=False)
+    partials = np.full((case.rows, heads, spans, value_dims + 4), np.nan, np.float32)
+    case.attend((heads // case.constants["G"], spans, case.rows), partials, direct=spans == 1, prompt=False)
     if spans > 1:
         arguments = [partials, case.at, window, case.sinks2, case.out, case.out.strides[0], heads, spans]
-        run(merge_spans, case.constants, (heads, 2), 64, arguments, 4096)
+        run(merge_spans, case.constants, (heads, case.rows), 64, arguments, 4096)
     case.check()
 
 

@@ -27,6 +27,7 @@ from ..ptx import (
     copy_async,
     divide,
     exp2,
+    let_next_start,
     load_float,
     load_float4,
     load_int,
@@ -48,6 +49,7 @@ from ..ptx import (
     store_shared_int4,
     thread,
     wait_copies,
+    wait_for_grid,
 )
 from ..stage import device, registers, static
 from .cache import load_eight, piece_of
@@ -59,9 +61,9 @@ from .prompt_attention import place, store_halves
 # same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
 # a warp's. DIRECT: there is one span, and nothing to merge. PROMPT: a step's rows are
 # consecutive positions of a sequence; their heads, one row's behind the other's, are dealt to blocks.
-# KEPT: 16 dimensions each of the queries that stay in registers.
+# KEPT: 16 dimensions each of the queries that stay in registers. ALONE: as in group_attention.py.
 G = HD = VP = KV = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
-THREADS = PROMPT = DP = TURN = KEPT = 0
+THREADS = PROMPT = DP = TURN = KEPT = ALONE = PDL = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -155,7 +157,10 @@ def attend_latent(
     `spans.combine` leaves it, for `merge_spans`: of each row, head and span VP values, to be divided by their
     sum; the highest score; the sum.
     """
-    begin()
+    if PDL:
+        let_next_start()
+    if PDL and not ALONE:
+        wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_x() * G
@@ -186,7 +191,16 @@ def attend_latent(
     probabilities = queries + 32 * MT * HD
     tops = probabilities + 32 * MT * T
     page = load_int(pages + 4 * divide(first * T, 64))
-    fetch_tile(shared(), keys, page, first, position)
+    if ALONE:
+        older = divide(position, T)  # tiles in front of this have only tokens from before the step
+        if first < older:
+            fetch_tile(shared(), keys, page, first, position)
+        if PDL:
+            wait_for_grid()
+        if first >= older:
+            fetch_tile(shared(), keys, page, first, position)
+    else:
+        fetch_tile(shared(), keys, page, first, position)
     commit_copies()
     following = first + 1
     if following >= end:

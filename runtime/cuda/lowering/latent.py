@@ -56,7 +56,7 @@ class LatentLowering(AttentionLowering):
         spans = max(1, min(SPANS, most // n))
         said, arguments = self._scores(op)
         constants = said | self._latent_constants(op, shape)
-        constants |= {"G": together, "DIRECT": int(spans == 1), "PROMPT": int(prompt)}
+        constants |= {"G": together, "DIRECT": int(spans == 1), "PROMPT": int(prompt), "ALONE": int(n == 1)}
         what = self._kernel("latent_attention", "attend_latent", 32 * shape.warps, **constants)
         partials = 0
         if spans > 1:
