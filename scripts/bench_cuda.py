@@ -2,7 +2,8 @@
 
     python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
     the end; PATH: llama.cpp's, built for the card, which runs the same models in between
-    python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
+    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
+    machine, with keys and values kept as f32, f16, q8_0 or q4_0
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
@@ -11,6 +12,8 @@
     python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
     by ways of waiting for the card and of copying
     python scripts/bench_cuda.py launches                   what it costs to go from op to op
+    python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
+    tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
@@ -33,6 +36,7 @@ from pathlib import Path
 
 import numpy as np
 from cuda_host import host
+from cuda_latent import latent
 from cuda_launches import launches as between_ops
 from cuda_mixtures import MIXTURES, random_mixture
 from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
@@ -84,7 +88,7 @@ def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def conformance(names: list[str]) -> None:
+def conformance(names: list[str], kv_type: str = "auto") -> None:
     folder = Path(tempfile.mkdtemp())
     for path in DATA.glob("*.tar.xz"):
         with tarfile.open(path) as archive:
@@ -101,14 +105,14 @@ def conformance(names: list[str]) -> None:
                 ids = np.load(folder / entry["name"] / "reference.npz")["input_ids"]
                 ids = ids[:40]
                 expected = feed(ReferenceMachine(program, 3), ids, (512,), 3)
-                machine = CudaMachine(program, 3)
+                machine = CudaMachine(program, 3, kv_type=kv_type)
             except UnsupportedModel as problem:
                 print(f"refused {case}: {problem}")
                 refused += 1
                 continue
             products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
             floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
-            quantised = not all(floats)  # then activations are, too
+            quantised = not all(floats) or kv_type not in ("auto", "f32")  # then activations are, too
             line = []
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):
@@ -119,10 +123,12 @@ def conformance(names: list[str]) -> None:
                 )
                 ok &= (kl < 0.01 if quantised else error < 2e-3) and bool((got == again).all())
                 line.append(f"{error:.1e} kl {kl:.1e}{'' if (got == again).all() else ' NOT REPEATABLE'}")
+            plans = [*machine.plan(1, 1), *machine.plan(min(len(ids), 17), 1, False, True)]
             machine.close()
             right, wrong = right + ok, wrong + (not ok)
             if not ok or names or "gguf" in file:
-                print("ok  " if ok else "BAD ", case, "; ".join(line))
+                attends = dict.fromkeys(launch.name for launch in plans if "attend" in launch.name)
+                print("ok  " if ok else "BAD ", case, "; ".join(line), "by", *attends)
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 
 
@@ -443,7 +449,9 @@ def main() -> None:
     if command == "all":
         everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
     elif command == "conformance":
-        conformance(rest)
+        conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
+    elif command == "latent":
+        latent([int(n) for n in rest])
     elif command == "copy":
         device = Device()
         print(

@@ -41,6 +41,8 @@ EXPERT = {
 EXPERT |= {"TOKENS": 1}
 PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
 MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
+LATENT = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "TURN": 3, "MT": 2, "T": 64, "NT": 2}
+LATENT |= {"WARPS": 8, "GROUPS": 4, "KEPT": 5, "UNITS": 5, "UW": 1, "SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
@@ -54,6 +56,9 @@ KERNELS = [
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
     kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
+    kernel("latent_attention", "attend_latent", 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
+    kernel("latent_attention", "attend_latent", 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
+    kernel("latent_attention", "merge_spans", 64, VP=80, T=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
     kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
