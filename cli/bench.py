@@ -21,7 +21,6 @@ from .options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, Mod
 if TYPE_CHECKING:
     from ..runtime.cpu.bandwidth import ReadBandwidth
     from ..runtime.cuda.bandwidth import CopyBandwidth
-    from ..runtime.ops import Program
     from .bench_measure import LoadTimes, Used
     from .describe import Description
     from .model import Model
@@ -118,7 +117,6 @@ def _measure(
         stack.enter_context(loaded)
         machine, table = loaded.engine.machine, loaded.engine.table
         used = used_devices(machine)
-        program = _program(path)
         memory: ReadBandwidth | CopyBandwidth | None = None
         for test in plan.tests:
             result = _about_model(about, used, test, times)
@@ -134,7 +132,7 @@ def _measure(
             if test.n_prompt and not test.n_gen:
                 result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
             if decode:
-                read = bytes_per_token(program, used.kv_type, test)
+                read = bytes_per_token(used.program, used.kv_type, test)
                 result |= {
                     "bytes_per_token": round(read),
                     "read_bandwidth": max(before, after),
@@ -174,16 +172,6 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
     for warning in warnings:
         terminal.note(warning)
     return times, model
-
-
-def _program(path: Path) -> Program:
-    """The model's program, for counting bytes."""
-    from ..runtime.program import build_program
-    from ..runtime.weights import Weights
-    from .source import open_source
-
-    source = open_source(path, text=False)
-    return build_program(source.config, Weights(source.config, source.tensors))
 
 
 def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:

@@ -25,8 +25,12 @@ WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that coun
 
 @dataclass(frozen=True)
 class Used:
-    """What a machine runs on: threads of the CPU (1 where there are none that count), and the card."""
+    """What a machine runs, and on what: threads of the CPU (1 where there are none that count), and the card.
 
+    `program` is the second part where there are two.
+    """
+
+    program: Program
     threads: int
     kv_type: str
     card: Device | None = None
@@ -45,7 +49,7 @@ def used_devices(machine: Any) -> Used:
     card: Device | None = getattr(back, "device", None)
     layers = len(back.program.layers) - 1 if card else 0
     threads = int(getattr(front or back, "n_threads", 1))
-    return Used(threads, back.kv_type, card, layers, front is not None)
+    return Used(back.program, threads, back.kv_type, card, layers, front is not None)
 
 
 def random_ids(n: int, vocab_size: int) -> np.ndarray:

@@ -41,7 +41,7 @@ class Machine(Protocol):
     def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
         """The same step, but of each wanted row the `k` best, up to MOST_BEST, of the first `n_tokens` ids.
 
-        If there are fewer, so many.
+        If there are fewer, so many. Valid until the next step.
         """
         ...
 
@@ -92,6 +92,7 @@ class Engine:
         self._n_tokens = min(n_tokens or config.vocab_size, config.vocab_size)
         self._chunk = max(1, min(prefill_chunk, machine.max_rows))
         self._sequence = sequence
+        self._sequences = np.full(machine.max_rows, sequence, np.int32)  # of the rows of a step
         self._same_up_to = same_up_to
         self._short = 0  # how many of the cached ids were read when the sequence was no longer than that
         self._states = states if states and states.layers else None
@@ -257,13 +258,12 @@ class Engine:
         """`run` tokens, the next ones of a sequence that will have `length` (0: that ends with them)."""
         n = len(tokens)
         first = len(self._cached)
-        length = max(length, first + n)
         batch = Batch(
             tokens=np.array(tokens, np.int32),
-            sequences=np.full(n, self._sequence, np.int32),
+            sequences=self._sequences[:n],
             positions=np.arange(first, first + n, dtype=np.int32),
             wanted=wanted,
-            lengths=np.full(n, length, np.int32),
+            lengths=np.full(n, length, np.int32) if length > first + n else None,
         )
         try:
             self.table.extend(self._sequence, n)
@@ -272,7 +272,7 @@ class Engine:
             self._keep(first)
             raise
         self._cached += tokens
-        if length <= self._same_up_to:
+        if max(length, first + n) <= self._same_up_to:
             self._short = len(self._cached)
         return result
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -283,12 +284,12 @@ class Program:
     given: tuple[Buffer, ...] = ()  # of a part (see parts.py): what the part in front of it has written
     handed: tuple[Buffer, ...] = ()  # and what the part behind it reads
 
-    @property
+    @cached_property  # every step asks
     def n_tokens(self) -> int:
         """How many token ids there are; 0: it does not look at them."""
         return next((op.table.shape[0] for op in self.ops if isinstance(op, Embed)), 0)
 
-    @property
+    @cached_property
     def n_positions(self) -> int:
         """How many positions there are; 0: no end to them."""
         return min((op.table.shape[0] for op in self.ops if isinstance(op, AddPositions)), default=0)

@@ -8,6 +8,9 @@
     bandwidth
     python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
+    python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
+    by ways of waiting for the card and of copying
+    python scripts/bench_cuda.py launches                   what it costs to go from op to op
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -28,6 +31,9 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_host import host
+from cuda_launches import launches as between_ops
+from cuda_mixtures import MIXTURES, random_mixture
 from cuda_models import DATA, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -35,16 +41,21 @@ from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device, Launch
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shape, Shapes, Tile
+from kukri.runtime.cuda.tuning import Shapes, Tile
 from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import HeadMatMul, MatMul, MoE
+from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.sampler import Sampler, SamplingParams
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
+
+
+def made_up(shape: str, kind: str) -> Program:
+    return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
 
 
 def feed(
@@ -179,7 +190,7 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
 
 def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
     start = time.perf_counter()
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     made = time.perf_counter()
     n_pages = (max([256, *depths]) + 256) // 64
     machine = CudaMachine(program, n_pages)
@@ -256,7 +267,7 @@ def choose(shape: str, kind: str) -> None:
 def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
     speeds: Speeds = {"pp4096": 0.0}
     most = max(rows or [512])
-    program = random_model(shape, kind)
+    program = made_up(shape, kind)
     machine = CudaMachine(program, 4096 // 64, max_rows=most)
     for n in rows or [512]:
         times = []
@@ -282,8 +293,8 @@ def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
 def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
     lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Shape | Tile]]] = {}
-    tried = [Shape(*s) for s in SHAPES_TRIED] if rows == 1 else [Tile(*t) for t in TILES_TRIED]
+    found: dict[str, list[tuple[float, Tile]]] = {}
+    tried = [Tile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
 
     def ask() -> None:
         for candidate in tried:
@@ -299,39 +310,32 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
             found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
     for name, results in found.items():
         print(name)
-        for time_, candidate in sorted(results, key=lambda r: r[0])[:8]:
+        for time_, candidate in sorted(results, key=lambda r: r[0])[:6]:
             print(
                 f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}"
             )
     machine.close()
 
 
-SHAPES_TRIED = [
-    (1, 1, 1, 32), (1, 2, 1, 32), (1, 4, 1, 32), (2, 1, 1, 16), (2, 2, 1, 16), (2, 4, 1, 16), (2, 7, 1, 16),
-    (4, 1, 1, 8), (4, 2, 1, 8), (4, 4, 1, 8), (4, 1, 2, 16), (4, 2, 2, 16), (4, 4, 2, 16), (4, 1, 4, 32),
-    (4, 2, 4, 32), (2, 1, 2, 32), (2, 2, 2, 32), (2, 4, 2, 32), (4, 4, 1, 16), (8, 1, 1, 4), (8, 2, 1, 4),
+TILES_OF_ONE = [
+    (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
+    (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
 ]  # fmt: skip
-TILES_TRIED = [
-    (2, 16, 16), (2, 8, 16), (2, 8, 8, 2), (2, 4, 8, 2), (2, 4, 16), (2, 8, 8, 3), (2, 4, 8, 3),
-    (1, 8, 16), (1, 16, 32), (1, 8, 16, 2), (1, 4, 8, 3), (4, 16, 16), (4, 8, 8),
+TILES_OF_MORE = [
+    (1, 8, 8), (1, 16, 16), (1, 4, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16), (2, 4, 4, 4), (2, 8, 8, 2),
+    (2, 4, 8, 2), (4, 4, 4), (4, 4, 4, 2), (4, 8, 8), (4, 4, 8), (2, 2, 4),
 ]  # fmt: skip
 
 
 class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, shape: Shape | Tile) -> None:
-        self._shape = shape
-
-    def row(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool) -> Shape:
-        assert isinstance(self._shape, Shape)
-        fits = self._shape.rows % 32 == 0 or not emits
-        return self._shape if fits else super().row(name, blocks, n_out, matrices, emits)
+    def __init__(self, tile: Tile) -> None:
+        self._tile = tile
 
     def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        assert isinstance(self._shape, Tile)
-        fits = self._shape.M % matrices == 0 and (self._shape.outputs(matrices) % 32 == 0 or not emits)
-        return self._shape if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+        fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
+        return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]
@@ -347,6 +351,7 @@ def everything(llama_bench: str | None) -> None:
     for shape, kind in PROMISED:
         speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
         choose(shape, kind)
+        host(shape, kind, ["spin"])
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
         read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
         for test, speed in speeds.items():
@@ -402,6 +407,10 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "launches":
+        between_ops()
+    elif command == "host":
+        host(rest[0], rest[1], rest[2:])
     elif command == "prefill":
         prefill(rest[0], rest[1], [int(n) for n in rest[2:]])
     else:

@@ -45,7 +45,7 @@ class CpuMachine:
     ) -> None:
         if page_size % KEYS:
             raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
-        self._program = program
+        self.program = program
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
@@ -80,10 +80,10 @@ class CpuMachine:
         batch.check(
             table,
             self._n_pages,
-            self._program.n_tokens,
+            self.program.n_tokens,
             self.max_rows,
             self.max_wanted,
-            self._program.n_positions,
+            self.program.n_positions,
         )
         if self._team.closed:
             raise RuntimeError("the machine is closed")
@@ -124,12 +124,12 @@ class CpuMachine:
         regions = self._lowered.handed[n_rows == 1]
         return [
             region.floats(n_rows)[:, : b.width]
-            for b, region in zip(self._program.handed, regions, strict=True)
+            for b, region in zip(self.program.handed, regions, strict=True)
         ]
 
     def give(self, values: Sequence[np.ndarray]) -> None:
         """Contents of the `given` buffers for the next step, float32 [rows, width] each."""
-        for b, rows in zip(self._program.given, values, strict=True):
+        for b, rows in zip(self.program.given, values, strict=True):
             self._lowered.memory.floats(b.name)[: len(rows), : b.width] = rows
 
     def close(self) -> None:

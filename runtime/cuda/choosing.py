@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..choice import MOST_BEST, Best
-from .driver import Launch
 from .kernel import Kernels, kernel, pack_arguments
+from .launch import Launch
 from .memory import Memory, Region
 
 MOST_ROWS = 8  # whose best tokens are found on the card
@@ -20,10 +21,9 @@ LAST_WARPS = {1: 2, 64: 32, MOST_BEST: 32}  # of the block that brings their res
 
 @dataclass(frozen=True)
 class BestPlan:
-    """Launches, and where they leave `run` ids, int32, and as many logits, float32, of each row."""
+    """Launches, and how many of the best tokens they find."""
 
     launches: list[Launch]
-    found: Region
     run: int
 
 
@@ -36,15 +36,17 @@ class BestOf:
     capability: tuple[int, int]
     blocks: int = BLOCKS
 
-    def plan(self, logits: Region, rows: int, run: int, n_tokens: int) -> BestPlan:
-        """For the `run` best, one of RUNS, of the first `n_tokens` of each of so many rows of logits."""
+    def plan(self, logits: Region, rows: int, run: int, n_tokens: int, found: Region) -> BestPlan:
+        """For the `run` best, one of RUNS, of the first `n_tokens` of each of so many rows of logits.
+
+        `found` gets as many ids, int32, and then logits, float32, of each row. It may be pinned memory.
+        """
         each = WARPS * max(32, run)  # logits that a block takes at once
         blocks = min(self.blocks, -(-n_tokens // each))
         keys = self.memory.rows(f"best {run} of parts", MOST_ROWS, 8 * run * self.blocks)
-        found = self.memory.rows(f"best {run}", MOST_ROWS, 8 * run)
         first = self._launch(logits, rows, run, n_tokens, keys, blocks, WARPS, FIRST=1, LAST=0)
         last = self._launch(keys, rows, run, run * blocks, found, 1, LAST_WARPS[run], FIRST=0, LAST=1)
-        return BestPlan([first, last], found, run)
+        return BestPlan([first, last], run)
 
     def _launch(
         self, source: Region, rows: int, run: int, n: int, out: Region, blocks: int, warps: int, **which: int
@@ -61,11 +63,14 @@ class BestOf:
 
 def run_for(k: int) -> int:
     """The least of RUNS that `k` best are a part of."""
-    return next(length for length in RUNS if length >= k)
+    return RUNS[bisect_left(RUNS, k)]
 
 
 def decode(found: np.ndarray, run: int, k: int, n_tokens: int) -> list[Best]:
-    """What a plan found, int32 [rows, 2 run or more]: the `k` best of each row, or all if there are fewer."""
+    """What a plan found, int32 [rows, 2 run or more]: the `k` best of each row, or all if there are fewer.
+
+    They are views of `found`.
+    """
     k = min(k, n_tokens)
-    ids, logits = found[:, :k].astype(np.intp), found[:, run : run + k].view(np.float32).copy()
-    return [Best(row, values) for row, values in zip(ids, logits, strict=True)]
+    ids, logits = found[:, :k], found[:, run : run + k].view(np.float32)
+    return [Best(ids[i], logits[i]) for i in range(len(found))]

@@ -1,7 +1,6 @@
-"""The CUDA driver, called through ctypes: it comes with every NVIDIA driver, and needs no package.
+"""The card: one device, its primary context, and one stream are used.
 
-Every call's result is checked; a failure is a `CudaError` with a line that says what was asked for. One
-device, its primary context, and one stream are used.
+A failure is a `CudaError` with a line that says what was asked for (see `library.py`).
 
 Source: CUDA Driver API.
 """
@@ -9,73 +8,45 @@ Source: CUDA Driver API.
 from __future__ import annotations
 
 import ctypes
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
-from dataclasses import dataclass
-from typing import Any
+from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
 from .errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
+from .launch import Event, Graph, Launch
+from .library import Library, driver_functions
 
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUBIN, _PTX = 0, 1  # CUjitInputType
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
-_OUT_OF_MEMORY, _NO_DEVICE = 2, 100
-_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
-
+_NO_DEVICE = 100
 
 LEAST_CAPABILITY = (7, 5)
 LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
 BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
-
-
-class _Attribute(ctypes.Structure):
-    _fields_ = [("id", c_uint), ("padding", c_uint), ("value", c_int * 16)]
-
-
-class _Config(ctypes.Structure):
-    _fields_ = [
-        ("grid", c_uint * 3),
-        ("block", c_uint * 3),
-        ("shared_bytes", c_uint),
-        ("stream", c_void_p),
-        ("attributes", c_void_p),
-        ("n_attributes", c_uint),
-    ]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel with everything that a launch of it takes; `arguments` is the block of parameters.
-
-    With `early` its blocks may start before the launch in front of it is done (see `ptx.wait_for_grid`).
-    """
-
-    name: str
-    function: int
-    grid: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
-    arguments: bytes
-    early: bool = False
+DRIVERS_CHOICE, SPIN, BLOCK = 0, 1, 4  # how a thread waits for the card: CU_CTX_SCHED_…
 
 
 class Device:
-    """The first card, its stream, and memory on it. CudaUnavailable if there is none."""
+    """The first card, its stream, and memory on it. CudaUnavailable if there is none.
 
-    def __init__(self) -> None:
-        self._library = _library()
-        if self._library is None:
+    `waiting`: how a thread waits for it, of the constants above, unless somebody else in this process uses
+    the card already. A thread that spins wakes up sooner than one that blocks.
+    """
+
+    def __init__(self, waiting: int = SPIN) -> None:
+        functions = driver_functions()
+        if functions is None:
             raise NoCard("no NVIDIA driver was found on this machine")
-        code = self._library.cuInit(0)
+        self._library = Library(functions)
+        self._call = self._library.call
+        code = self._library.code("cuInit", 0)
         if code:
             kind = NoCard if code == _NO_DEVICE else CudaUnavailable
-            raise kind(f"the NVIDIA driver finds no card that it can use ({self._name(code)})")
+            raise kind(f"the NVIDIA driver finds no card that it can use ({self._library.meaning(code)})")
         count, device, context = c_int(), c_int(), c_void_p()
         self._call("cuDeviceGetCount", byref(count))
         if not count.value:
@@ -84,6 +55,10 @@ class Device:
         self._device = device
         self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
         self._check_versions()
+        flags, active = c_uint(), c_int()
+        self._call("cuDevicePrimaryCtxGetState", device, byref(flags), byref(active))
+        if not active.value:
+            self._library.code("cuDevicePrimaryCtxSetFlags_v2", device, c_uint(waiting))
         self._call("cuDevicePrimaryCtxRetain", byref(context), device)
         self._context: c_void_p | None = context
         self.use()
@@ -200,7 +175,7 @@ class Device:
                 raise CudaError(f"{problem}: {log.value.decode(errors='replace').strip()}") from None
             return ctypes.string_at(image.value or 0, size.value)
         finally:
-            self._library.cuLinkDestroy(state)
+            self._library.code("cuLinkDestroy", state)
 
     def load(self, code: bytes, name: str, shared_bytes: int = 0) -> int:
         """A kernel out of machine code, for launches with up to `shared_bytes` of shared memory."""
@@ -215,110 +190,52 @@ class Device:
 
     def launch(self, what: Launch) -> None:
         """Put a launch into the stream."""
-        buffer = ctypes.create_string_buffer(what.arguments, len(what.arguments))
-        size = c_size_t(len(what.arguments))
-        extra = (c_void_p * 5)(
-            _BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END
-        )
-        attribute = _Attribute(_PROGRAMMATIC, 0, (c_int * 16)(1))
-        config = _Config(
-            (c_uint * 3)(*what.grid),
-            (c_uint * 3)(what.threads, 1, 1),
-            what.shared_bytes,
-            self._stream,
-            ctypes.addressof(attribute) if what.early else None,
-            1 if what.early else 0,
-        )
-        try:
-            self._call("cuLaunchKernelEx", byref(config), c_void_p(what.function), None, extra)
-        except CudaError as problem:
-            raise CudaError(f"{problem} (kernel {what.name})") from None
+        what.put(self._library, self._stream)
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
         """What is put into the stream within this goes into a graph instead, which is ready after it."""
-        graph = Graph(self)
+        graph = Graph(self._library)
         self._call("cuStreamBeginCapture_v2", self._stream, 2)  # 2: other streams are not looked at
         try:
             yield graph
         except BaseException:
-            self._library.cuStreamEndCapture(self._stream, byref(c_void_p()))
+            self._library.code("cuStreamEndCapture", self._stream, byref(c_void_p()))
             raise
         captured = c_void_p()
         self._call("cuStreamEndCapture", self._stream, byref(captured))
         try:
             self._call("cuGraphInstantiateWithFlags", byref(graph.executable), captured, c_uint64(0))
         finally:
-            self._library.cuGraphDestroy(captured)
+            self._library.code("cuGraphDestroy", captured)
 
     def run(self, graph: Graph) -> None:
         """Put a graph into the stream."""
         self._call("cuGraphLaunch", graph.executable, self._stream)
 
     def event(self) -> Event:
-        return Event(self)
+        return Event(self._library, self._stream)
 
     def close(self) -> None:
         """Let everything on the card go."""
         if self._context is None:
             return
         self.use()
-        self._library.cuStreamSynchronize(self._stream)
+        self._library.code("cuStreamSynchronize", self._stream)
         for module in self._modules:
-            self._library.cuModuleUnload(module)
+            self._library.code("cuModuleUnload", module)
         for address in self._allocated:
-            self._library.cuMemFree_v2(c_uint64(address))
+            self._library.code("cuMemFree_v2", c_uint64(address))
         for pinned in self._pinned:
-            self._library.cuMemFreeHost(c_void_p(pinned))
-        self._library.cuStreamDestroy_v2(self._stream)
-        self._library.cuDevicePrimaryCtxRelease_v2(self._device)
+            self._library.code("cuMemFreeHost", c_void_p(pinned))
+        self._library.code("cuStreamDestroy_v2", self._stream)
+        self._library.code("cuDevicePrimaryCtxRelease_v2", self._device)
         self._context = None
 
     def _attribute(self, which: int) -> int:
         value = c_int()
         self._call("cuDeviceGetAttribute", byref(value), which, self._device)
         return value.value
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
-        if code:
-            kind = CudaOutOfMemory if code == _OUT_OF_MEMORY else CudaError
-            raise kind(f"{name} failed: {self._name(code)}")
-
-    def _name(self, code: int) -> str:
-        text = c_char_p()
-        self._library.cuGetErrorString(code, byref(text))
-        return (text.value or b"error").decode() + f", {code}"
-
-
-class Graph:
-    """A list of launches that is put into the stream by one call."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self.executable = c_void_p()
-
-    def close(self) -> None:
-        self._device._library.cuGraphExecDestroy(self.executable)
-
-
-class Event:
-    """A point of the stream, for measuring."""
-
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._event = c_void_p()
-        device._call("cuEventCreate", byref(self._event), 0)
-
-    def record(self) -> None:
-        self._device._call("cuEventRecord", self._event, self._device._stream)
-
-    def seconds_since(self, start: Event) -> float:
-        """Seconds of the card's clock between two points, once both are reached."""
-        elapsed = c_float()
-        self._device._call("cuEventSynchronize", self._event)
-        self._device._call("cuEventElapsedTime", byref(elapsed), start._event, self._event)
-        return elapsed.value / 1000
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -328,13 +245,3 @@ def _dotted(version: tuple[int, int]) -> str:
 def _pointer(array: np.ndarray) -> c_void_p:
     assert array.flags.c_contiguous
     return c_void_p(array.ctypes.data)
-
-
-def _library() -> Any:
-    names: Sequence[str] = ("nvcuda.dll",) if sys.platform == "win32" else ("libcuda.so.1", "libcuda.so")
-    for name in names:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None

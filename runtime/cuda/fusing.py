@@ -11,6 +11,7 @@ from ...quant.block import QTensor
 from .. import ops
 from ..ops_fused import GATED_OPS, GatedMatMul, gated
 from .kernels.common import GELU_TANH, SILU
+from .packing import TILE
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
@@ -89,6 +90,7 @@ def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
         and op.out != op.x
         and op.out.wanted == first.out.wanted
         and op.out not in [m.out for m in run]
+        and (op.weight.format.is_float or run[-1].weight.shape[0] % TILE == 0)
     )
 
 

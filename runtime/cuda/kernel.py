@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from ...quant.kernel_cache import cache_folder
-from .driver import CudaUnavailable, Device
+from .driver import Device
+from .errors import CudaUnavailable
 
 ENTRY = "kernel"
 _DIGEST_BYTES = 32

@@ -12,18 +12,23 @@ from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import MOST_BEST, Best, best_of
 from .choosing import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
-from .driver import Device, Graph, Launch
+from .driver import Device
 from .fusing import fused
 from .kernel import Kernels
-from .lowering.base import FEW, Inputs, Layout
+from .launch import Graph, Launch
+from .lowering.base import FEW, Layout
 from .lowering.program import Lowering
 from .lowering.support import check_supported, matrices, weight_groups
+from .mapped import copy_words
 from .memory import Memory, Region
 from .states import CardStates
+from .step_inputs import StepInputs
 from .weights import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most
+MAPPED = True  # kernels fetch what a step is told, and write the best tokens, in this machine's memory
+MAPPED_LOGITS = 1 << 20  # bytes of logits that a kernel brings back; more are copied
 CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
 
 PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
@@ -84,13 +89,13 @@ class CudaMachine:
             max_sequences,
             CACHE_BITS[cache_type(self.program, kv_type)],
         )
-        self._step = np.empty(0, np.uint8)
-        self._inputs, self._fields = self._make_inputs(memory, max_sequences)
         kernels = kernels or Kernels(self.device, progress)
+        self._kernels = kernels
+        self._inputs = StepInputs(layout, self.device, memory, kernels, MAPPED)
         threads = min(16, os.cpu_count() or 1)
         matrices = upload_weights(self.device, weight_groups(found), threads, release, progress)
         self.lowering = Lowering(
-            self.program, found, layout, self.device, kernels, memory, matrices, self._inputs
+            self.program, found, layout, self.device, kernels, memory, matrices, self._inputs.at
         )
         self.memory = memory
         kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
@@ -103,7 +108,10 @@ class CudaMachine:
         ]
         self._best = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int32).reshape(MOST_ROWS, -1)
         self._best_of = BestOf(memory, kernels, self.device.capability)
-        self._frequencies = np.empty(0, np.float32)
+        if MAPPED:
+            self._found = Region(self._best.ctypes.data, self._best.strides[0])
+        else:
+            self._found = memory.rows("best", MOST_ROWS, self._best.strides[0])
         self._plans: dict[PlanKey, list[Launch]] = {}
         self._graphs: dict[tuple[PlanKey, Choice | None], Graph] = {}
         self._closed = False
@@ -112,28 +120,11 @@ class CudaMachine:
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
                 self.lowering.launches(many, 1, False, True),
+                self._inputs.fetch(),
                 *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
             ]
         )
         self.plan(1, 1)
-
-    def _make_inputs(self, memory: Memory, max_sequences: int) -> tuple[Inputs, dict[str, np.ndarray]]:
-        """One piece of memory on either side for all that a step is told."""
-        sizes = {
-            "tokens": self.max_rows,
-            "sequences": self.max_rows,
-            "positions": self.max_rows,
-            "wanted": self.max_wanted,
-            "table": max_sequences * self._n_pages,
-        }
-        self._step = self.device.pinned(4 * sum(sizes.values()))
-        self._step_address = memory.zeros(self._step.nbytes)
-        words, addresses, fields, at = self._step.view(np.int32), {}, {}, 0
-        for name, size in sizes.items():
-            addresses[name], fields[name] = self._step_address + 4 * at, words[at : at + size]
-            at += size
-        words[:] = 0
-        return Inputs(**addresses, table_stride=4 * self._n_pages), fields
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
@@ -145,7 +136,8 @@ class CudaMachine:
         return self._logits[: len(batch.wanted)]
 
     def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer.
+        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer; valid
+        until the next step.
 
         Only these come back from the card, up to MOST_BEST of up to MOST_ROWS rows.
         """
@@ -171,33 +163,24 @@ class CudaMachine:
             raise RuntimeError("the machine is closed")
         if n == 0:
             return
-        if table.blocks.size > len(self._fields["table"]):
+        if len(table.blocks) > len(self.states.lengths):
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
         self.states.begin(batch)
-        fields = self._fields
-        fields["tokens"][:n], fields["sequences"][:n] = batch.tokens, batch.sequences
-        fields["positions"][:n], fields["wanted"][:m] = batch.positions, batch.wanted
-        sequences, pages = table.blocks.shape
-        fields["table"].reshape(-1, self._n_pages)[:sequences, :pages] = table.blocks
+        self._inputs.write(batch, table)
         all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
         self._run((n, m, all_wanted, _one_prompt(batch)), choice if m else None, batch)
         self.device.wait()
         self.states.end(batch)
 
     def _run(self, key: PlanKey, choice: Choice | None, batch: Batch) -> None:
-        n, m = key[:2]
         seen = key in self._plans
         launches = self.plan(*key)
         if self.lowering.by_length:
-            lengths = batch.sequence_lengths()
-            for op, region in self.lowering.by_length.values():
-                rows = np.zeros((n, region.stride // 4), np.float32)
-                rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
-                self.device.upload(region.address, rows)
-                self.device.wait()
+            self._upload_frequencies(batch)
         graph = self._graphs.get((key, choice))
         if graph is None:
+            n, m = key[:2]
             best = self._best_plan(m, choice) if choice else None
             if n > FEW and not seen:
                 self._enqueue(launches, n, m, best)
@@ -209,8 +192,17 @@ class CudaMachine:
             self._graphs[key, choice] = graph
         self.device.run(graph)
 
+    def _upload_frequencies(self, batch: Batch) -> None:
+        """Of rotations that depend on how long a sequence is."""
+        lengths = batch.sequence_lengths()
+        for op, region in self.lowering.by_length.values():
+            rows = np.zeros((len(lengths), region.stride // 4), np.float32)
+            rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
+            self.device.upload(region.address, rows)
+            self.device.wait()
+
     def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
-        return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice)
+        return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice, self._found)
 
     def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
@@ -223,25 +215,35 @@ class CudaMachine:
         return self._plans[key]
 
     def _enqueue(self, launches: list[Launch], n: int, m: int, best: BestPlan | None) -> None:
-        self.device.upload(self._step_address, self._step)
+        self._inputs.send()
         for b, rows in zip(self.program.given, self._given, strict=True):
             _copy_rows(self.device.upload, self.lowering.region(b), rows[:n])
         for launch in [*launches, *(best.launches if best else ())]:
             self.device.launch(launch)
-        if best:
-            _copy_rows(
-                lambda at, row: self.device.download(row, at), best.found, self._best[:m, : 2 * best.run]
-            )
-        elif m:
-            logits = self.lowering.region(self.program.logits)
-            _copy_rows(lambda at, rows: self.device.download(rows, at), logits, self._logits[:m])
+        if best and not MAPPED:
+            found = self._best[:m, : 2 * best.run]
+            _copy_rows(lambda at, row: self.device.download(row, at), self._found, found)
+        elif m and not best:
+            self._bring(self._logits[:m])
+
+    def _bring(self, rows: np.ndarray) -> None:
+        """Copy logits into pinned memory."""
+
+        def launch(at: int, rows: np.ndarray) -> None:
+            self.device.launch(copy_words(self._kernels, at, rows.ctypes.data, rows.nbytes))
+
+        def copy(at: int, rows: np.ndarray) -> None:
+            self.device.download(rows, at)
+
+        small = rows.nbytes <= MAPPED_LOGITS
+        _copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
 
     def close(self) -> None:
         """Let the card's memory go; a later step raises RuntimeError."""
         if not self._closed:
             self._closed = True
             self._graphs.clear()
-            self._step, self._fields = np.empty(0, np.uint8), {}
+            del self._inputs  # pinned memory, as the others
             self._logits = np.empty((0, self.program.logits.width), np.float32)
             self._given, self._best = [], np.empty((0, 0), np.int32)
             self.device.close()
@@ -259,7 +261,9 @@ def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np
 def _one_prompt(batch: Batch) -> bool:
     """Whether many rows are consecutive positions of one sequence."""
     n = len(batch.tokens)
-    same = n > FEW and bool((batch.sequences == batch.sequences[0]).all())
+    if n <= FEW:
+        return False
+    same = bool((batch.sequences == batch.sequences[0]).all())
     return same and bool((np.diff(batch.positions) == 1).all())
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from .driver import Device
-from .packing import BLOCK, pack, packed_bytes, packed_row_bytes
+from .packing import BLOCK, TILE, pack, packed_bytes, tile_bytes
 
 PART_BYTES = 16 << 20  # of a matrix packed at once
 _PARTS_AHEAD = 8
@@ -34,12 +34,13 @@ class Matrix:
         return self.weight.shape[1]
 
     @property
-    def row_bytes(self) -> int:
-        return packed_row_bytes(self.weight)
+    def tile_bytes(self) -> int:
+        """From 16 rows to the next, from row to row of floats."""
+        return tile_bytes(self.weight)
 
     @property
     def blocks(self) -> int:
-        """Blocks of a row that a lane reads at once."""
+        """Blocks of 32 of a row."""
         return self.width // BLOCK
 
     @property
@@ -64,10 +65,11 @@ def upload_weights(
         address = device.allocate(sum(packed_bytes(w) for w in group))
         for w in group:
             matrices[id(w)] = Matrix(w, address)
-            rows = max(1, PART_BYTES // packed_row_bytes(w))
+            together = 1 if w.format.is_float else TILE
+            rows = max(1, PART_BYTES // tile_bytes(w)) * together
             for first in range(0, w.shape[0], rows):
                 n = min(rows, w.shape[0] - first)
-                jobs.append((w, first, n, address + first * packed_row_bytes(w)))
+                jobs.append((w, first, n, address + first // together * tile_bytes(w)))
             address += packed_bytes(w)
     done = 0
     with ThreadPoolExecutor(threads) as pool:
@@ -93,6 +95,7 @@ def upload_weights(
 
 
 def _pack(weight: QTensor, first: int, n_rows: int) -> np.ndarray:
-    out = np.zeros((n_rows, packed_row_bytes(weight)), np.uint8)
+    tiles = n_rows if weight.format.is_float else -(-n_rows // TILE)
+    out = np.zeros((tiles, tile_bytes(weight)), np.uint8)
     pack(weight, first, out)
     return out

@@ -45,6 +45,7 @@ from kukri.runtime.cuda.ptx import (
     load_float2,
     load_float4,
     load_int,
+    load_int2,
     load_int4,
     load_long,
     load_matrices,
@@ -246,7 +247,7 @@ def products(a, b, c, c_whole, out):
     g = registers(4)
     h = registers(4)
     f[()] = load_int4(a + 16 * t)
-    g[0], g[1] = load_stream2(b + 8 * t)
+    g[0], g[1] = load_int2(b + 8 * t)
     h[()] = load_float4(c + 16 * t)
     h[()] = mma_halves(*f[()], g[0], g[1], *h[()])
     store_float4(out + 48 * t, *h[()])
@@ -419,8 +420,8 @@ CHECKED = [whole, real, loads, places, shares, fetches, products, longs]
 def on_the_card(device: Any) -> Launch:
     """How to launch on a card: arrays are copied there, and back."""
 
-    from kukri.runtime.cuda.driver import Launch as DriverLaunch
     from kukri.runtime.cuda.kernel import ENTRY, compiled, pack_arguments
+    from kukri.runtime.cuda.launch import Launch as DriverLaunch
 
     def launch(
         kernel: Callable[..., None], grid: tuple[int, ...], threads: int, arguments: list[Any], shared: int

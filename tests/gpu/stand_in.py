@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kukri.runtime.cuda.driver import Launch
 from kukri.runtime.cuda.kernel import Kernel
+from kukri.runtime.cuda.launch import Launch
 
 from .simulator import run
 

@@ -8,6 +8,7 @@ import pytest
 from kukri.runtime.cuda.kernels.attention import attend
 from kukri.runtime.cuda.kernels.group_attention import attend_group
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
+from kukri.runtime.cuda.kernels.rotate import prepare
 
 from .codes import decoded, empty
 from .simulator import run
@@ -30,6 +31,9 @@ def quantised(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     pages, heads = values.shape[:2]
     parts = [part.reshape(pages, heads, -1).view(np.uint8) for part in (flat, scales)]
     return np.ascontiguousarray(np.concatenate(parts, -1)), stands
+
+
+NOT_PREPARED = [0, 0, 0, 0, 1.0, 0, 0]  # what attend_group is told where it does not prepare
 
 
 @pytest.mark.parametrize("spans", [1, 3])
@@ -140,9 +144,11 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
     constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
     constants |= {"CHUNKS": 1, "PAGE": 6, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
     constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
+    constants |= {"ALONE": int(spans > 1), "PREPARE": 0}
     scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     arguments = [q, q.nbytes, keys_held, values_held, table, 12, zero, at, scale, softcap * LOG2_E, window]
     arguments += [sink * np.float32(LOG2_E), partials, counters, out, out.nbytes, 0, heads, kv_heads]
+    arguments += NOT_PREPARED
     for _ in range(2):
         run(attend_group, constants, (kv_heads, spans, 1), 64, arguments, 65536)
         assert not counters.any()
@@ -154,6 +160,47 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
         weights = np.exp(softcap * np.tanh(scores / softcap) if softcap else scores)
         expected = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
         np.testing.assert_allclose(out[0, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("dims", "norms", "rope", "bits", "position"),
+    [(64, (1, 2), 1, 16, 150), (48, (0, 0), 1, 16, 15), (32, (2, 1), 0, 8, 63), (32, (0, 0), 1, 4, 16)],
+)
+def test_a_single_row_prepared(dims, norms, rope, bits, position):
+    """Norms, rotation and cache where attention is: the same as with a launch of its own in front."""
+    rng, heads, kv_heads, spans = np.random.default_rng(1), 6, 2, 2
+    shape = (3, kv_heads, 64, dims)
+    held = [quantised(rng.standard_normal(shape).astype(np.float16), bits)[0] for _ in range(2)]
+    if bits == 16:  # the new token's place
+        held[0][[2, 0, 1][position // 64], :, position % 64] = np.nan
+        held[1][[2, 0, 1][position // 64], :, position % 64] = np.nan
+    fresh = [rng.standard_normal((1, n * dims)).astype(np.float32) for n in (heads, kv_heads, kv_heads)]
+    weights = [rng.standard_normal(n * dims).astype(np.float32) for n in (heads, kv_heads)]
+    angles = rng.standard_normal((1, dims)).astype(np.float32)
+    table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
+    cache = {"HD": dims, "DP": dims, "KV": bits, "PAGE": 6, "PDL": 0}
+    before = {"Q_NORM": norms[0], "K_NORM": norms[1], "ROPE": rope, "INTERLEAVED": 0, "INVERSE_HD": 1 / dims}
+    group = {"G": heads // kv_heads, "VD": dims, "VP": dims, "WARPS": 2, "CHUNKS": 1, "STAGES": 3}
+    group |= {"TURN": min(8, dims // 8 & -(dims // 8)) - 1, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0}
+    results = []
+    for together in (0, 1):
+        q, k, v = (b.copy() for b in fresh)
+        keys, values = (h.copy() for h in held)
+        out, counters = np.full((1, heads * dims), np.nan, np.float32), np.zeros(kv_heads, np.int32)
+        partials = np.full((heads, spans, dims + 4), np.nan, np.float32)
+        where = [keys, values, table, 12, zero, at]
+        if not together:
+            arguments = [q, q.nbytes, k, k.nbytes, v, v.nbytes, *weights, 1e-5, dims // 2, angles, 0, *where]
+            how = cache | before | {"WARPS": 2, "LATENT": 0}
+            run(prepare, how, (5, 1), 64, [*arguments, heads, kv_heads], 4 * 2 * dims)
+        how = cache | group | before | {"ALONE": together, "PREPARE": together}
+        arguments = [q, q.nbytes, *where, 0.2, 0.0, 0, 0, partials, counters, out, out.nbytes, 0]
+        arguments += [heads, kv_heads, k, v, *weights, 1e-5, dims // 2, angles]
+        run(attend_group, how, (kv_heads, spans, 1), 64, arguments, 65536)
+        results.append((out, keys, values))
+    for expected, got in zip(*results, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert np.isfinite(results[1][0]).all()
 
 
 def test_attend_latent():

@@ -19,14 +19,12 @@ def best(logits: np.ndarray, k: int, n_tokens: int, blocks: int = 2) -> list:
     padded[:, :-3] = logits
     region = Region(memory.array(padded), padded.strides[0])
     run = run_for(k)
+    found = np.zeros((len(logits), 2 * run), np.int32)
     plan = BestOf(memory, StandInKernels(device), device.capability, blocks).plan(
-        region, len(logits), run, n_tokens
+        region, len(logits), run, n_tokens, Region(found.ctypes.data, found.strides[0])
     )
     for launch in plan.launches:
         device.launch(launch)
-    found = np.zeros((len(logits), 2 * run), np.int32)
-    for row, out in enumerate(found):
-        device.download(out, plan.found.address + row * plan.found.stride)
     return decode(found, run, k, n_tokens)
 
 

@@ -8,17 +8,37 @@ import pytest
 
 from kukri.runtime.cuda.kernel import ENTRY, kernel
 
-FEW = {"KS": 2, "WARPS": 4, "EXACT": 0, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
+FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 FEW |= {"STORE": 1, "KIND": 1}
-MATVEC = {"FORMAT": "Q4_0", "R": 2, "U": 1, "TOKENS": 1, **FEW}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
 BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 PREPARE |= {"LATENT": 0}
+ALONE = {
+    "ALONE": 1,
+    "PREPARE": 1,
+    "Q_NORM": 1,
+    "K_NORM": 2,
+    "ROPE": 1,
+    "INTERLEAVED": 1,
+    "INVERSE_HD": 1 / 64,
+}
 ROUTE = {"SIGMOID": 1, "BIAS": 1, "SCALES": 1, "NORMALISED": 1, "GROUPS": 8, "TOP_GROUPS": 4, "GROUP_BEST": 2}
-EXPERT = {"CHOSEN": 1, "R": 4, "U": 1, "WARPS": 8, "GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": 8}
+EXPERT = {
+    "CHOSEN": 1,
+    "M": 4,
+    "KS": 4,
+    "WARPS": 8,
+    "AHEAD": 2,
+    "GATED": 1,
+    "BIAS": 1,
+    "EMIT": 1,
+    "STORE": 0,
+    "KIND": 8,
+}
+EXPERT |= {"TOKENS": 1}
 PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
@@ -26,12 +46,12 @@ KERNELS = [
     kernel("rows", "select_rows", 128, PDL=0),
     kernel("quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
     kernel("quantize", "to_halves", 256, PDL=0),
-    kernel("matvec", "matvec", 128, PDL=0, **MATVEC),
+    kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
     kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, EXPERTS=2, PDL=0),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **ATTEND),
+    kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
     kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
@@ -46,10 +66,11 @@ KERNELS = [
     kernel("choose", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
     kernel("choose", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
     kernel("pointwise", "copy_rest", 256, PDL=0),
+    kernel("mapped", "copy_words", 256, PDL=0),
     kernel("route", "route", 32, PDL=0, **ROUTE),
     kernel("experts", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
     kernel("experts", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
-    kernel("experts", "digits", 128, PDL=0),
+    kernel("experts", "digits", 128, TOKENS=1, PDL=0),
     kernel("experts", "mix", 256, DEALT=1, PDL=0),
     kernel("experts", "deal", 256, PDL=0),
     kernel("recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
@@ -73,7 +94,7 @@ KERNELS = [
 def test_compiles(what):
     # One architecture each, in turn: all of them for all kernels would take minutes.
     capability = [(8, 0), (9, 0)][KERNELS.index(what) % 2]
-    if what.name in ("select_rows", "quantize", "matvec", "add"):
+    if what.name in ("select_rows", "quantize", "embed", "add"):
         capability = (7, 5)
     text = what.ptx(capability)
     assert f".entry {ENTRY}(" in text

@@ -18,7 +18,8 @@ from kukri.runtime.reference_experts import route as expected_route
 from .simulator import run
 from .test_unpack import packed, random_tensor
 
-PLAIN = {"CHOSEN": 1, "R": 2, "U": 2, "WARPS": 2, "GATED": 0, "BIAS": 0, "EMIT": 0, "STORE": 1, "KIND": 0}
+PLAIN = {"CHOSEN": 1, "M": 1, "KS": 2, "WARPS": 2, "GATED": 0, "BIAS": 0, "EMIT": 0, "STORE": 1, "KIND": 0}
+PLAIN |= {"TOKENS": 1, "PDL": 0}
 
 
 @pytest.mark.parametrize(
@@ -55,9 +56,9 @@ def test_scores_that_are_no_numbers_choose_an_expert_that_exists():
 def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
     """Rows as `expert_matvec` reads them."""
     width = x.shape[1]
-    out = np.full((len(x), 2 * width + width // 2), 0xFF, np.uint8)
+    out = np.zeros((len(x), 2 * width + 64 * -(-width // 128)), np.uint8)
     arguments = [x, 4 * width, 0, top, width // 32, out, out.shape[1]]
-    run(digits, {"PDL": 0}, (-(-width // 128), len(x)), 128, arguments)
+    run(digits, {"PDL": 0, "TOKENS": 1}, (-(-width // 128), len(x)), 128, arguments)
     return out
 
 
@@ -65,15 +66,15 @@ def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
 def test_formats(name):
     """Two rows, each with two of three experts."""
     width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 96
-    rng, tensor = np.random.default_rng(2), random_tensor(name, 15, width)
+    rng, tensors = np.random.default_rng(2), [random_tensor(name, 21, width, seed) for seed in range(3)]
     x = rng.standard_normal((2, width)).astype(np.float32)
     x[0, 3] = 40  # an outlier
-    rows, chosen = packed(tensor), np.array([[2, 0], [1, 2]], np.float32)
-    coded, out = in_digits(x), np.full((4, 5), np.nan, np.float32)
-    arguments = [rows, 0, 5 * rows.shape[1], rows.shape[1], width // 32, 5, chosen, 8, 2]
-    arguments += [coded, coded.shape[1], 0, 0, 0, out, 2 * 20, 20, 0, 0]
-    run(expert_matvec, READERS[name] | PLAIN | {"PDL": 0}, (2, 4), 64, arguments, 64)
-    weights = tensor.dequantize().reshape(3, 5, width).astype(np.float64)
+    rows, chosen = np.stack([packed(t) for t in tensors]), np.array([[2, 0], [1, 2]], np.float32)
+    coded, out = in_digits(x), np.full((4, 21), np.nan, np.float32)
+    arguments = [rows, 0, rows[0].size, rows.shape[2], width // 32, 21, chosen, 8, 2]
+    arguments += [coded, coded.shape[1], 0, 0, 0, out, 2 * 84, 84, 0, 0]
+    run(expert_matvec, READERS[name] | PLAIN, (2, 4), 64, arguments, 128)
+    weights = np.stack([t.dequantize() for t in tensors]).astype(np.float64)
     expected = np.einsum("pow,pw->po", weights[[2, 0, 1, 2]], x[[0, 0, 1, 1]])
     np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
 
@@ -83,19 +84,26 @@ def test_gate_and_up(kind):
     """Biases, activation, and the result in digits, which the next product reads."""
     rng, width, inner = np.random.default_rng(3), 64, 32
     gate, up = (random_tensor("Q8_0", 2 * inner, width, i) for i in range(2))
-    down = random_tensor("Q8_0", 12, inner, 2)
+    downs = [random_tensor("Q8_0", 6, inner, 2 + i) for i in range(2)]
     biases = rng.standard_normal((2, 2, inner)).astype(np.float32)
     x, chosen = rng.standard_normal((1, width)).astype(np.float32), np.array([[1, 0]], np.float32)
     a, b, coded = packed(gate), packed(up), in_digits(x)
-    codes = np.zeros((2, 2 * inner + inner // 2), np.uint8)
-    how = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7, "PDL": 0}
-    arguments = [a, b, inner * a.shape[1], a.shape[1], 2, inner, chosen, 8, 2, coded, coded.shape[1], 0]
+    codes = np.zeros((2, 2 * inner + 64), np.uint8)
+    how = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7}
+    arguments = [a, b, inner // 16 * a.shape[1], a.shape[1], 2, inner, chosen, 8, 2, coded, coded.shape[1], 0]
     arguments += [biases[0], biases[1], 0, 0, 0, codes, codes.shape[1]]
-    run(expert_matvec, READERS["Q8_0"] | PLAIN | how | {"R": 4, "WARPS": 8}, (1, 2), 256, arguments, 512)
-    c, out = packed(down), np.full((2, 6), np.nan, np.float32)
-    arguments = [c, 0, 6 * c.shape[1], c.shape[1], 1, 6, chosen, 8, 2]
+    run(
+        expert_matvec,
+        READERS["Q8_0"] | PLAIN | how | {"M": 4, "KS": 1, "WARPS": 1},
+        (1, 2),
+        32,
+        arguments,
+        512,
+    )
+    c, out = np.stack([packed(down) for down in downs]), np.full((2, 6), np.nan, np.float32)
+    arguments = [c, 0, c[0].size, c.shape[2], 1, 6, chosen, 8, 2]
     arguments += [codes, 2 * codes.shape[1], codes.shape[1], 0, 0, out, 48, 24, 0, 0]
-    run(expert_matvec, READERS["Q8_0"] | PLAIN | {"PDL": 0}, (2, 2), 64, arguments, 64)
+    run(expert_matvec, READERS["Q8_0"] | PLAIN, (1, 2), 64, arguments, 128)
     for pair, expert in enumerate((1, 0)):
         part = slice(expert * inner, expert * inner + inner)
         g = gate.dequantize()[part] @ x[0] + biases[0, expert]
@@ -105,7 +113,7 @@ def test_gate_and_up(kind):
         else:
             g, u = np.minimum(g, 0.5), u.clip(-0.5, 0.5)
             h = g * sigmoid(np.float32(1.7) * g) * (u + 1)
-        expected = down.dequantize()[expert * 6 : expert * 6 + 6] @ h
+        expected = downs[expert].dequantize() @ h
         np.testing.assert_allclose(out[pair], expected, atol=1e-3 * np.abs(expected).max())
 
 
@@ -147,10 +155,10 @@ def test_many_rows(n_experts):
     assert tiles[0, 0] == 4  # more than 128 pairs of one expert
     assert sorted(places) == list(range(rows * top))
     np.testing.assert_array_equal(sources[places.reshape(rows, top)], np.arange(rows)[:, None].repeat(top, 1))
-    halves, scales = np.zeros((rows, 64), np.float16), np.zeros(rows, np.float32)
-    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 128, scales], 64)
+    halves, scales = np.zeros((rows, 128), np.float16), np.zeros(rows, np.float32)
+    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales], 64)
     product = np.full((rows * top, outputs), np.nan, np.float32)
-    arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 128, scales, rows, biases]
+    arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 256, scales, rows, biases]
     arguments += [product, 4 * outputs, tiles, sources, weights.size]
     how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
     run(tiled_matmul, how, (4, 1), 256, arguments, 65536)

@@ -31,11 +31,12 @@ def test_helpers_that_die_leave_their_kernels_out(monkeypatch):
     assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
 
 
-class Library:
+class Functions:
     """A driver for one card; `fails` names a function and the code that it returns."""
 
     def __init__(self, capability=(9, 0), version=12040, cards=1, fails=("", 0)):
         self.capability, self.version, self.cards, self.fails = capability, version, cards, fails
+        self.active, self.flags = 0, []  # whether somebody uses the card already; what it was told of waiting
 
     def __getattr__(self, name):
         if name.startswith("__"):
@@ -51,6 +52,10 @@ class Library:
             elif name == "cuDeviceGetAttribute":
                 major, minor = self.capability
                 arguments[0]._obj.value = {75: major, 76: minor}.get(arguments[1], 100)
+            elif name == "cuDevicePrimaryCtxGetState":
+                arguments[2]._obj.value = self.active
+            elif name == "cuDevicePrimaryCtxSetFlags_v2":
+                self.flags.append(arguments[1].value)
             elif name == "cuDeviceGetName":
                 arguments[0].value = b"Stand-in 100"
             elif name == "cuGetErrorString":
@@ -66,28 +71,38 @@ class Library:
     ("library", "message"),
     [
         (None, "no NVIDIA driver was found"),
-        (Library(cards=0), "no NVIDIA card"),
-        (Library(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
-        (Library(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
-        (Library(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
-        (Library(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
+        (Functions(cards=0), "no NVIDIA card"),
+        (Functions(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
+        (Functions(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
+        (Functions(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
+        (Functions(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
     ],
 )
 def test_what_cannot_be_used_is_told_in_a_line(monkeypatch, library, message):
-    monkeypatch.setattr(driver, "_library", lambda: library)
+    monkeypatch.setattr(driver, "driver_functions", lambda: library)
     with pytest.raises(CudaUnavailable, match=message) as error:
         Device()
     assert "\n" not in str(error.value)
 
 
 def test_a_card_that_others_hold(monkeypatch):
-    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuDevicePrimaryCtxRetain", 46)))
+    monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuDevicePrimaryCtxRetain", 46)))
     with pytest.raises(CudaError, match="so it is, 46"):
         Device()
 
 
+@pytest.mark.parametrize("active", [0, 1])
+def test_how_to_wait_is_not_changed_for_others(monkeypatch, active):
+    functions = Functions()
+    functions.active = active
+    monkeypatch.setattr(driver, "driver_functions", lambda: functions)
+    Device()
+    Device(driver.BLOCK)
+    assert functions.flags == ([] if active else [driver.SPIN, driver.BLOCK])
+
+
 def test_out_of_memory_has_the_numbers(monkeypatch):
-    monkeypatch.setattr(driver, "_library", lambda: Library(fails=("cuMemAlloc_v2", 2)))
+    monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuMemAlloc_v2", 2)))
     device = Device()
     with pytest.raises(CudaOutOfMemory, match=r"no room for 5 GB more: 3.0 GB of 24.0 GB are free") as error:
         device.allocate(5 * 10**9)

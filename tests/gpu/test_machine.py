@@ -12,6 +12,7 @@ import pytest
 from kukri.cli.card import open_card
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.choice import best_of
+from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
@@ -58,11 +59,15 @@ def test_steps(program, feed):
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {"tiled_matmul", "matmul_few", "matvec", "attend_group"} <= set(device.launched)
+    assert {"tiled_matmul", "matmul_few", "attend_group"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
-def test_the_best_tokens_come_back(program):
+@pytest.mark.parametrize("mapped", [True, False])
+def test_the_best_tokens_come_back(program, monkeypatch, mapped):
+    """Through memory that the card reads and writes itself, and copied."""
+    monkeypatch.setattr(machine_module, "MAPPED", mapped)
+    monkeypatch.setattr(machine_module, "MAPPED_LOGITS", mapped << 20)
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
     rows = np.arange(4, dtype=np.int32)
@@ -75,6 +80,7 @@ def test_the_best_tokens_come_back(program):
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.logits, b.logits)
+    assert ("copy_words" in device.launched) == mapped
 
 
 def test_the_last_layers_of_a_program(feed):

@@ -9,7 +9,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime.cuda.kernels.rows import embed, embed_floats
 from kukri.runtime.cuda.kernels.unpack import READERS
-from kukri.runtime.cuda.packing import pack, packed_row_bytes
+from kukri.runtime.cuda.packing import pack, packed_bytes, tile_bytes
 
 from .simulator import run
 
@@ -40,19 +40,31 @@ def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:
 
 
 def packed(tensor: QTensor) -> np.ndarray:
-    out = np.full((tensor.shape[0], packed_row_bytes(tensor)), 0xFF, np.uint8)
+    """A tile of the matrix, or a row of floats, a row."""
+    size = tile_bytes(tensor)
+    out = np.full((packed_bytes(tensor) // size, size), 0xFF, np.uint8)
     pack(tensor, 0, out)
     return out
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_blocks(name):
-    tensor = random_tensor(name, 3, 512)
-    rows, tokens = packed(tensor), np.array([2, 0, 1, 7], np.int32)
-    out = np.full((4, 512), np.nan, np.float32)
-    arguments = [tokens, rows, rows.shape[1], 16, 3, out, 4 * 512, 2.0]
+    width = 512 if FORMATS[name].block_size > 32 else 480
+    tensor = random_tensor(name, 19, width)
+    rows, tokens = packed(tensor), np.array([2, 0, 18, 19], np.int32)
+    out = np.full((4, width), np.nan, np.float32)
+    arguments = [tokens, rows, rows.shape[1], width // 32, 19, out, 4 * width, 2.0]
     run(embed, {**READERS[name], "PDL": 0}, (1, 4), 128, arguments)
-    np.testing.assert_allclose(out, 2 * tensor.rows(np.array([2, 0, 1, 0])), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(out, 2 * tensor.rows(np.array([2, 0, 18, 0])), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_parts(name):
+    """Rows packed in parts, from a multiple of 16 on, are those of the whole."""
+    tensor = random_tensor(name, 40, 256)
+    whole, part = packed(tensor), np.full((2, tile_bytes(tensor)), 0xFF, np.uint8)
+    pack(tensor, 16, part)
+    np.testing.assert_array_equal(part, whole[1:])
 
 
 @pytest.mark.parametrize(("name", "kind"), [("F32", 32), ("F16", 16), ("BF16", 0)])
@@ -66,8 +78,8 @@ def test_floats(name, kind):
 
 
 def test_sizes():
-    """Nothing grows by more than a byte for each 6-bit scale."""
+    """Nothing grows by more than a byte for each 6-bit scale, where rows and blocks fill tiles and chunks."""
     for name in READERS:
-        tensor = random_tensor(name, 1, 4096)
-        growth = packed_row_bytes(tensor) / tensor.data.shape[1]
+        tensor = random_tensor(name, 32, 4096)
+        growth = packed_bytes(tensor) / tensor.data.size
         assert growth < {"Q3_K": 1.05, "IQ4_XS": 1.02}.get(name, 1 + 1e-9)

@@ -144,13 +144,13 @@ def emit_codes(codes, blocks, token, i, value):
     to = to + 4 * bits_and(shift_right(i, 4), 1) + bits_and(i, 3)
     store_byte(to, (code + 128) >> 8)
     store_byte(to + 8, code)
-    half = to_float(code)
+    half = to_float(code) + value * 0.0  # what is no number stays so
     half = half + shuffle_xor(half, 1)
     half = half + shuffle_xor(half, 2)
     half = half + shuffle_xor(half, 4)
     half = half + shuffle_xor(half, 8)
     other = shuffle_xor(half, 16)
-    d = peak * 3.0757874015748033e-05  # 1 / 32512
+    d = peak * 3.0757874015748033e-05 + (half + other) * 0.0  # 1 / 32512
     if (thread() & 31) == 0:
         plane = scales_plane(blocks)
         to = codes + 4 * codes_plane(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)

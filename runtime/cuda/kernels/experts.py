@@ -1,50 +1,41 @@
 """Mixtures of experts: which a row goes to, and products of rows with matrices of which each takes its own.
 
 Products here are of pairs (row, choice), number row · top + choice. Activations for block-quantised matrices
-are in two digits of 8 bits, a row after the other: for each 32 values the first digits, then the second ones,
-and behind all blocks, for each, four float32: the scale d of 256 · first + second, d · (sum of codes), and
-the same of the first half and of the second.
+are in 8 bits, a pair after the other, each as `common.emit_codes` writes a step of one row.
 """
 
 from __future__ import annotations
 
 from ..ptx import (
-    absolute,
     atomic_add,
     barrier,
     block_x,
     block_y,
     divide,
-    dot_signed,
     load_float,
     load_float4,
     load_int,
-    load_int4,
     load_shared,
     load_shared_int,
     load_weight,
-    quotient,
     shared,
     shift_right,
     shuffle_xor,
-    store_byte,
     store_float,
-    store_float4,
     store_int,
     store_shared,
     store_shared_int,
     thread,
-    to_float,
     to_int,
 )
 from ..stage import device, registers, static
-from .common import activate, begin, gated, warp_maximum, warp_sum
+from .common import activate, begin, emit_codes, gated, warp_sum
 from .floats import four_weights
+from .fragments import first_chunk, sums_of_4
 
 # Constants of the launch. CHOSEN: a pair's matrix is the one that its row has chosen, else number `choice`.
-# R: outputs of a warp, U blocks in flight, WARPS of a block. EMIT: the result in digits, STORE: as it is.
-LOAD = UNPACK = activate
-RAW = HALVES = MINIMUM = CHOSEN = R = U = WARPS = GATED = BIAS = EMIT = STORE = 0
+# M, KS and WARPS as in few.py. EMIT: the result in 8 bits, STORE: as it is.
+CODES = SCALES = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
 UNIT = 1
 
 
@@ -58,32 +49,8 @@ def expert_of(choices, choices_stride, row, choice):
     return expert
 
 
-@device
-def emit_digits(row, blocks, i, value):
-    """A warp's 32 values, from a multiple of 32 on, number i of each lane, into a row of `blocks`."""
-    peak = warp_maximum(absolute(value))
-    inverse = 0.0
-    if peak > 0.0:
-        inverse = quotient(32512.0, peak)
-    code = to_int(value * inverse)
-    block = shift_right(i, 5)
-    to = row + 64 * block + (thread() & 31)
-    store_byte(to, (code + 128) >> 8)
-    store_byte(to + 32, code)
-    half = to_float(code)
-    half = half + shuffle_xor(half, 1)
-    half = half + shuffle_xor(half, 2)
-    half = half + shuffle_xor(half, 4)
-    half = half + shuffle_xor(half, 8)
-    other = shuffle_xor(half, 16)
-    d = peak * 3.0757874015748033e-05  # 1 / 32512
-    d = d + warp_sum(value * 0.0)  # what is not finite stays so
-    if (thread() & 31) == 0:
-        store_float4(row + 64 * blocks + 16 * block, d, d * (half + other), d * half, d * other)
-
-
 def digits(x, x_stride, x_step, top, blocks, out, out_stride):
-    """Pairs' rows, `x_step` bytes from choice to choice, in two digits. Grid: (blocks / 4, pairs), of 128
+    """Pairs' rows, `x_step` bytes from choice to choice, in 8 bits. Grid: (blocks / 4, pairs), of 128
     threads.
     """
     begin()
@@ -93,14 +60,14 @@ def digits(x, x_stride, x_step, top, blocks, out, out_stride):
     if block < blocks:
         i = 32 * block + (thread() & 31)
         value = load_float(x + row * x_stride + (pair - row * top) * x_step + 4 * i)
-        emit_digits(out + pair * out_stride, blocks, i, value)
+        emit_codes(out + pair * out_stride, blocks, 0, i, value)
 
 
 def expert_matvec(
     weights,
     other,
     expert_bytes,
-    row_bytes,
+    tile_bytes,
     blocks,
     n_out,
     choices,
@@ -119,90 +86,56 @@ def expert_matvec(
 ):
     """out = f(x @ weightsᵀ + bias), or act(x @ weightsᵀ + bias, x @ otherᵀ + other_bias) if GATED, of pairs.
 
-    Grid: (outputs / (WARPS · R), pairs). A warp's lanes take neighbouring blocks of 32 of each of its rows.
+    Grid: (outputs / (WARPS / KS · 16 · M / (1 + GATED)), pairs).
     """
     begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
+    team = divide(warp, KS)
+    part = warp - team * KS
     pair = block_y()
     line = divide(pair, top)
     choice = pair - line * top
     expert = expert_of(choices, choices_stride, line, choice)
-    source = x + line * x_stride + choice * x_step
-    row = registers((R, 1 + GATED))
-    acc = registers((R, 1 + GATED), 0.0)
-    for r in static(R):
-        at = block_x() * (WARPS * R) + warp * R + r
-        if at >= n_out:
-            at = n_out - 1
-        row[r, 0] = weights + expert * expert_bytes + at * row_bytes
-        if GATED:
-            row[r, 1] = other + expert * expert_bytes + at * row_bytes
-    for start in range(lane, blocks, 32 * U):
-        raw = registers((R, 1 + GATED, U, RAW))
-        for u in static(U):
-            block = start + 32 * u
-            if block >= blocks:
-                block = blocks - 1
-            for r in static(R):
-                for m in static(1 + GATED):
-                    raw[r, m, u] = LOAD(row[r, m], blocks, block)
-        for u in static(U):
-            block = start + 32 * u
-            inside = 1.0
-            if block >= blocks:
-                block = blocks - 1
-                inside = 0.0
-            first = registers(8)
-            second = registers(8)
-            s = registers(4)
-            at = source + 64 * block
-            first[0], first[1], first[2], first[3] = load_int4(at)
-            first[4], first[5], first[6], first[7] = load_int4(at + 16)
-            second[0], second[1], second[2], second[3] = load_int4(at + 32)
-            second[4], second[5], second[6], second[7] = load_int4(at + 48)
-            s[0], s[1], s[2], s[3] = load_float4(source + 64 * blocks + 16 * block)
-            for i in static(4):
-                s[i] = s[i] * inside
-            for r in static(R):
-                for m in static(1 + GATED):
-                    w = registers(12)
-                    w[()] = UNPACK(*raw[r, m, u], block)
-                    front = 0
-                    back = 0
-                    for i in static(4):
-                        front = dot_signed(w[i], first[i], front)
-                        back = dot_signed(w[4 + i], first[4 + i], back)
-                    front = front << 8
-                    back = back << 8
-                    for i in static(4):
-                        front = dot_signed(w[i], second[i], front)
-                        back = dot_signed(w[4 + i], second[4 + i], back)
-                    if HALVES:
-                        total = w[8] * to_float(front) + w[10] * to_float(back)
-                        acc[r, m] = acc[r, m] + s[0] * total
-                        if MINIMUM:
-                            acc[r, m] = acc[r, m] + w[9] * s[2] + w[11] * s[3]
-                    else:
-                        acc[r, m] = acc[r, m] + w[8] * s[0] * to_float(front + back)
-                        if MINIMUM:
-                            acc[r, m] = acc[r, m] + w[9] * s[1]
-    for r in static(R):
-        for m in static(1 + GATED):
-            total = warp_sum(acc[r, m])
-            if lane == 0:
-                store_shared(shared() + 4 * (m * (WARPS * R) + warp * R + r), total)
+    each = M // (1 + GATED)
+    outputs = (WARPS // KS) * (16 * M // (1 + GATED))
+    tile = registers(M)
+    acc = registers((M, 2))
+    for m in static(M):
+        at = (block_x() * (WARPS // KS) + team) * each + m % (M // (1 + GATED))
+        if 16 * at >= n_out:
+            at = shift_right(n_out - 1, 4)
+        at = expert * expert_bytes + at * tile_bytes
+        if m < M // (1 + GATED):
+            tile[m] = weights + at
+        else:
+            tile[m] = other + at
+    loaded = registers(M * 2 * (CODES + SCALES))
+    loaded[()] = first_chunk(*tile[()], blocks, part)
+    acc[()] = sums_of_4(*tile[()], *loaded[()], x + line * x_stride + choice * x_step, blocks, part)
+    for m in static(M):
+        for i in static(2):
+            total = acc[m, i] + shuffle_xor(acc[m, i], 1)
+            total = total + shuffle_xor(total, 2)
+            if (lane & 3) == 0:
+                at = (part * (1 + GATED) + m // (M // (1 + GATED))) * outputs + team * 16 * each
+                at = at + shift_right(lane, 2) + (16 * (m % (M // (1 + GATED))) + 8 * i)
+                store_shared(shared() + 4 * at, total)
     barrier()
-    if thread() < (WARPS * R + 31) // 32 * 32:
-        i = thread()
-        at = block_x() * (WARPS * R) + i
+    for i in range(thread(), (outputs + 31) // 32 * 32, 32 * WARPS):
+        at = block_x() * outputs + i
         value = 0.0
-        if i < WARPS * R and at < n_out:
-            value = load_shared(shared() + 4 * i) * (1.0 / UNIT)
+        if i < outputs and at < n_out:
+            for k in static(KS):
+                value = value + load_shared(shared() + 4 * (k * (1 + GATED) * outputs + i))
+            value = value * (1.0 / UNIT)
             if BIAS:
                 value = value + load_weight(bias + 4 * (expert * n_out + at))
             if GATED:
-                up = load_shared(shared() + 4 * (WARPS * R + i)) * (1.0 / UNIT)
+                up = 0.0
+                for k in static(KS):
+                    up = up + load_shared(shared() + 4 * ((2 * k + 1) * outputs + i))
+                up = up * (1.0 / UNIT)
                 if BIAS:
                     up = up + load_weight(other_bias + 4 * (expert * n_out + at))
                 value = gated(value, up)
@@ -210,8 +143,8 @@ def expert_matvec(
                 value = activate(value)
             if STORE:
                 store_float(out + line * out_stride + choice * out_step + 4 * at, value)
-        if EMIT:
-            emit_digits(codes + pair * codes_stride, shift_right(n_out, 5), at, value)
+        if EMIT and at < n_out:  # the same for a whole warp
+            emit_codes(codes + pair * codes_stride, shift_right(n_out, 5), 0, at, value)
 
 
 def expert_floats(

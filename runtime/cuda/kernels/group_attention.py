@@ -17,10 +17,12 @@ from ..ptx import (
     copy_async,
     divide,
     exp2,
+    let_next_start,
     load_float2,
     load_int,
     load_matrices,
     load_matrices_turned,
+    load_shared,
     maximum,
     mma_halves,
     pack_halves,
@@ -32,17 +34,22 @@ from ..ptx import (
     thread,
     wait_copies,
     wait_copies_but_1,
+    wait_for_grid,
     warp_barrier,
 )
 from ..stage import device, registers, static
-from .cache import load_eight, piece_of
-from .common import begin, tanh
+from .cache import load_eight, page_of, piece_of, store_cached
+from .common import tanh
 from .prompt_attention import place, store_halves
+from .rotate import bring_head, prepared
 from .spans import combine
 
 # Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block, 16 at most.
-# STAGES: 2 or 3 tiles that a warp has room for.
-G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = 0
+# STAGES: 2 or 3 tiles that a warp has room for. ALONE: the step has a single row, so that what the cache has
+# of tokens before it was there before the step; it is asked for before the launches in front are done.
+# PREPARE: then this kernel also does what `rotate.prepare` does: each block for its queries, and the one
+# whose part of the context ends with this row for its key and value.
+G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = ALONE = PREPARE = Q_NORM = K_NORM = PAGE = PDL = 0
 NOTHING = -1e30
 HIDDEN = -2e30
 
@@ -94,9 +101,22 @@ def attend_group(
     codes,
     heads,
     kv_heads,
+    k,
+    v,
+    q_norm,
+    k_norm,
+    eps: float,
+    pairs,
+    angles,
 ):
-    """out = softmax(scale · q·k) v; grid and arguments as for `attention.attend`. Pages have 64 tokens."""
-    begin()
+    """out = softmax(scale · q·k) v; grid and arguments as for `attention.attend`. Pages have 64 tokens.
+
+    With PREPARE q, k and v are as the products in front have left them.
+    """
+    if PDL:
+        let_next_start()
+    if PDL and not ALONE:
+        wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = block_z()
@@ -122,11 +142,50 @@ def attend_group(
     kv_head = divide(block_x(), CHUNKS)
     mine = shared() + warp * (STAGES * 64 * HD)
     first = first + warp
+    older = position >> 4 if ALONE else 0  # tiles in front of this have only tokens from before the step
+    if ALONE:
+        for s in static(STAGES - 1):
+            tile = first + s * WARPS
+            if tile < older:
+                fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
+        if PDL:
+            wait_for_grid()
+    fresh = shared() + WARPS * STAGES * 64 * HD
+    if PREPARE:
+        items = G
+        if end > position >> 4:
+            items = G + 2
+        for item in range(warp, items, WARPS):
+            kind = 0
+            source = q + 4 * (head + item) * HD
+            if item >= G:
+                kind = item - G + 1
+                source = k + 4 * kv_head * HD
+                if kind == 2:
+                    source = v + 4 * kv_head * HD
+            held = fresh + 4 * item * HD
+            weights = q_norm + 4 * HD * (head + item) * (Q_NORM - 1)
+            bring_head(source, held, kind, weights, k_norm + 4 * HD * kv_head * (K_NORM - 1), eps)
+            if kind == 0:
+                value = registers((HD + 31) // 32, 0.0)
+                for j in static((HD + 31) // 32):
+                    if 32 * j + lane < HD:
+                        value[j] = prepared(held, 32 * j + lane, 0, pairs, angles)
+                warp_barrier()
+                for j in static((HD + 31) // 32):
+                    if 32 * j + lane < HD:
+                        store_shared(held + 4 * (32 * j + lane), value[j])
+            else:
+                page = page_of(pages, position)
+                piece = piece_of(keys if kind == 1 else values, page, kv_head, kv_heads)
+                for dim in range(lane, HD, 32):
+                    entry = prepared(held, dim, kind, pairs, angles)
+                    store_cached(piece, position & ((1 << PAGE) - 1), dim, entry)
+        barrier()
     for s in static(STAGES - 1):
-        fetch_tile(
-            mine + s * 64 * HD, keys, values, pages, first + s * WARPS, end, position, kv_head, kv_heads
-        )
-
+        tile = first + s * WARPS
+        if tile >= older:
+            fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
     query = registers((HD // 16, 4))
     for k in static(HD // 16):
         for i in static(4):
@@ -135,7 +194,11 @@ def attend_group(
                 of_head = (lane >> 2) + 8 * (i % 2)
                 if of_head < G:
                     dim = 16 * k + 2 * (lane & 3) + 8 * (i // 2)
-                    a, b = load_float2(q + row * q_stride + 4 * ((head + of_head) * HD + dim))
+                    if PREPARE:
+                        at = fresh + 4 * (of_head * HD + dim)
+                        a, b = load_shared(at), load_shared(at + 4)
+                    else:
+                        a, b = load_float2(q + row * q_stride + 4 * ((head + of_head) * HD + dim))
                     query[k, i] = pack_halves(a * scale, b * scale)
     best = registers(2, NOTHING)
     total = registers(2, 0.0)

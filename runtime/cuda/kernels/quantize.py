@@ -54,7 +54,8 @@ def to_halves(x, x_stride, width, out, out_stride, scales):
     """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
     [rows].
 
-    Grid: (1, rows), of 256 threads. Columns behind the width, up to a multiple of 64, become 0.
+    Grid: (1, rows), of 256 threads. Columns are in the order of weights in pieces (see packing.py), 128 at a
+    time; what is behind the width, up to a multiple of that, stays as it is.
     """
     if PDL:
         let_next_start()
@@ -75,7 +76,9 @@ def to_halves(x, x_stride, width, out, out_stride, scales):
     inverse = quotient(1.0, scale)
     for i in range(4 * thread(), width, 1024):
         a, b, c, d = load_float4(row + 4 * i)
-        to = out + block_y() * out_stride + 2 * i
+        # Column 32b + 16h + 4s of 128 becomes 32s + 8b + 4h.
+        place = 32 * (shift_right(i, 2) & 3) + 8 * (shift_right(i, 5) & 3) + (shift_right(i, 2) & 4)
+        to = out + block_y() * out_stride + 2 * ((i & -128) + place)
         store_int(to, pack_halves(a * inverse, b * inverse))
         store_int(to + 4, pack_halves(c * inverse, d * inverse))
     if thread() == 0:

@@ -85,6 +85,40 @@ def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
             store_float(at + 4 * dim, turned(held, dim, start, pairs, angles + block_y() * angle_stride))
 
 
+@device
+def scale_head(held, weight, factor):
+    for dim in range(thread() & 31, HD, 32):
+        store_shared(held + 4 * dim, load_shared(held + 4 * dim) * factor * load_weight(weight + 4 * dim))
+
+
+@device
+def bring_head(source, held, kind, q_norm, k_norm, eps):
+    """A head of HD numbers into shared memory by a warp, normed if queries (kind 0) or keys (1) are."""
+    squares = 0.0
+    for dim in range(thread() & 31, HD, 32):
+        value = load_float(source + 4 * dim)
+        store_shared(held + 4 * dim, value)
+        squares = squares + value * value
+    warp_barrier()
+    if Q_NORM or K_NORM:
+        factor = reciprocal_root(warp_sum(squares) * INVERSE_HD + eps)
+        if kind == 0 and Q_NORM:
+            scale_head(held, q_norm, factor)
+        if kind == 1 and K_NORM:
+            scale_head(held, k_norm, factor)
+        warp_barrier()
+
+
+@device
+def prepared(held, dim, kind, pairs, angles):
+    """Dimension `dim` of what `bring_head` brought; values (kind 2) are not rotated."""
+    value = load_shared(held + 4 * dim)
+    if ROPE:
+        if kind < 2:
+            value = turned(held, dim, 0, pairs, angles)
+    return value
+
+
 def prepare(
     q,
     q_stride,
@@ -128,19 +162,9 @@ def prepare(
                 kind = 2
                 head = head - kv_heads
                 source = v + row * v_stride
-        squares = 0.0
-        for dim in range(lane, HD, 32):
-            value = load_float(source + 4 * (head * HD + dim))
-            store_shared(held + 4 * dim, value)
-            squares = squares + value * value
-        warp_barrier()
-        if Q_NORM or K_NORM:
-            factor = reciprocal_root(warp_sum(squares) * INVERSE_HD + eps)
-            if kind == 0 and Q_NORM:
-                scale_head(held, q_norm + 4 * HD * head * (Q_NORM - 1), factor)
-            if kind == 1 and K_NORM:
-                scale_head(held, k_norm + 4 * HD * head * (K_NORM - 1), factor)
-            warp_barrier()
+        source = source + 4 * head * HD
+        weights = q_norm + 4 * HD * head * (Q_NORM - 1), k_norm + 4 * HD * head * (K_NORM - 1)
+        bring_head(source, held, kind, *weights, eps)
         piece = keys
         if kind == 2:
             piece = values
@@ -152,21 +176,12 @@ def prepare(
         for dim in range(lane, DP, 32):
             value = 0.0
             if dim < HD:
-                if ROPE and kind < 2:
-                    value = turned(held, dim, 0, pairs, angles + row * angle_stride)
-                else:
-                    value = load_shared(held + 4 * dim)
+                value = prepared(held, dim, kind, pairs, angles + row * angle_stride)
             if kind == 0:
                 if dim < HD:
-                    store_float(source + 4 * (head * HD + dim), value)
+                    store_float(source + 4 * dim, value)
             else:
                 store_cached(piece, slot, dim, value)
-
-
-@device
-def scale_head(held, weight, factor):
-    for dim in range(thread() & 31, HD, 32):
-        store_shared(held + 4 * dim, load_shared(held + 4 * dim) * factor * load_weight(weight + 4 * dim))
 
 
 def grow_queries(x, x_stride, width, positions, beta: float, length):

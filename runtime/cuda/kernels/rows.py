@@ -22,7 +22,8 @@ from ..ptx import (
 )
 from ..stage import device, registers, static
 
-LOAD = UNPACK = RAW = HALVES = UNIT = FLOAT = PDL = 0  # constants of the launch
+CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = load_float  # constants of the launch
+CODES = SCALES = UNIT = FLOAT = PDL = 0
 
 
 @device
@@ -33,31 +34,37 @@ def store_codes(out, word, scale, minimum):
         store_float(out + 4 * i, to_float(code) * scale + minimum)
 
 
-def embed(tokens, table, row_bytes, blocks, n_tokens, out, out_stride, scale: float):
+def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: float):
     """out[row] = table[tokens[row]] · scale, of a table of blocks; a token beyond it reads row 0.
 
-    Grid: (blocks / 128, rows), of 128 threads that take a block each.
+    Grid: (pieces of a row / 128, rows), of 128 threads that take a piece each.
     """
     if PDL:
         let_next_start()
         wait_for_grid()
-    block = block_x() * 128 + thread()
+    at = block_x() * 128 + thread()
+    chunk = shift_right(at, 2)
     token = load_int(tokens + 4 * block_y())
     if token >= n_tokens:
         token = 0
-    if block < blocks:
-        raw = registers(RAW)
-        words = registers(8)
-        raw[()] = LOAD(table + token * row_bytes, blocks, block)
-        words[0], words[1], words[2], words[3], words[4], words[5], words[6], words[7], a, b, c, d = UNPACK(
-            *raw[()], block
-        )
-        to = out + block_y() * out_stride + 128 * block
-        scale = scale * (1.0 / UNIT)
-        for i in static(4):
-            store_codes(to + 16 * i, words[i], a * scale, b * scale)
-        for i in static(4, 8):
-            store_codes(to + 16 * i, words[i], c * scale, d * scale)
+    if 4 * chunk < blocks:
+        tile = table + shift_right(token, 4) * tile_bytes
+        pieces = 64 * ((blocks + 3) // 4)
+        first = 64 * chunk + 4 * (token & 15)
+        codes = registers(CODES)
+        codes[()] = CODES_OF(tile, pieces, first + (at & 3))
+        word = registers(8)
+        word[()] = WORDS_OF(*codes[()])
+        for b in static(4):
+            if 4 * chunk + b < blocks:
+                factors = registers(SCALES)
+                factors[()] = SCALES_OF(tile, pieces, first + b)
+                f = registers(4)
+                f[()] = FACTORS_OF(*factors[()], first + b)
+                for h in static(2):
+                    to = out + block_y() * out_stride + 4 * (128 * chunk + 32 * b + 16 * h + 4 * (at & 3))
+                    unit = scale * (1.0 / UNIT)
+                    store_codes(to, word[2 * b + h], f[2 * h] * unit, f[2 * h + 1] * unit)
 
 
 @device

@@ -2,8 +2,10 @@
 
 A block makes 128 outputs of 128 rows. Weights are unpacked to halves in shared memory, 64 columns at a time,
 by the threads that have loaded them while the columns before were multiplied; activations, halves already,
-come there by themselves. Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's
-number, so that neither writing nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
+come there by themselves, in the order of columns that weights have in pieces (see packing.py): two pieces of
+a row are 64 columns. Two threads share a row, and the scales of its four blocks, for two times 64 columns.
+Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's number, so that neither writing
+nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ..ptx import (
     permute,
     shared,
     shift_right,
+    shuffle_xor,
     store_float,
     store_shared_int4,
     thread,
@@ -36,8 +39,8 @@ from ..ptx import (
 from ..stage import device, registers, static
 from .common import activate
 
-LOAD = UNPACK = activate
-RAW = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
+CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
+CODES = SCALES = HALVES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
 TILE = 16384  # bytes of 128 rows of 64 halves
 SIGNS = 0x80808080
 MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
@@ -51,14 +54,42 @@ def two_weights(codes, selector, a, b):
 
 
 @device
-def store_eight(address, first, second, a, b):
-    store_shared_int4(
-        address,
-        two_weights(first, 0x4140, a, b),
-        two_weights(first, 0x4342, a, b),
-        two_weights(second, 0x4140, a, b),
-        two_weights(second, 0x4342, a, b),
-    )
+def factors_of_row(tile, pieces, piece):
+    """a, b, a', b' of the four blocks of a chunk as pairs of halves: two loaded here, two by the other thread
+    of this row.
+    """
+    odd = thread() & 1
+    scale = registers(SCALES)
+    own = registers(4)
+    found = registers((4, 4), 0)
+    for i in static(2):
+        at = (piece & -4) + 2 * i + odd
+        scale[()] = SCALES_OF(tile, pieces, at)
+        own[()] = FACTORS_OF(*scale[()], at)
+        for j in static(4):
+            if (j < 2 or HALVES) and (j % 2 == 0 or MINIMUM):
+                other = shuffle_xor(own[j], 1)
+                first = other if odd else own[j]
+                second = own[j] if odd else other
+                found[2 * i, j] = pack_halves(first, first)
+                found[2 * i + 1, j] = pack_halves(second, second)
+    return found[()]
+
+
+@device
+def store_piece(to, row, first, codes: registers(CODES), f: registers((4, 4))):
+    """A piece's 32 weights into a row of the tile, 16 bytes a block, from 16-byte piece `first` on."""
+    w = registers(8)
+    w[()] = WORDS_OF(*codes[()])
+    for b in static(4):
+        front, back = w[2 * b], w[2 * b + 1]
+        store_shared_int4(
+            to + place(row, first + b),
+            two_weights(front, 0x4140, f[b, 0], f[b, 1]),
+            two_weights(front, 0x4342, f[b, 0], f[b, 1]),
+            two_weights(back, 0x4140, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
+            two_weights(back, 0x4342, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
+        )
 
 
 @device
@@ -79,7 +110,7 @@ def source_of(sources, place):
 
 def tiled_matmul(
     weights,
-    row_bytes,
+    tile_bytes,
     blocks,
     n_out,
     x,
@@ -95,14 +126,15 @@ def tiled_matmul(
 ):
     """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / 128, outputs / 128), of 256 threads.
 
-    x is halves [rows, columns padded with zeros to a multiple of 64], scales float32 [rows]. With EXPERTS a
+    x is halves [rows, columns padded with zeros to a multiple of 128], scales float32 [rows]. With EXPERTS a
     block takes a tile that `experts.deal` has made, if there are so many; 1: x is sorted by expert, 2:
     `sources` are its rows.
     """
     t = thread()
     lane = t & 31
     warp = shift_right(t, 5)
-    steps = (blocks + 1) // 2
+    steps = (blocks + 3) // 4 * 2
+    pieces = 32 * steps
     a_row = shift_right(t, 1)
     base = block_x() * 128  # the first row, and the row behind the last
     end = rows
@@ -121,14 +153,16 @@ def tiled_matmul(
     at = block_y() * 128 + a_row
     if at >= n_out:
         at = n_out - 1
-    source = weights + at * row_bytes
+    source = weights + shift_right(at, 4) * tile_bytes
+    piece = 4 * (at & 15) + (t & 1)
     if PDL and not EXPERTS:
         let_next_start()
         wait_for_grid()
     acc = registers((4, 4, 4), 0.0)
-    raw = registers(RAW)
-    block = t & 1
-    raw[()] = LOAD(source, blocks, block if block < blocks else 0)
+    codes = registers(CODES)
+    codes[()] = CODES_OF(source, pieces, piece)
+    f = registers((4, 4))
+    f[()] = factors_of_row(source, pieces, piece)
     for i in static(4):
         b_row = shift_right(t, 3) + 32 * i
         line = base + b_row
@@ -141,31 +175,14 @@ def tiled_matmul(
     commit_copies()
     for step in range(steps):
         stage = (step & 1) * TILE
-        w = registers(8)
-        block = 2 * step + (t & 1)
-        w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7], a, b, a2, b2 = UNPACK(*raw[()], block)
-        if block >= blocks:
-            a = 0.0
-            b = 0.0
-            a2 = 0.0
-            b2 = 0.0
-        ha = pack_halves(a, a)
-        hb = pack_halves(b, b)
-        ha2 = pack_halves(a2, a2)
-        hb2 = pack_halves(b2, b2)
-        to = shared() + stage
-        piece = 4 * (t & 1)
-        store_eight(to + place(a_row, piece), w[0], w[1], ha, hb)
-        store_eight(to + place(a_row, piece + 1), w[2], w[3], ha, hb)
-        store_eight(to + place(a_row, piece + 2), w[4], w[5], ha2, hb2)
-        store_eight(to + place(a_row, piece + 3), w[6], w[7], ha2, hb2)
+        store_piece(shared() + stage, a_row, 4 * (t & 1), *codes[()], *f[()])
         wait_copies()
         barrier()
         if step + 1 < steps:
-            block = block + 2
-            if block >= blocks:
-                block = blocks - 1
-            raw[()] = LOAD(source, blocks, block)
+            piece = 64 * shift_right(step + 1, 1) + 4 * (at & 15) + 2 * ((step + 1) & 1) + (t & 1)
+            codes[()] = CODES_OF(source, pieces, piece)
+            if step & 1:
+                f[()] = factors_of_row(source, pieces, piece)
             for i in static(4):
                 b_row = shift_right(t, 3) + 32 * i
                 line = base + b_row
@@ -184,9 +201,9 @@ def tiled_matmul(
         n0 = (warp >> 1) * 32 + (lane & 7) + (lane >> 4) * 8
         if base + (warp >> 1) * 32 < end:
             for k in static(4):
-                f = registers((4, 4))
+                fragment = registers((4, 4))
                 for m in static(4):
-                    f[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
+                    fragment[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
                 g = registers((4, 2))
                 for n in static(2):
                     g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = load_matrices(
@@ -194,7 +211,7 @@ def tiled_matmul(
                     )
                 for m in static(4):
                     for n in static(4):
-                        acc[m, n] = mma_halves(*f[m], *g[n], *acc[m, n])
+                        acc[m, n] = mma_halves(*fragment[m], *g[n], *acc[m, n])
     for m in static(4):
         for n in static(4):
             for i in static(4):

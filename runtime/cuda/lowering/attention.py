@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,10 +49,15 @@ class AttentionLowering(Launches):
         self._emit(what, (-(-op.heads // warps), self._n[op.x.wanted]), arguments, 4 * warps * head_dim)
         self._wrote(op.x)
 
-    def _prepare(self, op: PreparedAttend) -> None:
+    def _prepared_attend(self, i: int, op: PreparedAttend) -> None:
         turn = (self._angles(op.rope), op.rope) if op.rope else None
+        if self._n[False] == 1 and self._suits_tensor_cores(op.attend):
+            self._attend_group(i, op.attend, self._preparation(op.attend, op.q_norm, op.k_norm, turn))
+            self._wrote(op.attend.q, op.attend.k)
+            return
         self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
         self._wrote(op.attend.q, op.attend.k)
+        self._attend(i, op.attend)
 
     def _append(self, op: ops.Attend) -> None:
         if op.append:
@@ -65,7 +71,7 @@ class AttentionLowering(Launches):
         k_norm: ops.RMSNorm | None,
         turn: tuple[Region, ops.RoPE] | None,
     ) -> None:
-        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
+        constants, arguments = self._preparation(op, q_norm, k_norm, turn)
         what = self._kernel(
             "rotate",
             "prepare",
@@ -73,24 +79,34 @@ class AttentionLowering(Launches):
             HD=op.head_dim,
             **self._cache_constants(op),
             WARPS=PREPARE_WARPS,
-            Q_NORM=norms[0],
-            K_NORM=norms[1],
-            ROPE=int(turn is not None),
-            INTERLEAVED=int(turn is not None and turn[1].interleaved),
             LATENT=int(op.v == op.k),
-            INVERSE_HD=1 / op.head_dim,
+            **constants,
         )
-        arguments: list[int | float] = []
+        regions: list[int | float] = []
         for b in (op.q, op.k, op.v):
-            arguments += [*self._at(b)]
-        arguments += [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
-        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
-        arguments += [float(eps), len(turn[1].inv_freq) if turn else 0]
-        arguments += [*turn[0]] if turn else [0, 0]
-        arguments += [*self._cached(op), heads, op.kv_heads]
+            regions += [*self._at(b)]
+        angles = turn[0].stride if turn else 0
+        arguments = [*regions, *arguments, angles, *self._cached(op), heads, op.kv_heads]
         stored = op.kv_heads if op.v == op.k else 2 * op.kv_heads
         grid = -(-(heads + stored) // PREPARE_WARPS), self._n[False]
         self._emit(what, grid, arguments, 4 * PREPARE_WARPS * self._padded(op))
+
+    def _preparation(
+        self,
+        op: ops.Attend,
+        q_norm: ops.RMSNorm | None,
+        k_norm: ops.RMSNorm | None,
+        turn: tuple[Region, ops.RoPE] | None,
+    ) -> tuple[dict[str, int | float], list[int | float]]:
+        """What happens to queries and keys before attention, as constants and arguments."""
+        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
+        constants: dict[str, int | float] = {"Q_NORM": norms[0], "K_NORM": norms[1]}
+        constants |= {"ROPE": int(turn is not None), "INVERSE_HD": 1 / op.head_dim}
+        constants |= {"INTERLEAVED": int(turn is not None and turn[1].interleaved)}
+        weights = [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
+        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
+        angles = [len(turn[1].inv_freq), turn[0].address] if turn else [0, 0]
+        return constants, [*weights, float(eps), *angles]
 
     def _padded(self, op: ops.Attend) -> int:
         return padded(op.head_dim, self.layout.cache_bits)
@@ -130,7 +146,7 @@ class AttentionLowering(Launches):
         vectors = -(-dims // (8 * lanes))
         together = _divisor(group, max(1, 4 // vectors))
         value_dims = padded(op.value_dim)
-        constants = {
+        constants: dict[str, int | float] = {
             "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
@@ -141,16 +157,27 @@ class AttentionLowering(Launches):
         }
         self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
 
-    def _attend_group(self, i: int, op: ops.Attend) -> None:
-        """Up to 16 heads of a group at once."""
+    def _attend_group(
+        self,
+        i: int,
+        op: ops.Attend,
+        preparation: tuple[dict[str, int | float], list[int | float]] | None = None,
+    ) -> None:
+        """Up to 16 heads of a group at once; with a `preparation` also what comes before attention."""
         dims = op.head_dim
         stages = 3 if dims <= 128 else 2
         of_a_warp = stages * 64 * dims
         warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
-        constants = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
         together = _divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
-        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared)
+        constants: dict[str, int | float] = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
+        constants |= {"ALONE": int(self._n[False] == 1), "PREPARE": int(preparation is not None)}
+        more: list[int | float] = [0, 0, 0, 0, 1.0, 0, 0]
+        if preparation:
+            constants |= preparation[0]
+            more = [self._at(op.k).address, self._at(op.v).address, *preparation[1]]
+            shared += 4 * (together + 2) * dims
+        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared, more)
 
     def _in_spans(
         self,
@@ -160,30 +187,33 @@ class AttentionLowering(Launches):
         name: str,
         together: int,
         value_dims: int,
-        constants: dict[str, int],
+        constants: dict[str, int | float],
         resident: int,
         shared: int,
+        more: Sequence[int | float] = (),
     ) -> None:
         """Attention of single rows, whose contexts blocks share: `together` heads a block."""
         layout, n = self.layout, self._n[False]
         chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
-        spans = max(1, SPANS // n)  # idle blocks cost time, too
+        warps = int(constants["WARPS"])
+        merging = 4 * warps * together * (value_dims + 2) + 16
+        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
+        # No more than run at once: idle blocks cost time, and so does a context in pieces.
+        at_once = self.device.multiprocessors * max(resident, self._shared_limit // shared)
+        spans = max(1, min(SPANS, at_once // blocks) // n)
         emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
         said, arguments = self._scores(op)
         constants = constants | said
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
-        warps = constants["WARPS"]
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
         what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
         room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
         codes = self._codes(self._real(op.out)) if emits else 0
-        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads]
-        merging = 4 * warps * together * (value_dims + 2) + 16
-        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
+        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads, *more]
         self._emit(what, (blocks, spans, n), arguments, shared)
         self._wrote(op.out)
         if emits:

@@ -9,10 +9,11 @@ import numpy as np
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Device, Launch
+from ..driver import Device
 from ..fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
 from ..kernel import Kernel, Kernels, kernel, pack_arguments
 from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
+from ..launch import Launch
 from ..memory import Memory, Region
 from ..tuning import Shapes
 from ..weights import Matrix
@@ -137,7 +138,8 @@ class Launches:
         shared: int = 0,
         label: str = "",
     ) -> None:
-        early = self.device.capability >= (9, 0)
+        # The first one begins when what the step is told is there: then all may read that at any time.
+        early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(what, shared)
         packed = pack_arguments(*arguments)
@@ -165,7 +167,7 @@ class Launches:
     def _tokens(self, buffer: ops.Buffer) -> int:
         """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
         n = self._n[buffer.wanted]
-        return 1 if n == 1 else -(-n // 8) * 8
+        return 1 << (n - 1).bit_length()
 
     def _codes(self, buffer: ops.Buffer) -> int:
         """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""

@@ -23,17 +23,6 @@ from .products import ProductLowering
 TILE = 128  # rows
 
 
-def expert_shape(blocks: int, matrices: int) -> tuple[int, int, int]:
-    """R, U and WARPS of `expert_matvec` for rows of so many blocks, of one or two matrices.
-
-    What was fastest on an H200, for 8 of 128 small experts and for 4 of 32 large ones.
-    """
-    loads = -(-blocks // 32)  # a lane's, of a row
-    if matrices == 2 and loads > 2:
-        return 4, 3, 8
-    return 8, 3 if loads % 3 == 0 and matrices == 1 else 1, 4
-
-
 @dataclass(frozen=True)
 class Pairs:
     """Rows of (row, choice) pairs, `top` choices a row, `step` bytes from choice to choice."""
@@ -52,6 +41,11 @@ class Choices:
     @property
     def arguments(self) -> list[int]:
         return [*self.experts] if self.experts else [0, 0]
+
+
+def _digit_bytes(width: int) -> int:
+    """Of a row in 8 bits: see `kernels.common.emit_codes`."""
+    return 2 * width + 64 * -(-width // 128)
 
 
 class ExpertLowering(ProductLowering):
@@ -163,7 +157,7 @@ class ExpertLowering(ProductLowering):
             )
         constants = {"CHOSEN": int(choices.experts is not None), "BIAS": int(biases is not None)}
         what = self._kernel("experts", "expert_floats", 256, FLOAT=matrix.float_kind, **constants)
-        arguments = [matrix.address, packed_bytes(tensors[0]), matrix.row_bytes, matrix.width, matrix.n_out]
+        arguments = [matrix.address, packed_bytes(tensors[0]), matrix.tile_bytes, matrix.width, matrix.n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if biases is None else self.memory.vector(biases), *self._places(out)]
         self._emit(what, (-(-matrix.n_out // 8), n * x.top), arguments, 0, f"{matrix.n_out}x{matrix.width}")
@@ -184,27 +178,28 @@ class ExpertLowering(ProductLowering):
         other = self._experts(tensors[1]) if tensors[1] else None
         gated, n_out, blocks = int(other is not None), matrix.n_out, matrix.blocks
         name = tensors[0][0].format.name
-        rows, ahead, warps = expert_shape(blocks, 1 + gated)
+        tile = self.shapes.expert(blocks, n_out, 1 + gated)
         constants: dict[str, int | float | str] = {
             "CHOSEN": int(choices.experts is not None),
-            "R": rows,
-            "U": ahead,
-            "WARPS": warps,
+            **tile.constants,
+            "TOKENS": 1,
             "GATED": gated,
             "BIAS": int(biases[0] is not None),
             "EMIT": int(digits is not None),
             "STORE": int(digits is None),
             "KIND": 0,
         }
-        what = self._kernel("experts", "expert_matvec", 32 * warps, FORMAT=name, **constants | activation)
+        what = self._kernel(
+            "experts", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
+        )
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
-        arguments += [packed_bytes(tensors[0][0]), matrix.row_bytes, blocks, n_out]
+        arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if b is None else self.memory.vector(b) for b in biases]
         arguments += [*self._places(out), *(digits or Region(0, 0))]
-        shared = 4 * (1 + gated) * warps * rows
+        shared = 64 * tile.WARPS * tile.M
         label = f"{name} {(1 + gated) * n_out}x{matrix.width}"
-        self._emit(what, (-(-n_out // (warps * rows)), n * x.top), arguments, shared, label)
+        self._emit(what, (-(-n_out // tile.outputs(1 + gated)), n * x.top), arguments, shared, label)
 
     @staticmethod
     def _places(out: Pairs) -> list[int]:
@@ -214,15 +209,15 @@ class ExpertLowering(ProductLowering):
         return [out.region.address, out.top * out.region.stride, out.region.stride]
 
     def _digit_rows(self, op: ops.MoE, width: int) -> Region:
-        return self._pairs(op, "digits", 2 * width + width // 2)
+        return self._pairs(op, "digits", _digit_bytes(width))
 
     def _digits(self, x: Pairs, width: int, n: int) -> Region:
         """`n` pairs' float32 rows in digits."""
         blocks = width // 32
         rows = self.layout.max_rows * x.top
-        out = self.memory.rows(f"digits of {x.top} times {width}", rows, 2 * width + width // 2)
+        out = self.memory.rows(f"digits of {x.top} times {width}", rows, _digit_bytes(width))
         arguments = [*x.region, x.step, x.top, blocks, *out]
-        self._emit(self._kernel("experts", "digits", 128), (-(-blocks // 4), n), arguments)
+        self._emit(self._kernel("experts", "digits", 128, TOKENS=1), (-(-blocks // 4), n), arguments)
         return out
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> Matrix:
@@ -249,7 +244,7 @@ class ExpertLowering(ProductLowering):
             self._expert_tiles(op.gate, x, n, gate, op.gate_bias, (n_tiles, tiles, sources))
         self._expert_tiles(op.up, x, n, inner, op.up_bias, (n_tiles, tiles, sources))
         self._activate(op, gate, inner, inner, n * top)
-        halves = self._pairs(op, "halves", 2 * (-(-width // 64) * 64))
+        halves = self._pairs(op, "halves", 2 * (-(-width // 128) * 128))
         scales = memory.rows(f"scales of {top}", 1, 4 * most)
         what = self._kernel("quantize", "to_halves", 256)
         self._emit(what, (1, n * top), [*inner, width, *halves, scales.address], 64)
@@ -270,7 +265,15 @@ class ExpertLowering(ProductLowering):
         matrix, (n_tiles, tiles, sources) = self._experts(tensors), dealt
         constants: dict[str, int | str] = {"FORMAT": tensors[0].format.name, "BIAS": int(biases is not None)}
         constants |= {"ACCUMULATE": 0, "EXPERTS": 2 if sources else 1}
-        arguments = [matrix.address, matrix.row_bytes, matrix.blocks, matrix.n_out, *x[0], x[1].address, rows]
+        arguments = [
+            matrix.address,
+            matrix.tile_bytes,
+            matrix.blocks,
+            matrix.n_out,
+            *x[0],
+            x[1].address,
+            rows,
+        ]
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
         arguments += [tiles, sources, packed_bytes(tensors[0])]
         label = f"{tensors[0].format.name} {matrix.n_out}x{matrix.width}"

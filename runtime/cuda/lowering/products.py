@@ -110,28 +110,20 @@ class ProductLowering(NormLowering):
             "EMIT": 0 if not emitted else 2 if norm else 1,
             "KIND": constants.get("KIND", 0),
         }
-        before: list[int | float] = [matrix.address, other.address if other else 0, matrix.row_bytes, blocks]
+        before: list[int | float] = [matrix.address, other.address if other else 0, matrix.tile_bytes, blocks]
         before += [n_out, x.address]
         after: list[int | float] = [x.partials, blocks, 1 / matrix.width]
         after += [float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride, emitted]
         after += [self.memory.vector(norm.weight) if norm else 0, partials]
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        key = name, blocks, n_out, matrices, emitted > 0
-        if n == 1:
-            shape = self.shapes.row(*key)
-            constants |= shape.constants(blocks) | {"TOKENS": 1}
-            what = self._kernel("matvec", "matvec", 32 * shape.WARPS, FORMAT=name, **constants)
-            shared = 4 * shape.KS * matrices * shape.rows
-            self._emit(what, (-(-n_out // shape.rows),), [*before, *after], shared, label)
-        else:
-            tokens = -(-n // 8) * 8
-            tile = self.shapes.few(*key, tokens)
-            constants |= tile.constants(blocks) | {"TOKENS": tokens}
-            what = self._kernel("few", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
-            what = replace(what, resident=tile.resident)
-            shared = tile.WARPS * tile.M * max(2048, 64 * tokens)
-            grid = (-(-n_out // tile.outputs(matrices)),)
-            self._emit(what, grid, [*before, n, *after], shared, label)
+        tokens = 1 << (n - 1).bit_length()
+        tile = self.shapes.few(name, blocks, n_out, matrices, emitted > 0, tokens)
+        constants |= tile.constants | {"TOKENS": tokens}
+        what = self._kernel("few", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
+        what = replace(what, resident=tile.resident)
+        shared = 64 * tile.WARPS * tile.M * tokens
+        grid = (-(-n_out // tile.outputs(matrices)),)
+        self._emit(what, grid, [*before, n, *after], shared, label)
 
     def _tiled(
         self,
@@ -152,7 +144,7 @@ class ProductLowering(NormLowering):
             "ACCUMULATE": int(accumulate),
         }
         what = self._kernel("tiled", "tiled_matmul", 256, **constants)
-        arguments = [matrix.address, matrix.row_bytes, matrix.blocks, n_out, halves.address, halves.stride]
+        arguments = [matrix.address, matrix.tile_bytes, matrix.blocks, n_out, halves.address, halves.stride]
         arguments += [
             scales.address,
             n,
@@ -167,7 +159,7 @@ class ProductLowering(NormLowering):
     def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
         """A buffer's rows as halves, and their scales: made now, unless they are there already."""
         name, rows = self._real(x).name, self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 64) * 64))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
         scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
         if name not in self._halved:
             arguments = [*self._at(x), x.width, *halves, scales.address]
@@ -186,7 +178,7 @@ class ProductLowering(NormLowering):
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": together}
         what = self._kernel("floats", "float_matmul", 256, FLOAT=matrix.float_kind, **constants)
         bias = self.memory.vector(*op.biases) if op.biases else 0
-        arguments = [matrix.address, matrix.row_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
+        arguments = [matrix.address, matrix.tile_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
         grid = (-(-n_out // 8), -(-n // together))
         self._emit(what, grid, [*arguments, out.address, out.stride], 0, f"{n_out}x{matrix.width}")
         self._wrote(*op.outs)

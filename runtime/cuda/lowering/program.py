@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Launch
 from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from ..launch import Launch
 from .attention import AttentionLowering
 from .experts import ExpertLowering
 from .recurrent import RecurrentLowering
@@ -48,8 +48,7 @@ class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering
             case GatedMatMul():
                 self._gated_matmul(i, op)
             case PreparedAttend():
-                self._prepare(op)
-                self._attend(i, op.attend)
+                self._prepared_attend(i, op)
             case ops.Attend():
                 self._append(op)
                 self._attend(i, op)

@@ -20,7 +20,7 @@ class RowLowering(Launches):
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
         """Rows of a table, times `scale`, by their numbers at that address."""
         matrix = self.matrices[id(tensor)]
-        table, rest = [numbers, matrix.address, matrix.row_bytes], [matrix.n_out, *out, float(scale)]
+        table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
             what = self._kernel("rows", "embed_floats", 128, FLOAT=matrix.float_kind)
             self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])

@@ -81,6 +81,11 @@ def load_short(address: int) -> int:
     return ctypes.c_uint16.from_address(address).value
 
 
+@instruction("ld.global.v2.u32 {$0, $1}, [$2];", "rr", "l", ordered=True)
+def load_int2(address: int) -> tuple[int, ...]:
+    return tuple((ctypes.c_int32 * 2).from_address(address))
+
+
 @instruction("ld.global.v4.u32 {$0, $1, $2, $3}, [$4];", "rrrr", "l", ordered=True)
 def load_int4(address: int) -> tuple[int, ...]:
     return tuple((ctypes.c_int32 * 4).from_address(address))

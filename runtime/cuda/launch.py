@@ -1,0 +1,95 @@
+"""What goes into a card's stream: launches of kernels, graphs of them, and events between them."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import byref, c_float, c_int, c_size_t, c_uint, c_void_p
+from dataclasses import dataclass
+
+from .errors import CudaError
+from .library import Library
+
+_PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", c_uint), ("padding", c_uint), ("value", c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [
+        ("grid", c_uint * 3),
+        ("block", c_uint * 3),
+        ("shared_bytes", c_uint),
+        ("stream", c_void_p),
+        ("attributes", c_void_p),
+        ("n_attributes", c_uint),
+    ]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with everything that a launch of it takes; `arguments` is the block of parameters.
+
+    With `early` its blocks may start before the launch in front of it is done (see `ptx.wait_for_grid`).
+    """
+
+    name: str
+    function: int
+    grid: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    arguments: bytes
+    early: bool = False
+
+    def put(self, library: Library, stream: c_void_p) -> None:
+        """Put it into a stream."""
+        buffer = ctypes.create_string_buffer(self.arguments, len(self.arguments))
+        size = c_size_t(len(self.arguments))
+        extra = (c_void_p * 5)(
+            _BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END
+        )
+        attribute = _Attribute(_PROGRAMMATIC, 0, (c_int * 16)(1))
+        config = _Config(
+            (c_uint * 3)(*self.grid),
+            (c_uint * 3)(self.threads, 1, 1),
+            self.shared_bytes,
+            stream,
+            ctypes.addressof(attribute) if self.early else None,
+            1 if self.early else 0,
+        )
+        try:
+            library.call("cuLaunchKernelEx", byref(config), c_void_p(self.function), None, extra)
+        except CudaError as problem:
+            raise CudaError(f"{problem} (kernel {self.name})") from None
+
+
+class Graph:
+    """A list of launches that is put into the stream by one call."""
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.executable = c_void_p()
+
+    def close(self) -> None:
+        self._library.code("cuGraphExecDestroy", self.executable)
+
+
+class Event:
+    """A point of the stream, for measuring."""
+
+    def __init__(self, library: Library, stream: c_void_p) -> None:
+        self._library, self._stream = library, stream
+        self._event = c_void_p()
+        library.call("cuEventCreate", byref(self._event), 0)
+
+    def record(self) -> None:
+        self._library.call("cuEventRecord", self._event, self._stream)
+
+    def seconds_since(self, start: Event) -> float:
+        """Seconds of the card's clock between two points, once both are reached."""
+        elapsed = c_float()
+        self._library.call("cuEventSynchronize", self._event)
+        self._library.call("cuEventElapsedTime", byref(elapsed), start._event, self._event)
+        return elapsed.value / 1000
