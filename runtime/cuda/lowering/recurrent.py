@@ -7,11 +7,16 @@ from itertools import pairwise
 
 from ... import ops
 from ...fields import UnsupportedModel
+from ..kernels.conv_spans import SPAN
+from ..kernels.delta_prompt import SIZE as DELTA_SIZE
+from ..kernels.scan_prompt import SIZE as SCAN_SIZE
 from ..memory import Region
 from .base import Launches
 
 WARPS = 2
 ROWS = 4  # of a head's state, a warp
+PROMPT_WARPS = 4
+MOST_WHOLE = 128  # numbers of a column of the state, for four columns in registers
 MOST_PARTS = 8  # of 32 numbers that a lane keeps of each of these
 
 
@@ -27,6 +32,9 @@ class RecurrentLowering(Launches):
         return (-(-head_dim // (WARPS * ROWS)), heads), {"WARPS": WARPS, "R": ROWS, "PARTS": parts}
 
     def _causal_conv(self, op: ops.CausalConv) -> None:
+        if self._one_prompt:
+            self._conv_prompt(op)
+            return
         memory, inputs = self.memory, self.inputs
         taps, channels = op.weight.shape[1], op.x.width
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
@@ -38,7 +46,64 @@ class RecurrentLowering(Launches):
         )
         self._wrote(op.out)
 
+    def _conv_prompt(self, op: ops.CausalConv) -> None:
+        """One sequence's rows, in spans."""
+        taps, channels, rows = op.weight.shape[1], op.x.width, self._n[op.x.wanted]
+        spans = -(-self.layout.max_rows // SPAN)
+        edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
+        sequence = [self.inputs.sequences, self.inputs.positions]
+        grid = -(-channels // 128), -(-rows // SPAN)
+        what = self._kernel("conv_spans", "conv_edges", 128, TAPS=taps)
+        self._emit(what, grid, [*self._at(op.x), *edges, *self._state(op.state), *sequence, rows, channels])
+        arguments = [*self._at(op.x), *self._at(op.out), self.memory.vector(op.weight)]
+        arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
+        constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
+        self._emit(self._kernel("conv_spans", "conv_spans", 128, **constants), grid, arguments)
+        self._wrote(op.out)
+
+    def _four_rows(self, rows: Region, size: int) -> bool:
+        """Whether a scan of columns of that size can take four rows at once, which lie in `rows`."""
+        aligned = rows.address % 16 == 0 and rows.stride % 16 == 0
+        return self._one_prompt and aligned and size % 4 == 0 and size <= MOST_WHOLE
+
+    def _scan_prompt(
+        self,
+        name: str,
+        pairs: Sequence[int | float],
+        size: int,
+        sizes: Sequence[int],
+        op: ops.StateScan | ops.DeltaRule,
+        **constants: int,
+    ) -> None:
+        """`pairs`: what that launch is told before where its results go, `size` float32 of each four rows and
+        head; `sizes`: groups, heads, head_dim, and of a column of the state.
+        """
+        groups, heads, head_dim, column = sizes
+        rows, most = self._n[op.out.wanted], -(-self.layout.max_rows // 4)
+        found = self.memory.rows(f"pairs of rows, {heads} {size}", most, 4 * size * heads).address
+        what = self._kernel(
+            f"{name}_prompt",
+            f"{name}_pairs",
+            32 * PROMPT_WARPS,
+            WARPS=PROMPT_WARPS,
+            PARTS=-(-column // 32),
+            **constants,
+        )
+        self._emit(what, (groups, -(-rows // (4 * PROMPT_WARPS))), [*pairs, found, rows])
+        constants |= {"WARPS": PROMPT_WARPS, "PARTS": -(-column // 64), "WHOLE": int(column % 64 == 0)}
+        what = self._kernel(f"{name}_prompt", f"{name}_prompt", 32 * PROMPT_WARPS, **constants)
+        arguments = [*pairs[:2], found, *self._at(op.out), *sizes, *self._state(op.state)]
+        arguments += [self.inputs.sequences, self.inputs.positions, rows]
+        self._emit(what, (-(-head_dim // (8 * PROMPT_WARPS)), heads), arguments)
+        self._wrote(op.out)
+
     def _state_scan(self, op: ops.StateScan) -> None:
+        if self._four_rows(self._at(op.xbc), op.state_size) and op.heads * op.head_dim % 4 == 0:
+            pairs: list[int | float] = [*self._at(op.xbc), *self._at(op.step)]
+            pairs += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
+            sizes = op.groups, op.heads, op.head_dim, op.state_size
+            self._scan_prompt("scan", [*pairs, float(op.step_scale), *sizes], SCAN_SIZE, sizes, op)
+            return
         grid, constants = self._scan_shape(op.heads, op.head_dim, op.state_size)
         arguments: list[int | float] = [*self._at(op.xbc), *self._at(op.step), *self._at(op.out)]
         arguments += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
@@ -46,6 +111,13 @@ class RecurrentLowering(Launches):
         self._scan("state_scan", grid, constants, arguments, op)
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
+        if self._four_rows(self._at(op.qkv), op.key_dim):
+            pairs: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
+            pairs += [self.memory.vector(op.a), self.memory.vector(op.step_bias), float(op.eps)]
+            pairs += [op.groups, op.heads, op.key_dim, op.key_dim**-0.5]
+            sizes = op.groups, op.heads, op.head_dim, op.key_dim
+            self._scan_prompt("delta", pairs, DELTA_SIZE, sizes, op, TILED=int(op.tiled))
+            return
         grid, constants = self._scan_shape(op.heads, op.head_dim, op.key_dim)
         arguments: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
         arguments += [*self._at(op.out), *(self.memory.vector(v) for v in (op.a, op.step_bias))]
