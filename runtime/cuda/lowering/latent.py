@@ -26,7 +26,7 @@ class Shape:
 
 
 # The first one that fits is taken.
-SHAPES = [Shape(*s) for s in ((2, 64, 8, 28), (2, 32, 8, 32), (1, 64, 8, 36), (1, 32, 4, 32))]
+SHAPES = [Shape(*s) for s in ((2, 64, 8, 28), (2, 32, 8, 30), (1, 64, 8, 36), (1, 32, 4, 32))]
 
 
 class LatentLowering(AttentionLowering):
