@@ -15,6 +15,8 @@
     python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
     tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
+    python scripts/bench_cuda.py recurrent [ROWS]           recurrent ops over a prompt, together and row by
+    row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
@@ -40,6 +42,7 @@ from cuda_latent import latent
 from cuda_launches import launches as between_ops
 from cuda_mixtures import MIXTURES, random_mixture
 from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
+from cuda_recurrent import recurrent
 
 from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
@@ -462,6 +465,8 @@ def main() -> None:
             f"{device.name}, driver for CUDA {device.driver_version()}: "
             f"copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
         )
+    elif command == "recurrent":
+        recurrent(seconds, *(int(n) for n in rest))
     elif command == "instructions":
         instructions()
     elif command == "decode":

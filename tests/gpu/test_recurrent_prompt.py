@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+from functools import cache
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -11,11 +15,16 @@ from kukri.runtime.cuda.kernels.delta_prompt import SIZE as DELTA_SIZE
 from kukri.runtime.cuda.kernels.delta_prompt import delta_pairs, delta_prompt
 from kukri.runtime.cuda.kernels.scan_prompt import SIZE as SCAN_SIZE
 from kukri.runtime.cuda.kernels.scan_prompt import scan_pairs, scan_prompt
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.reference_scan import causal_conv as expected_conv
 from kukri.runtime.reference_scan import delta_rule as expected_delta
 from kukri.runtime.reference_scan import state_scan as expected_scan
 
 from .simulator import run
+from .stand_in import StandInDevice, StandInKernels
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts/cuda_recurrent.py"
 
 SEQUENCE = np.array([1], np.int32)  # of three, so that the others' states must stay as they are
 STEPS = [(1,), (2, 1), (3,), (4,), (5, 4), (15,), (16, 1), (17, 3)]
@@ -152,3 +161,37 @@ def test_state_scan_long(steps):
 
 def test_state_scan_whole():
     check_scan((6, 3), 3, groups=1, heads=1, dim=11, size=128)
+
+
+@cache
+def script():
+    spec = importlib.util.spec_from_file_location("cuda_recurrent", SCRIPT)
+    assert spec
+    assert spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "together"),
+    [
+        ("delta", (2, 4, 8, 12), True),
+        ("delta", (1, 2, 4, 10), False),  # 4 does not divide a key
+        ("scan", (1, 3, 8, 12), True),
+        ("scan", (1, 3, 5, 8), False),  # rows of B are not where 16 bytes can be read
+        ("scan", (1, 1, 4, 132), False),  # more than fits in registers
+    ],
+)
+def test_machine(kind, sizes, together):
+    """Steps of many rows, of few, and of many again; twice, the same."""
+    program, steps = script().recurrent_program(kind, *sizes), (19, 3, 18)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=32, device=device, kernels=StandInKernels(device))
+    expected = script().run(ReferenceMachine(program, 1), steps)
+    got = script().run(machine, steps)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
+    np.testing.assert_array_equal(script().run(machine, steps), got)
+    assert (f"{kind}_prompt" in device.launched) == together
+    assert "conv_spans" in device.launched
+    assert "causal_conv" in device.launched

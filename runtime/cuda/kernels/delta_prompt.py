@@ -19,6 +19,7 @@ from ..ptx import (
     store_float,
     store_float4,
     thread,
+    warp_barrier,
 )
 from ..stage import registers, static
 from .common import begin, sigmoid
@@ -222,6 +223,7 @@ def delta_prompt(
                 for s in static(PARTS):
                     after[j, s] = piece(of_k + line * qkv_stride, part + 64 * s, key_dim)
                     q[j, s] = piece(of_q + line * qkv_stride, part + 64 * s, key_dim)
+            warp_barrier()  # else the assembler moves some of these loads to where they are used
             u = registers((4, 4))
             for j in static(4):
                 seen_k[j, 0] = seen_k[j, 0] + shuffle_xor(seen_k[j, 2], 2)

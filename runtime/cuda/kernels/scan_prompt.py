@@ -17,6 +17,7 @@ from ..ptx import (
     store_float,
     store_float4,
     thread,
+    warp_barrier,
 )
 from ..stage import registers, static
 from .common import begin
@@ -187,6 +188,7 @@ def scan_prompt(
                 for s in static(PARTS):
                     after[j, s] = piece(of_b + line * xbc_stride, part + 64 * s, size)
                     read[j, s] = piece(of_c + line * xbc_stride, part + 64 * s, size)
+            warp_barrier()  # else the assembler moves some of these loads to where they are used
             for j in static(4):
                 seen_by[j, 0] = own_column(*seen_by[j])
             seen = own_row(seen_by[0, 0], seen_by[1, 0], seen_by[2, 0], seen_by[3, 0], lane)
