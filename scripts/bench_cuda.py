@@ -16,6 +16,7 @@
     tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
+    python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -38,7 +39,7 @@ from cuda_host import host
 from cuda_latent import latent
 from cuda_launches import launches as between_ops
 from cuda_mixtures import MIXTURES, random_mixture
-from cuda_models import DATA, load_fixture, random_model, write_model
+from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
 
 from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
@@ -49,7 +50,7 @@ from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shapes, Tile
+from kukri.runtime.cuda.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference import ReferenceMachine
@@ -140,7 +141,7 @@ def instructions() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     device = Device()
-    for check in module.CHECKS:
+    for check in [*module.CHECKS, *(module.WARPGROUP_CHECKS if device.warpgroups else [])]:
         check(module.on_the_card(device))
         print(f"instructions: {check.__name__[6:]} right")
     device.close()
@@ -323,6 +324,51 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine.close()
 
 
+def wide(shape: str, kind: str, rows: list[int]) -> None:
+    """Each product of one layer of the shape, with each kernel and tile: right, and how fast."""
+    rows = rows or [512, 1024, 2048]
+    hidden, _, *heads, ffn, _, _ = SHAPES[shape]
+    SHAPES["a layer"] = (hidden, 1, *heads, ffn, 512, True)
+    program, most = random_model("a layer", kind), max(320, *rows)
+    ids = np.random.default_rng(0).integers(0, 512, 300)
+    expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
+
+    def begin(tile: Wide | None) -> CudaMachine:
+        device = Device()
+        device.warpgroups = device.warpgroups and tile is not None
+        machine = CudaMachine(program, most // 64, max_rows=most, device=device)
+        machine.lowering.shapes = _Always(tile) if tile else Shapes()
+        return machine
+
+    def compile_for(machine: CudaMachine) -> None:
+        for tile in WIDE:
+            machine.lowering.shapes = _Always(tile)
+            machine.lowering.launches(300, 300, True, True)
+
+    machine = begin(WIDE[0])
+    tried = [None, *WIDE] if machine.device.warpgroups else [None]
+    machine.lowering.kernels.compile_all(lambda: compile_for(machine))
+    machine.close()
+    found: dict[tuple[str, int], list[str]] = {}
+    for tile in tried:
+        machine = begin(tile)
+        got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "tiled"
+        print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
+        for n in rows:
+            launches = machine.lowering.launches(n, 0, False, True)
+            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
+                own = [launch for launch in launches if launch.name == label] * 8
+                time_ = seconds(machine.device, own, 5) / len(own)
+                operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
+                text = f"{name}: {time_ * 1e6:.1f} us {operations / time_ / 1e12:.0f}"
+                found.setdefault((label.split()[-1], n), []).append(text)
+        machine.close()
+    for (label, n), texts in found.items():
+        print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
+
+
+MANY = "tiled", "warpgroup"
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
     (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
@@ -336,12 +382,17 @@ TILES_OF_MORE = [
 class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, tile: Tile) -> None:
+    def __init__(self, tile: Tile | Wide) -> None:
         self._tile = tile
 
     def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
+        assert isinstance(self._tile, Tile)
         fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
         return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
+        assert isinstance(self._tile, Wide)
+        return self._tile
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]
@@ -415,6 +466,8 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "wide":
+        wide(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "launches":
         between_ops()
     elif command == "host":
