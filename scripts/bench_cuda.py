@@ -2,7 +2,8 @@
 
     python scripts/bench_cuda.py all [--llama-bench PATH]   everything that is promised, and a table in
     the end; PATH: llama.cpp's, built for the card, which runs the same models in between
-    python scripts/bench_cuda.py conformance [FIXTURE …]    logits against the reference machine
+    python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
+    machine, with keys and values kept as f32, f16, q8_0 or q4_0
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
@@ -11,10 +12,13 @@
     python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
     by ways of waiting for the card and of copying
     python scripts/bench_cuda.py launches                   what it costs to go from op to op
+    python scripts/bench_cuda.py latent [HEADS …]           a layer of latent attention, with and without
+    tensor cores
     python scripts/bench_cuda.py prefill SHAPE TYPE [ROWS …]
     python scripts/bench_cuda.py recurrent [ROWS]           recurrent ops over a prompt, together and row by
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
+    python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -34,9 +38,10 @@ from pathlib import Path
 
 import numpy as np
 from cuda_host import host
+from cuda_latent import latent
 from cuda_launches import launches as between_ops
 from cuda_mixtures import MIXTURES, random_mixture
-from cuda_models import DATA, load_fixture, random_model, write_model
+from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
 from cuda_recurrent import recurrent
 
 from kukri.cli.bench_measure import bytes_per_token
@@ -48,7 +53,7 @@ from kukri.runtime.cuda.driver import Device
 from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import Shapes, Tile
+from kukri.runtime.cuda.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.fields import UnsupportedModel
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
 from kukri.runtime.reference import ReferenceMachine
@@ -86,7 +91,7 @@ def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def conformance(names: list[str]) -> None:
+def conformance(names: list[str], kv_type: str = "auto") -> None:
     folder = Path(tempfile.mkdtemp())
     for path in DATA.glob("*.tar.xz"):
         with tarfile.open(path) as archive:
@@ -103,14 +108,14 @@ def conformance(names: list[str]) -> None:
                 ids = np.load(folder / entry["name"] / "reference.npz")["input_ids"]
                 ids = ids[:40]
                 expected = feed(ReferenceMachine(program, 3), ids, (512,), 3)
-                machine = CudaMachine(program, 3)
+                machine = CudaMachine(program, 3, kv_type=kv_type)
             except UnsupportedModel as problem:
                 print(f"refused {case}: {problem}")
                 refused += 1
                 continue
             products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
             floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
-            quantised = not all(floats)  # then activations are, too
+            quantised = not all(floats) or kv_type not in ("auto", "f32")  # then activations are, too
             line = []
             ok = True
             for chunks in ((512,), (1,), (5, 1, 17)):
@@ -121,10 +126,12 @@ def conformance(names: list[str]) -> None:
                 )
                 ok &= (kl < 0.01 if quantised else error < 2e-3) and bool((got == again).all())
                 line.append(f"{error:.1e} kl {kl:.1e}{'' if (got == again).all() else ' NOT REPEATABLE'}")
+            plans = [*machine.plan(1, 1), *machine.plan(min(len(ids), 17), 1, False, True)]
             machine.close()
             right, wrong = right + ok, wrong + (not ok)
             if not ok or names or "gguf" in file:
-                print("ok  " if ok else "BAD ", case, "; ".join(line))
+                attends = dict.fromkeys(launch.name for launch in plans if "attend" in launch.name)
+                print("ok  " if ok else "BAD ", case, "; ".join(line), "by", *attends)
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 
 
@@ -137,7 +144,7 @@ def instructions() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     device = Device()
-    for check in module.CHECKS:
+    for check in [*module.CHECKS, *(module.WARPGROUP_CHECKS if device.warpgroups else [])]:
         check(module.on_the_card(device))
         print(f"instructions: {check.__name__[6:]} right")
     device.close()
@@ -320,6 +327,51 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine.close()
 
 
+def wide(shape: str, kind: str, rows: list[int]) -> None:
+    """Each product of one layer of the shape, with each kernel and tile: right, and how fast."""
+    rows = rows or [512, 1024, 2048]
+    hidden, _, *heads, ffn, _, _ = SHAPES[shape]
+    SHAPES["a layer"] = (hidden, 1, *heads, ffn, 512, True)
+    program, most = random_model("a layer", kind), max(320, *rows)
+    ids = np.random.default_rng(0).integers(0, 512, 300)
+    expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
+
+    def begin(tile: Wide | None) -> CudaMachine:
+        device = Device()
+        device.warpgroups = device.warpgroups and tile is not None
+        machine = CudaMachine(program, most // 64, max_rows=most, device=device)
+        machine.lowering.shapes = _Always(tile) if tile else Shapes()
+        return machine
+
+    def compile_for(machine: CudaMachine) -> None:
+        for tile in WIDE:
+            machine.lowering.shapes = _Always(tile)
+            machine.lowering.launches(300, 300, True, True)
+
+    machine = begin(WIDE[0])
+    tried = [None, *WIDE] if machine.device.warpgroups else [None]
+    machine.lowering.kernels.compile_all(lambda: compile_for(machine))
+    machine.close()
+    found: dict[tuple[str, int], list[str]] = {}
+    for tile in tried:
+        machine = begin(tile)
+        got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "tiled"
+        print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
+        for n in rows:
+            launches = machine.lowering.launches(n, 0, False, True)
+            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
+                own = [launch for launch in launches if launch.name == label] * 8
+                time_ = seconds(machine.device, own, 5) / len(own)
+                operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
+                text = f"{name}: {time_ * 1e6:.1f} us {operations / time_ / 1e12:.0f}"
+                found.setdefault((label.split()[-1], n), []).append(text)
+        machine.close()
+    for (label, n), texts in found.items():
+        print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
+
+
+MANY = "tiled", "warpgroup"
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
     (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
@@ -333,12 +385,17 @@ TILES_OF_MORE = [
 class _Always(Shapes):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, tile: Tile) -> None:
+    def __init__(self, tile: Tile | Wide) -> None:
         self._tile = tile
 
     def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
+        assert isinstance(self._tile, Tile)
         fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
         return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
+        assert isinstance(self._tile, Wide)
+        return self._tile
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]
@@ -395,7 +452,9 @@ def main() -> None:
     if command == "all":
         everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
     elif command == "conformance":
-        conformance(rest)
+        conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
+    elif command == "latent":
+        latent([int(n) for n in rest])
     elif command == "copy":
         device = Device()
         print(
@@ -412,6 +471,8 @@ def main() -> None:
         batch(*rest)
     elif command == "choose":
         choose(*rest)
+    elif command == "wide":
+        wide(rest[0], rest[1], [int(n) for n in rest[2:]])
     elif command == "launches":
         between_ops()
     elif command == "host":

@@ -99,7 +99,8 @@ def _intrinsic(what: Instruction) -> Any:
         found = [context.get_value_type(t) for t in outputs]
         value = ir.VoidType() if not found else found[0] if len(found) == 1 else ir.LiteralStructType(found)
         operands = [context.get_value_type(t) for t in inputs]
-        constraints = ",".join([*(f"={t}" for t in what.outputs), *what.inputs])
+        updated = [str(i) for i in range(what.updated)]
+        constraints = ",".join([*(f"={t}" for t in what.outputs), *updated, *what.inputs[what.updated :]])
         if what.ordered:
             constraints += ",~{memory}" if constraints else "~{memory}"
         assembly = ir.InlineAsm(

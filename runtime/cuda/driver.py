@@ -21,10 +21,12 @@ from .library import Library, driver_functions
 _COMPUTE_MAJOR, _COMPUTE_MINOR, _MULTIPROCESSORS, _SHARED_OPTIN = 75, 76, 16, 97
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CUBIN, _PTX = 0, 1  # CUjitInputType
-_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # CUjit_option
+_ERROR_LOG, _ERROR_LOG_BYTES, _TARGET = 5, 6, 9  # CUjit_option
+_COMPUTE_90A = 0x10000 + 90  # CUjit_target
 _NO_DEVICE = 100
 
 LEAST_CAPABILITY = (7, 5)
+WARPGROUP_DRIVER = (12, 0)  # for products of warpgroups, which cards of capability 9.0 have and no others
 LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
 BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
 DRIVERS_CHOICE, SPIN, BLOCK = 0, 1, 4  # how a thread waits for the card: CU_CTX_SCHED_…
@@ -64,6 +66,8 @@ class Device:
         self.use()
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
         self.shared_bytes = self._attribute(_SHARED_OPTIN)  # that a block may have
+        known = tuple(map(int, self.driver_version().split(".")))
+        self.warpgroups = self.capability == (9, 0) and known >= WARPGROUP_DRIVER
         stream = c_void_p()
         self._call("cuStreamCreate", byref(stream), 1)  # 1: does not wait for the default stream
         self._stream = stream
@@ -159,11 +163,20 @@ class Device:
 
     def assemble(self, ptx: str) -> bytes:
         """Machine code for this card."""
+        try:
+            return self._linked(ptx)
+        except CudaError:
+            if ".target sm_90a" not in ptx:
+                raise
+            return self._linked(ptx, _COMPUTE_90A)  # a driver that does not look at that by itself
+
+    def _linked(self, ptx: str, target: int | None = None) -> bytes:
         log = ctypes.create_string_buffer(4096)
-        options = (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES)
-        values = (c_void_p * 2)(ctypes.cast(log, c_void_p), c_void_p(len(log)))
+        options = (c_int * 3)(_ERROR_LOG, _ERROR_LOG_BYTES, _TARGET)
+        values = (c_void_p * 3)(ctypes.cast(log, c_void_p), c_void_p(len(log)), c_void_p(target))
+        n_options = 2 if target is None else 3
         state, image, size = c_void_p(), c_void_p(), c_size_t()
-        self._call("cuLinkCreate_v2", 2, options, values, byref(state))
+        self._call("cuLinkCreate_v2", n_options, options, values, byref(state))
         try:
             text = ptx.encode() + b"\0"
             try:

@@ -78,6 +78,9 @@ def compiled(
     text = ptx_of(function, constants, capability, threads, resident)
     # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
     version = "7.8" if capability < (10, 0) else "8.8"
+    if "wgmma" in text:  # these are only in cards of just this capability
+        version = "8.0"
+        text = text.replace(".target sm_90", ".target sm_90a", 1)
     text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
     return text.replace(entry_point(text), ENTRY)
 

@@ -119,7 +119,7 @@ class CudaMachine:
         kernels.compile_all(
             lambda: [
                 *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
-                self.lowering.launches(many, 1, False, True),
+                *(self.lowering.launches(n, 1, False, True) for n in {many, self.max_rows}),
                 self._inputs.fetch(),
                 *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
             ]

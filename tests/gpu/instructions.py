@@ -37,8 +37,14 @@ from kukri.runtime.cuda.ptx import (
     dot_unsigned,
     exp2,
     fence,
+    finished_products_64,
+    finished_products_128,
+    finished_products_256,
     fma,
     fma_halves,
+    group_products_64,
+    group_products_128,
+    group_products_256,
     high_half,
     load4,
     load_float,
@@ -77,6 +83,7 @@ from kukri.runtime.cuda.ptx import (
     shared,
     shift_left,
     shift_right,
+    show_products,
     shuffle,
     shuffle_xor,
     shuffle_xor_long,
@@ -98,6 +105,8 @@ from kukri.runtime.cuda.ptx import (
     wait_copies,
     wait_copies_but_1,
     wait_copies_but_2,
+    wait_products,
+    wait_products_but_1,
     warp_barrier,
 )
 from kukri.runtime.cuda.stage import registers, static
@@ -268,6 +277,72 @@ def longs(source, out):
     store_long(out + 8 * t, load_shared_long(shared() + 8 * (31 - t)))
 
 
+def group_64(a, b, c, out):
+    """C + 2 · A · B of a warpgroup, B of 64 rows as they lie in shared memory. Of 128 threads."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 32 * 64, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    show_products()
+    barrier()
+    f = registers(16)
+    acc = registers(32)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(32):
+        acc[i] = load_float(c + 4 * (32 * t + i))
+    acc[()] = group_products_64(*acc[()], *f[()], held)
+    acc[()] = group_products_64(*acc[()], *f[()], held)
+    wait_products_but_1()
+    acc[()] = finished_products_64(*acc[()])
+    for i in static(32):
+        store_float(out + 4 * (32 * t + i), acc[i])
+
+
+def group_128(a, b, c, out):
+    """C + 2 · A · B of a warpgroup, B of 128 rows as they lie in shared memory. Of 128 threads."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 32 * 128, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    show_products()
+    barrier()
+    f = registers(16)
+    acc = registers(64)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(64):
+        acc[i] = load_float(c + 4 * (64 * t + i))
+    acc[()] = group_products_128(*acc[()], *f[()], held)
+    acc[()] = group_products_128(*acc[()], *f[()], held)
+    wait_products_but_1()
+    acc[()] = finished_products_128(*acc[()])
+    for i in static(64):
+        store_float(out + 4 * (64 * t + i), acc[i])
+
+
+def group_256(a, b, c, out):
+    """The same with B of 256 rows."""
+    t = thread()
+    held = (shared() + 1023) & -1024
+    for i in range(t, 32 * 256, 128):
+        store_shared_int(held + 4 * i, load_int(b + 4 * i))
+    show_products()
+    barrier()
+    f = registers(16)
+    acc = registers(128)
+    for i in static(16):
+        f[i] = load_int(a + 4 * (16 * t + i))
+    for i in static(128):
+        acc[i] = load_float(c + 4 * (128 * t + i))
+    acc[()] = group_products_256(*acc[()], *f[()], held)
+    wait_products()
+    acc[()] = group_products_256(*acc[()], *f[()], held)
+    acc[()] = finished_products_256(*acc[()])
+    for i in static(128):
+        store_float(out + 4 * (128 * t + i), acc[i])
+
+
 def halves(words: np.ndarray) -> np.ndarray:
     """Two halves of each word, [..., 2]."""
     return np.ascontiguousarray(words)[..., None].view(np.float16)
@@ -412,9 +487,35 @@ def check_longs(launch: Launch) -> None:
     np.testing.assert_array_equal(out, source[(31 - np.arange(32)) ^ 5])
 
 
+def check_group_products(launch: Launch) -> None:
+    rng = np.random.default_rng(6)
+    for kernel, rows in ((group_64, 64), (group_128, 128), (group_256, 256)):
+        a, b = (rng.standard_normal((n, 64)).astype(np.float16) for n in (64, rows))
+        c = rng.standard_normal((64, rows)).astype(np.float32)
+        exchanged = np.zeros((rows, 8, 8), np.float16)
+        for n in range(rows):
+            for piece in range(8):
+                exchanged[n, piece ^ (n % 8)] = b[n, 8 * piece : 8 * piece + 8]
+        words = np.zeros((128, 16, 2), np.float16)
+        held, expected = np.zeros((2, 128, rows // 2), np.float32)
+        product = c + 2 * (a.astype(np.float32) @ b.astype(np.float32).T)
+        for t in range(128):
+            row, column = 16 * (t // 32) + t % 32 // 4, 2 * (t % 4)
+            for i in range(16):
+                at = 16 * (i // 4) + 8 * (i % 4 // 2) + column
+                words[t, i] = a[row + 8 * (i % 2), at : at + 2]
+            for i in range(rows // 2):
+                place = row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2
+                held[t, i], expected[t, i] = c[place], product[place]
+        out = np.zeros_like(held)
+        launch(kernel, (1,), 128, [words, exchanged, held, out], 128 * rows + 1024)
+        np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
+
+
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
 CHECKS += [check_longs]
-CHECKED = [whole, real, loads, places, shares, fetches, products, longs]
+WARPGROUP_CHECKS = [check_group_products]  # for cards that have these
+CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group_64, group_128, group_256]
 
 
 def on_the_card(device: Any) -> Launch:

@@ -1,9 +1,9 @@
 """Runs a kernel in Python, thread by thread: what it computes can be tested where there is no card.
 
 Threads are greenlets. Instructions of one thread do what their body in `ptx/` says; those that several
-threads take part in are here: a thread waits in them until the others of its warp, or of its block, have
-come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild one ends the
-process.
+threads take part in are here: a thread waits in them until the others of its warp, of its four warps, or of
+its block have come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild
+one ends the process.
 """
 
 from __future__ import annotations
@@ -102,10 +102,16 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
     results: dict[int, Any] = {}
     if waiting and len(waiting) == len(alive) and {name for name, _ in waiting.values()} == {"barrier"}:
         return dict.fromkeys(waiting)
+    for first in sorted({i // 128 * 128 for i in waiting}):
+        threads = [i for i in range(first, first + 128) if i in waiting]
+        names = {waiting[i][0] for i in threads}
+        if len(threads) == 128 and names <= {"group_products"}:
+            answers = _group_products([waiting[i][1] for i in threads])
+            results |= dict(zip(threads, answers, strict=True))
     for warp in sorted({i // 32 for i in waiting}):
         lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
         names = {waiting[i][0] for i in lanes}
-        if len(lanes) == 32 and len(names) == 1 and names != {"barrier"}:
+        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "group_products"}:
             answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
             results |= dict(zip(lanes, answers, strict=True))
     return results
@@ -185,6 +191,27 @@ def _mma_bytes(operands: list[Any]) -> list[Any]:
     ]
 
 
+def _group_products(operands: list[Any]) -> list[Any]:
+    """A 64 × 64 and B 64 × n, of 128 threads: see `ptx/tensor.py`."""
+    import ctypes
+
+    rows = 2 * (len(operands[0]) - 17)
+    (address,) = {int(o[-1]) for o in operands}
+    assert address % 1024 == 0
+    pieces = np.frombuffer((ctypes.c_uint16 * (64 * rows)).from_address(address), np.float16)
+    lines = np.arange(rows)[:, None]
+    pieces = pieces.reshape(rows, 8, 8)[lines, np.arange(8) ^ lines % 8]
+    b = pieces.reshape(rows, 64).astype(np.float32)
+    words = np.array([[int(v) for v in o[-17:-1]] for o in operands], np.int64).astype(np.uint32)
+    # [warp, g, t, 16 columns, which 8 of them, which row, 2] to [warp, row, g, 16 columns, 8 of them, t, 2]
+    a = words.view(np.float16).reshape(4, 8, 4, 4, 2, 2, 2).transpose(0, 5, 1, 3, 4, 2, 6)
+    product = a.astype(np.float32).reshape(64, 64) @ b.T
+    c = np.array([[float(v) for v in o[:-17]] for o in operands], np.float32)
+    # [warp, row, g, 8 of B, t, 2] to [warp, g, t, 8 of B, row, 2]
+    c += product.reshape(4, 2, 8, rows // 8, 4, 2).transpose(0, 2, 4, 3, 1, 5).reshape(128, -1)
+    return [tuple(line) for line in c]
+
+
 _WARP = {
     "warp_barrier": lambda operands: [None] * len(operands),
     "shuffle_xor": _shuffle_xor,
@@ -198,7 +225,7 @@ _WARP = {
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {
-    **{name: _together(name) for name in ("barrier", *_WARP)},
+    **{name: _together(name) for name in ("barrier", "group_products", *_WARP)},
     "thread": lambda: getcurrent().number,
     "block_x": lambda: getcurrent().block[0],
     "block_y": lambda: getcurrent().block[1],
@@ -213,4 +240,7 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "wait_copies": lambda: None,
     "wait_copies_but_1": lambda: None,
     "wait_copies_but_2": lambda: None,
+    "wait_products": lambda: None,
+    "wait_products_but_1": lambda: None,
+    "show_products": lambda: None,
 }

@@ -21,6 +21,7 @@ class StandInDevice:
 
     capability = (9, 0)
     multiprocessors = 4
+    warpgroups = True
     name = "simulator"
 
     def __init__(self) -> None:

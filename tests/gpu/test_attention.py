@@ -7,6 +7,7 @@ import pytest
 
 from kukri.runtime.cuda.kernels.attention import attend
 from kukri.runtime.cuda.kernels.group_attention import attend_group
+from kukri.runtime.cuda.kernels.latent_attention import attend_latent, merge_spans
 from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
 from kukri.runtime.cuda.kernels.rotate import prepare
 
@@ -222,6 +223,99 @@ def test_attend_latent():
     weights = np.exp(0.3 * q.reshape(heads, dims) @ k.T)
     expected = weights / weights.sum(-1, keepdims=True) @ k[:, :value_dims]
     np.testing.assert_allclose(out.reshape(heads, -1), expected, rtol=1e-4, atol=1e-5)
+
+
+class LatentCase:
+    """Keys of three pages, queries of rows of one sequence, and what a launch of latent attention needs."""
+
+    def __init__(self, rows, heads, sixteens, dims, value_dims, tokens, warps, window, softcap, sinks, bits):
+        rng = np.random.default_rng(0)
+        self.heads, self.value_dims, self.window, self.softcap = heads, value_dims, window, softcap
+        self.rows, self.at, self.sinks = len(rows), np.array(rows, np.int32), sinks
+        keys = rng.standard_normal((3, 1, 64, -(-dims // 32) * 32 if bits < 16 else dims)).astype(np.float16)
+        keys[1, :, max(rows) % 64 + 1 :] = np.nan if bits == 16 else 1
+        self.held, self.keys = quantised(keys, bits)
+        self.q = rng.standard_normal((self.rows, heads * dims)).astype(np.float32)
+        self.table, self.zero = np.array([[2, 0, 1]], np.int32), np.zeros(self.rows, np.int32)
+        self.sink = rng.standard_normal(heads).astype(np.float32)
+        self.sinks2 = self.sink * np.float32(LOG2_E)
+        self.out = np.full((self.rows, heads * value_dims), np.nan, np.float32)
+        together, units = max(d for d in range(1, 16 * sixteens + 1) if heads % d == 0), value_dims // 16
+        self.constants = {"G": together, "HD": dims, "DP": keys.shape[-1], "VP": value_dims, "KV": bits}
+        self.constants |= {"TURN": min(8, dims // 8 & -(dims // 8)) - 1}
+        self.constants |= {"MT": sixteens, "T": tokens, "NT": tokens * sixteens // (8 * warps), "PAGE": 6}
+        self.constants |= {"GROUPS": warps // sixteens, "UNITS": units, "UW": -(-units // warps), "PDL": 0}
+        self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
+        self.constants |= {"WARPS": warps, "THREADS": 64, "KEPT": max(2, dims // 16 - 2)}
+
+    def attend(self, grid, partials, direct, prompt):
+        constants = self.constants | {
+            "DIRECT": int(direct),
+            "PROMPT": int(prompt),
+            "ALONE": int(self.rows == 1),
+        }
+        scale = 0.3 / self.softcap if self.softcap else 0.3 * LOG2_E
+        arguments = [self.q, self.q.strides[0], self.held, 0, self.table, 0, self.zero, self.at, scale]
+        arguments += [self.softcap * LOG2_E, self.window, self.sinks2, partials, self.out]
+        arguments += [self.out.strides[0], self.heads, self.rows]
+        run(attend_latent, constants, grid, 32 * constants["WARPS"], arguments, 65536)
+
+    def check(self):
+        for row, at in enumerate(self.at):
+            seen = np.arange(max(0, at - self.window + 1) if self.window else 0, at + 1)
+            dims = self.q.shape[1] // self.heads
+            k = self.keys[self.table[0, seen // 64], 0, seen % 64, :dims].astype(np.float64)
+            scores = 0.3 * self.q[row].reshape(self.heads, dims) @ k.T
+            weights = np.exp(self.softcap * np.tanh(scores / self.softcap) if self.softcap else scores)
+            sums = weights.sum(-1) + (np.exp(self.sink) if self.sinks else 0)
+            expected = weights / sums[:, None] @ k[:, : self.value_dims]
+            np.testing.assert_allclose(self.out[row].reshape(self.heads, -1), expected, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("heads", "dims", "value_dims", "tokens", "warps", "spans", "window", "softcap", "sinks", "bits"),
+    [
+        (3, 48, 32, 32, 4, 2, 0, 0.0, 0, 16),
+        (40, 48, 48, 64, 8, 1, 0, 0.0, 0, 16),
+        (5, 48, 32, 64, 8, 3, 50, 2.0, 1, 8),
+        (20, 96, 80, 32, 8, 3, 0, 0.0, 0, 16),
+        (20, 96, 96, 64, 8, 1, 0, 0.0, 1, 4),
+        (16, 144, 128, 32, 4, 2, 0, 0.0, 0, 16),
+    ],
+)
+def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, window, softcap, sinks, bits):
+    sixteens = 1 if heads <= 16 else 2
+    case = LatentCase(
+        [150, 70][: 3 - sixteens],
+        heads,
+        sixteens,
+        dims,
+        value_dims,
+        tokens,
+        warps,
+        window,
+        softcap,
+        sinks,
+        bits,
+    )
+    partials = np.full((case.rows, heads, spans, value_dims + 4), np.nan, np.float32)
+    case.attend((heads // case.constants["G"], spans, case.rows), partials, direct=spans == 1, prompt=False)
+    if spans > 1:
+        arguments = [partials, case.at, window, case.sinks2, case.out, case.out.strides[0], heads, spans]
+        run(merge_spans, case.constants, (heads, case.rows), 64, arguments, 4096)
+    case.check()
+
+
+@pytest.mark.parametrize(
+    ("heads", "first", "sixteens", "tokens", "warps", "window", "sinks"),
+    [(5, 120, 2, 64, 8, 0, 0), (3, 55, 1, 32, 4, 40, 1), (7, 62, 2, 32, 8, 0, 0)],
+)
+def test_attend_latent_of_a_prompt(heads, first, sixteens, tokens, warps, window, sinks):
+    """Rows' heads are dealt to blocks, whatever there is of them."""
+    rows = range(first, first + 17)
+    case = LatentCase(rows, heads, sixteens, 48, 32, tokens, warps, window, 0.0, sinks, 16)
+    case.attend((-(-17 * heads // (16 * sixteens)),), 0, direct=True, prompt=True)
+    case.check()
 
 
 @pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])

@@ -40,18 +40,25 @@ EXPERT = {
 }
 EXPERT |= {"TOKENS": 1}
 PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
+MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
+LATENT = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "TURN": 3, "MT": 2, "T": 64, "NT": 2}
+LATENT |= {"WARPS": 8, "GROUPS": 4, "KEPT": 5, "UNITS": 5, "UW": 1, "SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
 KERNELS = [
     kernel("rows", "embed", 128, FORMAT="Q6_K", PDL=0),
     kernel("rows", "embed_floats", 128, FLOAT=0, PDL=0),
     kernel("rows", "select_rows", 128, PDL=0),
     kernel("quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel("quantize", "to_halves", 256, PDL=0),
+    kernel("quantize", "to_halves", 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
     kernel("few", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
-    kernel("tiled", "tiled_matmul", 256, FORMAT="Q4_K", BIAS=1, ACCUMULATE=1, EXPERTS=2, PDL=0),
+    kernel("tiled", "tiled_matmul", 256, PDL=0, **MANY),
+    kernel("warpgroup", "warpgroup_matmul", 256, PDL=1, M=1, ROWS=128, **MANY),
     kernel("floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel("attention", "attend", 64, PDL=0, **ATTEND),
     kernel("group_attention", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
+    kernel("latent_attention", "attend_latent", 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
+    kernel("latent_attention", "attend_latent", 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
+    kernel("latent_attention", "merge_spans", 64, VP=80, T=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
     kernel("prompt_attention", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
     kernel("rotate", "rotations", 128, PDL=0),
     kernel("rotate", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
@@ -72,7 +79,7 @@ KERNELS = [
     kernel("experts", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
     kernel("experts", "digits", 128, TOKENS=1, PDL=0),
     kernel("experts", "mix", 256, DEALT=1, PDL=0),
-    kernel("experts", "deal", 256, PDL=0),
+    kernel("experts", "deal", 256, ROWS=64, PDL=0),
     kernel("recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel("recurrent", "state_scan", 64, WARPS=2, R=4, PARTS=4, PDL=0),
     kernel("recurrent", "delta_rule", 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
@@ -96,9 +103,12 @@ def test_compiles(what):
     capability = [(8, 0), (9, 0)][KERNELS.index(what) % 2]
     if what.name in ("select_rows", "quantize", "embed", "add"):
         capability = (7, 5)
+    if what.module == "warpgroup":
+        capability = (9, 0)
     text = what.ptx(capability)
     assert f".entry {ENTRY}(" in text
-    assert f".target sm_{capability[0]}{capability[1]}" in text
+    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module == 'warpgroup' else ''}"
+    assert f".target {target}\n" in text
     assert ".local" not in text, "registers that are indexed at run time"
 
 

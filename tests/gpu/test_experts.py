@@ -130,8 +130,8 @@ def test_floats_and_heads():
     assert np.isnan(out.reshape(2, 3, 11)[..., 9:]).all()
 
 
-@pytest.mark.parametrize("n_experts", [3, 300])
-def test_many_rows(n_experts):
+@pytest.mark.parametrize(("n_experts", "size"), [(3, 64), (300, 128)])
+def test_many_rows(n_experts, size):
     """Rows dealt out to experts, multiplied in tiles, and mixed again."""
     rng, rows, top, width, outputs = np.random.default_rng(5), 130, 2, 64, 20
     used = [0, 1, 2] if n_experts == 3 else [7, 299, 0]
@@ -151,17 +151,18 @@ def test_many_rows(n_experts):
     counts, tiles = np.full(n_experts, -1, np.int32), np.full((8, 4), -1, np.int32)
     sources, places = np.full((2, rows * top), -1, np.int32)
     arguments = [chosen, 4 * top, rows, top, n_experts, counts, tiles, sources, places]
-    run(deal, {"PDL": 0}, (1,), 256, arguments, 8 * n_experts)
-    assert tiles[0, 0] == 4  # more than 128 pairs of one expert
+    run(deal, {"ROWS": size, "PDL": 0}, (1,), 256, arguments, 8 * n_experts)
+    n_tiles = {64: 6, 128: 4}[size]  # more than 128 pairs of one expert
+    assert tiles[0, 0] == n_tiles
     assert sorted(places) == list(range(rows * top))
     np.testing.assert_array_equal(sources[places.reshape(rows, top)], np.arange(rows)[:, None].repeat(top, 1))
     halves, scales = np.zeros((rows, 128), np.float16), np.zeros(rows, np.float32)
-    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales], 64)
+    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales, 0, 0.0, 0.0], 64)
     product = np.full((rows * top, outputs), np.nan, np.float32)
     arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 256, scales, rows, biases]
     arguments += [product, 4 * outputs, tiles, sources, weights.size]
     how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
-    run(tiled_matmul, how, (4, 1), 256, arguments, 65536)
+    run(tiled_matmul, how, (n_tiles, 1), 256, arguments, 65536)
     out = np.full((rows, outputs), np.nan, np.float32)
     arguments = [shares, 4 * top, places, top, product, 4 * outputs, out, 4 * outputs, outputs]
     run(mix, {"DEALT": 1, "PDL": 0}, (1, rows), 256, arguments)

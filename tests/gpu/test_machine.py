@@ -49,17 +49,19 @@ def card() -> bool:
     return True
 
 
-def test_steps(program, feed):
+@pytest.mark.parametrize(("warpgroups", "many"), [(True, "warpgroup_matmul"), (False, "tiled_matmul")])
+def test_steps(program, feed, warpgroups, many):
     """A prompt in two steps, of few rows and of many, then a token; twice, the same."""
     ids = np.arange(21, dtype=np.int32) * 5 % 64
     expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
     device = StandInDevice()
+    device.warpgroups = warpgroups
     machine = CudaMachine(program, 1, max_rows=17, device=device, kernels=StandInKernels(device))
     got = feed(machine, PageTable(1), ids, (17, 3, 1))
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {"tiled_matmul", "matmul_few", "attend_group"} <= set(device.launched)
+    assert {many, "matmul_few", "attend_group"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 

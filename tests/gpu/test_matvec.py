@@ -51,7 +51,7 @@ def test_to_halves():
     x = np.random.default_rng(0).standard_normal((2, 160)).astype(np.float32)
     x[1] *= 1e6
     out, scales = np.zeros((2, 256), np.float16), np.zeros(2, np.float32)
-    run(to_halves, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales], 64)
+    run(to_halves, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales, 0, 0.0, 0.0], 64)
     values = out.reshape(2, 2, 4, 4, 2, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 256)  # s, b, h, k
     np.testing.assert_allclose(values[:, :160].astype(np.float32) * scales[:, None], x, rtol=1e-3, atol=1e-2)
     assert not values[:, 160:].any()

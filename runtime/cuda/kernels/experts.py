@@ -206,10 +206,13 @@ def mix(shares, shares_stride, places, top, x, x_stride, out, out_stride, width)
         store_float(out + row * out_stride + 4 * i, total)
 
 
+ROWS = 128  # of a tile, another constant
+
+
 def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, places):
     """Sort pairs by expert: `places`, int32 [pairs], is where each comes, `sources` the row of each place.
 
-    `tiles` is how many tiles of up to 128 places of one expert there are, and from 16 bytes on, of each: the
+    `tiles` is how many tiles of up to ROWS places of one expert there are, and from 16 bytes on, of each: the
     expert, the first place, and how many. `counts` has room for the experts. Grid: (1,), of 256 threads. In
     which order pairs of one expert come is left to chance: it makes no difference to a product's rows.
     """
@@ -232,13 +235,13 @@ def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, 
         for i in range(e):
             count = load_shared_int(shared() + 4 * i)
             first = first + count
-            tile = tile + ((count + 127) >> 7)
+            tile = tile + divide(count + (ROWS - 1), ROWS)
         count = load_shared_int(shared() + 4 * e)
         store_shared_int(firsts + 4 * e, first)
-        for start in range(0, count, 128):
+        for start in range(0, count, ROWS):
             here = count - start
-            if here > 128:
-                here = 128
+            if here > ROWS:
+                here = ROWS
             to = tiles + 16 * (1 + tile)
             store_int(to, e)
             store_int(to + 4, first + start)

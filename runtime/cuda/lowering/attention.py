@@ -144,7 +144,7 @@ class AttentionLowering(Launches):
         group, dims = op.heads // op.kv_heads, self._padded(op)
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
-        together = _divisor(group, max(1, 4 // vectors))
+        together = greatest_divisor(group, max(1, 4 // vectors))
         value_dims = padded(op.value_dim)
         constants: dict[str, int | float] = {
             "LATENT": int(op.v == op.k),
@@ -168,9 +168,9 @@ class AttentionLowering(Launches):
         stages = 3 if dims <= 128 else 2
         of_a_warp = stages * 64 * dims
         warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
-        together = _divisor(op.heads // op.kv_heads, 16)
+        together = greatest_divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
-        constants: dict[str, int | float] = {"STAGES": stages, "TURN": _turn(dims), "WARPS": warps}
+        constants: dict[str, int | float] = {"STAGES": stages, "TURN": exchanged(dims), "WARPS": warps}
         constants |= {"ALONE": int(self._n[False] == 1), "PREPARE": int(preparation is not None)}
         more: list[int | float] = [0, 0, 0, 0, 1.0, 0, 0]
         if preparation:
@@ -238,7 +238,12 @@ class AttentionLowering(Launches):
         n, (constants, arguments) = self._n[False], self._scores(op)
         dims = op.head_dim
         held = dims <= 128
-        constants |= {"HD": dims, "GROUP": op.heads // op.kv_heads, "TURN": _turn(dims), "HELD": int(held)}
+        constants |= {
+            "HD": dims,
+            "GROUP": op.heads // op.kv_heads,
+            "TURN": exchanged(dims),
+            "HELD": int(held),
+        }
         what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
@@ -249,12 +254,12 @@ class AttentionLowering(Launches):
         return self._scaled_sinks.setdefault(id(op), op.sinks * np.float32(LOG2_E))
 
 
-def _divisor(n: int, most: int) -> int:
+def greatest_divisor(n: int, most: int) -> int:
     """The largest divisor of n that is not above `most`."""
     return max(d for d in range(1, most + 1) if n % d == 0)
 
 
-def _turn(dims: int) -> int:
+def exchanged(dims: int) -> int:
     """TURN, as kernels have it, for rows of so many halves: see `kernels/prompt_attention.py`."""
     pieces = dims // 8
     return min(8, pieces & -pieces) - 1

@@ -6,7 +6,7 @@ block-quantised.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,9 +18,9 @@ from ..memory import Region
 from ..packing import packed_bytes
 from ..weights import Matrix
 from .base import ACTIVATIONS, FEW
-from .products import ProductLowering
+from .products import TILE, Gated, ProductLowering
 
-TILE = 128  # rows
+LEAST_TILE = 64  # rows of a tile of dealt rows, at least
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,18 @@ class Choices:
     @property
     def arguments(self) -> list[int]:
         return [*self.experts] if self.experts else [0, 0]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Pairs that are sorted by expert: how many, of how many experts, how many tiles there may be, and where
+    tiles and the rows' sources are told (0: x is sorted, too)."""
+
+    pairs: int
+    n_experts: int
+    n_tiles: int
+    tiles: int
+    sources: int
 
 
 def _digit_bytes(width: int) -> int:
@@ -229,26 +241,34 @@ class ExpertLowering(ProductLowering):
     def _dealt(self, op: ops.MoE, n: int) -> None:
         layout, memory, top, n_experts = self.layout, self.memory, op.experts.width, len(op.up)
         most, width = layout.max_rows * top, op.up[0].shape[0]
-        n_tiles = min(n * top, n_experts) + n * top // TILE
-        most_tiles = min(most, n_experts) + most // TILE
+        size = self.shapes.dealt(n * top, n_experts, 1).ROWS if self.device.warpgroups else TILE
+        n_tiles = min(n * top, n_experts) + n * top // size
+        most_tiles = min(most, n_experts) + most // LEAST_TILE
         counts = memory.rows(f"counts of {n_experts} experts", 1, 4 * n_experts).address
         tiles = memory.rows(f"tiles of {n_experts} experts", 1, 16 * (1 + most_tiles)).address
         sources = memory.rows(f"sources of {top}", 1, 4 * most).address
         places = memory.rows(f"places of {top}", 1, 4 * most).address
         arguments = [*self._at(op.experts), n, top, n_experts, counts, tiles, sources, places]
-        self._emit(self._kernel("experts", "deal", 256), (1,), arguments, 8 * n_experts)
+        self._emit(self._kernel("experts", "deal", 256, ROWS=size), (1,), arguments, 8 * n_experts)
         x = self._halves(op.x)
         inner, out = self._pairs(op, "inner", 4 * width), self._pairs(op, "out", 4 * op.out.width)
-        gate = self._pairs(op, "gate", 4 * width) if op.gate else inner
-        if op.gate:
-            self._expert_tiles(op.gate, x, n, gate, op.gate_bias, (n_tiles, tiles, sources))
-        self._expert_tiles(op.up, x, n, inner, op.up_bias, (n_tiles, tiles, sources))
-        self._activate(op, gate, inner, inner, n * top)
+        dealt = Dealt(n * top, n_experts, n_tiles, tiles, sources)
+        alike = op.gate and op.gate[0].format is op.up[0].format
+        if self.device.warpgroups and alike and (op.gate_bias is None) == (op.up_bias is None):
+            bias = memory.vector(op.up_bias) if op.up_bias is not None else 0
+            gated = Gated(self._experts(op.up).address, self._activation(op), bias)
+            self._expert_tiles(op.gate, x, n, inner, op.gate_bias, dealt, gated)
+        else:
+            gate = self._pairs(op, "gate", 4 * width) if op.gate else inner
+            if op.gate:
+                self._expert_tiles(op.gate, x, n, gate, op.gate_bias, dealt)
+            self._expert_tiles(op.up, x, n, inner, op.up_bias, dealt)
+            self._activate(op, gate, inner, inner, n * top)
         halves = self._pairs(op, "halves", 2 * (-(-width // 128) * 128))
         scales = memory.rows(f"scales of {top}", 1, 4 * most)
-        what = self._kernel("quantize", "to_halves", 256)
-        self._emit(what, (1, n * top), [*inner, width, *halves, scales.address], 64)
-        self._expert_tiles(op.down, (halves, scales), n * top, out, op.down_bias, (n_tiles, tiles, 0))
+        self._to_halves(inner, width, n * top, halves, scales)
+        in_order = replace(dealt, sources=0)
+        self._expert_tiles(op.down, (halves, scales), n * top, out, op.down_bias, in_order)
         self._mix(op, n, out, places)
 
     def _expert_tiles(
@@ -258,13 +278,13 @@ class ExpertLowering(ProductLowering):
         rows: int,
         out: Region,
         biases: np.ndarray | None,
-        dealt: tuple[int, int, int],
+        dealt: Dealt,
+        gated: Gated | None = None,
     ) -> None:
-        """Products of dealt rows: `dealt` is how many tiles there may be, where they are told, and the rows'
-        sources (0: x is dealt)."""
-        matrix, (n_tiles, tiles, sources) = self._experts(tensors), dealt
+        """Products of dealt rows."""
+        matrix, matrices = self._experts(tensors), 2 if gated else 1
         constants: dict[str, int | str] = {"FORMAT": tensors[0].format.name, "BIAS": int(biases is not None)}
-        constants |= {"ACCUMULATE": 0, "EXPERTS": 2 if sources else 1}
+        constants |= {"ACCUMULATE": 0, "EXPERTS": 2 if dealt.sources else 1}
         arguments = [
             matrix.address,
             matrix.tile_bytes,
@@ -275,10 +295,11 @@ class ExpertLowering(ProductLowering):
             rows,
         ]
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
-        arguments += [tiles, sources, packed_bytes(tensors[0])]
-        label = f"{tensors[0].format.name} {matrix.n_out}x{matrix.width}"
-        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
-        self._emit(what, (n_tiles, -(-matrix.n_out // TILE)), arguments, 65536, label)
+        arguments += [dealt.tiles, dealt.sources, packed_bytes(tensors[0])]
+        label = f"{tensors[0].format.name} {matrices * matrix.n_out}x{matrix.width}"
+        wide = self.shapes.dealt(dealt.pairs, dealt.n_experts, matrices)
+        size = wide.ROWS if self.device.warpgroups else TILE
+        self._emit_many(constants, dealt.n_tiles * size, matrix.n_out, arguments, label, wide, gated)
 
     # Heads
 

@@ -1,11 +1,14 @@
-"""Launches of norms, most of which are parts of the products around them."""
+"""Launches of norms, most of which are parts of the products around them, and of rows in halves."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ... import ops
+from ..memory import Region
 from .base import FEW, Coded, Launches
+
+MOST_PARTS, MOST_NORMED = 16, 8  # times 1024 columns that `to_halves` holds in registers
 
 
 class NormLowering(Launches):
@@ -17,6 +20,11 @@ class NormLowering(Launches):
             self._wrote(op.out)
             self._coded[self._real(op.out).name] = attached
             return
+        if self._halved_at_once(i, op):
+            self._wrote(op.out)
+            self._to_halves(self._at(op.x), op.x.width, self._n[op.x.wanted], *self._room(op.out), op)
+            self._halved.add(self._real(op.out).name)
+            return
         each = op.groups * len(op.weight) > op.x.width
         self._norm(op, None, mean=0, size=op.x.width // op.groups if each else len(op.weight), each=int(each))
 
@@ -24,9 +32,17 @@ class NormLowering(Launches):
         """Whether a norm's result is only needed in 8 bits, and can be made without looking at the whole
         row.
         """
-        few = self._n[op.x.wanted] <= FEW
+        return self._n[op.x.wanted] <= FEW and self._for_products(i, op)
+
+    def _halved_at_once(self, i: int, op: ops.RMSNorm) -> bool:
+        """Whether a norm's result is only needed in halves, and its rows are not too long for registers."""
+        held = op.x.width <= 1024 * MOST_NORMED
+        return self._n[op.x.wanted] > FEW and held and self._for_products(i, op)
+
+    def _for_products(self, i: int, op: ops.RMSNorm) -> bool:
+        """Whether a norm is one of whole rows, whose result only products with blocks read."""
         whole = op.groups == 1 and len(op.weight) == op.x.width and op.x.width % 32 == 0
-        return few and whole and self._only_products(i, op.out)
+        return whole and self._only_products(i, op.out)
 
     def _quantize_normed(self, op: ops.RMSNorm) -> Coded:
         x, coded = self._at(op.x), self._codes(op.out)
@@ -55,3 +71,34 @@ class NormLowering(Launches):
         )
         self._emit(what, (op.groups, self._n[op.x.wanted]), arguments, 64)
         self._wrote(op.out)
+
+    def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """A buffer's rows as halves, and their scales: made now, unless they are there already."""
+        halves, scales = self._room(x)
+        if self._real(x).name not in self._halved:
+            self._to_halves(self._at(x), x.width, self._n[x.wanted], halves, scales)
+            self._halved.add(self._real(x).name)
+        return halves, scales
+
+    def _room(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """For a buffer's rows in halves, and for their scales."""
+        name, rows = self._real(x).name, self.layout.rows(self._real(x))
+        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
+        return halves, self.memory.rows(f"{name}, scales", 1, 4 * rows)
+
+    def _to_halves(
+        self,
+        x: Region,
+        width: int,
+        rows: int,
+        halves: Region,
+        scales: Region,
+        norm: ops.RMSNorm | None = None,
+    ) -> None:
+        parts = -(-width // 1024)
+        constants = {"PARTS": parts if parts <= MOST_PARTS else 0, "NORMED": int(norm is not None)}
+        constants["WARPGROUPS"] = int(self.device.warpgroups)
+        arguments: list[int | float] = [*x, width, *halves, scales.address]
+        arguments += [self.memory.vector(norm.weight) if norm else 0, 1 / width]
+        arguments += [float(norm.eps) if norm else 0.0]
+        self._emit(self._kernel("quantize", "to_halves", 256, **constants), (1, rows), arguments, 64)

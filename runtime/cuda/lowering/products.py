@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,9 +12,21 @@ from ...fields import UnsupportedModel
 from ...ops_fused import GatedMatMul
 from ..fusing import GATES, JoinedMatMul
 from ..memory import Region
+from ..tuning import PAIRED, Wide
 from ..weights import Matrix
 from .base import FEW, Coded
 from .norms import NormLowering
+
+TILE = 128  # outputs and rows of a block of kernels/tiled.py
+
+
+@dataclass(frozen=True)
+class Gated:
+    """The other matrix of a gated product, where it lies, and the constants of what follows."""
+
+    other: int
+    activation: Mapping[str, int | float]
+    bias: int = 0
 
 
 class ProductLowering(NormLowering):
@@ -69,6 +82,10 @@ class ProductLowering(NormLowering):
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
         matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
         n, n_out = self._n[op.out.wanted], op.gate.shape[0]
+        if n > FEW and self.device.warpgroups and op.gate.format is op.up.format:
+            self._tiled(matrix, n_out, op.x, n, out, other=other, kind=GATES[op.kind])
+            self._wrote(op.out)
+            return
         if n > FEW:
             up = self.memory.rows(f"{op.out.name}, up", self.layout.rows(op.out), 4 * n_out)
             self._tiled(matrix, n_out, op.x, n, out)
@@ -134,8 +151,10 @@ class ProductLowering(NormLowering):
         out: Region,
         biases: tuple[np.ndarray, ...] = (),
         accumulate: bool = False,
+        other: Matrix | None = None,
+        kind: int = 0,
     ) -> None:
-        """The product of many rows."""
+        """The product of many rows; with `other` both products and `kind`'s gate of them."""
         halves, scales = self._halves(x)
         constants: dict[str, int | str] = {
             "EXPERTS": 0,
@@ -143,7 +162,6 @@ class ProductLowering(NormLowering):
             "BIAS": int(bool(biases)),
             "ACCUMULATE": int(accumulate),
         }
-        what = self._kernel("tiled", "tiled_matmul", 256, **constants)
         arguments = [matrix.address, matrix.tile_bytes, matrix.blocks, n_out, halves.address, halves.stride]
         arguments += [
             scales.address,
@@ -153,19 +171,33 @@ class ProductLowering(NormLowering):
             out.stride,
         ]
         arguments += [0, 0, 0]
-        label = f"{matrix.weight.format.name} {n_out}x{matrix.width}"
-        self._emit(what, (-(-n // 128), -(-n_out // 128)), arguments, 65536, label)
+        gated = Gated(other.address, {"KIND": kind}) if other else None
+        label = f"{matrix.weight.format.name} {n_out * (2 if other else 1)}x{matrix.width}"
+        self._emit_many(constants, n, n_out, arguments, label, gated=gated)
 
-    def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """A buffer's rows as halves, and their scales: made now, unless they are there already."""
-        name, rows = self._real(x).name, self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
-        scales = self.memory.rows(f"{name}, scales", 1, 4 * rows)
-        if name not in self._halved:
-            arguments = [*self._at(x), x.width, *halves, scales.address]
-            self._emit(self._kernel("quantize", "to_halves", 256), (1, self._n[x.wanted]), arguments, 64)
-            self._halved.add(name)
-        return halves, scales
+    def _emit_many(
+        self,
+        constants: Mapping[str, int | float | str],
+        n: int,
+        n_out: int,
+        arguments: Sequence[int | float],
+        label: str,
+        wide: Wide | None = None,
+        gated: Gated | None = None,
+    ) -> None:
+        """A launch for many rows, in blocks of `wide` if the card has what they need; `gated` only if so."""
+        if self.device.warpgroups:
+            arguments = [*arguments, gated.other if gated else 0, gated.bias if gated else 0]
+            if gated:
+                n_out, constants = 2 * n_out, {**constants, **gated.activation, "GATED": 1}
+                wide = wide or PAIRED
+            wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
+            what = self._kernel("warpgroup", "warpgroup_matmul", 256, **constants, **wide.constants)
+            what = replace(what, resident=wide.resident)
+            self._emit(what, wide.grid(n, n_out), arguments, wide.shared_bytes, label)
+        else:
+            what = self._kernel("tiled", "tiled_matmul", 256, **constants)
+            self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)

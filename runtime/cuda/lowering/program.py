@@ -10,13 +10,13 @@ from ... import ops
 from ...ops_fused import GatedMatMul
 from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
 from ..launch import Launch
-from .attention import AttentionLowering
 from .experts import ExpertLowering
+from .latent import LatentLowering
 from .recurrent import RecurrentLowering
 from .rows import RowLowering
 
 
-class Lowering(ExpertLowering, AttentionLowering, RecurrentLowering, RowLowering):
+class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
     """Turns `found`, the fused ops of a program, into launches on one card."""
 
     def launches(

@@ -19,7 +19,9 @@ from typing import Any
 @dataclass(frozen=True)
 class Instruction:
     """What a function of this module becomes. `ordered`: it touches memory or other threads, and stays
-    where it is; other instructions may be moved, merged and dropped."""
+    where it is; other instructions may be moved, merged and dropped. The first `updated` operands are
+    in the registers of as many outputs, by whose numbers PTX names them; those behind keep their own.
+    """
 
     name: str
     ptx: str
@@ -27,15 +29,18 @@ class Instruction:
     inputs: str
     ordered: bool
     meaning: Callable[..., Any]
+    updated: int = 0
 
     def __call__(self, *operands: Any) -> Any:
         return self.meaning(*operands)
 
 
-def instruction(ptx: str, outputs: str, inputs: str, ordered: bool = False) -> Callable[..., Instruction]:
+def instruction(
+    ptx: str, outputs: str, inputs: str, ordered: bool = False, updated: int = 0
+) -> Callable[..., Instruction]:
     """Make a function stand for the instruction `ptx`, whose operands are $0, $1, …"""
 
     def mark(function: Callable[..., Any]) -> Instruction:
-        return Instruction(function.__name__, ptx, outputs, inputs, ordered, function)
+        return Instruction(function.__name__, ptx, outputs, inputs, ordered, function, updated)
 
     return mark

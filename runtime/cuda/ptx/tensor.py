@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .instruction import instruction
+from typing import Any
+
+from .instruction import Instruction, instruction
 
 
 @instruction("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True)
@@ -56,3 +58,73 @@ def mma_bytes(
 )
 def mma_bytes_16(a0: int, a1: int, b0: int, c0: int, c1: int, c2: int, c3: int) -> tuple[int, ...]:
     """The same of A 16 × 16 and B 16 × 8: a0 is A[g, 4t …], a1 A[g + 8, 4t …], b0 B[4t …, g]."""
+
+
+def _group_product(rows: int) -> str:
+    """PTX of four products of a warpgroup, whose accumulators are rows / 2 registers."""
+    n = rows // 2
+    acc = ", ".join(f"${i}" for i in range(n))
+    # How B lies: rows of 128 bytes whose pieces are exchanged, eight of them in 1024 bytes.
+    text = (
+        f"{{ .reg .b32 s; .reg .b64 d; .reg .pred p; setp.eq.u32 p, 0, 0; and.b32 s, ${2 * n + 16}, 0x3FFFF; "
+        "shr.u32 s, s, 4; cvt.u64.u32 d, s; or.b64 d, d, 0x4000004000010000; wgmma.fence.sync.aligned; "
+    )
+    for k in range(4):
+        a = ", ".join(f"${2 * n + 4 * k + i}" for i in range(4))
+        text += (
+            f"wgmma.mma_async.sync.aligned.m64n{rows}k16.f32.f16.f16 {{{acc}}}, {{{a}}}, d, p, 1, 1, 0; "
+            "add.s64 d, d, 2; "
+        )
+    return text + "wgmma.commit_group.sync.aligned; }"
+
+
+def _products(rows: int) -> Instruction:
+    n = rows // 2
+
+    @instruction(_group_product(rows), n * "f", n * "f" + 16 * "r" + "r", ordered=True, updated=n)
+    def group_products(*operands: Any) -> tuple[float, ...]:
+        """C + A · B of the four warps of a warpgroup (sm_90a): A 64 × 64 of halves, of which warp w has rows
+        16w …; B 64 columns of so many rows in shared memory; C 64 × rows of float32.
+
+        Operands: c, of each 8 rows of B four as in `mma_halves`; a, of each 16 columns four as there; the
+        shared address of B, a multiple of 1024: B[k, n] lies in row n of 128 bytes, whose 16-byte pieces are
+        exchanged by n % 8. The products run on: neither c nor a may be used before `wait_products`.
+        """
+
+    return group_products
+
+
+group_products_64 = _products(64)
+group_products_128 = _products(128)
+group_products_256 = _products(256)
+
+
+def _finished(rows: int) -> Instruction:
+    n = rows // 2
+
+    @instruction("wgmma.wait_group.sync.aligned 0;", n * "f", n * "f", ordered=True, updated=n)
+    def finished_products(*c: float) -> tuple[float, ...]:
+        """The accumulators when all of the warpgroup's products are done."""
+        return c
+
+    return finished_products
+
+
+finished_products_64 = _finished(64)
+finished_products_128 = _finished(128)
+finished_products_256 = _finished(256)
+
+
+@instruction("wgmma.wait_group.sync.aligned 0;", "", "", ordered=True)
+def wait_products() -> None:
+    """Wait for all of the warpgroup's products."""
+
+
+@instruction("wgmma.wait_group.sync.aligned 1;", "", "", ordered=True)
+def wait_products_but_1() -> None:
+    """Wait for all of the warpgroup's products but those of the latest call."""
+
+
+@instruction("fence.proxy.async.shared::cta;", "", "", ordered=True)
+def show_products() -> None:
+    """What this thread wrote to shared memory is seen by products that come after the next barrier."""
