@@ -298,6 +298,7 @@ def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
         time_ = seconds(machine.device, own, 5)
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms")
     machine.close()
+    return speeds
 
 
 def sweep(shape: str, kind: str, rows: int = 1) -> None:

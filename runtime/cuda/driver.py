@@ -25,7 +25,7 @@ _ERROR_LOG, _ERROR_LOG_BYTES, _TARGET = 5, 6, 9  # CUjit_option
 _COMPUTE_90A = 0x10000 + 90  # CUjit_target
 _NO_DEVICE = 100
 
-LEAST_CAPABILITY = (7, 5)
+LEAST_CAPABILITY = (8, 0)  # for products of whole numbers on tensor cores, and copies beside the work
 WARPGROUP_DRIVER = (12, 0)  # for products of warpgroups, which cards of capability 9.0 have and no others
 LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
 BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above

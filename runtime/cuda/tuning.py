@@ -92,7 +92,7 @@ class Shapes:
             tile = Tile(2, 4, 8, 2) if large or matrices == 2 else few
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = Tile(2, parts, 2 * parts)
+            tile = Tile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
         elif name == "Q8_0":
             tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
         else:

@@ -73,7 +73,7 @@ class Functions:
         (None, "no NVIDIA driver was found"),
         (Functions(cards=0), "no NVIDIA card"),
         (Functions(fails=("cuInit", 100)), r"finds no card that it can use \(so it is, 100\)"),
-        (Functions(capability=(6, 1)), "Stand-in 100 is too old: .* capability 6.1, 7.5 is needed"),
+        (Functions(capability=(7, 5)), "Stand-in 100 is too old: .* capability 7.5, 8.0 is needed"),
         (Functions(version=11040), "driver is too old for the Stand-in 100: it knows CUDA 11.4, 11.8"),
         (Functions(capability=(12, 0)), "driver is too old .* CUDA 12.4, 12.9 is needed"),
     ],
