@@ -69,7 +69,8 @@ def made_up(shape: str, kind: str) -> Program:
 def feed(
     machine: CudaMachine | ReferenceMachine, ids: np.ndarray, chunks: tuple[int, ...], n_pages: int
 ) -> np.ndarray:
-    table, logits, at = PageTable(n_pages), [], 0
+    table, at = PageTable(n_pages), 0
+    logits: list[np.ndarray] = []
     while at < len(ids):
         n = min(chunks[len(logits) % len(chunks)], len(ids) - at)
         table.extend(0, n)
@@ -331,8 +332,8 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
 def wide(shape: str, kind: str, rows: list[int]) -> None:
     """Each product of one layer of the shape, with each kernel and tile: right, and how fast."""
     rows = rows or [512, 1024, 2048]
-    hidden, _, *heads, ffn, _, _ = SHAPES[shape]
-    SHAPES["a layer"] = (hidden, 1, *heads, ffn, 512, True)
+    hidden, _, heads, kv_heads, head_dim, ffn, _, _ = SHAPES[shape]
+    SHAPES["a layer"] = (hidden, 1, heads, kv_heads, head_dim, ffn, 512, True)
     program, most = random_model("a layer", kind), max(320, *rows)
     ids = np.random.default_rng(0).integers(0, 512, 300)
     expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)

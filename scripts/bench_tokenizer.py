@@ -39,7 +39,7 @@ def measure(text: str, path: str) -> str:
 
     times = []
 
-    def timed(work: object) -> None:
+    def timed(work: str | list[str]) -> None:
         start = time.perf_counter()
         tokenizer.encode(work) if isinstance(work, str) else [tokenizer.encode(piece) for piece in work]
         times.append(time.perf_counter() - start)

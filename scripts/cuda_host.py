@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import cast
 
 import numpy as np
 from cuda_models import random_model
 
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.config import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.choosing import run_for
 from kukri.runtime.cuda.driver import BLOCK, DRIVERS_CHOICE, SPIN, Device
@@ -126,7 +128,8 @@ def graph_us(device: Device, graph: Graph, n: int) -> float:
 
 def engine_us(machine: CudaMachine, params: SamplingParams) -> float:
     """µs a token of an engine."""
-    engine = Engine(machine, PageTable(8), Vocabulary(machine.program.logits.width))
+    vocabulary = cast(ModelConfig, Vocabulary(machine.program.logits.width))
+    engine = Engine(machine, PageTable(8), vocabulary)
     tokens = engine.generate([1, 2, 3], params)
     for _ in range(WARM_UP):
         next(tokens)

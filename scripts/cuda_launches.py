@@ -15,14 +15,14 @@ from kukri.runtime.cuda.ptx import atomic_add, barrier, fence, let_next_start, t
 OPS, THREADS = 161, 256  # as many as a step of 32 layers has
 
 
-def one_op(counter):
+def one_op(counter: int) -> None:
     let_next_start()
     wait_for_grid()
     if thread() == 0:
         atomic_add(counter, 1)
 
 
-def all_ops(counter, blocks, ops):
+def all_ops(counter: int, blocks: int, ops: int) -> None:
     """The same number of times in one launch, whose blocks wait for each other in between."""
     for op in range(ops):
         barrier()

@@ -107,6 +107,7 @@ def random_tensors(shape: str, kind: str) -> tuple[dict[str, Any], dict[str, QTe
 
 
 def load_fixture(folder: Path, file: str) -> Program:
+    model: GGUFFile | Checkpoint
     if file.endswith(".gguf"):
         model = GGUFFile.open(folder / file)
         config = config_from_gguf(model.metadata, model.tensors)

@@ -34,6 +34,7 @@ def recurrent_program(kind: str, groups: int, heads: int, head_dim: int, size: i
     weight = rng.standard_normal((mix.width, taps)).astype(np.float32)
     conv = ops.CausalConv(mix, mix, weight, None, 0, silu=True)
     scan: ops.DeltaRule | ops.StateScan
+    given: tuple[ops.Buffer, ...]
     if kind == "delta":
         scan = ops.DeltaRule(mix, beta, step, y, a, bias, groups, heads, size, 1)
         given, shape = (mix, step, beta), (heads, size, head_dim)
