@@ -26,11 +26,9 @@ Models are made up: random blocks in the shape of a published model.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections import Counter
@@ -41,22 +39,19 @@ from cuda_host import host
 from cuda_latent import latent
 from cuda_launches import launches as between_ops
 from cuda_mixtures import MIXTURES, random_mixture
-from cuda_models import DATA, SHAPES, load_fixture, random_model, write_model
+from cuda_models import random_model, write_model
 from cuda_recurrent import recurrent
+from cuda_right import conformance, instructions
+from cuda_tiles import sweep, wide
+from cuda_timing import copy_bandwidth, product_bytes, seconds
 
 from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
-from kukri.quant.formats import FORMATS
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.launch import Launch
-from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import WIDE, Shapes, Tile, Wide
-from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.ops import HeadMatMul, MatMul, MoE, Program
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.ops import Program
 from kukri.runtime.sampler import Sampler, SamplingParams
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
@@ -64,127 +59,6 @@ Speeds = dict[str, float]  # tokens a second by the name of the test
 
 def made_up(shape: str, kind: str) -> Program:
     return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
-
-
-def feed(
-    machine: CudaMachine | ReferenceMachine, ids: np.ndarray, chunks: tuple[int, ...], n_pages: int
-) -> np.ndarray:
-    table, at = PageTable(n_pages), 0
-    logits: list[np.ndarray] = []
-    while at < len(ids):
-        n = min(chunks[len(logits) % len(chunks)], len(ids) - at)
-        table.extend(0, n)
-        rows = np.arange(n, dtype=np.int32)
-        batch = Batch(
-            ids[at : at + n].astype(np.int32),
-            np.zeros(n, np.int32),
-            rows + at,
-            rows,
-            np.full(n, len(ids), np.int32),
-        )
-        logits.append(machine.step(batch, table).copy())
-        at += n
-    return np.concatenate(logits)
-
-
-def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
-    p, q = (rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True) for rows in (expected, got))
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
-
-
-def conformance(names: list[str], kv_type: str = "auto") -> None:
-    folder = Path(tempfile.mkdtemp())
-    for path in DATA.glob("*.tar.xz"):
-        with tarfile.open(path) as archive:
-            archive.extractall(folder, filter="data")
-    manifest = json.loads((DATA / "manifest.json").read_text())["fixtures"]
-    right = wrong = refused = 0
-    for entry in manifest:
-        if names and entry["name"] not in names:
-            continue
-        for file in ("config.json", *entry.get("gguf", ())):
-            case = f"{entry['name']}/{file}"
-            try:
-                program = load_fixture(folder / entry["name"], file)
-                ids = np.load(folder / entry["name"] / "reference.npz")["input_ids"]
-                ids = ids[:40]
-                expected = feed(ReferenceMachine(program, 3), ids, (512,), 3)
-                machine = CudaMachine(program, 3, kv_type=kv_type)
-            except UnsupportedModel as problem:
-                print(f"refused {case}: {problem}")
-                refused += 1
-                continue
-            products = [op for op in program.ops if isinstance(op, MatMul | MoE | HeadMatMul)]
-            floats = (w.format.is_float for op in products for group in matrices(op) for w in group)
-            quantised = not all(floats) or kv_type not in ("auto", "f32")  # then activations are, too
-            line = []
-            ok = True
-            for chunks in ((512,), (1,), (5, 1, 17)):
-                got, again = feed(machine, ids, chunks, 3), feed(machine, ids, chunks, 3)
-                error, kl = (
-                    float(np.abs(got - expected).max()),
-                    mean_kl(expected.astype(float), got.astype(float)),
-                )
-                ok &= (kl < 0.01 if quantised else error < 2e-3) and bool((got == again).all())
-                line.append(f"{error:.1e} kl {kl:.1e}{'' if (got == again).all() else ' NOT REPEATABLE'}")
-            plans = [*machine.plan(1, 1), *machine.plan(min(len(ids), 17), 1, False, True)]
-            machine.close()
-            right, wrong = right + ok, wrong + (not ok)
-            if not ok or names or "gguf" in file:
-                attends = dict.fromkeys(launch.name for launch in plans if "attend" in launch.name)
-                print("ok  " if ok else "BAD ", case, "; ".join(line), "by", *attends)
-    print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
-
-
-def instructions() -> None:
-    """Each PTX instruction by itself against NumPy."""
-    path = Path(__file__).resolve().parents[1] / "tests/gpu/instructions.py"
-    spec = importlib.util.spec_from_file_location("instructions", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    device = Device()
-    for check in [*module.CHECKS, *(module.WARPGROUP_CHECKS if device.warpgroups else [])]:
-        check(module.on_the_card(device))
-        print(f"instructions: {check.__name__[6:]} right")
-    device.close()
-
-
-def seconds(device: Device, launches: list[Launch], repeats: int = 20) -> float:
-    """The time of launches that follow each other, in a graph."""
-    with device.capture() as graph:
-        for launch in launches:
-            device.launch(launch)
-    times = []
-    for _ in range(repeats):
-        start, end = device.event(), device.event()
-        start.record()
-        device.run(graph)
-        end.record()
-        times.append(end.seconds_since(start))
-    graph.close()
-    return float(np.median(times))
-
-
-def copy_bandwidth(device: Device) -> float:
-    size = 2 << 30
-    a, b = device.allocate(size), device.allocate(size)
-    times = []
-    for _ in range(10):
-        start, end = device.event(), device.event()
-        start.record()
-        device.copy(a, b, size)
-        end.record()
-        times.append(end.seconds_since(start))
-    return 2 * size / float(np.median(times))
-
-
-def product_bytes(name: str, kind: str) -> float:
-    """Bytes of weights that a product reads, by its label."""
-    form = FORMATS[kind]
-    rows, width = (int(n) for n in name.split()[-1].split("x"))
-    return rows * width * form.bits_per_weight / 8
 
 
 def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
@@ -300,104 +174,6 @@ def prefill(shape: str, kind: str, rows: list[int]) -> Speeds:
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms")
     machine.close()
     return speeds
-
-
-def sweep(shape: str, kind: str, rows: int = 1) -> None:
-    machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
-    lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Tile]]] = {}
-    tried = [Tile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
-
-    def ask() -> None:
-        for candidate in tried:
-            lowering.shapes = _Always(candidate)
-            lowering.launches(rows, rows, True)
-
-    lowering.kernels.compile_all(ask)
-    for candidate in tried:
-        lowering.shapes = _Always(candidate)
-        launches = lowering.launches(rows, rows, True)
-        for name in {launch.name for launch in launches if launch.name.startswith("mat")}:
-            own = [launch for launch in launches if launch.name == name]
-            found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
-    for name, results in found.items():
-        print(name)
-        for time_, candidate in sorted(results, key=lambda r: r[0])[:6]:
-            print(
-                f"   {time_ * 1e6:8.2f} us {product_bytes(name, kind) / time_ / 1e9:6.0f} GB/s  {candidate}"
-            )
-    machine.close()
-
-
-def wide(shape: str, kind: str, rows: list[int]) -> None:
-    """Each product of one layer of the shape, with each kernel and tile: right, and how fast."""
-    rows = rows or [512, 1024, 2048]
-    hidden, _, heads, kv_heads, head_dim, ffn, _, _ = SHAPES[shape]
-    SHAPES["a layer"] = (hidden, 1, heads, kv_heads, head_dim, ffn, 512, True)
-    program, most = random_model("a layer", kind), max(320, *rows)
-    ids = np.random.default_rng(0).integers(0, 512, 300)
-    expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
-
-    def begin(tile: Wide | None) -> CudaMachine:
-        device = Device()
-        device.warpgroups = device.warpgroups and tile is not None
-        machine = CudaMachine(program, most // 64, max_rows=most, device=device)
-        machine.lowering.shapes = _Always(tile) if tile else Shapes()
-        return machine
-
-    def compile_for(machine: CudaMachine) -> None:
-        for tile in WIDE:
-            machine.lowering.shapes = _Always(tile)
-            machine.lowering.launches(300, 300, True, True)
-
-    machine = begin(WIDE[0])
-    tried = [None, *WIDE] if machine.device.warpgroups else [None]
-    machine.lowering.kernels.compile_all(lambda: compile_for(machine))
-    machine.close()
-    found: dict[tuple[str, int], list[str]] = {}
-    for tile in tried:
-        machine = begin(tile)
-        got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
-        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "tiled"
-        print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
-        for n in rows:
-            launches = machine.lowering.launches(n, 0, False, True)
-            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
-                own = [launch for launch in launches if launch.name == label] * 8
-                time_ = seconds(machine.device, own, 5) / len(own)
-                operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
-                text = f"{name}: {time_ * 1e6:.1f} us {operations / time_ / 1e12:.0f}"
-                found.setdefault((label.split()[-1], n), []).append(text)
-        machine.close()
-    for (label, n), texts in found.items():
-        print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
-
-
-MANY = "tiled", "warpgroup"
-TILES_OF_ONE = [
-    (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
-    (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
-]  # fmt: skip
-TILES_OF_MORE = [
-    (1, 8, 8), (1, 16, 16), (1, 4, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16), (2, 4, 4, 4), (2, 8, 8, 2),
-    (2, 4, 8, 2), (4, 4, 4), (4, 4, 4, 2), (4, 8, 8), (4, 4, 8), (2, 2, 4),
-]  # fmt: skip
-
-
-class _Always(Shapes):
-    """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
-
-    def __init__(self, tile: Tile | Wide) -> None:
-        self._tile = tile
-
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        assert isinstance(self._tile, Tile)
-        fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
-        return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
-
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
-        assert isinstance(self._tile, Wide)
-        return self._tile
 
 
 PROMISED = [("llama-3.1-8b", "Q4_0"), ("llama-3.1-8b", "Q8_0"), ("llama-3.2-1b", "Q4_0")]

@@ -11,14 +11,11 @@ nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
 from __future__ import annotations
 
 from ..ptx import (
-    add_halves,
     barrier,
-    bits_xor,
     block_x,
     block_y,
     commit_copies,
     copy_async,
-    fma_halves,
     let_next_start,
     load_float,
     load_int,
@@ -26,7 +23,6 @@ from ..ptx import (
     load_weight,
     mma_halves,
     pack_halves,
-    permute,
     shared,
     shift_right,
     shuffle_xor,
@@ -38,19 +34,11 @@ from ..ptx import (
 )
 from ..stage import device, registers, static
 from .common import activate
+from .half_fragments import four_weights
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
 CODES = SCALES = HALVES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
 TILE = 16384  # bytes of 128 rows of 64 halves
-SIGNS = 0x80808080
-MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
-LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byte whose sign was turned
-
-
-@device
-def two_weights(codes, selector, a, b):
-    """a · code + b of two of four signed bytes, as halves."""
-    return fma_halves(add_halves(permute(bits_xor(codes, SIGNS), MAGIC, selector), LESS), a, b)
 
 
 @device
@@ -85,10 +73,8 @@ def store_piece(to, row, first, codes: registers(CODES), f: registers((4, 4))):
         front, back = w[2 * b], w[2 * b + 1]
         store_shared_int4(
             to + place(row, first + b),
-            two_weights(front, 0x4140, f[b, 0], f[b, 1]),
-            two_weights(front, 0x4342, f[b, 0], f[b, 1]),
-            two_weights(back, 0x4140, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
-            two_weights(back, 0x4342, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
+            *four_weights(front, f[b, 0], f[b, 1]),
+            *four_weights(back, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
         )
 
 

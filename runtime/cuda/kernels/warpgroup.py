@@ -13,12 +13,8 @@ rows of 128 bytes whose 16-byte pieces are exchanged by the row's number.
 from __future__ import annotations
 
 from ..ptx import (
-    add_halves,
     add_words,
-    as_float,
-    as_int,
     barrier,
-    bits_xor,
     block_x,
     block_y,
     commit_copies,
@@ -26,21 +22,14 @@ from ..ptx import (
     finished_products_64,
     finished_products_128,
     finished_products_256,
-    fma_halves,
     group_products_64,
     group_products_128,
     group_products_256,
     let_next_start,
-    load_float,
     load_int,
-    load_weight,
-    pack_halves,
-    permute,
     shared,
     shift_right,
     show_products,
-    shuffle,
-    store_float,
     thread,
     wait_copies,
     wait_copies_but_1,
@@ -48,95 +37,15 @@ from ..ptx import (
     wait_products_but_1,
 )
 from ..stage import device, registers, static
-from .common import activate, gated
+from .common import activate
+from .half_fragments import in_turn, of_block, to_hand_on
+from .wide_results import bias_of, load_four, scale_of, store_four
 
 CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
 CODES = SCALES = HALVES = MINIMUM = 1  # constants of the launch
 UNIT = BIAS = ACCUMULATE = EXPERTS = GATED = PDL = 0  # also
 M = ROWS = 1  # also
 STAGES = 3
-SIGNS = 0x80808080
-MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
-LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byte whose sign was turned
-
-
-@device
-def two_weights(turned, selector, a, b):
-    """a · code + b of two of four signed bytes whose signs were turned, as halves."""
-    return fma_halves(add_halves(permute(turned, MAGIC, selector), LESS), a, b)
-
-
-@device
-def four_weights(codes, a, b):
-    """The same of all four bytes."""
-    turned = bits_xor(codes, SIGNS)
-    return two_weights(turned, 0x4140, a, b), two_weights(turned, 0x4342, a, b)
-
-
-@device
-def to_hand_on(scale: registers(SCALES), piece):
-    """The factors a, b, a', b' of one's own block as pairs of halves: those that the format has, in one word
-    or two.
-    """
-    a, b, a2, b2 = FACTORS_OF(*scale[()], piece)
-    if HALVES and MINIMUM:
-        words = pack_halves(a, b), pack_halves(a2, b2)
-    elif HALVES:
-        words = pack_halves(a, a2), 0
-    elif MINIMUM:
-        words = pack_halves(a, b), 0
-    else:
-        words = pack_halves(a, a), 0
-    return words
-
-
-@device
-def word_of(word, lane):
-    """The word of another lane."""
-    return as_int(shuffle(as_float(word), lane))
-
-
-@device
-def of_block(front, back, words: registers(2), lane):
-    """Eight weights of a block whose factors `lane` has."""
-    first = word_of(words[0], lane)
-    a = first
-    b = 0
-    if HALVES or MINIMUM:
-        a = permute(first, first, 0x1010)
-        b = permute(first, first, 0x3232)
-    a2 = a
-    b2 = b
-    if HALVES and MINIMUM:
-        second = word_of(words[1], lane)
-        a2 = permute(second, second, 0x1010)
-        b2 = permute(second, second, 0x3232)
-    elif HALVES:
-        a2 = b
-        b = 0
-        b2 = 0
-    return four_weights(front, a, b) + four_weights(back, a2, b2)
-
-
-@device
-def in_turn(f: registers((2, 8))):
-    """Words of two rows as the tensor cores take them: of each 16 columns both rows' first halves, then the
-    second ones."""
-    out = registers(16)
-    for i in static(2):
-        for j in static(8):
-            out[2 * j + i] = f[i, j]
-    return out[()]
-
-
-@device
-def source_of(sources, place):
-    """The row of x that comes to a place; `sources` where rows are dealt out to experts."""
-    if EXPERTS == 2:
-        line = load_int(sources + 4 * place)
-    else:
-        line = place
-    return line
 
 
 @device
@@ -152,67 +61,6 @@ def copy_step(source: registers(ROWS // 32 if EXPERTS == 2 else 1), x_stride, to
         copy_async(to + 4096 * i, at, copied)
         copy_async(to + (128 * ROWS + 4096 * i), at + 128, copied)
     commit_copies()
-
-
-@device
-def scale_of(scales, sources, place, end):
-    """The scale of the row of x that is at a place, over UNIT."""
-    scale = 0.0
-    if place < end:
-        scale = load_float(scales + 4 * source_of(sources, place)) * (1.0 / UNIT)
-    return scale
-
-
-@device
-def load_inside(address, inside):
-    value = 0.0
-    if inside:
-        value = load_float(address)
-    return value
-
-
-@device
-def load_four(address, stride, row, end, output, n_out):
-    """What is at the outputs `output` and 8 further of this row and the next, 0 where these end."""
-    here, further = row < end, row + 1 < end
-    first, second = output < n_out, output + 8 < n_out
-    return (
-        load_inside(address, here & first),
-        load_inside(address + stride, further & first),
-        load_inside(address + 32, here & second),
-        load_inside(address + stride + 32, further & second),
-    )
-
-
-@device
-def store_inside(address, inside, value, up, before):
-    if inside:
-        if GATED:
-            value = gated(value, up)
-        if ACCUMULATE:
-            value = value + before
-        store_float(address, value)
-
-
-@device
-def store_four(
-    address, stride, row, end, output, n_out, value: registers(4), up: registers(4), before: registers(4)
-):
-    """Results where `load_four` loads."""
-    here, further = row < end, row + 1 < end
-    first, second = output < n_out, output + 8 < n_out
-    store_inside(address, here & first, value[0], up[0], before[0])
-    store_inside(address + stride, further & first, value[1], up[1], before[1])
-    store_inside(address + 32, here & second, value[2], up[2], before[2])
-    store_inside(address + stride + 32, further & second, value[3], up[3], before[3])
-
-
-@device
-def bias_of(bias, output, n_out):
-    value = 0.0
-    if output < n_out:
-        value = load_weight(bias + 4 * output)
-    return value
 
 
 def warpgroup_matmul(
