@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from cuda_timing import seconds
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.driver import Device
@@ -62,22 +63,6 @@ class Layer:
         return out
 
 
-def seconds(device: Device, launches: list[Launch], repeats: int) -> float:
-    """Of 10 times the launches in a graph, by time."""
-    with device.capture() as graph:
-        for launch in 10 * launches:
-            device.launch(launch)
-    times = []
-    for _ in range(repeats + 1):
-        start, end = device.event(), device.event()
-        start.record()
-        device.run(graph)
-        end.record()
-        times.append(end.seconds_since(start) / 10)
-    graph.close()
-    return float(np.median(times[1:]))
-
-
 def latent(heads: list[int], dims: int = 576, value_dims: int = 512) -> None:
     """µs of a layer's attention, and how far results are apart."""
     device = Device()
@@ -93,7 +78,7 @@ def latent(heads: list[int], dims: int = 576, value_dims: int = 512) -> None:
         times, results = [], []
         for way in WAYS:
             launches = layer.launches(way)
-            times.append(seconds(device, launches, 20 if layer.rows == 1 else 2) * 1e6)
+            times.append(seconds(device, 10 * launches, 20 if layer.rows == 1 else 3) / 10 * 1e6)
             results.append(layer.result())
         apart = np.abs(results[1] - results[0]).max() / np.abs(results[0]).max()
         names = ", ".join(dict.fromkeys(launch.name for launch in launches))

@@ -166,8 +166,7 @@ class Launches:
 
     def _tokens(self, buffer: ops.Buffer) -> int:
         """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
-        n = self._n[buffer.wanted]
-        return 1 << (n - 1).bit_length()
+        return room(self._n[buffer.wanted])
 
     def _codes(self, buffer: ops.Buffer) -> int:
         """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""
@@ -178,6 +177,11 @@ class Launches:
 
     def _partials(self, buffer: ops.Buffer) -> int:
         return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address
+
+
+def room(n: int) -> int:
+    """For how many rows `n` of them are laid out in 8 bits."""
+    return 1 << (n - 1).bit_length()
 
 
 def padded(dims: int, bits: int = 16) -> int:

@@ -40,7 +40,7 @@ class LatentLowering(AttentionLowering):
     def _latent_shape(self, op: ops.Attend) -> Shape | None:
         """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
         dims, value_dims, group = op.head_dim, op.value_dim, op.heads
-        halves = self.layout.cache_bits <= 16 and self.device.capability >= (8, 0)
+        halves = self.layout.cache_bits <= 16
         fits = dims % 16 == 0 and value_dims % 16 == 0 and value_dims <= 1024
         if op.v != op.k or op.kv_heads > 1 or not halves or not fits or self.layout.page_size != 64:
             return None

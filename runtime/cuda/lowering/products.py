@@ -14,7 +14,7 @@ from ..fusing import GATES, JoinedMatMul
 from ..memory import Region
 from ..tuning import PAIRED, Wide
 from ..weights import Matrix
-from .base import FEW, Coded
+from .base import FEW, Coded, room
 from .norms import NormLowering
 
 TILE = 128  # outputs and rows of a block of kernels/tiled.py
@@ -133,7 +133,7 @@ class ProductLowering(NormLowering):
         after += [float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride, emitted]
         after += [self.memory.vector(norm.weight) if norm else 0, partials]
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        tokens = 1 << (n - 1).bit_length()
+        tokens = room(n)
         tile = self.shapes.few(name, blocks, n_out, matrices, emitted > 0, tokens)
         constants |= tile.constants | {"TOKENS": tokens}
         what = self._kernel("few", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
