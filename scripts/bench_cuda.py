@@ -244,7 +244,7 @@ def main() -> None:
             f"copies {copy_bandwidth(device) / 1e9:.0f} GB/s"
         )
     elif command == "recurrent":
-        recurrent(*(int(n) for n in rest))
+        recurrent(seconds, *(int(n) for n in rest))
     elif command == "instructions":
         instructions()
     elif command == "decode":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
-from cuda_timing import seconds
 
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.launch import Launch
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference import ReferenceMachine
 
@@ -16,6 +19,7 @@ LAYERS = {
     "granite-4.0-h-small": ("scan", 1, 128, 64, 128),
     "nemotron-h-8b": ("scan", 8, 128, 64, 128),
 }
+Seconds = Callable[[Device, list[Launch]], float]
 
 
 def recurrent_program(kind: str, groups: int, heads: int, head_dim: int, size: int) -> ops.Program:
@@ -58,7 +62,7 @@ def run(machine: CudaMachine | ReferenceMachine, chunks: tuple[int, ...]) -> np.
     return np.concatenate(found)
 
 
-def recurrent(rows: int = 512) -> None:
+def recurrent(seconds: Seconds, rows: int = 512) -> None:
     """One layer's ops over a prompt's rows: how right, and each launch's time; then the same row by row, as
     rows of several sequences go.
     """
