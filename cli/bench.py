@@ -150,7 +150,7 @@ def _measure(
 
 def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan) -> tuple[LoadTimes, Model]:
     """Load a model and time that. Imports are not counted: they are the same for every model."""
-    from ..quant.kernel_cache import cache_folder
+    from ..quant.jit.kernel_cache import cache_folder
     from .bench_measure import LoadTimes
 
     warnings: list[str] = []
@@ -188,7 +188,7 @@ def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
 
 
 def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
-    from ..quant.levels import LEVEL
+    from ..quant.jit.levels import LEVEL
     from .describe import human_count
     from .doctor import cpu_name
 

@@ -10,12 +10,12 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..quant.block import QTensor
-from ..quant.encode import encode_tensor
 from ..quant.errors import DamagedFile, NonFinite
-from ..quant.factor import Factor, factor
-from ..quant.gptq import encode_compensated
-from ..quant.grids import GRIDS
-from ..quant.recipes import Planned
+from ..quant.recipes.recipes import Planned
+from ..quant.rounding.codebooks import GRIDS
+from ..quant.rounding.encode import encode_tensor
+from ..quant.rounding.gptq import encode_compensated
+from ..quant.rounding.hessian import Factor, factor
 from ..runtime.calibrate import ExpertMoments, Layer, Moments, moments
 from ..runtime.config import ModelConfig
 from ..runtime.evaluate import cut_into_windows
@@ -43,7 +43,7 @@ class TextTooShort(ValueError):
 
 
 class Calibrated:
-    """An encoder (`quant.quantize.Encoder`) of a model's matrices.
+    """An encoder (`quant.recipes.quantize.Encoder`) of a model's matrices.
 
     Experts are rounded to nearest, with scales searched for by what they read; tensors that nothing is
     known of, such as embeddings that are no output matrix too, without calibration.
@@ -79,7 +79,7 @@ class Calibrated:
         return sorted(plan, key=place)
 
     def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """What `quant.budget.budgeted` asks. `progress` is told how many of how many runs are done."""
+        """What `budget.budgeted` asks. `progress` is told how many of how many runs are done."""
         few = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
         with threadpool_limits(1, "blas"):
             found = sensitivities(self._program, self._stacks, few, self._release, progress)

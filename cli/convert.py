@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..quant.assembled import Assembled, place_in_file
 from ..quant.block import QTensor
-from ..quant.checkpoint import Checkpoint
-from ..quant.gguf import GGUFFile
-from ..quant.recipes import Facts
+from ..quant.checkpoint.folder import Checkpoint
+from ..quant.gguf.assembled import Assembled, place_in_file
+from ..quant.gguf.reader import GGUFFile
+from ..quant.recipes.recipes import Facts
 from ..runtime.config import config_from_hf
 from ..runtime.export import export_model
 from ..runtime.weights import Weights

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..quant.block import QTensor
-from ..quant.checkpoint import Checkpoint
-from ..quant.gguf import GGUFFile
-from ..quant.texts import Texts
+from ..quant.checkpoint.folder import Checkpoint
+from ..quant.gguf.reader import GGUFFile
+from ..quant.gguf.string_array import Texts
 
 
 @dataclass(frozen=True)

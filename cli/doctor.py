@@ -85,7 +85,7 @@ def numa_nodes(root: Path = Path("/")) -> int:
 
 
 def _simd() -> str:
-    from ..quant.levels import LANES, LEVEL, supported_levels
+    from ..quant.jit.levels import LANES, LEVEL, supported_levels
 
     return f"{LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
 
@@ -129,7 +129,7 @@ def _gpu_kernels() -> str:
 
 
 def _kernels() -> str:
-    from ..quant.kernel_cache import cache_folder
+    from ..quant.jit.kernel_cache import cache_folder
 
     return _folder(cache_folder())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..quant.gguf import GGUFFile
+from ..quant.gguf.reader import GGUFFile
 from ..runtime.engine import Engine
 from ..runtime.sampler import SamplingParams
 from ..runtime.stats import GenerationStats

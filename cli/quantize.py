@@ -16,8 +16,8 @@ from .options import flag
 
 if TYPE_CHECKING:
     from ..quant.block import BlockFormat
-    from ..quant.quantize import Encoder, Written
-    from ..quant.recipes import Planned, Recipe
+    from ..quant.recipes.quantize import Encoder, Written
+    from ..quant.recipes.recipes import Planned, Recipe
     from .calibrated import Calibrated
     from .convert import Convertible
 
@@ -80,8 +80,8 @@ def quantize(
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
-    from ..quant.quantize import checked, nearest, write_quantized
-    from ..quant.recipes import plan
+    from ..quant.recipes.quantize import checked, nearest, write_quantized
+    from ..quant.recipes.recipes import plan
     from .convert import open_convertible
     from .progress import Progress
 
@@ -125,7 +125,7 @@ def quantize(
 def _budgeted(
     planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
 ) -> list[Planned]:
-    from ..quant.budget import budgeted
+    from ..quant.recipes.budget import budgeted
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
@@ -163,7 +163,7 @@ def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool
 
 
 def _recipe(kind: str) -> Recipe:
-    from ..quant.recipes import ALIASES, RECIPES, find_recipe
+    from ..quant.recipes.recipes import ALIASES, RECIPES, find_recipe
 
     recipe = find_recipe(kind)
     if recipe is None:
@@ -221,7 +221,7 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
 
 def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
     """Tensors that are quantised already may stay as they are; they become something else only if asked."""
-    from ..quant.recipes import find_recipe
+    from ..quant.recipes.recipes import find_recipe
 
     changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
     held = Counter(p.tensor.format.name for p in changed)

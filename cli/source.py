@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..quant.block import QTensor
-from ..quant.checkpoint import Checkpoint
-from ..quant.gguf import MAGIC, GGUFFile
+from ..quant.checkpoint.folder import Checkpoint
+from ..quant.gguf.reader import MAGIC, GGUFFile
 from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
 from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from .token_kernel import token_kernel

@@ -18,7 +18,7 @@ from ..tokenizer.core import Kernel
 if TYPE_CHECKING:
     import subprocess
 
-    from ..quant.kernel_cache import KernelCache
+    from ..quant.jit.kernel_cache import KernelCache
 
 _ASK_AGAIN = 0.25  # seconds
 _COMPILING_PAYS = 32_000  # characters
@@ -69,7 +69,7 @@ def token_kernel() -> TokenKernel:
     """This process's."""
 
     def its_cache() -> KernelCache:
-        from ..quant.kernel_cache import kernel_cache
+        from ..quant.jit.kernel_cache import kernel_cache
 
         return kernel_cache()
 
@@ -86,8 +86,8 @@ def kernel_key() -> str:
 
 def compile_into(folder: str | Path) -> None:
     """Compile the kernel for the cache in a folder, unless it is there."""
-    from ..quant.compiler import machine_code
-    from ..quant.kernel_cache import KernelCache
+    from ..quant.jit.compiler import machine_code
+    from ..quant.jit.kernel_cache import KernelCache
     from ..tokenizer.kernels import tokenizer_kernel
 
     cache, key = KernelCache(Path(folder)), kernel_key()

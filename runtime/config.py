@@ -24,12 +24,7 @@ from .layers import Layer, layers_from_gguf, layers_from_hf
 from .model_config import ModelConfig
 from .names import BARE, Names
 from .per_layer import per_layer_from_gguf, per_layer_from_hf
-from .recurrence import (
-    by_tensors,
-    recurrence_from_gguf,
-    recurrence_from_hf,
-    scales_from_hf,
-)
+from .recurrence import by_tensors, recurrence_from_gguf, recurrence_from_hf, scales_from_hf
 from .rope_files import rope_from_gguf, rope_from_hf
 
 __all__ = ["ARCHS", "Layer", "ModelConfig", "UnsupportedModel", "config_from_gguf", "config_from_hf"]

@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from ..quant.block import QTensor
+from ..quant.checkpoint.rows import is_made
 from ..quant.errors import DamagedFile
-from ..quant.packed.rows import is_made
 from .archs import Arch
 from .fields import Fields, UnsupportedModel, show
 from .names import Names

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from ..quant.assembled import Assembled
 from ..quant.block import QTensor
 from ..quant.formats import FORMATS
+from ..quant.gguf.assembled import Assembled
 from .archs import ARCHS
 from .config import config_from_gguf
 from .export_keys import exported_keys

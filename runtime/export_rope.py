@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..quant.assembled import Assembled
+from ..quant.gguf.assembled import Assembled
 from .archs import Arch
 from .fields import Fields, UnsupportedModel
 from .model_config import ModelConfig

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..quant.assembled import Assembled, place_in_file
+from ..quant.gguf.assembled import Assembled, place_in_file
 from .archs import ARCHS
 from .experts import PROJECTIONS
 from .export_rope import rope_tensors

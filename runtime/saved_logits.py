@@ -25,7 +25,7 @@ from typing import IO, Self
 import numpy as np
 
 from ..quant.errors import DamagedFile
-from ..quant.mapped import MappedFile
+from ..quant.mapped_file import MappedFile
 from .cpu.row_scores import LogSums
 
 FORMAT = "kukri-logits-1"

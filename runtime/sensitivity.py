@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..quant.block import QTensor
-from ..quant.encode import encode
 from ..quant.formats import FORMATS
+from ..quant.rounding.encode import encode
 from . import ops
 from .calibration_machine import CalibrationMachine, Release, live_buffers, share_caches
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..quant.block import QTensor
+from ..quant.checkpoint.rows import is_made
 from ..quant.errors import DamagedFile
 from ..quant.formats import FORMATS
-from ..quant.packed.rows import is_made
 from .archs import ARCHS
 from .config import ModelConfig
 from .experts import ExpertTensors

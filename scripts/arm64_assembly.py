@@ -63,8 +63,8 @@ def pretend_arm64() -> None:
 def kernels() -> dict[str, Any]:
     """Every kernel of the CPU machine by name: matvec.MATVECS[Q4_0]."""
     import kukri.runtime.cpu.kernels as package
-    from kukri.quant.kernel import Kernel
-    from kukri.quant.panels import GATHER_ROWS
+    from kukri.quant.jit.kernel import Kernel
+    from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 
     tables = [GATHER_ROWS, *vars(package).values()]
     found = [k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, Kernel)]
@@ -72,9 +72,10 @@ def kernels() -> dict[str, Any]:
 
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
-    """The instructions of quant.simd and quant.dot8, each in a kernel of its own."""
-    from kukri.quant import dot8, simd
-    from kukri.quant.simd import loadv_f32, loadv_i32, storev_f32, storev_i32
+    """The instructions of quant.jit.simd and runtime.cpu.simd.dot8, each in a kernel of its own."""
+    from kukri.quant.jit import simd
+    from kukri.quant.jit.simd import loadv_f32, loadv_i32, storev_f32, storev_i32
+    from kukri.runtime.cpu.simd import dot8
 
     table = tuple(range(16))
     signed = dot8.Codes("signed", limit=127, signed=True)
@@ -105,7 +106,7 @@ def instructions() -> dict[str, Callable[[int, int, int], None]]:
 
 def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
     """The assembly of what has one of `words` in its name, by name; this process pretends already."""
-    from kukri.quant.jit import EntryPoint
+    from kukri.quant.jit.jit import EntryPoint
 
     sources = {name: kernel.entry_point() for name, kernel in kernels().items()}
     sources |= {name: EntryPoint(function) for name, function in instructions().items()}

@@ -237,7 +237,7 @@ def machine(programs: Sequence[Program], runs: Sequence[dict[str, Any]]) -> dict
     """What it ran on, and the versions: ours, and what the peers say of theirs."""
     import numba
 
-    from kukri.quant.levels import LEVEL
+    from kukri.quant.jit.levels import LEVEL
 
     versions = {OURS: kukri.__version__, "Python": platform.python_version(), "numba": numba.__version__}
     for program in programs[1:]:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
-from kukri.quant.gguf_writer import TensorRecord, write_gguf
+from kukri.quant.gguf.reader import GGUFFile
+from kukri.quant.gguf.writer import TensorRecord, write_gguf
 from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.ops import Program
 from kukri.runtime.program import build_program

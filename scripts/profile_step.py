@@ -18,7 +18,7 @@ import numpy as np
 
 from kukri.cli.source import open_source
 from kukri.cli.store import resolve
-from kukri.quant.levels import LEVEL
+from kukri.quant.jit.levels import LEVEL
 from kukri.runtime.cache import PAGE_SIZE, Batch, PageTable
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.program import build_program

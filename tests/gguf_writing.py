@@ -13,7 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.tests.gguf_recurrent import falcon_scale, recurrent_tensors
 
 PERMUTED = {

@@ -15,9 +15,9 @@ from time import perf_counter
 
 import numpy as np
 
-from ...quant.panels import aligned_empty
 from .kernels import READ_ALL
 from .records import READ, READ_BLOCK
+from .simd.panels import aligned_empty
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
 USUAL_CACHE = 32 << 20  # where the system does not say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .. import ops
 from . import sizes
 from .instructions import OTHER, ROWS, WANTED_ROWS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .memory import Memory, Region
 from .records import INSTRUCTION
 

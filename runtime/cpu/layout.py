@@ -10,7 +10,7 @@ import numpy as np
 
 from ...quant.block import BlockFormat, QTensor
 from ...quant.formats import FORMATS
-from ...quant.levels import LANES
+from ...quant.jit.levels import LANES
 from .. import ops
 from ..fields import UnsupportedModel
 from ..ops_fused import GATED_OPS, GatedMatMul, gated

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.levels import LANES
-from ...quant.panels import aligned_empty, repack, repacked_bytes
-from ...quant.precompile import compile_kernels
+from ...quant.jit.levels import LANES
+from ...quant.jit.precompile import compile_kernels
 from .. import ops
 from .instructions import Progress
 from .kernels import TEAM_KERNELS
@@ -19,6 +18,7 @@ from .layout import Layout, Matrix, for_kernels, matrices_of
 from .many_rows import ManyRows
 from .memory import Memory, Region
 from .one_row import OneRow
+from .simd.panels import aligned_empty, repack, repacked_bytes
 
 REPACK_BYTES = 2 << 20  # of a weight at once
 

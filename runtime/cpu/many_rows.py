@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .. import ops
 from ..ops_fused import GatedMatMul
 from . import sizes

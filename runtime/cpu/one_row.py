@@ -10,21 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .. import ops
 from ..ops_fused import GatedMatMul
 from . import sizes
 from .experts import OneRowExperts
 from .instructions import OTHER
-from .kernels import (
-    ADD,
-    ATTEND_ONES,
-    MATVECS,
-    MERGE_SPANS,
-    QUANTIZE_ROW,
-    ROPE,
-    SOFT_CAP,
-)
+from .kernels import ADD, ATTEND_ONES, MATVECS, MERGE_SPANS, QUANTIZE_ROW, ROPE, SOFT_CAP
 from .layout import Layout, Matrix, attention_fields, cache
 from .memory import Memory, Region
 from .records import ATTENTION, MATMUL, POINTWISE, QUANTIZE

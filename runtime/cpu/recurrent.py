@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .. import ops
 from . import sizes
 from .instructions import OTHER

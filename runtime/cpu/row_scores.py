@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .kernels import DIVERGENCES, LOG_SUMS
 from .processors import default_threads
 from .records import ROW_SCORES

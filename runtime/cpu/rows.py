@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.kernel import Kernel
+from ...quant.jit.kernel import Kernel
 from .. import ops
 from ..fields import UnsupportedModel
 from ..ops_fused import GatedMatMul

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.kernel import Kernel
-from ...quant.levels import LANES
+from ...quant.jit.kernel import Kernel
+from ...quant.jit.levels import LANES
 from .. import ops
 from .kernels import CORRECT_STREAMS, JOIN_HEADS, PREDICT_STREAMS
 from .memory import Region

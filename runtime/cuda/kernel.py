@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...quant.kernel_cache import cache_folder
+from ...quant.jit.kernel_cache import cache_folder
 from .driver import Device
 from .errors import CudaUnavailable
 

@@ -13,7 +13,7 @@ import pytest
 
 import kukri
 from kukri.cli.main import main
-from kukri.quant.kernel_cache import cache_folder
+from kukri.quant.jit.kernel_cache import cache_folder
 
 from ..tiny_model import write_tiny_model
 

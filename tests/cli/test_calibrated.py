@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed

@@ -318,7 +318,7 @@ def test_uniform_logits_have_the_perplexity_of_the_vocabulary(
     """A model whose output matrix is zero."""
     path = write_tiny_model(tmp_path / "uniform.gguf")
     content = bytearray(path.read_bytes())
-    from kukri.quant.gguf import GGUFFile
+    from kukri.quant.gguf.reader import GGUFFile
 
     output = GGUFFile.open(path).tensors["output.weight"].data
     start = bytes(content).index(output[0].tobytes())

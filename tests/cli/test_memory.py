@@ -4,13 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.memory import (
-    OVERHEAD,
-    MemoryNeed,
-    NotEnoughMemory,
-    available_memory,
-    cache_bytes_per_token,
-)
+from kukri.cli.memory import OVERHEAD, MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from kukri.runtime.ops import CacheLayer
 
 GB = 10**9

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.quant.checkpoint import Checkpoint
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.tokenizer.pretokenize import BYTE_SYMBOLS
 
 from ..tiny_model import write_tiny_model

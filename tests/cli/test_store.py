@@ -17,7 +17,7 @@ from kukri.cli import catalogue, files, store, wheels
 from kukri.cli.catalogue import Entry, WheelFile
 from kukri.cli.errors import ModelNotFound, StoreError, Unreachable
 from kukri.cli.store import HubName
-from kukri.quant import kernel_cache
+from kukri.quant.jit import kernel_cache
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.quant.assembled import Assembled
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
+from kukri.quant.gguf.assembled import Assembled
 
 RNG = np.random.default_rng(0)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 
 Tensors = dict[str, tuple[tuple[int, ...], bytes]]  # name, which starts with the dtype → shape, data

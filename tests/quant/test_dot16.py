@@ -6,7 +6,9 @@ import numba
 import numpy as np
 import pytest
 
-from kukri.quant.dot16 import (
+from kukri.quant.jit.levels import LANES
+from kukri.quant.jit.simd import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
+from kukri.runtime.cpu.simd.dot16 import (
     coarse_exp2,
     dot_pairs,
     exp2,
@@ -18,8 +20,6 @@ from kukri.quant.dot16 import (
     store_i8,
     storev_i16,
 )
-from kukri.quant.levels import LANES
-from kukri.quant.simd import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
 
 RNG = np.random.default_rng(5)
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from gguf import quants
 
-from kukri.quant import encode as encode_module
-from kukri.quant import search
 from kukri.quant.block import QTensor
-from kukri.quant.encode import encode, encode_tensor
 from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
-from kukri.quant.grid import Grid, encode_blocks, fit, nearest, spread
-from kukri.quant.grids import GRIDS
+from kukri.quant.rounding import encode as encode_module
+from kukri.quant.rounding import search
+from kukri.quant.rounding.codebook import Grid, encode_blocks, fit, nearest, spread
+from kukri.quant.rounding.codebooks import GRIDS
+from kukri.quant.rounding.encode import encode, encode_tensor
 
 SEARCHED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.quant.factor import factor
+from kukri.quant.rounding.hessian import factor
 
 
 @pytest.mark.parametrize("width", [1, 7, 256, 300, 700])

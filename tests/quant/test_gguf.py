@@ -12,11 +12,11 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kukri.quant import metadata as metadata_module
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
-from kukri.quant.metadata import require, require_array
+from kukri.quant.gguf import metadata as metadata_module
+from kukri.quant.gguf.metadata import require, require_array
+from kukri.quant.gguf.reader import GGUFFile
 
 AWKWARD = [
     "",

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kukri.quant import metadata as metadata_module
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf import metadata as metadata_module
+from kukri.quant.gguf.reader import GGUFFile
 
 UINT32, INT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 7, 8, 9, 10
 HUGE = 1 << 60

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.errors import DamagedFile
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 
 TENSORS = {f"t{i}": np.full((2 + i, 32), i, np.float32) for i in range(5)}
 

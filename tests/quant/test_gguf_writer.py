@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
-from kukri.quant.gguf_writer import NoRoom, TensorRecord, temporary_name, write_gguf
+from kukri.quant.gguf.reader import GGUFFile
+from kukri.quant.gguf.writer import NoRoom, TensorRecord, temporary_name, write_gguf
 
 METADATA = {
     "general.architecture": "llama",
@@ -123,7 +123,7 @@ import sys, time
 from pathlib import Path
 import numpy as np
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf_writer import TensorRecord, write_gguf
+from kukri.quant.gguf.writer import TensorRecord, write_gguf
 
 def data():
     yield [np.zeros(20, np.uint8)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.quant.assembled import Assembled
-from kukri.quant.budget import budgeted
-from kukri.quant.factor import factor
 from kukri.quant.formats import FORMATS
-from kukri.quant.gptq import compensate, compensate_slowly, encode_compensated
-from kukri.quant.grid import encode_blocks
-from kukri.quant.grids import GRIDS
-from kukri.quant.recipes import Planned
+from kukri.quant.gguf.assembled import Assembled
+from kukri.quant.recipes.budget import budgeted
+from kukri.quant.recipes.recipes import Planned
+from kukri.quant.rounding.codebook import encode_blocks
+from kukri.quant.rounding.codebooks import GRIDS
+from kukri.quant.rounding.gptq import compensate, compensate_slowly, encode_compensated
+from kukri.quant.rounding.hessian import factor
 
 
 def correlated(width: int, seed: int = 0) -> np.ndarray:

@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant import compiler, jit, kernel_cache, precompile
-from kukri.quant.kernel import Kernel
-from kukri.quant.kernel_cache import UNUSED_SECONDS, KernelCache
-from kukri.quant.panels import GATHER_ROWS
+from kukri.quant.jit import compiler, jit, kernel_cache, precompile
+from kukri.quant.jit.kernel import Kernel
+from kukri.quant.jit.kernel_cache import UNUSED_SECONDS, KernelCache
 from kukri.runtime.cpu import kernels
 from kukri.runtime.cpu.kernels import FLOAT_MATMULS, LEAD, RMS_NORM
+from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 
 KERNELS = '''
 """Eight kernels of one factory: number i writes i."""
 import numpy as np
-from kukri.quant.jit import jit, kernel
-from kukri.quant.simd import store_f32
+from kukri.quant.jit.jit import jit, kernel
+from kukri.quant.jit.simd import store_f32
 
 def number(n):
     @jit
@@ -46,8 +46,8 @@ RUN = """
 import sys
 import numpy as np
 from kukri.quant import compiler
-from kukri.quant.kernel import Kernel
-from kukri.quant.precompile import compile_kernels
+from kukri.quant.jit.kernel import Kernel
+from kukri.quant.jit.precompile import compile_kernels
 writers = {i: Kernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
 if "never" in sys.argv:
     compiler.machine_code = None

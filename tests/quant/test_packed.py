@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.quant.checkpoint.raw import float8_values
 from kukri.quant.errors import DamagedFile, UnsupportedModel
-from kukri.quant.packed.raw import float8_values
 
 Tensors = dict[str, tuple[str, np.ndarray]]  # name → dtype, array
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]

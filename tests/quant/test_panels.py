@@ -9,7 +9,7 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.quant.panels import HIGH_BITS_PLANE, PLANES, regroup_high_bits, repack, repacked_bytes
+from kukri.runtime.cpu.simd.panels import HIGH_BITS_PLANE, PLANES, regroup_high_bits, repack, repacked_bytes
 
 RNG = np.random.default_rng(3)
 

@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from kukri.quant.assembled import Assembled, place_in_file
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.quantize import checked, peak
-from kukri.quant.recipes import RECIPES, Facts, find_recipe, fitted, more_bits, plan
+from kukri.quant.gguf.assembled import Assembled, place_in_file
+from kukri.quant.recipes.quantize import checked, peak
+from kukri.quant.recipes.recipes import RECIPES, Facts, find_recipe, fitted, more_bits, plan
 
 # (hidden, FFN, keys, layers, vocabulary, tied, biases of q, k and v, norms of q and k, norms behind)
 SMOLLM2 = (576, 1536, 192, 30, 49152, True, False, False)

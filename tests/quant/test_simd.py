@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kukri.quant import levels
-from kukri.quant.dot8 import Codes, code_offset, dot, lookup16
-from kukri.quant.levels import LANES
-from kukri.quant.simd import (
+from kukri.quant.jit import levels
+from kukri.quant.jit.levels import LANES
+from kukri.quant.jit.simd import (
     absolute,
     as_pointer,
     atomic_add,
@@ -43,6 +42,7 @@ from kukri.quant.simd import (
     to_f32,
     to_i32,
 )
+from kukri.runtime.cpu.simd.dot8 import Codes, code_offset, dot, lookup16
 
 RNG = np.random.default_rng(7)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.calibrate import ExpertMoments, Moments, moments

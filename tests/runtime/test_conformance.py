@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kukri.quant.panels import aligned_empty
 from kukri.runtime.cache import PageTable
 from kukri.runtime.cpu import sizes
 from kukri.runtime.cpu.kernels import ATTEND_ONES, ATTENDS, MERGE_SPANS, STORES
 from kukri.runtime.cpu.records import ATTENTION, STEP
+from kukri.runtime.cpu.simd.panels import aligned_empty
 from kukri.runtime.cpu.sizes import CACHE_TYPES
 
 # Relative RMS error of the output on normally distributed queries, keys and values.

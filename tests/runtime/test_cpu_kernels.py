@@ -9,9 +9,7 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.quant.levels import LANES
-from kukri.quant.panels import aligned_empty, repack
-from kukri.quant.shapes import GROUP, RECORD, SECOND, TOKENS, UNITS
+from kukri.quant.jit.levels import LANES
 from kukri.runtime.cpu.kernels import (
     FLOAT_MATMULS,
     LIST_SECONDS,
@@ -22,6 +20,8 @@ from kukri.runtime.cpu.kernels import (
 )
 from kukri.runtime.cpu.kernels.activations import DIGIT, OUTLIER
 from kukri.runtime.cpu.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
+from kukri.runtime.cpu.simd.panels import aligned_empty, repack
+from kukri.runtime.cpu.simd.shapes import GROUP, RECORD, SECOND, TOKENS, UNITS
 from kukri.runtime.cpu.sizes import BLOCK, list_bytes, row_bytes, tile_bytes, tiled_scratch_bytes
 
 RNG = np.random.default_rng(11)

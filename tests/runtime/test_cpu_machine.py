@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant import levels
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
+from kukri.quant.jit import levels
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu.machine import CpuMachine

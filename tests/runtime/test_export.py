@@ -10,10 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
-from kukri.quant.gguf_writer import TensorRecord, write_gguf
+from kukri.quant.gguf.reader import GGUFFile
+from kukri.quant.gguf.writer import TensorRecord, write_gguf
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import UnsupportedModel, config_from_gguf, config_from_hf
 from kukri.runtime.export import as_gguf, difference, export_model

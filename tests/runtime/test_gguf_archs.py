@@ -12,7 +12,7 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.archs import ARCHS
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_gguf

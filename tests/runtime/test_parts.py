@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine

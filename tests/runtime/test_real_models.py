@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf
 from kukri.runtime.cpu.machine import CpuMachine

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.cache import PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint import Checkpoint
-from kukri.quant.encode import encode_tensor
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
+from kukri.quant.rounding.encode import encode_tensor
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import ModelConfig, config_from_hf
 from kukri.runtime.program import build_program

@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.runtime import ops
 from kukri.runtime.config import UnsupportedModel, config_from_hf

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
-from kukri.quant.checkpoint import Checkpoint
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS

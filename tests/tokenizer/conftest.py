@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
 DATA = Path(__file__).parent.parent / "data" / "tokenizers"

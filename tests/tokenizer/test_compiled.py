@@ -14,7 +14,7 @@ import pytest
 
 from kukri.cli import token_kernel
 from kukri.cli.token_kernel import TokenKernel, compile_into, kernel_key
-from kukri.quant.kernel_cache import KernelCache, kernel_cache
+from kukri.quant.jit.kernel_cache import KernelCache, kernel_cache
 from kukri.tokenizer import Tokenizer, compiled, core, load_tokenizer, patterns, tokenizer_from_gguf
 from kukri.tokenizer.bpe import BPE, score_ranks
 from kukri.tokenizer.compiled import CompiledEncoder, Kernel

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ....quant.kernel import Kernel
-from ....quant.panels import PLANES
+from ....quant.jit.kernel import Kernel
+from ..simd.panels import PLANES
 from ..sizes import CACHE_TYPES, FLOAT_BYTES
 
 

@@ -9,7 +9,7 @@ Two layouts. A step of one row keeps the row as int8 first digits [width], int8 
 sum of the 32 values as they are now represented, and the sums of its halves. A step of many rows keeps them
 in tiles of `TOKENS` rows:
 
-* records [tiles, groups, RECORD], see `quant.tiles`,
+* records [tiles, groups, RECORD], see `runtime.cpu.simd.gemm_tile`,
 * second digits [tiles + 1, groups, TOKENS, SECOND]: 32 int8, then their float32 unit, 0 if there are none;
   the last tile is zeros, for whoever needs to fill up,
 * lists [groups, 1 + rows], int32: how many rows have a second digit, then which, in ascending order.
@@ -22,10 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit import jit, kernel
-from ....quant.levels import LANES
-from ....quant.shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
-from ....quant.simd import (
+from ....quant.jit.jit import jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import (
     absolute,
     fma,
     lane_max,
@@ -43,6 +42,7 @@ from ....quant.simd import (
     to_i32,
 )
 from ..records import QUANTIZE
+from ..simd.shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
 from ..sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import constant
 from .views import reader, rows_of, share, share_rows, step_at

@@ -11,19 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.dot8 import Codes
-from ....quant.jit import EntryPoint, jit, kernel
-from ....quant.levels import LANES
-from ....quant.simd import (
-    fma,
-    lane_sum,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    splat_f32,
-    store_f32,
-    storev_f32,
-)
+from ....quant.jit.jit import EntryPoint, jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, lane_sum, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
+from ..simd.dot8 import Codes
 from ..sizes import CACHE_TYPES, QUERIES, SPAN, SPANS, scratch_at
 from .attention_tile import ANY, FULL, attend_tile, begin_sums, prepare_query
 from .attention_weights import LOWEST, exp2_of, slot_of

@@ -1,9 +1,9 @@
 """Attention of a tile of queries over the blocks of one sequence's cache.
 
 The tile's queries all read the same kv head: some rows, times the heads of its group. Block by block of up to
-64 keys, four queries at a time meet the keys in register tiles (quant/outer.py), their scores become weights
-(attention_weights.py), and the weights meet the values (Dao et al. 2022, "FlashAttention"). Memory does not
-grow with the context.
+64 keys, four queries at a time meet the keys in register tiles (simd/attention_tile.py), their scores become
+weights (attention_weights.py), and the weights meet the values (Dao et al. 2022, "FlashAttention"). Memory
+does not grow with the context.
 
 A quantised cache is computed with in int16: queries become int16 with one scale a head, weights with one
 scale for each query, block and 32 dimensions (the values' scales are multiplied into the weights), which
@@ -17,28 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.dot16 import storev_i16
-from ....quant.jit import jit
-from ....quant.levels import LANES
-from ....quant.outer import (
-    STEPS,
-    WIDTH,
-    add_key_products,
-    add_scaled,
-    add_value_products,
-    advanced,
-    float_tile,
-    int_tile,
-    load_tile,
-    same_for_each,
-    scale_tile,
-    store_highest,
-    store_scores,
-    store_tile,
-)
-from ....quant.shapes import GROUP
-from ....quant.simd import (
+from ....quant.jit.jit import jit
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import (
     absolute,
     lane_max,
     lane_sum,
@@ -54,17 +35,27 @@ from ....quant.simd import (
     storev_f32,
     to_i32,
 )
-from ..sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
-from .attention_weights import (
-    LIMIT,
-    LOG2_E,
-    LOWEST,
-    score_rows,
-    slot_of,
-    soften,
-    weigh_scales,
-    weight_rows,
+from ..simd.attention_tile import (
+    STEPS,
+    WIDTH,
+    add_key_products,
+    add_scaled,
+    add_value_products,
+    advanced,
+    float_tile,
+    int_tile,
+    load_tile,
+    same_for_each,
+    scale_tile,
+    store_highest,
+    store_scores,
+    store_tile,
 )
+from ..simd.dot8 import Codes
+from ..simd.dot16 import storev_i16
+from ..simd.shapes import GROUP
+from ..sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
+from .attention_weights import LIMIT, LOG2_E, LOWEST, score_rows, slot_of, soften, weigh_scales, weight_rows
 from .floats import constant
 from .kv import limit_of, padded_dim, pieces
 

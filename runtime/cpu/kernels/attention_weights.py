@@ -12,13 +12,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
-from ....quant.jit import jit
-from ....quant.levels import LANES
-from ....quant.outer import spaced
-from ....quant.shapes import GROUP
-from ....quant.simd import (
+from ....quant.jit.jit import jit
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import (
     absolute,
     fma,
     lane_max,
@@ -34,6 +30,10 @@ from ....quant.simd import (
     storev_i32,
     to_i32,
 )
+from ..simd.attention_tile import spaced
+from ..simd.dot8 import Codes
+from ..simd.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
+from ..simd.shapes import GROUP
 from ..sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from .floats import constant
 from .kv import limit_of, padded_dim

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.jit import EntryPoint, kernel
-from ....quant.levels import LANES
-from ....quant.shapes import GROUP, PANELS, VECTOR
-from ....quant.simd import load_f32, load_i32, store_f32, storev_f32
-from ....quant.tiles import layout
+from ....quant.jit.jit import EntryPoint, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import load_f32, load_i32, store_f32, storev_f32
 from ..records import EMBED
+from ..simd.dot8 import Codes
+from ..simd.gemm_tile import layout
+from ..simd.shapes import GROUP, PANELS, VECTOR
 from ..sizes import FLOAT_BYTES
 from .floats import FLOATS, load_floats
 from .prepare import TILE_CODES, store_group
@@ -21,7 +21,7 @@ from .unpack import CODES, unpack
 from .views import reader, share_rows, step_at
 
 embed_at = reader(EMBED)
-FACTORS = PANELS * 8 * VECTOR  # where a record of `quant.tiles` has them
+FACTORS = PANELS * 8 * VECTOR  # where a record of `runtime.cpu.simd.gemm_tile` has them
 
 
 def _look_up(codes: Codes, a: Any, panel: int, lane: int, scratch: int, out: int) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit import jit, kernel
-from ....quant.levels import LANES
-from ....quant.shapes import TOKENS
-from ....quant.simd import fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, store_i32, storev_f32
+from ....quant.jit.jit import jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, splat_f32, store_f32, store_i32, storev_f32
 from ..records import DEAL, ROUTE
+from ..simd.shapes import TOKENS
 from .floats import constant, exp, sigmoid
 from .views import my_rows, reader, share_rows, step_at
 

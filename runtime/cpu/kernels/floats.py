@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.jit import jit
-from ....quant.simd import (
+from ....quant.jit.jit import jit
+from ....quant.jit.simd import (
     bits_to_f32,
     fma,
     loadv_bf16,
@@ -23,6 +22,7 @@ from ....quant.simd import (
     store_f32,
     to_i32,
 )
+from ..simd.dot8 import Codes
 from ..sizes import FLOAT_BYTES
 
 FLOATS = {name: Codes(name, limit=0) for name in FLOAT_BYTES}

@@ -28,12 +28,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.dot16 import load_f16, load_i8, store_i8
-from ....quant.jit import EntryPoint, jit, kernel
-from ....quant.levels import LANES
-from ....quant.shapes import GROUP  # dimensions that share a scale
-from ....quant.simd import (
+from ....quant.jit.jit import EntryPoint, jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import (
     lane_max,
     lane_sum,
     load_f32,
@@ -49,6 +46,9 @@ from ....quant.simd import (
     to_i32,
 )
 from ..records import ATTENTION
+from ..simd.dot8 import Codes
+from ..simd.dot16 import load_f16, load_i8, store_i8
+from ..simd.shapes import GROUP  # dimensions that share a scale
 from ..sizes import CACHE_TYPES, FLOAT_BYTES
 from .floats import FLOATS, constant, store_float
 from .views import reader, share_rows, step_at

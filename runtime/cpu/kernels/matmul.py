@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.dot8 import Codes
-from ....quant.jit import EntryPoint, jit, kernel
-from ....quant.levels import LANES
-from ....quant.shapes import TOKENS
-from ....quant.simd import fma, load_f32, load_i32, loadv_f32, maximum, minimum, splat_f32, storev_f32
+from ....quant.jit.jit import EntryPoint, jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, maximum, minimum, splat_f32, storev_f32
 from ..records import CLIPPED, GELU_TANH, MATMUL
+from ..simd.dot8 import Codes
+from ..simd.shapes import TOKENS
 from ..sizes import FLOAT_BYTES
 from .floats import FLOATS, constant, load_floats, sigmoid
 from .views import reader, rows_of, share, step_at

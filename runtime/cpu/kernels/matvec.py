@@ -8,22 +8,13 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ....quant.dot8 import Codes, code_offset, dot
 from ....quant.formats import FORMATS
-from ....quant.jit import EntryPoint, jit, kernel
-from ....quant.levels import LANES
-from ....quant.panels import PLANES
-from ....quant.shapes import GROUP, VECTOR
-from ....quant.simd import (
-    fma,
-    load_f32,
-    load_i32,
-    prefetch,
-    splat_f32,
-    splat_i32,
-    storev_f32,
-    to_f32,
-)
+from ....quant.jit.jit import EntryPoint, jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
+from ..simd.dot8 import Codes, code_offset, dot
+from ..simd.panels import PLANES
+from ..simd.shapes import GROUP, VECTOR
 from ..sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from .floats import FLOATS, constant, load_floats
 from .matmul import finish, gated_outputs, matmul_at

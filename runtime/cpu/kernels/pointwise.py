@@ -11,18 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit import jit, kernel, reassociating_kernel
-from ....quant.levels import LANES
-from ....quant.simd import (
-    fma,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    maximum,
-    splat_f32,
-    store_f32,
-    storev_f32,
-)
+from ....quant.jit.jit import jit, kernel, reassociating_kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, maximum, splat_f32, store_f32, storev_f32
 from ..records import IDENTITY, POINTWISE, RELU2, TANH
 from .floats import constant, sigmoid, tanh
 from .matmul import gated

@@ -1,4 +1,4 @@
-"""A pair of panels unpacked into the records that `quant.tiles` multiplies, whatever their block format."""
+"""Unpacks a pair of panels into the records that `simd.gemm_tile` multiplies, whatever their block format."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from ....quant.dot8 import Codes
-from ....quant.jit import jit
-from ....quant.shapes import PANELS, VECTOR
-from ....quant.simd import splat_f32, storev_f32, storev_i32
-from ....quant.tiles import TileCodes, raise_codes, tile_codes
+from ....quant.jit.jit import jit
+from ....quant.jit.simd import splat_f32, storev_f32, storev_i32
+from ..simd.dot8 import Codes
+from ..simd.gemm_tile import TileCodes, raise_codes, tile_codes
+from ..simd.shapes import PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
 TILE_CODES: dict[str, TileCodes] = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....quant.jit import kernel
-from ....quant.shapes import VECTOR
-from ....quant.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
+from ....quant.jit.jit import kernel
+from ....quant.jit.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
 from ..records import READ, READ_BLOCK
+from ..simd.shapes import VECTOR
 from .views import reader
 
 LINE = 64  # bytes

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ....quant.jit import jit, kernel
-from ....quant.levels import LANES
-from ....quant.simd import as_pointer, lane_max, lane_sum, load_f32, loadv_f32, maximum, splat_f32
+from ....quant.jit.jit import jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import as_pointer, lane_max, lane_sum, load_f32, loadv_f32, maximum, splat_f32
 from ..records import ROW_SCORES
 from .floats import constant, exp
 from .views import reader

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....quant.dot16 import load_i64
-from ....quant.jit import jit, kernel
-from ....quant.levels import LANES
-from ....quant.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
+from ....quant.jit.jit import jit, kernel
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
 from ..records import STREAMS
+from ..simd.dot16 import load_i64
 from .floats import constant
 from .views import my_rows, reader, step_at
 

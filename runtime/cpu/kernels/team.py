@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....quant.jit import jit, kernel
-from ....quant.simd import atomic_add, atomic_load, call_kernel, pause
+from ....quant.jit.jit import jit, kernel
+from ....quant.jit.simd import atomic_add, atomic_load, call_kernel, pause
 from ..records import INSTRUCTION, TEAM
 from .views import reader, step_at
 

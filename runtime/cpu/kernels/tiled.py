@@ -2,7 +2,7 @@
 
 A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its
 first-level cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost
-for every tile, and the loop that matters is the same for all block formats (`quant.tiles`). Then come the
+for every tile, and the loop that matters is the same for all block formats (`simd.gemm_tile`). Then come the
 second digits, group by group, those rows that have one together in a tile.
 """
 
@@ -10,18 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....quant.dot8 import Codes
-from ....quant.jit import EntryPoint, jit, kernel
-from ....quant.shapes import GROUP, RECORD, SECOND, TOKENS, VECTOR
-from ....quant.simd import load_i32, loadv_f32, store_i64, storev_f32
-from ....quant.tiles import (
-    TileCodes,
-    add_products,
-    add_seconds,
-    load_sums,
-    no_sums,
-    store_sums,
-)
+from ....quant.jit.jit import EntryPoint, jit, kernel
+from ....quant.jit.simd import load_i32, loadv_f32, store_i64, storev_f32
+from ..simd.dot8 import Codes
+from ..simd.gemm_tile import TileCodes, add_products, add_seconds, load_sums, no_sums, store_sums
+from ..simd.shapes import GROUP, RECORD, SECOND, TOKENS, VECTOR
 from ..sizes import BLOCK, SLOT
 from .matmul import expert_tiles, finish, gated_outputs, matmul_at
 from .prepare import TILE_CODES, store_group

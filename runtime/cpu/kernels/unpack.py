@@ -9,7 +9,7 @@
 * (low, high, scale_low, scale_high, minimum_low, minimum_high)
 
 `words` are 8 I32 (halves: 4), each with four consecutive codes of every row; scales are F32, one lane a row.
-The planes are those of `quant.panels`; the arithmetic is that of `quant.formats`.
+The planes are those of `runtime.cpu.simd.panels`; the arithmetic is that of `quant.formats`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from ....quant.dot8 import Codes, lookup16
 from ....quant.formats.iq4 import IQ4_VALUES
 from ....quant.formats.mxfp4 import E2M1_DOUBLED
-from ....quant.jit import jit
-from ....quant.levels import LANES
-from ....quant.panels import PLANES
-from ....quant.shapes import VECTOR
-from ....quant.simd import (
+from ....quant.jit.jit import jit
+from ....quant.jit.levels import LANES
+from ....quant.jit.simd import (
     ConstantType,
     bits_to_f32,
     loadv_f16,
@@ -37,6 +34,9 @@ from ....quant.simd import (
     splat_f32,
     to_f32,
 )
+from ..simd.dot8 import Codes, lookup16
+from ..simd.panels import PLANES
+from ..simd.shapes import VECTOR
 
 LOW4 = 0x0F0F0F0F
 

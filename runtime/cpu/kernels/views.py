@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ....quant.jit import jit
-from ....quant.shapes import TOKENS
-from ....quant.simd import as_pointer, load_i32
+from ....quant.jit.jit import jit
+from ....quant.jit.simd import as_pointer, load_i32
 from ..records import STEP
+from ..simd.shapes import TOKENS
 
 
 def reader(dtype: np.dtype) -> Any:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from ..ptx import (
-    add_halves,
-    as_float,
-    as_int,
-    bits_xor,
-    fma_halves,
-    pack_halves,
-    permute,
-    shuffle,
-)
+from ..ptx import add_halves, as_float, as_int, bits_xor, fma_halves, pack_halves, permute, shuffle
 from ..stage import device, registers, static
 from .common import activate
 

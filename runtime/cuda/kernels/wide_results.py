@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ..ptx import (
-    load_float,
-    load_weight,
-    store_float,
-)
+from ..ptx import load_float, load_weight, store_float
 from ..stage import device, registers
 from .common import gated
 from .tiled import source_of

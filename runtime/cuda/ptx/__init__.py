@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from .instruction import (
-    Instruction,
-)
+from .instruction import Instruction
 from .memory import (
     load4,
     load_float,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.gguf import GGUFFile
+from kukri.quant.gguf.reader import GGUFFile
 
 from ...fuzz.gguf_parts import take_apart
 from ..conftest import Run, failed

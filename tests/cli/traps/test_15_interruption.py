@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.quant.kernel_cache import cache_folder
+from kukri.quant.jit.kernel_cache import cache_folder
 
 from ..conftest import LLM, Run, failed
 from ..hub_server import HubServer

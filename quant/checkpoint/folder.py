@@ -1,0 +1,199 @@
+"""Hugging Face folders: configuration and memory-mapped safetensors.
+
+The safetensors library checks a header (sizes, gaps, overlaps, coverage of the file); the tensors here
+are then views of the mapped file, which the library's NumPy interface cannot give, least of all for BF16.
+
+Source: the safetensors format description; index and file names are those of transformers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..block import QTensor
+from ..errors import DamagedFile
+from ..formats import FORMATS
+from ..gguf.metadata import shown
+from ..mapped_file import MappedFile
+from .raw import DTYPES, FLOATS, RawTensor
+from .rows import sources
+from .settings import find_settings
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+OLDER_MODELOPT = "hf_quant_config.json"
+MAX_JSON_BYTES = 1 << 26
+MAX_NAME = 200  # characters of a shard's file name; systems have limits of their own
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An open checkpoint folder.
+
+    `config` and `generation_config` (empty if there is none) are the JSON files as they are. `tensors`
+    are read-only views of the safetensors files `paths`, whose size together is `n_bytes`; their names
+    are those of the checkpoint. Weights that it has in some packing (`packing`: "GPTQ", else "") go by
+    their plain names, "….weight", and are unpacked row by row when they are read.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    tensors: dict[str, QTensor]
+    paths: list[Path]
+    n_bytes: int
+    packing: str
+    _files: tuple[MappedFile, ...]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Checkpoint:
+        """Open a folder with config.json and model.safetensors, or its index and shards.
+
+        Raises DamagedFile for anything missing or wrong in it, UnsupportedModel for a packing that is not
+        known, OSError for files that cannot be opened.
+        """
+        folder = Path(folder)
+        folder.stat()  # an OSError for a folder that is not there; what is not in it is damage
+        config = _read_json(folder / CONFIG)
+        generation = folder / GENERATION_CONFIG
+        generation_config = _read_json(generation) if generation.is_file() else {}
+        older = folder / OLDER_MODELOPT
+        settings = find_settings(config, _read_json(older) if older.is_file() else {})
+        placed = _placed_tensors(folder)
+        files: list[MappedFile] = []
+        raw: dict[str, RawTensor] = {}
+        for name, expected in placed.items():
+            files.append(MappedFile(folder / name))
+            held = _read_tensors(files[-1])
+            for tensor in expected:
+                if tensor not in held:
+                    raise DamagedFile(f"{name}: has no tensor {shown(tensor)}, which {INDEX} places there")
+            for tensor in held:
+                if tensor in raw:
+                    raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
+            raw |= held
+        tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
+        if settings:
+            from .schemes import scheme_of, unpack  # most checkpoints need none of them
+
+            scheme = scheme_of(settings)
+            packing = scheme.title
+            tensors, replaced = unpack(raw, scheme, settings)
+        for plain in raw.values():
+            if plain.name not in replaced:
+                if plain.name in tensors:
+                    raise DamagedFile(f"tensor {shown(plain.name)} is there twice, packed and as it is")
+                tensors[plain.name] = _plain(plain)
+        return cls(
+            config=config,
+            generation_config=generation_config,
+            tensors=tensors,
+            paths=[file.path for file in files],
+            n_bytes=sum(file.n_bytes for file in files),
+            packing=packing,
+            _files=tuple(files),
+        )
+
+    def will_read(self) -> None:
+        """Tell the system that tensors are going to be read whole."""
+        for file in self._files:
+            file.will_read()
+
+    def release(self, tensor: QTensor) -> None:
+        """Drop the tensor's pages from memory; they come back from the file when read again."""
+        for file in self._files:
+            for array in sources(tensor):
+                file.release(array)
+
+
+def _placed_tensors(folder: Path) -> dict[str, list[str]]:
+    """The safetensors files of a folder, and for each the tensors that the index promises."""
+    if (folder / WEIGHTS).is_file():
+        return {WEIGHTS: []}
+    if not (folder / INDEX).is_file():
+        pickled = next((path.name for path in folder.glob("pytorch_model*.bin")), None)
+        if pickled:
+            raise DamagedFile(f"{folder.name}: holds pickled weights ({pickled}); only safetensors are read")
+        raise DamagedFile(f"{folder.name}: has neither {WEIGHTS} nor {INDEX}")
+    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise DamagedFile(f"{INDEX}: has no weight_map")
+    placed: dict[str, list[str]] = {}
+    for tensor, name in weight_map.items():
+        named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
+        if not named or set(name) & set("/\\\0"):
+            raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
+        placed.setdefault(name, []).append(tensor)
+    for name in placed:
+        if not (folder / name).is_file():
+            raise DamagedFile(f"{folder.name}: {shown(name)} is missing, which {INDEX} names")
+    return placed
+
+
+def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
+    from safetensors import SafetensorError, safe_open
+
+    name = file.path.name
+    try:
+        with safe_open(file.path, "np"):
+            pass  # opening checks the header
+    except SafetensorError as error:
+        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
+    data_start = 8 + int.from_bytes(file.buffer[:8], "little")
+    header = _parse_json(file.buffer[8:data_start], name)
+    header.pop("__metadata__", None)
+    return {tensor: _view(file, data_start, tensor, record) for tensor, record in header.items()}
+
+
+def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
+    what = f"{file.path.name}: tensor {shown(name)}"
+    shape = tuple(record["shape"])
+    if record["dtype"] not in DTYPES:
+        raise DamagedFile(f"{what} has dtype {record['dtype']}, which is not known")
+    if 0 in shape:
+        raise DamagedFile(f"{what} has a dimension of zero: {shape}")
+    start, end = (data_start + offset for offset in record["data_offsets"])
+    return RawTensor(name, record["dtype"], shape, file.bytes[start:end])
+
+
+def _plain(raw: RawTensor) -> QTensor:
+    """A tensor that is not packed."""
+    if raw.dtype not in FLOATS:
+        raise DamagedFile(
+            f"tensor {shown(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
+            "and others only in the packings that config.json names"
+        )
+    form, rows = FORMATS[raw.dtype], math.prod(raw.shape[:-1])
+    return QTensor(raw.name, form, raw.shape, raw.data.reshape(rows, -1))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise DamagedFile(f"{path.parent.name}: has no {path.name}")
+    if path.stat().st_size > MAX_JSON_BYTES:
+        raise DamagedFile(f"{path.name}: is larger than {MAX_JSON_BYTES} bytes")
+    return _parse_json(path.read_bytes(), path.name)
+
+
+def _parse_json(raw: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
+    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8 and endless digits
+        raise DamagedFile(f"{name}: is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedFile(f"{name}: is not a JSON object")
+    return value
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in members:
+            raise ValueError(f"{shown(key)} appears twice")
+        members[key] = value
+    return members

@@ -1,0 +1,265 @@
+"""GGUF metadata: reading keys and values from a file that is not trusted, and typed access to them.
+
+Source: the GGUF specification (docs/gguf.md of ggml).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from ..errors import DamagedFile
+from ..mapped_file import MappedFile
+from .string_array import Texts, pack_short
+
+MAX_HEADER_BYTES = 1 << 28  # everything before the tensor data; the largest vocabularies take 2^24
+MAX_ELEMENTS = 1 << 24  # of all arrays of a file together
+MAX_KEY_BYTES = (1 << 16) - 1
+MAX_DEPTH = 4  # arrays of arrays of …
+STRING_WINDOW = 1 << 19  # bytes that are searched for short strings at once
+ANY_STRINGS = 1 << 8  # strings read singly before short ones are looked for again
+LEAST_PACKED = 1 << 8  # strings; shorter arrays are plain lists
+
+UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9  # value types that get special treatment
+_NUMBERS = {  # value type id → struct and NumPy code
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    UINT32: "I",
+    5: "i",
+    6: "f",
+    BOOL: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_SCALARS = {kind: struct.Struct("<" + code) for kind, code in _NUMBERS.items()}
+_DTYPES = {kind: np.dtype(code).newbyteorder("<") for kind, code in _NUMBERS.items()}
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_LEAST_BYTES = {**{kind: s.size for kind, s in _SCALARS.items()}, STRING: 8, ARRAY: 12}
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class HeaderReader:
+    """Reads the part of a GGUF file before the tensor data from front to back."""
+
+    def __init__(self, file: MappedFile) -> None:
+        self.position = 0
+        self._buffer = file.buffer
+        self._name = file.path.name
+        self._end = min(file.n_bytes, MAX_HEADER_BYTES)
+        self._elements = MAX_ELEMENTS  # left to read
+
+    def damaged(self, message: str) -> DamagedFile:
+        return DamagedFile(f"{self._name}: {message}")
+
+    def take(self, n: int, what: str) -> bytes:
+        """The next n bytes, all of which must be there."""
+        if n > self._end - self.position:
+            if self._end == MAX_HEADER_BYTES:
+                raise self.damaged(f"{what} lies beyond the first {MAX_HEADER_BYTES} bytes")
+            raise self.damaged(f"{what} runs past the end of the file")
+        self.position += n
+        return self._buffer[self.position - n : self.position]
+
+    def u32(self, what: str) -> int:
+        return int(_U32.unpack(self.take(4, what))[0])
+
+    def u64(self, what: str) -> int:
+        return int(_U64.unpack(self.take(8, what))[0])
+
+    def count(self, what: str, least_bytes: int, limit: int) -> int:
+        """A number of things that each take at least `least_bytes`, so that the file can hold them all."""
+        n = self.u64(f"the number of {what}")
+        if n * least_bytes > self._end - self.position:
+            raise self.damaged(f"claims {n} {what}, more than the file can hold")
+        if n > limit:
+            raise self.damaged(f"has {n} {what}; at most {limit} are read")
+        return n
+
+    def name(self, what: str) -> str:
+        """A key or a tensor's name: short, not empty, UTF-8."""
+        n = self.u64(f"the length of {what}")
+        if not 0 < n <= MAX_KEY_BYTES:
+            raise self.damaged(f"{what} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
+        return self._text(n, what)
+
+    def metadata(self, n: int) -> tuple[dict[str, Any], dict[str, int]]:
+        """n keys with their values, and the GGUF value type of each."""
+        values: dict[str, Any] = {}
+        types: dict[str, int] = {}
+        for i in range(n):
+            key = self.name(f"metadata key {i + 1} of {n}")
+            if key in values:
+                raise self.damaged(f"metadata key {shown(key)} appears twice")
+            types[key] = self.u32(f"the type of {shown(key)}")
+            values[key] = self._value(types[key], f"metadata {shown(key)}", MAX_DEPTH)
+        return values, types
+
+    def _value(self, kind: int, what: str, depth: int) -> Any:
+        if kind == STRING:
+            return self._text(self.u64(what), what)
+        if kind == ARRAY:
+            return self._array(what, depth)
+        if kind not in _SCALARS:
+            raise self.damaged(f"{what} has an unknown value type, {kind}")
+        raw = self.take(_SCALARS[kind].size, what)
+        if kind == BOOL and raw > b"\x01":
+            raise self.damaged(f"{what} is a bool with the value {raw[0]}")
+        return _SCALARS[kind].unpack(raw)[0]
+
+    def _array(self, what: str, depth: int) -> Any:
+        if depth == 0:
+            raise self.damaged(f"{what} nests arrays more than {MAX_DEPTH} deep")
+        kind = self.u32(what)
+        if kind not in _LEAST_BYTES:
+            raise self.damaged(f"{what} is an array of an unknown value type, {kind}")
+        n = self.count(f"elements in {what}", _LEAST_BYTES[kind], self._elements)
+        self._elements -= n
+        if kind == STRING:
+            return self._strings(n, what)
+        if kind == ARRAY:
+            return [self._array(what, depth - 1) for _ in range(n)]
+        raw = self.take(n * _SCALARS[kind].size, what)
+        if kind == BOOL and raw.strip(b"\x00\x01"):
+            raise self.damaged(f"{what} has a bool that is neither 0 nor 1")
+        return np.frombuffer(raw, _DTYPES[kind]).copy()
+
+    def _text(self, n: int, what: str) -> str:
+        try:
+            return self.take(n, what).decode()
+        except UnicodeDecodeError:
+            raise self.damaged(f"{what} is not UTF-8") from None
+
+    def _strings(self, n: int, what: str) -> list[str] | Texts:
+        # a vocabulary is hundreds of thousands of strings: one after another only where it must be
+        start, done = self.position, 0
+        chunks: list[bytes] = []
+        while done < n and n >= LEAST_PACKED:
+            window = self._buffer[self.position : min(self._end, self.position + STRING_WINDOW)]
+            chunk, found, size = pack_short(window, n - done)
+            self.position += size
+            if not found:
+                texts = self._any_strings(done, min(n, done + ANY_STRINGS), what)
+                if any(b"\0" in text for text in texts):
+                    break
+                chunk, found = b"".join(b"\0" + text for text in texts), len(texts)
+            chunks.append(chunk)
+            done += found
+        if done == n and chunks:
+            return Texts(b"".join([*chunks, b"\0"]), n)
+        self.position = start
+        return [text.decode() for text in self._any_strings(0, n, what)]
+
+    def _any_strings(self, first: int, stop: int, what: str) -> list[bytes]:
+        """The strings from number `first` of an array up to `stop`."""
+        buffer, position, end = self._buffer, self.position, self._end
+        length_at = _U64.unpack_from
+        texts: list[bytes] = []
+        try:
+            while first + len(texts) < stop:
+                start = position + 8
+                position = start + length_at(buffer, position)[0]
+                if position > end:
+                    break
+                text = buffer[start:position]
+                text.decode()
+                texts.append(text)
+        except UnicodeDecodeError:
+            raise self.damaged(f"element {first + len(texts)} of {what} is not UTF-8") from None
+        except struct.error:  # no room for a length
+            position = end + 1
+        self.take(position - self.position, f"element {first + len(texts)} of {what}")
+        return texts
+
+
+def shown(name: str) -> str:
+    """A name from a file as it may stand in a message: quoted, on one line, not too long."""
+    return repr(name if len(name) <= 64 else name[:61] + "…")
+
+
+_MISSING: Any = object()
+
+
+@overload
+def require(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T: ...
+@overload
+def require(metadata: Mapping[str, Any], key: str, kind: type[T], default: D) -> T | D: ...
+def require(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
+    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings, maybe Texts).
+
+    A whole number passes as a float; a bool passes as neither. Without a default the key must be there.
+    Raises DamagedFile.
+    """
+    if key not in metadata:
+        return _given(default, key)
+    value = metadata[key]
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is list and isinstance(value, Texts):
+        return value[:]
+    if type(value) is not kind or (type(value) is list and not _is_texts(value)):
+        raise _wrong(key, kind, value)
+    return value
+
+
+@overload
+def require_array(metadata: Mapping[str, Any], key: str, kind: type[np.generic]) -> np.ndarray: ...
+@overload
+def require_array(
+    metadata: Mapping[str, Any], key: str, kind: type[np.generic], default: D
+) -> np.ndarray | D: ...
+def require_array(
+    metadata: Mapping[str, Any], key: str, kind: type[np.generic], default: Any = _MISSING
+) -> Any:
+    """The numeric array `key`, whose dtype must be a `kind`: np.integer, np.floating or np.bool_.
+
+    Without a default the key must be there. Raises DamagedFile.
+    """
+    if key not in metadata:
+        return _given(default, key)
+    value = metadata[key]
+    if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, kind):
+        raise _wrong(key, kind, value)
+    return value
+
+
+_KINDS: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    list: "a list of texts",
+    np.integer: "an array of whole numbers",
+    np.floating: "an array of floating point numbers",
+    np.bool_: "an array of true and false",
+}
+
+
+def _given(default: Any, key: str) -> Any:
+    if default is _MISSING:
+        raise DamagedFile(f"metadata has no {shown(key)}")
+    return default
+
+
+def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
+    if isinstance(value, Texts):
+        found = _KINDS[list]
+    elif isinstance(value, np.ndarray):
+        found = f"an array of {value.dtype.name}"
+    elif isinstance(value, list) and not _is_texts(value):
+        found = "a nested array"
+    else:
+        found = _KINDS.get(type(value), type(value).__name__)
+    return DamagedFile(f"metadata {shown(key)} should be {_KINDS[kind]} but is {found}")
+
+
+def _is_texts(values: list) -> bool:
+    return all(type(value) is str for value in values)

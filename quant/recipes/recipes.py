@@ -1,0 +1,277 @@
+"""Recipes: which format each tensor of a model gets, for the types that people ask for by name.
+
+The mixtures of "q4_k_m" and its like are those of llama.cpp, so that a file has the size that its name lets
+expect. Types, fall-backs and exceptions are those of its quantiser.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..block import BlockFormat
+from ..formats import FORMATS
+from ..gguf.assembled import Assembled
+from ..gguf.writer import TensorRecord
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A type by name: the format of most matrices, and `general.file_type` of files made by it."""
+
+    name: str
+    format: str
+    file_type: int
+
+    @property
+    def is_float(self) -> bool:
+        return FORMATS[self.format].is_float
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        name: Recipe(name, form, number)
+        for name, form, number in (
+            ("f32", "F32", 0),
+            ("f16", "F16", 1),
+            ("bf16", "BF16", 32),
+            ("q8_0", "Q8_0", 7),
+            ("q4_0", "Q4_0", 2),
+            ("q4_1", "Q4_1", 3),
+            ("q5_0", "Q5_0", 8),
+            ("q5_1", "Q5_1", 9),
+            ("q2_k", "Q2_K", 10),
+            ("q3_k_s", "Q3_K", 11),
+            ("q3_k_m", "Q3_K", 12),
+            ("q3_k_l", "Q3_K", 13),
+            ("q4_k_s", "Q4_K", 14),
+            ("q4_k_m", "Q4_K", 15),
+            ("q5_k_s", "Q5_K", 16),
+            ("q5_k_m", "Q5_K", 17),
+            ("q6_k", "Q6_K", 18),
+            ("iq4_nl", "IQ4_NL", 25),
+            ("iq4_xs", "IQ4_XS", 30),
+            ("mxfp4", "MXFP4", 38),
+            ("mxfp4_moe", "MXFP4", 38),
+        )
+    }
+)
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "int8": "q8_0",
+        "int4": "q4_k_m",
+        "q3_k": "q3_k_m",
+        "q4_k": "q4_k_m",
+        "q5_k": "q5_k_m",
+        "fp16": "f16",
+        "fp32": "f32",
+    }
+)
+# Instead of a format whose blocks do not divide a width
+FALL_BACKS: Mapping[str, str] = MappingProxyType(
+    {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+)
+# Parts of names of matrices that stay floats: small, or what others depend on
+_KEPT = (
+    *("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "per_layer_model_proj", "position_embd"),
+    *("ssm_conv1d", "shortconv.conv.weight"),
+)
+# … and of those that readers expect as float32
+_SINGLE = (
+    *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd", "ssm_conv1d"),
+    *("shortconv.conv.weight", "altup_correct_coef", "altup_predict_coef"),
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What mixtures depend on beside the tensors' names."""
+
+    architecture: str  # of the GGUF file
+    layers: int
+    queries_a_key: int  # query heads that share a key-value head; 0: the first layer has no attention
+    experts: int = 0
+
+    @property
+    def shares_by_eight(self) -> bool:
+        """The 70B models of their kind, whose values are an eighth as many as queries."""
+        return self.architecture in ("llama", "qwen2") and self.layers == 80 and self.queries_a_key > 1
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A tensor and the format that it is going to have. `note`: why that is not what the recipe says."""
+
+    tensor: Assembled
+    format: BlockFormat
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
+    @property
+    def record(self) -> TensorRecord:
+        return TensorRecord(self.tensor.name, self.tensor.shape, self.format)
+
+
+def find_recipe(name: str) -> Recipe | None:
+    """The recipe of that name or alias, in upper or lower case."""
+    name = name.lower().replace("-", "_")
+    return RECIPES.get(ALIASES.get(name, name))
+
+
+def is_quantizable(name: str, shape: Sequence[int]) -> bool:
+    """Whether a recipe changes a tensor at all: matrices of weights, but for a few small ones."""
+    return len(shape) > 1 and name.endswith("weight") and not any(part in name for part in _KEPT)
+
+
+def float_format(name: str, shape: Sequence[int], source: BlockFormat) -> BlockFormat:
+    """What a tensor is kept as that is not quantised, coming from a checkpoint: float32, which readers expect
+    of vectors and a few others, or as it is."""
+    single = len(shape) == 1 or not name.endswith(".weight") or any(part in name for part in _SINGLE)
+    return FORMATS["F32"] if single or not source.is_float else source
+
+
+def plan(
+    recipe: Recipe,
+    tensors: Sequence[Assembled],
+    facts: Facts,
+    importance: bool = False,
+    keep: bool = False,
+    overrides: Iterable[tuple[str, BlockFormat]] = (),
+) -> list[Planned]:
+    """The formats of all `tensors`, which are in the order of the file.
+
+    - `importance`: the matrices will be rounded by importance, which some mixtures take into account.
+    - `keep`: tensors that are not quantised stay as they are, for sources that are GGUF files already.
+    - `overrides`: patterns of names, and the format of those tensors instead of the recipe's.
+    """
+    mixture = _Mixture(recipe, facts, importance, tensors)
+    patterns = [(re.compile(pattern), form) for pattern, form in overrides]
+    planned = []
+    for tensor in tensors:
+        name, shape, source = tensor.name, tensor.shape, tensor.format
+        if not is_quantizable(name, shape):
+            planned.append(Planned(tensor, source if keep else float_format(name, shape, source)))
+            continue
+        single = (
+            not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _SINGLE)
+        )
+        chosen = FORMATS["F32"] if single and recipe.is_float else FORMATS[mixture.choose(name, shape)]
+        chosen = next((form for pattern, form in patterns if pattern.search(name)), chosen)
+        fitting = fitted(chosen, shape[-1])
+        note = "" if fitting is chosen else f"rows of {shape[-1]} do not divide into blocks of {chosen.name}"
+        planned.append(Planned(tensor, fitting, note))
+    return planned
+
+
+def fitted(form: BlockFormat, width: int) -> BlockFormat:
+    """`form`, or what stands in for it where its blocks do not divide rows of `width`."""
+    if width % form.block_size == 0:
+        return form
+    other = FORMATS[FALL_BACKS.get(form.name, form.name)]
+    return other if width % other.block_size == 0 else FORMATS["F16"]
+
+
+def more_bits(i: int, n: int) -> bool:
+    """The layers that the "_m" mixtures spend more on: the first and last eighth, and every third between."""
+    return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
+
+
+class _Mixture:
+    """Chooses formats one tensor after the other; some choices depend on how many of a kind came before."""
+
+    def __init__(self, recipe: Recipe, facts: Facts, importance: bool, tensors: Sequence[Assembled]) -> None:
+        self._recipe = recipe
+        self._facts = facts
+        self._importance = importance
+        self._tied = all(tensor.name != "output.weight" for tensor in tensors)
+        self._n_values = sum(_is_values(tensor.name) for tensor in tensors)
+        self._values = 0
+        self._downs = 0
+
+    def choose(self, name: str, shape: Sequence[int]) -> str:
+        """The format of a matrix, whatever its width."""
+        form, recipe = self._recipe.format, self._recipe.name
+        if self._recipe.is_float:
+            return form
+        embeds = name in ("token_embd.weight", "per_layer_token_embd.weight")
+        if name == "output.weight" or (self._tied and embeds):
+            return self._head(shape[-1])
+        if form == "MXFP4":
+            dense = recipe == "mxfp4" and not self._facts.experts
+            return "MXFP4" if (dense and not embeds) or (len(shape) > 2 and shape[0] > 1) else "Q8_0"
+        if embeds:
+            return form
+        kinds: tuple[tuple[Callable[[str], bool], Callable[[str], str]], ...] = (
+            (_is_values, self._of_values),
+            (lambda name: "attn_k.weight" in name, self._of_keys),
+            (lambda name: "ffn_down" in name, self._of_down),
+            (lambda name: "attn_output.weight" in name, self._of_attention_output),
+        )
+        return next((choice(name) for matches, choice in kinds if matches(name)), form)
+
+    def _head(self, width: int) -> str:
+        form = self._recipe.format
+        if (
+            form in ("MXFP4", "Q8_0")
+            or width % FORMATS[form].block_size
+            or self._facts.architecture == "falcon"
+        ):
+            return "Q8_0"
+        return "Q6_K"
+
+    def _of_values(self, name: str) -> str:
+        form, recipe, i = self._recipe.format, self._recipe.name, self._values
+        self._values += 1
+        wide = self._facts.queries_a_key >= 4
+        if recipe == "q2_k":
+            form = "Q4_K" if wide else "Q3_K"
+        elif recipe == "q3_k_m":
+            form = "Q5_K" if i < 2 else "Q4_K"
+        elif recipe == "q3_k_l" or (recipe in ("iq4_nl", "iq4_xs") and wide):
+            form = "Q5_K"
+        elif recipe in ("q4_k_m", "q5_k_m") and more_bits(i, self._n_values):
+            form = "Q6_K"
+        elif recipe == "q4_k_s" and i < 4:
+            form = "Q5_K"
+        if self._facts.shares_by_eight and form in ("Q3_K", "Q4_K"):
+            form = "Q5_K"
+        return "Q8_0" if self._facts.experts == 8 else form
+
+    def _of_keys(self, name: str) -> str:
+        return "Q8_0" if self._facts.experts == 8 else self._recipe.format
+
+    def _of_down(self, name: str) -> str:
+        form, recipe, n = self._recipe.format, self._recipe.name, self._facts.layers
+        i = int(name.split(".")[1]) if self._facts.experts > 1 else self._downs
+        self._downs += 1
+        early = i < n // 8
+        choices: dict[str, str | None] = {
+            "q2_k": "Q3_K",
+            "q3_k_m": "Q5_K" if i < n // 16 else "Q4_K",
+            "q3_k_l": "Q5_K",
+            "q4_k_m": "Q6_K" if more_bits(i, n) else None,
+            "q5_k_m": "Q6_K" if more_bits(i, n) else None,
+            "q4_k_s": "Q5_K" if early else None,
+            "iq4_nl": "Q5_K" if early and not self._importance else None,
+            "iq4_xs": "Q5_K" if early and not self._importance else None,
+            "q4_0": "Q4_1" if early and self._importance else None,
+            "q5_0": "Q5_1" if early and self._importance else None,
+        }
+        return choices.get(recipe) or form
+
+    def _of_attention_output(self, name: str) -> str:
+        recipe, form = self._recipe.name, self._recipe.format
+        if self._facts.experts == 8:
+            small = ("q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m", "iq4_nl", "iq4_xs")
+            return "Q5_K" if recipe in small else form
+        return {"q2_k": "Q3_K", "q3_k_m": "Q4_K", "q3_k_l": "Q5_K"}.get(recipe, form)
+
+
+def _is_values(name: str) -> bool:
+    """The projection to values, alone or with others."""
+    return any(part in name for part in ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"))

@@ -1,0 +1,224 @@
+"""Products of 8-bit weights and activations: what their codes look like, and the sums of their products.
+
+An `I32` lane holds four consecutive 8-bit weights of its row; they meet four activations that are the same
+for all lanes. `Sums` knows the instructions of the level; `dot` adds up one sum, a tile (`tiles`) many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.typing.templates import signature
+
+from ....quant.jit.levels import LANES, LEVEL
+from ....quant.jit.llvm_ir import F32V, I8, I8V, I16V, I32_, I32V, all_lanes, beside, call, load, splat
+from ....quant.jit.simd import F32, I32, compile_time, intrinsic
+
+VNNI = LEVEL in ("avx512vnni", "avxvnni")
+REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
+
+
+@compile_time
+@dataclass(frozen=True)
+class Codes:
+    """A compile-time constant: what the 8-bit codes of the block format `name` look like.
+
+    A code stands for code - zero. It lies in 0…limit, or in -limit…limit if `signed`.
+    """
+
+    name: str
+    limit: int
+    zero: int = 0
+    signed: bool = False
+
+
+def broadcast4(builder: Any, address: Any, offset: int) -> Any:
+    """Four activations, the same in every lane, as bytes; vpbroadcastd from memory."""
+    if LEVEL == "neon":  # sdot takes a lane of a register: one load for four of them
+        x = load(builder, beside(builder, address, offset // 16 * 16), I32V, 4)
+        lane = all_lanes(I32V, offset % 16 // 4)
+        return builder.bitcast(builder.shuffle_vector(x, x, lane), I8V)
+    four = load(builder, beside(builder, address, offset), I32_, 4)
+    return builder.bitcast(splat(builder, four, I32V), I8V)
+
+
+def keep_order(builder: Any, values: list) -> list:
+    """The same values, opaque to the optimiser, which would load everything first and run out of registers.
+
+    An empty piece of assembly that claims to change them: no instruction comes of it.
+    """
+    if not REGISTER:  # no telling what a vector becomes
+        return values
+    n, kinds = len(values), [v.type for v in values]
+    result = ir.LiteralStructType(kinds)
+    constraints = ",".join([f"={REGISTER}"] * n + [str(i) for i in range(n)])
+    asm = ir.InlineAsm(ir.FunctionType(result, kinds), "", constraints, side_effect=True)
+    packed = builder.call(asm, values)
+    return [builder.extract_value(packed, i) for i in range(n)]
+
+
+class _DirectSums:
+    """Instructions that multiply and add to 32 bits at once; `cells` names the sums."""
+
+    def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
+        self._builder, self._signed = builder, signed
+        self._sums = dict.fromkeys(cells, all_lanes(I32V, 0))
+
+    def prepare(self, word: Any) -> Any:
+        """What `add` takes for a word of codes; vpdpbusd's must be unsigned, which `code_offset` tells."""
+        return self._builder.xor(word, all_lanes(I8V, 0x80)) if VNNI and self._signed else word
+
+    def add(self, cell: Any, word: Any, x: Any) -> None:
+        self._sums[cell] = _ADDS[LEVEL](self._builder, self._sums[cell], word, x, self._signed)
+
+    def keep_order(self) -> None:
+        kept = keep_order(self._builder, list(self._sums.values()))
+        self._sums = dict(zip(self._sums, kept, strict=True))
+
+    def total(self, cell: Any) -> Any:
+        return self._sums[cell]
+
+
+def _add_vnni(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
+    arguments = (total, builder.bitcast(word, I32V), builder.bitcast(x, I32V))
+    return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", I32V, *arguments)
+
+
+def _add_neon(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
+    """Codes up to 127 are the same number signed."""
+    return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, total, word, x)
+
+
+def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
+    """Four widening multiplications a lane: bytes are picked by shifts of the 32-bit lanes."""
+
+    def byte(v: Any, i: int, signed: bool) -> Any:
+        v = builder.shl(builder.bitcast(v, I32V), all_lanes(I32V, 24 - 8 * i))
+        return (builder.ashr if signed else builder.lshr)(v, all_lanes(I32V, 24))
+
+    for i in range(4):
+        total = builder.add(total, builder.mul(byte(word, i, signed), byte(x, i, True)))
+    return total
+
+
+_ADDS = {"avx512vnni": _add_vnni, "avxvnni": _add_vnni, "neon": _add_neon, "plain": _add_plain}
+
+
+class _PairSums:
+    """vpmaddubsw into 16 bits, summed while they cannot overflow, then vpmaddwd to 32 bits."""
+
+    def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
+        self._builder, self._signed = builder, signed
+        self._run = max(1, 32767 // (2 * 127 * limit))
+        self._wide: dict = dict.fromkeys(cells)
+        self._narrow: dict = dict.fromkeys(cells)
+        self._count: dict = dict.fromkeys(cells, 0)
+
+    def prepare(self, word: Any) -> Any:
+        """What `add` takes for a word of codes: of signed ones |word|, and what has its signs."""
+        if not self._signed:
+            return word
+        b = self._builder
+        if LANES == 8:
+            return call(b, "llvm.abs.v32i8", I8V, word, ir.Constant(ir.IntType(1), 0)), word
+        negative = b.icmp_signed("<", word, all_lanes(I8V, 0))
+        return b.select(negative, b.neg(word), word), negative
+
+    def add(self, cell: Any, word: Any, x: Any) -> None:
+        b = self._builder
+        if self._signed:  # |w| · (x with the sign of w); -128 never meets more than 127
+            word, signs = word
+            if LANES == 8:
+                x = call(b, "llvm.x86.avx2.psign.b", I8V, x, signs)
+            else:
+                x = b.select(signs, b.neg(x), x)
+        name = "llvm.x86.avx2.pmadd.ub.sw" if LANES == 8 else "llvm.x86.avx512.pmaddubs.w.512"
+        product = call(b, name, I16V, word, x)
+        before = self._narrow[cell]
+        self._narrow[cell] = product if before is None else b.add(before, product)
+        self._count[cell] += 1
+        if self._count[cell] == self._run:
+            self._widen(cell)
+
+    def keep_order(self) -> None:
+        for values in (self._narrow, self._wide):
+            cells = [c for c in values if values[c] is not None]
+            if cells:
+                kept = keep_order(self._builder, [values[c] for c in cells])
+                values.update(zip(cells, kept, strict=True))
+
+    def _widen(self, cell: Any) -> None:
+        if self._narrow[cell] is None:
+            return
+        name = "llvm.x86.avx2.pmadd.wd" if LANES == 8 else "llvm.x86.avx512.pmaddw.d.512"
+        wide = call(self._builder, name, I32V, self._narrow[cell], all_lanes(I16V, 1))
+        self._wide[cell] = wide if self._wide[cell] is None else self._builder.add(self._wide[cell], wide)
+        self._narrow[cell], self._count[cell] = None, 0
+
+    def total(self, cell: Any) -> Any:
+        self._widen(cell)
+        return self._wide[cell]
+
+
+Sums: Any = _PairSums if LEVEL in ("avx512", "avx2") else _DirectSums
+
+
+@intrinsic
+def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any:
+    """start + Σ words · activations, in each lane.
+
+    `words` is a tuple of n I32, each holding 4 codes a lane; the 4n int8 activations at `address` are shared
+    by all lanes. `codes` is a `Codes` constant. Activations are in -127…127.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        before, packed, at, _ = values
+        sums = Sums(builder, [0], codes.value.limit, codes.value.signed)
+        for i, word in enumerate(cgutils.unpack_tuple(builder, packed, words.count)):
+            sums.add(0, sums.prepare(builder.bitcast(word, I8V)), broadcast4(builder, at, 4 * i))
+        return builder.add(before, sums.total(0))
+
+    return signature(I32, I32, words, types.int64, codes), codegen
+
+
+@intrinsic
+def code_offset(typingctx: Any, codes: Any) -> Any:
+    """What `dot` counts every code too high, in every lane: Σ (code - zero) · x = dot - offset · Σ x."""
+    offset = codes.value.zero + (128 if codes.value.signed and VNNI else 0)
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return all_lanes(F32V, float(offset))
+
+    return signature(F32, codes), codegen
+
+
+@intrinsic
+def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
+    """table[index] for every byte; `table` is a tuple of 16 ints, index bytes lie in 0…15; vpshufb."""
+    if not isinstance(table, types.BaseTuple) or len(table) != 16:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        entries = [builder.trunc(v, I8) for v in cgutils.unpack_tuple(builder, values[0], 16)]
+        where = builder.bitcast(values[1], I8V)
+        if LEVEL == "plain":
+            found = all_lanes(I8V, 0)
+            for i, entry in enumerate(entries):
+                hit = builder.icmp_unsigned("==", where, all_lanes(I8V, i))
+                found = builder.select(hit, splat(builder, entry, I8V), found)
+            return builder.bitcast(found, I32V)
+        lut = ir.Constant(ir.VectorType(I8, 16), ir.Undefined)
+        for i, entry in enumerate(entries):
+            lut = builder.insert_element(lut, entry, ir.Constant(I32_, i))
+        if LEVEL == "neon":
+            return builder.bitcast(call(builder, "llvm.aarch64.neon.tbl1.v16i8", I8V, lut, where), I32V)
+        order = [ir.Constant(I32_, i % 16) for i in range(4 * LANES)]
+        lut = builder.shuffle_vector(lut, lut, ir.Constant(ir.VectorType(I32_, 4 * LANES), order))
+        name = "llvm.x86.avx2.pshuf.b" if LANES == 8 else "llvm.x86.avx512.pshuf.b.512"
+        return builder.bitcast(call(builder, name, I8V, lut, where), I32V)
+
+    return signature(I32, table, I32), codegen

@@ -1,0 +1,145 @@
+"""Row-interleaved weights: the layout that the CPU kernels read.
+
+`lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of
+1-, 2- or 4-byte elements; a panel stores plane after plane, in each of them block after block, element
+after element, and for each element the `lanes` rows side by side::
+
+    panel[plane][block][element][row]
+
+so that one vector load brings the same element of every row. The bits are those of the file: nothing is lost
+and nothing grows, but for the rows of zeros that fill the last panel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ....quant.block import BlockFormat, QTensor
+from ....quant.jit.kernel import Kernel
+
+
+@dataclass(frozen=True)
+class Plane:
+    """`count` elements of `size` bytes at byte `offset` of a block."""
+
+    offset: int
+    size: int
+    count: int
+
+    @property
+    def n_bytes(self) -> int:
+        return self.size * self.count
+
+
+PLANES: dict[str, tuple[Plane, ...]] = {
+    "F32": (Plane(0, 4, 1),),
+    "F16": (Plane(0, 2, 1),),
+    "BF16": (Plane(0, 2, 1),),
+    "Q8_0": (Plane(0, 2, 1), Plane(2, 4, 8)),  # d, qs
+    "Q4_0": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
+    "Q4_1": (Plane(0, 2, 2), Plane(4, 4, 4)),  # d m, qs
+    "Q5_0": (Plane(0, 2, 1), Plane(2, 4, 1), Plane(6, 4, 4)),  # d, qh, qs
+    "Q5_1": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 4)),  # d m, qh, qs
+    "Q2_K": (Plane(80, 2, 2), Plane(0, 4, 4), Plane(16, 4, 16)),  # d dmin, scales, qs
+    "Q3_K": (Plane(108, 2, 1), Plane(96, 4, 3), Plane(0, 4, 8), Plane(32, 4, 16)),  # d, scales, hmask, qs
+    "Q4_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 32)),  # d dmin, scales, qs
+    "Q5_K": (Plane(0, 2, 2), Plane(4, 4, 3), Plane(16, 4, 8), Plane(48, 4, 32)),  # d dmin, scales, qh, qs
+    "Q6_K": (Plane(208, 2, 1), Plane(192, 4, 4), Plane(128, 4, 16), Plane(0, 4, 32)),  # d, scales, qh, ql
+    "IQ4_NL": (Plane(0, 2, 1), Plane(2, 4, 4)),  # d, qs
+    "IQ4_XS": (Plane(0, 2, 2), Plane(4, 4, 1), Plane(8, 4, 32)),  # d scales_h, scales_l, qs
+    "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
+}
+
+# What the compiled part is told.
+_GATHER_FIELDS = (
+    "data",
+    "row_bytes",
+    "n_panels",
+    "lanes",
+    "n_blocks",
+    "type_size",
+    "out",
+    "planes",
+    "n_planes",
+)
+GATHER = np.dtype([(name, np.int64) for name in _GATHER_FIELDS])
+PLANE = np.dtype([(name, np.int64) for name in ("offset", "size", "count", "regroup")])
+GATHER_ROWS = Kernel(f"{__package__}.repack", "gather_rows")
+
+HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
+
+
+def repacked_bytes(tensor: QTensor, lanes: int) -> int:
+    """Bytes of the matrix in panels."""
+    rows, row_bytes = tensor.data.shape
+    return -(-rows // lanes) * lanes * row_bytes
+
+
+def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
+    """The matrix in panels of `lanes` (4, 8, 16) rows: uint8 [panels, bytes per panel], 64-byte aligned.
+
+    Written into `out`, contiguous uint8 [repacked_bytes], if given. Other threads run meanwhile, and may
+    repack other rows.
+    """
+    rows, row_bytes = tensor.data.shape
+    if out is None:
+        out = aligned_empty(repacked_bytes(tensor, lanes))
+    out = out.reshape(-1, lanes * row_bytes)
+    data = np.ascontiguousarray(tensor.data)
+    whole = rows // lanes
+    _gather(GATHER_ROWS.compiled.ctypes, tensor.format, data[: whole * lanes], lanes, out[:whole])
+    if whole < len(out):
+        last = np.zeros((lanes, row_bytes), np.uint8)
+        last[: rows - whole * lanes] = data[whole * lanes :]
+        _gather(GATHER_ROWS.compiled.ctypes, tensor.format, last, lanes, out[whole:])
+    return out
+
+
+def _gather(
+    gather_rows: Callable[[int, int, int], None],
+    kind: BlockFormat,
+    data: np.ndarray,
+    lanes: int,
+    out: np.ndarray,
+) -> None:
+    """Repack whole panels."""
+    n_blocks, type_size = data.shape[1] // kind.type_size, kind.type_size
+    regrouped = HIGH_BITS_PLANE.get(kind.name)
+    planes = np.array(
+        [(p.offset, p.size, p.count, i == regrouped) for i, p in enumerate(PLANES[kind.name])], PLANE
+    )
+    if len(planes) == 1:  # its elements lie in the panel as if a row were one large block
+        planes["count"] *= n_blocks
+        n_blocks, type_size = 1, data.shape[1]
+    arguments = np.zeros(1, GATHER)
+    arguments["data"], arguments["row_bytes"], arguments["out"] = (
+        data.ctypes.data,
+        data.shape[1],
+        out.ctypes.data,
+    )
+    arguments["n_panels"], arguments["lanes"] = len(out), lanes
+    arguments["n_blocks"], arguments["type_size"] = n_blocks, type_size
+    arguments["planes"], arguments["n_planes"] = planes.ctypes.data, len(planes)
+    gather_rows(arguments.ctypes.data, 0, 0)
+
+
+def regroup_high_bits(words: np.ndarray) -> np.ndarray:
+    """Move bit 4j + b, the fifth bit of weight 4j + b, to 8b + j: `>> j & 0x01010101` is then word j's."""
+    byte = np.arange(256, dtype=np.uint32)
+    table = np.zeros(256, np.uint32)
+    for b in range(4):
+        table |= (byte >> b & 1) << 8 * b | (byte >> (4 + b) & 1) << (8 * b + 1)
+    out = np.zeros_like(words)
+    for i in range(4):
+        out |= table[words >> 8 * i & 0xFF] << np.uint32(2 * i)
+    return out
+
+
+def aligned_empty(n_bytes: int, alignment: int = 64) -> np.ndarray:
+    """uint8 [n_bytes] whose address is a multiple of `alignment`."""
+    raw = np.empty(n_bytes + alignment, np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + n_bytes]
