@@ -99,10 +99,10 @@ def render_chat(
     - `now`: ISO time for `strftime_now` in the template; default: the present.
     - `variables`: what else the template reads: `bos_token`, `eos_token`, `enable_thinking`, …
 
-    Templates run in an immutable sandbox. Raises `kukri.tokenizer.template.TemplateError` for a template
+    Templates run in an immutable sandbox. Raises `kukri.tokenizer.chat.template.TemplateError` for a template
     that is broken, reaches out of it, or refuses the conversation.
     """
-    from .tokenizer.template import render_chat
+    from .tokenizer.chat.template import render_chat
 
     return render_chat(template, messages, tools, add_generation_prompt, now, **variables)
 

@@ -17,7 +17,7 @@ from ..quant.recipes.recipes import Facts
 from ..runtime.config import config_from_hf
 from ..runtime.export import export_model
 from ..runtime.weights import Weights
-from ..tokenizer.export import tokenizer_metadata
+from ..tokenizer.readers.export import tokenizer_metadata
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 
 _WRITTEN_ANEW = ("general.file_type", "general.quantization_version", "general.quantized_by")

@@ -17,9 +17,9 @@ from ..runtime.sampler import SamplingParams
 from ..runtime.stats import GenerationStats
 from ..tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ..tokenizer import load_tokenizer as tokenizer_from_files
-from ..tokenizer.chat import encode_chat
+from ..tokenizer.chat.chat import encode_chat
+from ..tokenizer.chat.template import TemplateError
 from ..tokenizer.incremental import IncrementalDecoder
-from ..tokenizer.template import TemplateError
 from .source import Source, is_gguf
 from .stops import StopFilter
 from .token_kernel import token_kernel

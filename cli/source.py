@@ -98,7 +98,7 @@ def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Itera
         tokenizer.accelerate(token_kernel())
     if tokenizer is None or tokenizer.chat_template:
         return ""
-    from ..tokenizer.builtin import builtin_template
+    from ..tokenizer.chat.builtin import builtin_template
 
     names = [name for name in called if isinstance(name, str)]
     eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]

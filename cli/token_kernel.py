@@ -33,7 +33,7 @@ compile_into(sys.argv[2])
 
 
 class TokenKernel:
-    """Gives the kernel of `tokenizer/kernels.py` as soon as it is in a cache.
+    """Gives the kernel of `tokenizer/bpe/kernels.py` as soon as it is in a cache.
 
     Compiling takes seconds, in which megabytes are encoded without it. So another process does that, at the
     lowest priority, once for each version of the sources, when somebody encodes as much as a document.
@@ -79,7 +79,7 @@ def token_kernel() -> TokenKernel:
 @cache
 def kernel_key() -> str:
     """A name that no other version of the kernel has. OSError where its sources are not there."""
-    folder = Path(__file__).parent.parent / "tokenizer"
+    folder = Path(__file__).parent.parent / "tokenizer" / "bpe"
     sources = b"".join((folder / name).read_bytes() for name in _SOURCES)
     return f"tokenizer-{hashlib.sha256(sources).hexdigest()[:16]}"
 
@@ -88,7 +88,7 @@ def compile_into(folder: str | Path) -> None:
     """Compile the kernel for the cache in a folder, unless it is there."""
     from ..quant.jit.compiler import machine_code
     from ..quant.jit.kernel_cache import KernelCache
-    from ..tokenizer.kernels import tokenizer_kernel
+    from ..tokenizer.bpe.kernels import tokenizer_kernel
 
     cache, key = KernelCache(Path(folder)), kernel_key()
     try:

@@ -3,13 +3,13 @@
 Reads tokenizer.json, tokenizer.model, Hugging Face folders and the metadata of GGUF files.
 """
 
-from .chat import encode_chat
+from .chat.chat import encode_chat
+from .chat.template import TemplateError, render_chat
 from .core import Tokenizer
 from .errors import TokenizerError
-from .gguf import tokenizer_from_gguf
-from .hf import load_tokenizer
 from .incremental import IncrementalDecoder
-from .template import TemplateError, render_chat
+from .readers.gguf import tokenizer_from_gguf
+from .readers.hf import load_tokenizer
 
 __all__ = [
     "IncrementalDecoder",

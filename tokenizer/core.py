@@ -10,15 +10,15 @@ from itertools import chain, filterfalse
 from typing import TYPE_CHECKING, Protocol
 
 from .added import AddedToken, AddedTokens
-from .bpe import BPE
+from .bpe.bpe import BPE
+from .bpe.spm import PartsAtSpaces as PartsAtMarks
 from .detokenize import Detokenizer
 from .guard import SpecialGuard
 from .normalize import Normalizer
-from .pretokenize import PartsAtSpaces, Step, cut_parts
-from .spm import PartsAtSpaces as PartsAtMarks
+from .pretokenize.pretokenize import PartsAtSpaces, Step, cut_parts
 
 if TYPE_CHECKING:
-    from .compiled import CompiledEncoder
+    from .bpe.compiled import CompiledEncoder
 
 # Some vocabularies do not declare their turn markers special: <｜User｜> of DeepSeek, for one.
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
@@ -163,7 +163,7 @@ class Tokenizer:
         self._n_encoded += n_more
         if self._n_encoded < _COMPILED_PAYS or (kernel := self._kernels(self._n_encoded)) is None:
             return None
-        from .compiled import compiled_encoder
+        from .bpe.compiled import compiled_encoder
 
         assert isinstance(self._model, BPE)
         assert self._parts is not None

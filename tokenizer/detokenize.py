@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from .errors import TokenizerError
-from .pretokenize import BYTE_SYMBOLS
+from .pretokenize.pretokenize import BYTE_SYMBOLS
 
 _SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

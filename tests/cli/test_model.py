@@ -22,7 +22,7 @@ from kukri.runtime.choice import Best, best_of
 from kukri.runtime.engine import ContextExceeded, Engine
 from kukri.runtime.sampler import SamplingParams
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
-from kukri.tokenizer.template import TemplateError
+from kukri.tokenizer.chat.template import TemplateError
 
 GREEDY = SamplingParams(temperature=0)
 TEMPLATE = (

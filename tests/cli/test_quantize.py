@@ -16,7 +16,7 @@ import pytest
 import kukri
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.tokenizer.pretokenize import BYTE_SYMBOLS
+from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS
 
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed

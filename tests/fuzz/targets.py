@@ -18,8 +18,9 @@ from kukri.runtime.engine import ContextExceeded
 from kukri.runtime.program import build_program
 from kukri.runtime.sampler import BadLogits, SamplingParams
 from kukri.runtime.weights import Weights
-from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, budget, load_tokenizer
-from kukri.tokenizer.template import render_until
+from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, load_tokenizer
+from kukri.tokenizer.chat import budget
+from kukri.tokenizer.chat.template import render_until
 
 from . import seeds
 from .gguf_parts import gguf_bytes

@@ -74,7 +74,7 @@ def goldens() -> Callable[[str], dict[str, Any]]:
 @pytest.fixture
 def small() -> dict[str, Any]:
     """A tokenizer.json of the 256 byte symbols, three merges and some added tokens."""
-    from kukri.tokenizer.pretokenize import BYTE_SYMBOLS
+    from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS
 
     pieces = [*BYTE_SYMBOLS, "he", "ll", "hell", "\u0120hell"]
     vocab = {piece: id for id, piece in enumerate(pieces)}

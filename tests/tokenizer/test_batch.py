@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from kukri.tokenizer import batch, bpe
-from kukri.tokenizer.bpe import BPE, merge_ranks, packed_ranks, score_ranks
-from kukri.tokenizer.pretokenize import Split, chain_steps, cut_parts, spell_bytes
+from kukri.tokenizer.bpe import batch, bpe
+from kukri.tokenizer.bpe.bpe import BPE, merge_ranks, packed_ranks, score_ranks
+from kukri.tokenizer.pretokenize.pretokenize import Split, chain_steps, cut_parts, spell_bytes
 from kukri.tokenizer.strings import Lookup, PackedLookup, Strings
 
 LETTERS = "abcdé字"

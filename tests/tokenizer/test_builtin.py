@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kukri.tokenizer import TemplateError, Tokenizer, encode_chat, render_chat, tokenizer_from_gguf
-from kukri.tokenizer.builtin import builtin_template
-from kukri.tokenizer.families import FAMILIES
+from kukri.tokenizer.chat.builtin import builtin_template
+from kukri.tokenizer.chat.families import FAMILIES
 
 DATA = Path(__file__).parent.parent / "data" / "chat_templates"
 CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))

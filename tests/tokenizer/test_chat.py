@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kukri.tokenizer import TemplateError, Tokenizer, budget, encode_chat, render_chat
+from kukri.tokenizer import TemplateError, Tokenizer, encode_chat, render_chat
+from kukri.tokenizer.chat import budget
 
 DATA = Path(__file__).parent.parent / "data" / "chat_templates"
 CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))

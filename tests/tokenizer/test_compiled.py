@@ -15,12 +15,14 @@ import pytest
 from kukri.cli import token_kernel
 from kukri.cli.token_kernel import TokenKernel, compile_into, kernel_key
 from kukri.quant.jit.kernel_cache import KernelCache, kernel_cache
-from kukri.tokenizer import Tokenizer, compiled, core, load_tokenizer, patterns, tokenizer_from_gguf
-from kukri.tokenizer.bpe import BPE, score_ranks
-from kukri.tokenizer.compiled import CompiledEncoder, Kernel
-from kukri.tokenizer.pretokenize import BYTE_SYMBOLS, Split, spell_bytes
+from kukri.tokenizer import Tokenizer, core, load_tokenizer, tokenizer_from_gguf
+from kukri.tokenizer.bpe import compiled
+from kukri.tokenizer.bpe.bpe import BPE, score_ranks
+from kukri.tokenizer.bpe.compiled import CompiledEncoder, Kernel
+from kukri.tokenizer.bpe.words import alternatives, program
+from kukri.tokenizer.pretokenize import patterns
+from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS, Split, spell_bytes
 from kukri.tokenizer.strings import Lookup, PackedLookup
-from kukri.tokenizer.words import alternatives, program
 
 from .test_batch import merging, packed, same, vocabulary, words
 from .test_goldens import FAMILIES

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from kukri.tokenizer import TokenizerError, load_tokenizer, tokenizer_from_gguf
-from kukri.tokenizer.components import steps
-from kukri.tokenizer.export import tokenizer_metadata
-from kukri.tokenizer.patterns import QWEN2
-from kukri.tokenizer.pre_names import pre_name
-from kukri.tokenizer.pretokenize import BYTE_SYMBOLS, Split
+from kukri.tokenizer.pretokenize.patterns import QWEN2
+from kukri.tokenizer.pretokenize.pre_names import pre_name
+from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS, Split
+from kukri.tokenizer.readers.components import steps
+from kukri.tokenizer.readers.export import tokenizer_metadata
 
 # family → tokenizer.ggml.model, tokenizer.ggml.pre
 FAMILIES = {

@@ -9,13 +9,20 @@ from typing import Any
 
 import pytest
 
-from kukri.tokenizer import TokenizerError, components
+from kukri.tokenizer import TokenizerError
 from kukri.tokenizer.added import AddedToken, AddedTokens
-from kukri.tokenizer.components import decoder, normalizers, steps
+from kukri.tokenizer.bpe.spm import parts_at_spaces as piece_parts
 from kukri.tokenizer.normalize import chain, unicode_form
-from kukri.tokenizer.presets import PRESETS, preset
-from kukri.tokenizer.pretokenize import Split, chain_steps, compile_pattern, metaspace, parts_at_spaces
-from kukri.tokenizer.spm import parts_at_spaces as piece_parts
+from kukri.tokenizer.pretokenize.presets import PRESETS, preset
+from kukri.tokenizer.pretokenize.pretokenize import (
+    Split,
+    chain_steps,
+    compile_pattern,
+    metaspace,
+    parts_at_spaces,
+)
+from kukri.tokenizer.readers import components
+from kukri.tokenizer.readers.components import decoder, normalizers, steps
 from kukri.tokenizer.strings import Strings
 
 

@@ -11,8 +11,8 @@ import pytest
 import sentencepiece
 
 from kukri.tokenizer import load_tokenizer
-from kukri.tokenizer.bpe import BPE
-from kukri.tokenizer.spm_model import plain_model
+from kukri.tokenizer.bpe.bpe import BPE
+from kukri.tokenizer.readers.spm_model import plain_model
 
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog, and then the dog sleeps",

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from kukri.tokenizer import TemplateError, budget, render_chat, sandbox
+from kukri.tokenizer import TemplateError, render_chat
+from kukri.tokenizer.chat import budget, sandbox
 
 DATA = Path(__file__).parent.parent / "data" / "chat_templates"
 CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))

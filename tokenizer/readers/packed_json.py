@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .strings import Strings
+from ..strings import Strings
 
 LEAST_BYTES = 1 << 18  # smaller files gain nothing
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import TokenizerError
+from ..readers.files import read_file
+from ..readers.spm_model import plain_model
+from ..strings import NO_ID, Lookup, PackedLookup, Strings
 from .bpe import BPE, score_ranks
-from .errors import TokenizerError
-from .files import read_file
-from .spm_model import plain_model
-from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 SPACE = "\u2581"
 

@@ -15,7 +15,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SecurityError
 
 from .budget import BUDGET, ITEM_COST, Budget, check_numbers
-from .template_methods import formatted, replaced, stripped
+from .methods import formatted, replaced, stripped
 
 MAX_SEPARATOR = 64  # characters between the parts of JSON
 # Made for web pages; their time can grow with the square of what they are given, or they are random.

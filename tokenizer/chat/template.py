@@ -109,7 +109,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _clock(now: str | datetime | None) -> Callable[[str], str]:
-    from .template_methods import format_time
+    from .methods import format_time
 
     moment = datetime.fromisoformat(now) if isinstance(now, str) else now or datetime.now()
 

@@ -19,8 +19,8 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from .budget import BUDGET, LIST_ITEM, Budget, check_bits
-from .template_filters import guarded_filters, guarded_tests
-from .template_methods import check_method, formatted, size_of_result
+from .filters import guarded_filters, guarded_tests
+from .methods import check_method, formatted, size_of_result
 
 MAX_TEMPLATE = 1 << 16  # characters of a source; the longest of well-known models has two fifths of that
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 from .patterns import PUNCTUATION
 from .presets import PRESETS
 from .pretokenize import Split, Step, chain_steps, spell_bytes

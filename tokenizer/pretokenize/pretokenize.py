@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 from .patterns import cuts_at_spaces, in_ascii, known
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
-from .strings import NO_ID, Lookup
+from ..strings import NO_ID, Lookup
 
 NOT_IN_VOCAB = 1 << 22
 _ID_BITS = 24

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from .core import Tokenizer
+from ..core import Tokenizer
 from .template import Messages, TemplateError, Tools, render_until
 
 _PROBE = "kukri probe"

@@ -14,8 +14,8 @@ from functools import cache
 
 import numpy as np
 
-from .patterns import ASCII_3_DIGITS, DIGIT, DIGITS, UP_TO_3_DIGITS, in_ascii, known
-from .pretokenize import Split, Step, spell_bytes
+from ..pretokenize.patterns import ASCII_3_DIGITS, DIGIT, DIGITS, UP_TO_3_DIGITS, in_ascii, known
+from ..pretokenize.pretokenize import Split, Step, spell_bytes
 from .records import MOST_ITEMS
 
 _UNLIMITED = 1 << 30

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .strings import NO_ID, Strings
+from ..strings import NO_ID, Strings
 
 MAX_SYMBOLS = 48  # of a word; longer ones are rare
 _SMALL = 512  # words that are merged together whatever their lengths

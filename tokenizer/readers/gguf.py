@@ -7,18 +7,18 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from .added import AddedToken
-from .bpe import BPE, merge_ranks, packed_ranks
-from .core import Tokenizer, TokenizerSettings
-from .detokenize import Detokenizer
+from ..added import AddedToken
+from ..bpe.bpe import BPE, merge_ranks, packed_ranks
+from ..bpe.spm import SPACE, TokenType, bpe_from_scores, byte_ids
+from ..bpe.spm import parts_at_spaces as piece_parts
+from ..core import Tokenizer, TokenizerSettings
+from ..detokenize import Detokenizer
+from ..errors import TokenizerError
+from ..normalize import chain, prepend, replace, unicode_form
+from ..pretokenize.presets import SPACED, preset
+from ..pretokenize.pretokenize import chain_steps, no_step, parts_at_spaces
+from ..strings import Lookup, PackedLookup, Strings
 from .endings import end_ids
-from .errors import TokenizerError
-from .normalize import chain, prepend, replace, unicode_form
-from .presets import SPACED, preset
-from .pretokenize import chain_steps, no_step, parts_at_spaces
-from .spm import SPACE, TokenType, bpe_from_scores, byte_ids
-from .spm import parts_at_spaces as piece_parts
-from .strings import Lookup, PackedLookup, Strings
 
 _PREFIX = "tokenizer.ggml."
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 from .patterns import (
     ASCII_3_DIGITS,
     CJK,

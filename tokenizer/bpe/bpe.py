@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from ..errors import TokenizerError
+from ..pretokenize.pretokenize import BYTE_SYMBOLS, bytes_to_symbols
+from ..strings import NO_ID, Lookup, PackedLookup, Strings
 from .batch import MAX_SYMBOLS, BatchMerger, Entries, cuts_anywhere, cuts_of_merges
-from .errors import TokenizerError
 from .merging import NOT_IN_VOCAB, Merger
-from .pretokenize import BYTE_SYMBOLS, bytes_to_symbols
-from .strings import NO_ID, Lookup, PackedLookup, Strings
 
 NO_RANK = 1 << 80
 _CACHED_LENGTH = 64  # characters; longer words are not kept

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from .errors import TokenizerError
+from ..errors import TokenizerError
 
 MAX_BYTES = 1 << 29  # of a file; the largest have about 2^25
 

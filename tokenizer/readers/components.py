@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from .errors import TokenizerError
-from .normalize import Normalizer, lowercase, prepend, replace, strip, substitute, unicode_form
-from .patterns import DIGIT, GPT2, PUNCTUATION, known
-from .pretokenize import Split, Step, compile_pattern, metaspace, prefix_space, spell_bytes
+from ..errors import TokenizerError
+from ..normalize import Normalizer, lowercase, prepend, replace, strip, substitute, unicode_form
+from ..pretokenize.patterns import DIGIT, GPT2, PUNCTUATION, known
+from ..pretokenize.pretokenize import Split, Step, compile_pattern, metaspace, prefix_space, spell_bytes
 
 Spec = Mapping[str, Any]
 

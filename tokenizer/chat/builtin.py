@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .core import Tokenizer
+from ..core import Tokenizer
 
 # Words in a name that tell whether a model was taught to answer; "base" outweighs the others.
 _CHAT = (

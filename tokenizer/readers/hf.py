@@ -11,24 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from .added import AddedToken
-from .bpe import BPE, merge_ranks, packed_ranks
+from ..added import AddedToken
+from ..bpe.bpe import BPE, merge_ranks, packed_ranks
+from ..bpe.spm import SPACE, SentencePieceFile, TokenType, bpe_from_scores, byte_ids
+from ..bpe.spm import PartsAtSpaces as PartsAtMarks
+from ..bpe.spm import parts_at_spaces as piece_parts
+from ..core import Tokenizer, TokenizerSettings
+from ..detokenize import Detokenizer
+from ..errors import TokenizerError
+from ..normalize import chain
+from ..normalize import prepend as put_before
+from ..normalize import replace as replace_text
+from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, no_step, parts_at_spaces, spell_bytes
+from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .components import decoder, kind, leaves_no_space, normalizers, steps, value
-from .core import Tokenizer, TokenizerSettings
-from .detokenize import Detokenizer
 from .endings import end_ids
-from .errors import TokenizerError
 from .files import read_file
-from .normalize import chain
-from .normalize import prepend as put_before
-from .normalize import replace as replace_text
 from .packed_json import PackedVocabulary, read_packed
-from .pretokenize import PartsAtSpaces, Split, chain_steps, no_step, parts_at_spaces, spell_bytes
-from .spm import SPACE, SentencePieceFile, TokenType, bpe_from_scores, byte_ids
-from .spm import PartsAtSpaces as PartsAtMarks
-from .spm import parts_at_spaces as piece_parts
 from .spm_model import PlainModel
-from .strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .tekken import tekken_tokenizer
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from .added import AddedToken
-from .bpe import BPE, NO_RANK, ProductRanks
+from ..added import AddedToken
+from ..bpe.bpe import BPE, NO_RANK, ProductRanks
+from ..core import Tokenizer, TokenizerSettings
+from ..detokenize import Detokenizer
+from ..errors import TokenizerError
+from ..pretokenize.patterns import known
+from ..pretokenize.pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
+from ..strings import Lookup
 from .components import PATTERN_SECONDS, value
-from .core import Tokenizer, TokenizerSettings
-from .detokenize import Detokenizer
 from .endings import end_ids
-from .errors import TokenizerError
-from .patterns import known
-from .pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
-from .strings import Lookup
 
 MAX_VOCAB = 1 << 22
 MAX_CONTROL = 1 << 16  # control tokens; there are 1000

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..pretokenize.pretokenize import BYTE_SYMBOLS, PartsAtSpaces, spell_bytes
+from ..strings import NO_ID, Strings
 from .bpe import BPE, Tables
-from .pretokenize import BYTE_SYMBOLS, PartsAtSpaces, spell_bytes
 from .records import (
     CALL,
     ENCODE,
@@ -31,7 +32,6 @@ from .records import (
 )
 from .spm import SPACE
 from .spm import PartsAtSpaces as PartsAtMarks
-from .strings import NO_ID, Strings
 from .words import Program, program
 
 Kernel = Callable[[int, int, int], None]  # addresses of records and what to do
