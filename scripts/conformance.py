@@ -30,7 +30,7 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import config_from_gguf, config_from_hf
-from kukri.runtime.cpu.layout import matrices_of
+from kukri.runtime.cpu.lowering.layout import matrices_of
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.ops import Program
 from kukri.runtime.program import build_program

@@ -15,8 +15,8 @@ from time import perf_counter
 
 import numpy as np
 
+from .abi.records import READ, READ_BLOCK
 from .kernels import READ_ALL
-from .records import READ, READ_BLOCK
 from .simd.panels import aligned_empty
 
 LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30

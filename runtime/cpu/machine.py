@@ -11,11 +11,11 @@ from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import Best, best_of
 from ..state import SequenceStates
-from .layout import Layout, matrices_of
-from .lowering import Lowering
+from .abi.records import STEP
+from .abi.sizes import CACHE_TYPES, KEYS
+from .lowering.layout import Layout, matrices_of
+from .lowering.lower import Lowering
 from .processors import default_threads
-from .records import STEP
-from .sizes import CACHE_TYPES, KEYS
 from .team import Team
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give; touched only when so many are wanted

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...quant.jit.kernel import Kernel
+from .abi.records import ROW_SCORES
 from .kernels import DIVERGENCES, LOG_SUMS
 from .processors import default_threads
-from .records import ROW_SCORES
 
 
 @dataclass(frozen=True)

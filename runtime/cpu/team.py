@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from .abi.records import TEAM
 from .kernels import FOLLOW, LEAD, POST
-from .records import TEAM
 
 
 class _Workers:

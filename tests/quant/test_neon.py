@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.runtime.cpu.kernels.unpack import CODES
+from kukri.runtime.cpu.kernels.matmul.unpack import CODES
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "arm64_assembly.py"
 

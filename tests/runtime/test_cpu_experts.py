@@ -10,7 +10,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cpu.instructions import Instructions
+from kukri.runtime.cpu.abi.instructions import Instructions
 from kukri.runtime.cpu.kernels import MATVECS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.fields import UnsupportedModel

@@ -10,6 +10,8 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit.levels import LANES
+from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
+from kukri.runtime.cpu.abi.sizes import BLOCK, list_bytes, row_bytes, tile_bytes, tiled_scratch_bytes
 from kukri.runtime.cpu.kernels import (
     FLOAT_MATMULS,
     LIST_SECONDS,
@@ -18,11 +20,9 @@ from kukri.runtime.cpu.kernels import (
     QUANTIZE_TILES,
     TILED_MATMULS,
 )
-from kukri.runtime.cpu.kernels.activations import DIGIT, OUTLIER
-from kukri.runtime.cpu.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
+from kukri.runtime.cpu.kernels.matmul.activations import DIGIT, OUTLIER
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
 from kukri.runtime.cpu.simd.shapes import GROUP, RECORD, SECOND, TOKENS, UNITS
-from kukri.runtime.cpu.sizes import BLOCK, list_bytes, row_bytes, tile_bytes, tiled_scratch_bytes
 
 RNG = np.random.default_rng(11)
 SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes would make NaN

@@ -21,9 +21,9 @@ from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.cpu.abi.sizes import KEYS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
-from kukri.runtime.cpu.sizes import KEYS
 from kukri.runtime.reference import ReferenceMachine
 
 VOCAB = 50
@@ -315,7 +315,7 @@ def test_release_is_told_of_every_byte_once(monkeypatch):
     whole = program(8)
     results = []
     for part_bytes in (1 << 30, 1):
-        monkeypatch.setattr("kukri.runtime.cpu.lowering.REPACK_BYTES", part_bytes)
+        monkeypatch.setattr("kukri.runtime.cpu.lowering.lower.REPACK_BYTES", part_bytes)
         released: list[QTensor] = []
         machine = CpuMachine(whole, 40, release=released.append)
         results.append(run(machine, [[(0, 9)]], 1, 64)[0])

@@ -11,7 +11,7 @@ import pytest
 
 from kukri.quant.errors import DamagedFile
 from kukri.runtime import evaluate as evaluation
-from kukri.runtime.cpu.kernels import scores as kernels
+from kukri.runtime.cpu.kernels.common import scores as kernels
 from kukri.runtime.cpu.row_scores import RowScorer
 from kukri.runtime.evaluate import Evaluation, cut_into_windows, estimate, evaluate
 from kukri.runtime.sampler import BadLogits

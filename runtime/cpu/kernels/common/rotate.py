@@ -1,0 +1,30 @@
+"""Rotary position embedding of one head, for a row among many and for the only one."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from .....quant.jit.jit import jit
+from .....quant.jit.simd import as_pointer
+
+
+@jit
+def rotate(x: int, out: int, cos: int, sin: int, n_angles: int, interleaved: int) -> None:
+    """float32 [2 · n_angles] at `x`, rotated by angles whose cos and sin are float32, to `out`, maybe `x`.
+
+    Pairs are neighbours if `interleaved`, else `n_angles` apart.
+    """
+    x_ = carray(as_pointer(x), 2 * n_angles, np.float32)
+    out_ = carray(as_pointer(out), 2 * n_angles, np.float32)
+    cos_, sin_ = carray(as_pointer(cos), n_angles, np.float32), carray(as_pointer(sin), n_angles, np.float32)
+    if interleaved:
+        for i in range(n_angles):
+            even, odd = x_[2 * i], x_[2 * i + 1]
+            out_[2 * i] = even * cos_[i] - odd * sin_[i]
+            out_[2 * i + 1] = odd * cos_[i] + even * sin_[i]
+    else:
+        for i in range(n_angles):
+            low, high = x_[i], x_[i + n_angles]
+            out_[i] = low * cos_[i] - high * sin_[i]
+            out_[i + n_angles] = high * cos_[i] + low * sin_[i]

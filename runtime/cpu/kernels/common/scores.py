@@ -1,0 +1,123 @@
+"""Rows of logits as probabilities: what `..row_scores` measures predictions with.
+
+Sums are taken in float32 over `BLOCK` columns at a time and in float64 over those.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import carray
+
+from .....quant.jit.jit import jit, kernel
+from .....quant.jit.levels import LANES
+from .....quant.jit.simd import as_pointer, lane_max, lane_sum, load_f32, loadv_f32, maximum, splat_f32
+from ...abi.records import ROW_SCORES
+from .floats import constant, exp
+from .views import reader
+
+VECTOR = 4 * LANES  # bytes
+BLOCK = 4 * 1024  # bytes
+LEAST = -1e4  # a logit relative to its row's largest: what is below, -inf too, counts as this
+
+arguments_at = reader(ROW_SCORES)
+
+
+@jit
+def _sums_at(address: int, row: int) -> Any:
+    """(largest, log of the sum of exponentials, column of the largest) of a row."""
+    return carray(as_pointer(address + 24 * row), 3, np.float64)
+
+
+@jit
+def _largest(start: int, end: int, best: Any) -> Any:
+    """The largest of the floats from one address to another, and of `best`."""
+    whole = start + (end - start) // VECTOR * VECTOR
+    highest = splat_f32(best)
+    for at in range(start, whole, VECTOR):
+        highest = maximum(highest, loadv_f32(at))
+    best = lane_max(highest)
+    for at in range(whole, end, 4):
+        best = max(best, load_f32(at))
+    return best
+
+
+@jit
+def _column(start: int, end: int, value: Any) -> int:
+    """The first column from one address to another that holds `value`."""
+    at = start
+    while at < end and load_f32(at) != value:
+        at += 4
+    return (at - start) // 4
+
+
+@jit
+def _exponentials(start: int, end: int, highest: Any) -> float:
+    """The sum of e^(x - highest) of the floats from one address to another."""
+    whole = start + (end - start) // VECTOR * VECTOR
+    total, top = constant(0.0), splat_f32(highest)
+    for at in range(start, whole, VECTOR):
+        total = total + exp(loadv_f32(at) - top)
+    rest = constant(0.0)
+    for at in range(whole, end, 4):
+        rest = rest + exp(splat_f32(load_f32(at)) - top)
+    return np.float64(lane_sum(total)) + np.float64(lane_sum(rest)) / LANES
+
+
+@kernel
+def log_sums(arguments: int, step: int, thread: int) -> None:
+    """sums = (largest logit, log of the sum of exponentials, column of the largest) of each row."""
+    a = arguments_at(arguments)
+    for row in range(a.n_rows):
+        start = a.logits + row * a.stride
+        end = start + 4 * a.width
+        best, where = load_f32(start), start
+        for block in range(start, end, BLOCK):
+            highest = _largest(block, min(block + BLOCK, end), best)
+            if highest > best:
+                best, where = highest, block
+        total = 0.0
+        for block in range(start, end, BLOCK):
+            total += _exponentials(block, min(block + BLOCK, end), best)
+        sums = _sums_at(a.sums, row)
+        sums[0] = best
+        sums[1] = best + math.log(total)
+        sums[2] = (where - start) // 4 + _column(where, end, best)
+
+
+@jit
+def _difference(x: Any, y: Any, apart: Any) -> Any:
+    """e^x · (x - y - apart) in each lane."""
+    least = constant(LEAST)
+    x, y = maximum(x, least), maximum(y, least)
+    return exp(x) * (x - y - apart)
+
+
+@kernel
+def divergences(arguments: int, step: int, thread: int) -> None:
+    """out = Σ p · (ln p - ln q) of each row, p being of `logits` and q of `other`, both with their sums.
+
+    Logits are taken relative to their row's largest first: that is exact where p is large.
+    """
+    a = arguments_at(arguments)
+    for row in range(a.n_rows):
+        sums, other_sums = _sums_at(a.sums, row), _sums_at(a.other_sums, row)
+        top, other_top = splat_f32(np.float32(sums[0])), splat_f32(np.float32(other_sums[0]))
+        apart = splat_f32(np.float32((sums[1] - sums[0]) - (other_sums[1] - other_sums[0])))
+        p, q, size = a.logits + row * a.stride, a.other + row * a.other_stride, 4 * a.width
+        whole = size // VECTOR * VECTOR
+        total = 0.0
+        for block in range(0, whole, BLOCK):
+            part = constant(0.0)
+            for at in range(block, min(block + BLOCK, whole), VECTOR):
+                part = part + _difference(loadv_f32(p + at) - top, loadv_f32(q + at) - other_top, apart)
+            total += lane_sum(part)
+        rest = constant(0.0)
+        for at in range(whole, size, 4):
+            x, y = splat_f32(load_f32(p + at)), splat_f32(load_f32(q + at))
+            rest = rest + _difference(x - top, y - other_top, apart)
+        total += np.float64(lane_sum(rest)) / LANES
+        out = carray(as_pointer(a.out + 8 * row), 1, np.float64)
+        out[0] = total * math.exp(sums[0] - sums[1])

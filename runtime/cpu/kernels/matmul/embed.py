@@ -1,0 +1,87 @@
+"""Embedding lookup in panels: in a table that is the output matrix as well, and so is repacked anyway."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba.extending import overload
+
+from .....quant.jit.jit import EntryPoint, kernel
+from .....quant.jit.levels import LANES
+from .....quant.jit.simd import load_f32, load_i32, store_f32, storev_f32
+from ...abi.records import EMBED
+from ...abi.sizes import FLOAT_BYTES
+from ...simd.dot8 import Codes
+from ...simd.gemm_tile import layout
+from ...simd.shapes import GROUP, PANELS, VECTOR
+from ..common.floats import FLOATS, load_floats
+from ..common.views import reader, share_rows, step_at
+from .prepare import TILE_CODES, store_group
+from .unpack import CODES, unpack
+
+embed_at = reader(EMBED)
+FACTORS = PANELS * 8 * VECTOR  # where a record of `runtime.cpu.simd.gemm_tile` has them
+
+
+def _look_up(codes: Codes, a: Any, panel: int, lane: int, scratch: int, out: int) -> None:
+    """Write one row of the table, times `scale`, to `out`."""
+    raise TypeError("for compiled code")
+
+
+@overload(_look_up, jit_options={"forceinline": True})
+def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
+    name = codes.value.name
+
+    def floats(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
+        for k in range(a.width):
+            storev_f32(scratch, load_floats(codes, panel + k * stride))
+            store_f32(out + 4 * k, load_f32(scratch + 4 * lane) * np.float32(a.scale))
+
+    def blocks(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
+        _, factors, halves = layout(tile)
+        for g in range(a.width // GROUP):
+            store_group(unpack(codes, panel, a.n_blocks, g), codes, tile, scratch, 0)
+            for i in range(8):
+                first = scratch + FACTORS + 4 * lane + (i // 4 * VECTOR if halves else 0)
+                scale, offset = load_f32(first), np.float32(0.0)
+                if minimum:
+                    offset = load_f32(first + (factors // 2) * VECTOR)
+                word = load_i32(scratch + i * VECTOR + 4 * lane)
+                for b in range(4):
+                    code = (word >> (8 * b)) & 255
+                    if signed and code > 127:
+                        code -= 256
+                    value = (np.float32(code) * scale + offset) * np.float32(a.scale)
+                    store_f32(out + 4 * (g * GROUP + 4 * i + b), value)
+
+    if name in FLOATS:
+        stride = FLOAT_BYTES[name] * LANES
+        return floats
+    tile = TILE_CODES[name]
+    signed, minimum = tile.signed, tile.minimum
+    return blocks
+
+
+def _embed(codes: Codes) -> EntryPoint:
+    """The kernel for one format."""
+
+    @kernel
+    def embed(arguments: int, step: int, thread: int) -> None:
+        a, s = embed_at(arguments), step_at(step)
+        scratch = a.scratch + thread * a.scratch_stride
+        first, last = share_rows(s.n_rows, thread, s.n_threads)
+        if a.every:
+            first, last = 0, 1
+        for t in range(first, last):
+            token = load_i32(s.tokens + 4 * t)
+            if token >= a.tokens:
+                token = np.int32(0)
+            panel = a.panels + token // LANES * a.panel_bytes
+            out = a.out + thread * a.out_private + t * a.out_stride
+            _look_up(codes, a, panel, token % LANES, scratch, out)
+
+    return embed
+
+
+EMBEDS: dict[str, EntryPoint] = {name: _embed(codes) for name, codes in (CODES | FLOATS).items()}

@@ -1,0 +1,88 @@
+"""Unpacks a pair of panels into the records that `simd.gemm_tile` multiplies, whatever their block format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from .....quant.jit.jit import jit
+from .....quant.jit.simd import splat_f32, storev_f32, storev_i32
+from ...simd.dot8 import Codes
+from ...simd.gemm_tile import TileCodes, raise_codes, tile_codes
+from ...simd.shapes import PANELS, VECTOR
+from .unpack import CODES, HALVES, MINIMA
+
+TILE_CODES: dict[str, TileCodes] = {
+    name: tile_codes(codes, name in HALVES, name in MINIMA) for name, codes in CODES.items()
+}
+
+
+@jit
+def _store_words(words: Any, codes: TileCodes, at: int) -> None:
+    """Four words of codes."""
+    storev_i32(at, raise_codes(words[0], codes))
+    storev_i32(at + VECTOR, raise_codes(words[1], codes))
+    storev_i32(at + 2 * VECTOR, raise_codes(words[2], codes))
+    storev_i32(at + 3 * VECTOR, raise_codes(words[3], codes))
+
+
+def store_group(weights: Any, codes: Codes, tile: TileCodes, record: int, panel: int) -> None:
+    """Write one group of panel number `panel` of the tile; `weights` as `unpack` returns them."""
+    raise TypeError("for compiled code")
+
+
+@overload(store_group, jit_options={"forceinline": True})
+def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
+    if not isinstance(weights, types.BaseTuple):
+        return None
+    count, minimum, offset = tile.value.factors, tile.value.minimum, tile.value.offset
+    factors, half = PANELS * 8 * VECTOR, 4 * VECTOR
+
+    def negative_offset(scale: Any) -> Any:
+        return scale * splat_f32(np.float32(-offset))
+
+    offset_of = jit(negative_offset)
+    zero = np.float32(0.0)
+
+    def symmetric(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
+        words, scale = weights
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        _store_words(words[:4], tile, at)
+        _store_words(words[4:], tile, at + half)
+        storev_f32(to, scale)
+        if minimum:
+            storev_f32(to + VECTOR, offset_of(scale))
+
+    def with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
+        words, scale, least = weights
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        _store_words(words[:4], tile, at)
+        _store_words(words[4:], tile, at + half)
+        storev_f32(to, scale)
+        storev_f32(to + VECTOR, splat_f32(zero) - least)
+
+    def halves(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
+        low, high, scale_low, scale_high = weights
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        _store_words(low, tile, at)
+        _store_words(high, tile, at + half)
+        storev_f32(to, scale_low)
+        storev_f32(to + VECTOR, scale_high)
+        if minimum:
+            storev_f32(to + 2 * VECTOR, offset_of(scale_low))
+            storev_f32(to + 3 * VECTOR, offset_of(scale_high))
+
+    def halves_with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
+        low, high, scale_low, scale_high, least_low, least_high = weights
+        at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
+        _store_words(low, tile, at)
+        _store_words(high, tile, at + half)
+        storev_f32(to, scale_low)
+        storev_f32(to + VECTOR, scale_high)
+        storev_f32(to + 2 * VECTOR, splat_f32(zero) - least_low)
+        storev_f32(to + 3 * VECTOR, splat_f32(zero) - least_high)
+
+    return {2: symmetric, 3: with_minimum, 4: halves, 6: halves_with_minimum}[len(weights)]
