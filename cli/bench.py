@@ -20,7 +20,7 @@ from .options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, Mod
 
 if TYPE_CHECKING:
     from ..runtime.cpu.bandwidth import ReadBandwidth
-    from ..runtime.cuda.bandwidth import CopyBandwidth
+    from ..runtime.cuda.driver.bandwidth import CopyBandwidth
     from .bench_measure import LoadTimes, Used
     from .describe import Description
     from .model import Model
@@ -177,7 +177,7 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
 def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
     """Of the memory that the machine's weights are in; of two, the card's."""
     if used.card is not None:
-        from ..runtime.cuda.bandwidth import CopyBandwidth
+        from ..runtime.cuda.driver.bandwidth import CopyBandwidth
 
         return CopyBandwidth(used.card)
     from ..runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes

@@ -17,7 +17,7 @@ from .memory import KV_BYTES
 
 if TYPE_CHECKING:
     from ..runtime.cache import PageTable
-    from ..runtime.cuda.driver import Device
+    from ..runtime.cuda.driver.device import Device
     from ..runtime.engine import Machine
 
 WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that count

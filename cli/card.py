@@ -12,7 +12,7 @@ from ..runtime.state import state_bytes
 from .memory import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:
-    from ..runtime.cuda.driver import Device
+    from ..runtime.cuda.driver.device import Device
 
 CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's own
 
@@ -36,7 +36,7 @@ def open_card(
     """
     if device not in ("auto", "cuda"):
         return None
-    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device, NoCard
+    from ..runtime.cuda.driver.device import CudaError, CudaUnavailable, Device, NoCard
 
     try:
         card = Device()
@@ -46,7 +46,7 @@ def open_card(
         if expected or not isinstance(problem, NoCard):
             warn(f"running on the CPU: {problem}")
         return None
-    from ..runtime.cuda.kernel import MISSING, compiled_kernels, compiler_version
+    from ..runtime.cuda.compile.kernel import MISSING, compiled_kernels, compiler_version
     from ..runtime.cuda.lowering.support import check_supported
     from ..runtime.cuda.machine import cache_type  # which most starts, having no card, do without
 
@@ -67,7 +67,7 @@ def open_card(
 
 def check_card() -> None:
     """Raise CudaUnavailable unless there is a card."""
-    from ..runtime.cuda.driver import CudaError, CudaUnavailable, Device
+    from ..runtime.cuda.driver.device import CudaError, CudaUnavailable, Device
 
     try:
         Device().close()

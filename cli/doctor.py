@@ -99,7 +99,7 @@ def _memory() -> str:
 
 def _gpu() -> str:
     """The card that `--device cuda` takes, or why it takes none."""
-    from ..runtime.cuda.driver import CudaError, Device
+    from ..runtime.cuda.driver.device import CudaError, Device
 
     try:
         card = Device()
@@ -115,8 +115,8 @@ def _gpu() -> str:
 
 def _gpu_kernels() -> str:
     """How many kernels are compiled for the card, and whether others can be."""
-    from ..runtime.cuda.driver import CudaError, Device
-    from ..runtime.cuda.kernel import compiled_kernels, compiler_version
+    from ..runtime.cuda.compile.kernel import compiled_kernels, compiler_version
+    from ..runtime.cuda.driver.device import CudaError, Device
 
     compiler = compiler_version()
     more = f"numba-cuda {compiler} compiles others" if compiler else "others need pip install kukri[cuda]"

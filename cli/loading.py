@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..runtime.cache import PAGE_SIZE, PageTable
-from ..runtime.cuda.errors import CudaError
+from ..runtime.cuda.driver.errors import CudaError
 from ..runtime.engine import SAVED_STATES, Engine
 from ..runtime.ops import MatMul, MoE, Program
 from ..runtime.parts import SplitMachine, cuts, split, weight_bytes
@@ -26,7 +26,7 @@ from .terminal import human_bytes
 
 if TYPE_CHECKING:
     from ..runtime.cpu.machine import CpuMachine
-    from ..runtime.cuda.driver import Device
+    from ..runtime.cuda.driver.device import Device
     from ..runtime.cuda.machine import CudaMachine
     from .model import AnyMachine
 

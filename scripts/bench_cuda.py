@@ -49,7 +49,7 @@ from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.ops import Program
 from kukri.runtime.sampler import Sampler, SamplingParams

@@ -12,10 +12,10 @@ from cuda_models import random_model
 from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.config import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
-from kukri.runtime.cuda.choosing import run_for
-from kukri.runtime.cuda.driver import BLOCK, DRIVERS_CHOICE, SPIN, Device
-from kukri.runtime.cuda.launch import Graph
+from kukri.runtime.cuda.driver.device import BLOCK, DRIVERS_CHOICE, SPIN, Device
+from kukri.runtime.cuda.driver.launch import Graph
 from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.cuda.top_k import run_for
 from kukri.runtime.engine import Engine
 from kukri.runtime.sampler import Sampler, SamplingParams
 

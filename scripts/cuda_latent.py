@@ -8,12 +8,12 @@ import numpy as np
 from cuda_timing import seconds
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.kernel import Kernels
-from kukri.runtime.cuda.launch import Launch
+from kukri.runtime.cuda.compile.kernel import Kernels
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.launch import Launch
+from kukri.runtime.cuda.driver.memory import Memory
 from kukri.runtime.cuda.lowering.base import FEW, Inputs, Layout
 from kukri.runtime.cuda.lowering.program import Lowering
-from kukri.runtime.cuda.memory import Memory
 
 PAGE = 64
 WAYS = ("plain", "tensor cores")

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.kernel import ENTRY, compiled, pack_arguments
-from kukri.runtime.cuda.launch import Launch
+from kukri.runtime.cuda.compile.kernel import ENTRY, compiled, pack_arguments
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.launch import Launch
 from kukri.runtime.cuda.ptx import atomic_add, barrier, fence, let_next_start, thread, wait_for_grid
 
 OPS, THREADS = 161, 256  # as many as a step of 32 layers has

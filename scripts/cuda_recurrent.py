@@ -8,8 +8,8 @@ import numpy as np
 
 from kukri.runtime import ops
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.launch import Launch
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.launch import Launch
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference import ReferenceMachine
 

@@ -12,7 +12,7 @@ import numpy as np
 from cuda_models import DATA, load_fixture
 
 from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.fields import UnsupportedModel

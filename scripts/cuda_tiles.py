@@ -7,9 +7,9 @@ from cuda_models import SHAPES, random_model
 from cuda_right import feed, mean_kl
 from cuda_timing import product_bytes, seconds
 
-from kukri.runtime.cuda.driver import Device
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.lowering.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.reference import ReferenceMachine
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from kukri.quant.formats import FORMATS
-from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.launch import Launch
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.launch import Launch
 
 
 def seconds(device: Device, launches: list[Launch], repeats: int = 20) -> float:

@@ -11,19 +11,19 @@ from ...quant.block import QTensor
 from .. import ops
 from ..cache import PAGE_SIZE, Batch, PageTable
 from ..choice import MOST_BEST, Best, best_of
-from .choosing import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
-from .driver import Device
-from .fusing import fused
-from .kernel import Kernels
-from .launch import Graph, Launch
+from .compile.kernel import Kernels
+from .driver.device import Device
+from .driver.launch import Graph, Launch
+from .driver.mapped import copy_words
+from .driver.memory import Memory, Region
 from .lowering.base import FEW, Layout
+from .lowering.fusing import fused
 from .lowering.program import Lowering
 from .lowering.support import check_supported, matrices, weight_groups
-from .mapped import copy_words
-from .memory import Memory, Region
 from .states import CardStates
 from .step_inputs import StepInputs
-from .weights import upload_weights
+from .top_k import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
+from .weights.upload import upload_weights
 
 LOGITS_BYTES = 64 << 20  # of logits that a step may give
 GRAPHS = 32  # kept at most

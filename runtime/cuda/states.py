@@ -8,8 +8,8 @@ import numpy as np
 
 from ..ops_recurrent import StateLayer
 from ..state import SequenceStates
-from .driver import Device
-from .memory import Region
+from .driver.device import Device
+from .driver.memory import Region
 
 
 class CardStates(SequenceStates):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from ..cache import Batch, PageTable
-from .driver import Device
-from .kernel import Kernels
-from .launch import Launch
+from .compile.kernel import Kernels
+from .driver.device import Device
+from .driver.launch import Launch
+from .driver.mapped import copy_words
+from .driver.memory import Memory
 from .lowering.base import Inputs, Layout
-from .mapped import copy_words
-from .memory import Memory
 
 
 class StepInputs:

@@ -13,8 +13,8 @@ from kukri.cli.card import card_need
 from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.source import open_source
-from kukri.runtime.cuda.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
-from kukri.runtime.cuda.kernel import Kernel, Kernels
+from kukri.runtime.cuda.compile.kernel import Kernel, Kernels
+from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 from kukri.runtime.parts import SplitMachine, split
 from kukri.runtime.program import build_program
 from kukri.runtime.reference import ReferenceMachine
@@ -50,9 +50,9 @@ class CardMachine(ReferenceMachine):
 def card(monkeypatch):
     found = Card()
     monkeypatch.setattr(CardMachine, "problem", None)
-    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", lambda: found)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", lambda: found)
     monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
-    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: "0.30")
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "0.30")
     monkeypatch.setattr("kukri.cli.card.CARD_OVERHEAD", 0)
     monkeypatch.setattr("kukri.cli.memory.OVERHEAD", 0)
     return found
@@ -149,8 +149,8 @@ def test_a_card_that_fails_while_loading(card, folder, monkeypatch, kind):
 
 
 def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
-    monkeypatch.setattr("kukri.runtime.cuda.kernel.compiler_version", lambda: None)
-    monkeypatch.setattr("kukri.runtime.cuda.kernel.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: None)
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.cache_folder", lambda: tmp_path)
     model, said = load(folder)
     assert layers_on_card(model) == 0
     assert len(said) == 1
@@ -158,7 +158,7 @@ def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
     with pytest.raises(CudaUnavailable, match="pip install"):
         load(folder, device="cuda")
     assert card.closed == 2
-    kernel = Kernels(card)._path(Kernel("pointwise", "add", 256))
+    kernel = Kernels(card)._path(Kernel("common.pointwise", "add", 256))
     kernel.write_bytes(b"")
     assert kernel.parent == tmp_path
     model, said = load(folder)
@@ -169,7 +169,7 @@ def test_layers_without_a_card(folder, monkeypatch):
     def none():
         raise NoCard("no NVIDIA driver was found on this machine")
 
-    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", none)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", none)
     model, said = load(folder, gpu_layers=2)
     assert layers_on_card(model) == 0
     assert said == ["running on the CPU: no NVIDIA driver was found on this machine"]
@@ -182,7 +182,7 @@ def test_a_card_that_cannot_be_used(folder, monkeypatch):
     def old():
         raise CudaUnavailable("the Stand-in 100 is too old")
 
-    monkeypatch.setattr("kukri.runtime.cuda.driver.Device", old)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", old)
     assert load(folder)[1] == ["running on the CPU: the Stand-in 100 is too old"]
     with pytest.raises(CudaUnavailable, match="too old; --device cpu"):
         load(folder, device="cuda")

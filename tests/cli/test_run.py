@@ -261,7 +261,7 @@ def no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, *arguments: Any) -> None:
         raise OSError(f"{name}: not there")
 
-    monkeypatch.setattr("kukri.runtime.cuda.library.ctypes.CDLL", missing)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.library.ctypes.CDLL", missing)
 
 
 @pytest.mark.usefixtures("no_driver")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kukri.runtime.cuda.compile.stage import registers, static
 from kukri.runtime.cuda.ptx import (
     absolute,
     add_halves,
@@ -109,7 +110,6 @@ from kukri.runtime.cuda.ptx import (
     wait_products_but_1,
     warp_barrier,
 )
-from kukri.runtime.cuda.stage import registers, static
 
 Launch = Callable[[Callable[..., None], tuple[int, ...], int, list[Any], int], None]
 WORDS, FLOATS = 16, 18  # results that a thread of `whole` and of `real` has
@@ -521,8 +521,8 @@ CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group_6
 def on_the_card(device: Any) -> Launch:
     """How to launch on a card: arrays are copied there, and back."""
 
-    from kukri.runtime.cuda.kernel import ENTRY, compiled, pack_arguments
-    from kukri.runtime.cuda.launch import Launch as DriverLaunch
+    from kukri.runtime.cuda.compile.kernel import ENTRY, compiled, pack_arguments
+    from kukri.runtime.cuda.driver.launch import Launch as DriverLaunch
 
     def launch(
         kernel: Callable[..., None], grid: tuple[int, ...], threads: int, arguments: list[Any], shared: int

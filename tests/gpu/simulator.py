@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from greenlet import getcurrent, greenlet
 
+from kukri.runtime.cuda.compile.stage import stage
 from kukri.runtime.cuda.ptx import Instruction
-from kukri.runtime.cuda.stage import stage
 
 
 class _Thread(greenlet):

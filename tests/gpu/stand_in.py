@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from kukri.runtime.cuda.kernel import Kernel
-from kukri.runtime.cuda.launch import Launch
+from kukri.runtime.cuda.compile.kernel import Kernel
+from kukri.runtime.cuda.driver.launch import Launch
 
 from .simulator import run
 

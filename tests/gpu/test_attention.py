@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.kernels.attention import attend
-from kukri.runtime.cuda.kernels.group_attention import attend_group
-from kukri.runtime.cuda.kernels.latent_attention import attend_latent, merge_spans
-from kukri.runtime.cuda.kernels.prompt_attention import attend_prompt
-from kukri.runtime.cuda.kernels.rotate import prepare
+from kukri.runtime.cuda.kernels.attention.attention import attend
+from kukri.runtime.cuda.kernels.attention.decode import attend_group
+from kukri.runtime.cuda.kernels.attention.mla import attend_latent, merge_spans
+from kukri.runtime.cuda.kernels.attention.prefill import attend_prompt
+from kukri.runtime.cuda.kernels.attention.prepare_qk import prepare
 
 from .codes import decoded, empty
 from .simulator import run

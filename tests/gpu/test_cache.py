@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.kernels.cache import eight_floats, load_eight, store_cached
+from kukri.runtime.cuda.compile.stage import device, registers, static
+from kukri.runtime.cuda.kernels.attention.cache import eight_floats, load_eight, store_cached
 from kukri.runtime.cuda.ptx import load_float, shift_right, store_float, thread
-from kukri.runtime.cuda.stage import device, registers, static
 
 from .simulator import run
 

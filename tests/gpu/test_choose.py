@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kukri.runtime.choice import best_of
-from kukri.runtime.cuda.choosing import BestOf, decode, run_for
-from kukri.runtime.cuda.memory import Memory, Region
+from kukri.runtime.cuda.driver.memory import Memory, Region
+from kukri.runtime.cuda.top_k import BestOf, decode, run_for
 
 from .stand_in import StandInDevice, StandInKernels
 

@@ -7,12 +7,12 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime.activations import sigmoid, silu
-from kukri.runtime.cuda.kernels.common import CLIPPED, SILU
-from kukri.runtime.cuda.kernels.experts import deal, digits, expert_floats, expert_matvec, mix
-from kukri.runtime.cuda.kernels.quantize import to_halves
-from kukri.runtime.cuda.kernels.route import route
-from kukri.runtime.cuda.kernels.tiled import tiled_matmul
-from kukri.runtime.cuda.kernels.unpack import READERS
+from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
+from kukri.runtime.cuda.kernels.matmul.experts import deal, digits, expert_floats, expert_matvec, mix
+from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
+from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
+from kukri.runtime.cuda.kernels.matmul.route import route
+from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference_experts import route as expected_route
 
 from .simulator import run

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from kukri.runtime.activations import silu
-from kukri.runtime.cuda.kernels.common import SILU
-from kukri.runtime.cuda.kernels.few import matmul_few
-from kukri.runtime.cuda.kernels.quantize import quantize, to_halves
-from kukri.runtime.cuda.kernels.unpack import READERS
+from kukri.runtime.cuda.kernels.common.common import SILU
+from kukri.runtime.cuda.kernels.matmul.decode_matmul import matmul_few
+from kukri.runtime.cuda.kernels.matmul.quantize import quantize, to_halves
+from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 
 from .codes import coded, decoded, empty
 from .simulator import run

@@ -8,8 +8,8 @@ import re
 import pytest
 
 from kukri.runtime.cuda import ptx
-from kukri.runtime.cuda.driver import Device
-from kukri.runtime.cuda.errors import CudaUnavailable
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.errors import CudaUnavailable
 
 from . import instructions
 from .simulator import run

@@ -7,8 +7,13 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime import reference_streams as expected
-from kukri.runtime.cuda.kernels.recurrent import causal_conv, delta_rule, state_scan
-from kukri.runtime.cuda.kernels.streams import correct_streams, match_magnitude, predict_streams, sparsify
+from kukri.runtime.cuda.kernels.common.altup import (
+    correct_streams,
+    match_magnitude,
+    predict_streams,
+    sparsify,
+)
+from kukri.runtime.cuda.kernels.recurrent.recurrent import causal_conv, delta_rule, state_scan
 from kukri.runtime.reference_scan import causal_conv as expected_conv
 from kukri.runtime.reference_scan import delta_rule as expected_delta
 from kukri.runtime.reference_scan import state_scan as expected_scan

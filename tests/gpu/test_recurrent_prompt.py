@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.kernels.conv_spans import SPAN, conv_edges, conv_spans
-from kukri.runtime.cuda.kernels.delta_prompt import SIZE as DELTA_SIZE
-from kukri.runtime.cuda.kernels.delta_prompt import delta_pairs, delta_prompt
-from kukri.runtime.cuda.kernels.scan_prompt import SIZE as SCAN_SIZE
-from kukri.runtime.cuda.kernels.scan_prompt import scan_pairs, scan_prompt
+from kukri.runtime.cuda.kernels.recurrent.conv_prefill import SPAN, conv_edges, conv_spans
+from kukri.runtime.cuda.kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
+from kukri.runtime.cuda.kernels.recurrent.delta_prefill import delta_pairs, delta_prompt
+from kukri.runtime.cuda.kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
+from kukri.runtime.cuda.kernels.recurrent.scan_prefill import scan_pairs, scan_prompt
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference import ReferenceMachine
 from kukri.runtime.reference_scan import causal_conv as expected_conv

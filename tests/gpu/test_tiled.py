@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.kernels.common import SILU
-from kukri.runtime.cuda.kernels.quantize import to_halves
-from kukri.runtime.cuda.kernels.tiled import tiled_matmul
-from kukri.runtime.cuda.kernels.unpack import READERS
-from kukri.runtime.cuda.kernels.warpgroup import warpgroup_matmul
-from kukri.runtime.cuda.tuning import PAIRED, Wide
+from kukri.runtime.cuda.kernels.common.common import SILU
+from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
+from kukri.runtime.cuda.kernels.matmul.prefill_sm90 import warpgroup_matmul
+from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
+from kukri.runtime.cuda.kernels.matmul.unpack import READERS
+from kukri.runtime.cuda.lowering.tuning import PAIRED, Wide
 
 from .simulator import run
 from .test_unpack import packed, random_tensor

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from ... import ops
-from ..fusing import PreparedAttend, turn_key
-from ..memory import Region
+from ..driver.memory import Region
 from .base import FEW, Coded, Launches, padded
+from .fusing import PreparedAttend, turn_key
 
 SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
@@ -35,7 +35,10 @@ class AttentionLowering(Launches):
                 self.by_length[hash(key)] = op, region
                 address, stride = region.address, region.stride
             arguments = [self.inputs.positions, address, stride, pairs, float(op.attention_factor)]
-            what, grid = self._kernel("rotate", "rotations", 128), (-(-pairs // 128), self._n[False])
+            what, grid = (
+                self._kernel("attention.prepare_qk", "rotations", 128),
+                (-(-pairs // 128), self._n[False]),
+            )
             self._emit(what, grid, [*arguments, angles.address, angles.stride])
         return angles
 
@@ -43,7 +46,12 @@ class AttentionLowering(Launches):
         angles, x = self._angles(op), self._at(op.x)
         head_dim, warps = op.x.width // op.heads, PREPARE_WARPS
         what = self._kernel(
-            "rotate", "rope", 32 * warps, HD=head_dim, WARPS=warps, INTERLEAVED=int(op.interleaved)
+            "attention.prepare_qk",
+            "rope",
+            32 * warps,
+            HD=head_dim,
+            WARPS=warps,
+            INTERLEAVED=int(op.interleaved),
         )
         arguments = [x.address, x.stride, op.heads, op.start, len(op.inv_freq), angles.address, angles.stride]
         self._emit(what, (-(-op.heads // warps), self._n[op.x.wanted]), arguments, 4 * warps * head_dim)
@@ -73,7 +81,7 @@ class AttentionLowering(Launches):
     ) -> None:
         constants, arguments = self._preparation(op, q_norm, k_norm, turn)
         what = self._kernel(
-            "rotate",
+            "attention.prepare_qk",
             "prepare",
             32 * PREPARE_WARPS,
             HD=op.head_dim,
@@ -155,7 +163,7 @@ class AttentionLowering(Launches):
             "SPAN": SPAN,
             "WARPS": ATTEND_WARPS,
         }
-        self._in_spans(i, op, "attention", "attend", together, value_dims, constants, 4, 0)
+        self._in_spans(i, op, "attention.attention", "attend", together, value_dims, constants, 4, 0)
 
     def _attend_group(
         self,
@@ -177,7 +185,7 @@ class AttentionLowering(Launches):
             constants |= preparation[0]
             more = [self._at(op.k).address, self._at(op.v).address, *preparation[1]]
             shared += 4 * (together + 2) * dims
-        self._in_spans(i, op, "group_attention", "attend_group", together, dims, constants, 1, shared, more)
+        self._in_spans(i, op, "attention.decode", "attend_group", together, dims, constants, 1, shared, more)
 
     def _in_spans(
         self,
@@ -244,7 +252,7 @@ class AttentionLowering(Launches):
             "TURN": exchanged(dims),
             "HELD": int(held),
         }
-        what = self._kernel("prompt_attention", "attend_prompt", 128, **constants)
+        what = self._kernel("attention.prefill", "attend_prompt", 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
         self._wrote(op.out)

@@ -9,14 +9,14 @@ import numpy as np
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..driver import Device
-from ..fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
-from ..kernel import Kernel, Kernels, kernel, pack_arguments
-from ..kernels.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
-from ..launch import Launch
-from ..memory import Memory, Region
-from ..tuning import Shapes
-from ..weights import Matrix
+from ..compile.kernel import Kernel, Kernels, kernel, pack_arguments
+from ..driver.device import Device
+from ..driver.launch import Launch
+from ..driver.memory import Memory, Region
+from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
+from ..weights.upload import Matrix
+from .fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
+from .tuning import Shapes
 
 FEW = 16  # rows that products take at once in 8 bits
 ACTIVATIONS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ... import ops
-from ..memory import Region
+from ..driver.memory import Region
 from .base import FEW, Coded, Launches
 
 MOST_PARTS, MOST_NORMED = 16, 8  # times 1024 columns that `to_halves` holds in registers
@@ -49,7 +49,7 @@ class NormLowering(Launches):
         partials = self._partials(op.out)
         blocks, weight = op.x.width // 32, self.memory.vector(op.weight)
         arguments = [x.address, x.stride, blocks, weight, coded, partials]
-        what = self._kernel("quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
+        what = self._kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
         self._emit(what, (-(-blocks // 4), self._n[op.x.wanted]), arguments)
         return Coded(coded, partials, op)
 
@@ -67,7 +67,13 @@ class NormLowering(Launches):
             op.x.width,
         ]
         what = self._kernel(
-            "pointwise", "norm", 256, MEAN=mean, BIAS=int(bias is not None), EACH=each, GROUPS=op.groups
+            "common.pointwise",
+            "norm",
+            256,
+            MEAN=mean,
+            BIAS=int(bias is not None),
+            EACH=each,
+            GROUPS=op.groups,
         )
         self._emit(what, (op.groups, self._n[op.x.wanted]), arguments, 64)
         self._wrote(op.out)
@@ -101,4 +107,4 @@ class NormLowering(Launches):
         arguments: list[int | float] = [*x, width, *halves, scales.address]
         arguments += [self.memory.vector(norm.weight) if norm else 0, 1 / width]
         arguments += [float(norm.eps) if norm else 0.0]
-        self._emit(self._kernel("quantize", "to_halves", 256, **constants), (1, rows), arguments, 64)
+        self._emit(self._kernel("matmul.quantize", "to_halves", 256, **constants), (1, rows), arguments, 64)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from ... import ops
 from ...ops_fused import GatedMatMul
-from ..fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
-from ..launch import Launch
+from ..driver.launch import Launch
 from .experts import ExpertLowering
-from .latent import LatentLowering
+from .fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from .mla import LatentLowering
 from .recurrent import RecurrentLowering
 from .rows import RowLowering
 

@@ -7,10 +7,10 @@ from itertools import pairwise
 
 from ... import ops
 from ...fields import UnsupportedModel
-from ..kernels.conv_spans import SPAN
-from ..kernels.delta_prompt import SIZE as DELTA_SIZE
-from ..kernels.scan_prompt import SIZE as SCAN_SIZE
-from ..memory import Region
+from ..driver.memory import Region
+from ..kernels.recurrent.conv_prefill import SPAN
+from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
+from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
 from .base import Launches
 
 WARPS = 2
@@ -42,7 +42,9 @@ class RecurrentLowering(Launches):
         arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
         arguments += [inputs.sequences, inputs.positions, self._n[op.x.wanted], channels]
         self._emit(
-            self._kernel("recurrent", "causal_conv", 128, **constants), (-(-channels // 128),), arguments
+            self._kernel("recurrent.recurrent", "causal_conv", 128, **constants),
+            (-(-channels // 128),),
+            arguments,
         )
         self._wrote(op.out)
 
@@ -53,12 +55,12 @@ class RecurrentLowering(Launches):
         edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
         sequence = [self.inputs.sequences, self.inputs.positions]
         grid = -(-channels // 128), -(-rows // SPAN)
-        what = self._kernel("conv_spans", "conv_edges", 128, TAPS=taps)
+        what = self._kernel("recurrent.conv_prefill", "conv_edges", 128, TAPS=taps)
         self._emit(what, grid, [*self._at(op.x), *edges, *self._state(op.state), *sequence, rows, channels])
         arguments = [*self._at(op.x), *self._at(op.out), self.memory.vector(op.weight)]
         arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
-        self._emit(self._kernel("conv_spans", "conv_spans", 128, **constants), grid, arguments)
+        self._emit(self._kernel("recurrent.conv_prefill", "conv_spans", 128, **constants), grid, arguments)
         self._wrote(op.out)
 
     def _four_rows(self, rows: Region, size: int) -> bool:
@@ -133,7 +135,7 @@ class RecurrentLowering(Launches):
         op: ops.StateScan | ops.DeltaRule,
     ) -> None:
         rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.wanted]]
-        what = self._kernel("recurrent", name, 32 * WARPS, **constants)
+        what = self._kernel("recurrent.recurrent", name, 32 * WARPS, **constants)
         self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
         self._wrote(op.out)
 
@@ -141,12 +143,12 @@ class RecurrentLowering(Launches):
 
     def _sparsify(self, op: ops.Sparsify) -> None:
         arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
-        self._emit(self._kernel("streams", "sparsify", 256), (1, self._n[op.x.wanted]), arguments, 64)
+        self._emit(self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.wanted]), arguments, 64)
         self._wrote(op.x)
 
     def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
         rows = [*self._at(op.x), *self._at(op.like), op.x.width]
-        what, grid = self._kernel("streams", "match_magnitude", 256), (1, self._n[op.x.wanted])
+        what, grid = self._kernel("common.altup", "match_magnitude", 256), (1, self._n[op.x.wanted])
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
         self._wrote(op.x)
 
@@ -162,7 +164,7 @@ class RecurrentLowering(Launches):
         width = op.out.width
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("streams", "predict_streams", 256, **constants)
+        what = self._kernel("common.altup", "predict_streams", 256, **constants)
         self._emit(what, (-(-width // 256), self._n[op.out.wanted]), arguments)
         self._wrote(op.out, *op.streams)
 
@@ -171,6 +173,6 @@ class RecurrentLowering(Launches):
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
         arguments += [self.memory.vector(op.weight), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("streams", "correct_streams", 256, **constants)
+        what = self._kernel("common.altup", "correct_streams", 256, **constants)
         self._emit(what, (-(-width // 256), self._n[op.x.wanted]), arguments)
         self._wrote(op.x, *op.streams)

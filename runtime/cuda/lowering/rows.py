@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ....quant.block import QTensor
 from ... import ops
-from ..fusing import FusedOp
-from ..memory import Region
+from ..driver.memory import Region
 from .base import ACTIVATIONS, Launches
+from .fusing import FusedOp
 from .support import unsupported
 
 
@@ -22,10 +22,10 @@ class RowLowering(Launches):
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
-            what = self._kernel("rows", "embed_floats", 128, FLOAT=matrix.float_kind)
+            what = self._kernel("common.rows", "embed_floats", 128, FLOAT=matrix.float_kind)
             self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel("rows", "embed", 128, FORMAT=tensor.format.name)
+            what = self._kernel("common.rows", "embed", 128, FORMAT=tensor.format.name)
             self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
@@ -33,7 +33,7 @@ class RowLowering(Launches):
         found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
         self._look_up(op.table, self.inputs.positions, n, found)
         arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
-        self._emit(self._kernel("pointwise", "add", 256), (-(-width // 256), n), arguments)
+        self._emit(self._kernel("common.pointwise", "add", 256), (-(-width // 256), n), arguments)
         self._wrote(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
@@ -43,7 +43,7 @@ class RowLowering(Launches):
         x, out = self._at(op.x), self._at(op.out)
         arguments = [self.inputs.wanted, x.address, x.stride, out.address, out.stride, op.x.width]
         self._emit(
-            self._kernel("rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments
+            self._kernel("common.rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments
         )
         self._wrote(op.out)
 
@@ -51,7 +51,7 @@ class RowLowering(Launches):
         def each(
             name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
         ) -> None:
-            what = self._kernel("pointwise", name, 256, **constants)
+            what = self._kernel("common.pointwise", name, 256, **constants)
             self._emit(what, (-(-width // 256), self._n[out.wanted]), arguments)
             self._wrote(out)
 
@@ -87,7 +87,7 @@ class RowLowering(Launches):
                     float(op.beta),
                     op.length,
                 ]
-                what = self._kernel("rotate", "grow_queries", 256)
+                what = self._kernel("attention.prepare_qk", "grow_queries", 256)
                 self._emit(what, (-(-op.q.width // 256), self._n[op.q.wanted]), arguments)
                 self._wrote(op.q)
             case _:

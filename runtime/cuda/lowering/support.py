@@ -8,8 +8,8 @@ from ....quant.block import QTensor
 from ... import ops
 from ...fields import UnsupportedModel
 from ...ops_fused import GatedMatMul
-from ..fusing import FusedOp, JoinedMatMul, stream_groups
-from ..packing import PARTS
+from ..weights.packing import PARTS
+from .fusing import FusedOp, JoinedMatMul, stream_groups
 
 
 def unsupported(op: object) -> UnsupportedModel:

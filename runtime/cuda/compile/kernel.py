@@ -1,0 +1,220 @@
+"""Kernels by name and constants, compiled for a card once and kept on disk.
+
+Neither Numba nor a kernel's module is imported before the kernel must be compiled, so that a warm start only
+reads files. A kernel's file is named by a digest of everything that it depends on: the sources of this
+folder, the compilers, the card's architecture, and its constants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.metadata
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ....quant.jit.kernel_cache import cache_folder
+from ..driver.device import Device
+from ..driver.errors import CudaUnavailable
+
+ENTRY = "kernel"
+KERNELS = f"{__package__.rpartition('.')[0]}.kernels"  # the package of their modules
+_DIGEST_BYTES = 32
+MISSING = (
+    "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
+)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The function `name` of the module `module` in kernels/ for blocks of `threads`, with these constants.
+
+    FORMAT among them stands for the constants that `kernels/unpack.READERS` has for a block format.
+    """
+
+    module: str
+    name: str
+    threads: int
+    constants: tuple[tuple[str, int | float | str], ...] = ()
+    resident: int = 1  # blocks that a multiprocessor is to hold at once
+
+    def __str__(self) -> str:
+        return f"{self.name} {' '.join(f'{k}={v}' for k, v in self.constants)}".strip()
+
+    def function(self) -> Callable[..., None]:
+        return getattr(importlib.import_module(f"{KERNELS}.{self.module}"), self.name)
+
+    def values(self) -> dict[str, Any]:
+        """The constants as kernels see them."""
+        found: dict[str, Any] = dict(self.constants)
+        if name := found.pop("FORMAT", None):
+            from ..kernels.matmul.unpack import READERS
+
+            found |= READERS[name]
+        return found
+
+    def ptx(self, capability: tuple[int, int]) -> str:
+        """Compiled to PTX, whose entry point is called `ENTRY`. Imports Numba."""
+        return compiled(self.function(), self.values(), capability, self.threads, self.resident)
+
+
+def compiled(
+    function: Callable[..., None],
+    constants: dict[str, Any],
+    capability: tuple[int, int],
+    threads: int,
+    resident: int = 1,
+) -> str:
+    """PTX of any kernel: see `compiler.ptx_of`. Imports Numba."""
+    from .ptx_compiler import entry_point, ptx_of
+
+    text = ptx_of(function, constants, capability, threads, resident)
+    # No newer version of PTX than the instructions need, so that older drivers take it; and a short name.
+    version = "7.8" if capability < (10, 0) else "8.8"
+    if "wgmma" in text:  # these are only in cards of just this capability
+        version = "8.0"
+        text = text.replace(".target sm_90", ".target sm_90a", 1)
+    text = re.sub(r"\.version \d+\.\d+", f".version {version}", text, count=1)
+    return text.replace(entry_point(text), ENTRY)
+
+
+def kernel(module: str, name: str, threads: int, **constants: int | float | str) -> Kernel:
+    """A `Kernel` by its constants' names."""
+    return Kernel(module, name, threads, tuple(sorted(constants.items())))
+
+
+@dataclass
+class Kernels:
+    """The kernels of one card, loaded when first asked for."""
+
+    device: Device
+    progress: Callable[[str, int, int], None] | None = None
+    _functions: dict[tuple[Kernel, int], int] = field(default_factory=dict)
+    _wanted: list[Kernel] | None = None
+
+    def function(self, what: Kernel, shared_bytes: int = 0) -> int:
+        """What the driver launches, for up to `shared_bytes` of shared memory."""
+        key = what, shared_bytes
+        if self._wanted is not None:
+            self._wanted.append(what)
+            return 0
+        if key not in self._functions:
+            code = self._load(what) or self._compile(what)
+            self._functions[key] = self.device.load(code, ENTRY, shared_bytes)
+        return self._functions[key]
+
+    def compile_all(self, ask: Callable[[], object]) -> None:
+        """Compile what `ask` asks `function` for, where it is missing, in several processes at once.
+
+        What these cannot is compiled when it is needed. Raises CudaUnavailable without a compiler.
+        """
+        self._wanted = []
+        try:
+            ask()
+            wanted = self._wanted
+        finally:
+            self._wanted = None
+        missing = [what for what in dict.fromkeys(wanted) if not self._path(what).exists()]
+        if len(missing) < 2:
+            return
+        if compiler_version() is None:
+            raise CudaUnavailable(MISSING)
+        from .workers import compile_elsewhere
+
+        for done, (what, ptx) in enumerate(compile_elsewhere(missing, self.device.capability)):
+            self._store(what, ptx)
+            if self.progress is not None:
+                self.progress("compiling kernels (only once)", done + 1, len(missing))
+
+    def _path(self, what: Kernel) -> Path:
+        digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
+        return cache_folder() / f"{_prefix(self.device.capability)}-{what.name}-{digest}.cubin"
+
+    def _load(self, what: Kernel) -> bytes | None:
+        try:
+            content = self._path(what).read_bytes()
+        except OSError:
+            return None
+        digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
+        return code if hashlib.sha256(code).digest() == digest else None
+
+    def _compile(self, what: Kernel) -> bytes:
+        if self.progress is not None:
+            self.progress(f"compiling {what.name} (only once)", 0, 1)
+        try:
+            text = what.ptx(self.device.capability)
+        except ImportError as problem:
+            raise CudaUnavailable(f"{MISSING} ({problem})") from None
+        return self._store(what, text)
+
+    def _store(self, what: Kernel, ptx: str) -> bytes:
+        code = self.device.assemble(ptx)
+        _write(self._path(what), hashlib.sha256(code).digest() + code)
+        return code
+
+
+def compiled_kernels(capability: tuple[int, int]) -> int:
+    """How many kernels of these sources are on disk for cards of that compute capability."""
+    return sum(1 for _ in cache_folder().glob(f"{_prefix(capability)}-*.cubin"))
+
+
+def compiler_version() -> str | None:
+    """Of numba-cuda; None if it is not installed."""
+    try:
+        return importlib.metadata.version("numba-cuda")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _prefix(capability: tuple[int, int]) -> str:
+    """How names of files begin whose kernels are for such cards, made of these sources by these compilers."""
+    return f"sm{capability[0]}{capability[1]}-{_fingerprint()[:16]}"
+
+
+def pack_arguments(*values: int | float) -> bytes:
+    """A kernel's parameters as they lie in memory: 64-bit integers, and float32 for floats."""
+    out = b""
+    for value in values:
+        if isinstance(value, float):
+            out += struct.pack("<f", value)
+        else:
+            out += b"\0" * (-len(out) % 8) + struct.pack("<q", value)
+    return out
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A full disk only means that the kernel is compiled again."""
+    with suppress(OSError):
+        descriptor, name = tempfile.mkstemp(prefix="unfinished-", dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(name, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+@cache
+def _fingerprint() -> str:
+    digest = hashlib.sha256(_ENVIRONMENT.encode())
+    for name in ("numba-cuda", "numba", "llvmlite"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            digest.update(importlib.metadata.version(name).encode())
+    cuda = Path(__file__).parent.parent
+    for folder in ("kernels", "ptx", "compile"):
+        for path in sorted((cuda / folder).glob("**/*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_ENVIRONMENT = "PTX 1"

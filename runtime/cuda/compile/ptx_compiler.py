@@ -1,0 +1,131 @@
+"""From a staged function to PTX, by Numba."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+from numba.cuda import dispatcher
+from numba.cuda.extending import intrinsic
+
+from ..ptx import Instruction
+from .stage import stage
+
+_TYPES = {"r": types.int32, "l": types.int64, "f": types.float32}
+_SHARED = "dynamic_shared"
+
+
+def ptx_of(
+    function: Callable[..., None],
+    constants: Mapping[str, Any],
+    capability: tuple[int, int],
+    threads: int,
+    resident: int,
+) -> str:
+    """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
+
+    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point
+    is the only one in the text.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    signature = types.void(*(types.float32 if p.annotation == "float" else types.int64 for p in parameters))
+    with _stand_in(capability):
+        text, _ = cuda.compile(
+            stage(function, constants, partial(_resolve, capability)),
+            signature,
+            cc=capability,
+            device=False,
+            abi="numba",
+            output="ptx",
+            launch_bounds=(threads, resident),
+            opt=True,
+        )
+    return text
+
+
+def entry_point(ptx: str) -> str:
+    """The name of the kernel in PTX."""
+    start = ptx.index(".entry") + len(".entry")
+    return ptx[start : ptx.index("(", start)].strip()
+
+
+@contextmanager
+def _stand_in(capability: tuple[int, int]) -> Iterator[None]:
+    """Within this, Numba compiles functions that kernels call for a card that need not be there."""
+    before = dispatcher.get_current_device
+    dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
+    try:
+        yield
+    finally:
+        dispatcher.get_current_device = before
+
+
+def _resolve(capability: tuple[int, int], found: Any, constants: Mapping[str, Any]) -> Any:
+    """What a name of a staged function stands for when Numba compiles it."""
+    if isinstance(found, str) and found == "float32":
+        return types.float32
+    if isinstance(found, Instruction):
+        return _intrinsic(found)
+    if getattr(found, "on_device", False):
+        return _device_function(found, tuple(sorted(constants.items())), capability)
+    return found
+
+
+@cache
+def _device_function(
+    function: Callable[..., Any], constants: tuple[tuple[str, Any], ...], capability: tuple[int, int]
+) -> Any:
+    staged = stage(function, dict(constants), partial(_resolve, capability))
+    jit: Any = cuda.jit
+    return jit(device=True, forceinline=True)(staged)
+
+
+@cache
+def _intrinsic(what: Instruction) -> Any:
+    """The instruction as a function that Numba can compile calls of."""
+    outputs = [_TYPES[t] for t in what.outputs]
+    result: Any = types.void if not outputs else outputs[0] if len(outputs) == 1 else types.Tuple(outputs)
+    inputs = [_TYPES[t] for t in what.inputs]
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if what.name == "shared":
+            return _shared_address(builder)
+        found = [context.get_value_type(t) for t in outputs]
+        value = ir.VoidType() if not found else found[0] if len(found) == 1 else ir.LiteralStructType(found)
+        operands = [context.get_value_type(t) for t in inputs]
+        updated = [str(i) for i in range(what.updated)]
+        constraints = ",".join([*(f"={t}" for t in what.outputs), *updated, *what.inputs[what.updated :]])
+        if what.ordered:
+            constraints += ",~{memory}" if constraints else "~{memory}"
+        assembly = ir.InlineAsm(
+            ir.FunctionType(value, operands), what.ptx, constraints, side_effect=what.ordered
+        )
+        call = builder.call(assembly, arguments, attrs=("convergent",) if what.ordered else ())
+        if not outputs:
+            return context.get_dummy_value()
+        if len(outputs) == 1:
+            return call
+        return context.make_tuple(
+            builder, signature.return_type, [builder.extract_value(call, i) for i in range(len(outputs))]
+        )
+
+    names = [f"a{i}" for i in range(len(inputs))]
+    scope: dict[str, Any] = {"signature": result(*inputs), "generate": generate}
+    exec(f"def {what.name}({', '.join(['context', *names])}):\n    return signature, generate", scope)
+    make: Any = intrinsic
+    return make(scope[what.name])
+
+
+def _shared_address(builder: Any) -> Any:
+    """The address of dynamic shared memory, which the module declares and the launch sizes."""
+    module = builder.module
+    if _SHARED not in module.globals:
+        array = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), _SHARED, addrspace=3)
+        array.linkage, array.align = "external", 16
+    return builder.ptrtoint(module.globals[_SHARED], ir.IntType(32))

@@ -1,0 +1,75 @@
+"""Memory of the card that launches point into."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .device import Device
+
+
+@dataclass(frozen=True)
+class Region:
+    """A matrix of rows on the card: the address of its first row and the bytes from row to row."""
+
+    address: int
+    stride: int
+
+    def __iter__(self) -> Iterator[int]:
+        """What kernels are told."""
+        return iter((self.address, self.stride))
+
+    def columns(self, start_bytes: int) -> Region:
+        """The part of it that begins behind `start_bytes` of each row."""
+        return Region(self.address + start_bytes, self.stride)
+
+
+class Memory:
+    """Named pieces of the card's memory, made when first asked for, and zeroed."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._regions: dict[str, Region] = {}
+        self._vectors: dict[tuple[int, ...], tuple[tuple[np.ndarray, ...], int]] = {}
+        self.n_bytes = 0
+
+    def rows(self, name: str, n_rows: int, row_bytes: int) -> Region:
+        """The matrix of that name; rows begin at multiples of 16 bytes."""
+        if name not in self._regions:
+            stride = -(-row_bytes // 16) * 16
+            self._regions[name] = Region(self.zeros(n_rows * stride), stride)
+        return self._regions[name]
+
+    def slices(self, names: Iterable[str], n_rows: int, row_bytes: Iterable[int]) -> None:
+        """Matrices of those names, side by side in one."""
+        names, sizes = list(names), list(row_bytes)
+        whole = self.rows(" | ".join(names), n_rows, sum(sizes))
+        for name, start in zip(names, np.cumsum([0, *sizes[:-1]]), strict=True):
+            self._regions[name] = whole.columns(int(start))
+
+    def vector(self, *values: np.ndarray) -> int:
+        """The address of float32 values, several arrays one after the other. Made once, however many read
+        them.
+        """
+        key = tuple(id(v) for v in values)
+        if key not in self._vectors:
+            array = np.concatenate([np.asarray(v, np.float32).reshape(-1) for v in values])
+            self._vectors[key] = values, self.array(array)
+        return self._vectors[key][1]
+
+    def array(self, values: np.ndarray) -> int:
+        """The address of a copy of an array."""
+        values = np.ascontiguousarray(values)
+        address = self.zeros(values.nbytes)
+        self._device.upload(address, values)
+        self._device.wait()
+        return address
+
+    def zeros(self, n_bytes: int) -> int:
+        size = -(-max(1, n_bytes) // 256) * 256
+        address = self._device.allocate(size)
+        self._device.clear(address, size)
+        self.n_bytes += size
+        return address

@@ -1,0 +1,96 @@
+"""Ops of models with several residual streams and sparse FFNs; see `runtime/ops_streams.py`.
+
+Streams lie side by side, `step` bytes from one to the next.
+"""
+
+from __future__ import annotations
+
+from ...compile.stage import registers, static
+from ...ptx import (
+    block_x,
+    block_y,
+    load_float,
+    load_weight,
+    maximum,
+    quotient,
+    root,
+    shared,
+    store_float,
+    thread,
+)
+from .common import begin
+from .pointwise import block_sum
+
+N = ACTIVE = 0  # constants of the launch: how many streams, and which is worked on
+
+
+def sparsify(x, x_stride, width, inverse_width: float, deviations: float):
+    """x = max(x - (mean + deviations · std), 0). Grid: (1, rows), of 256 threads."""
+    begin()
+    row = x + block_y() * x_stride
+    total = 0.0
+    for i in range(thread(), width, 256):
+        total = total + load_float(row + 4 * i)
+    mean = block_sum(total, shared()) * inverse_width
+    squares = 0.0
+    for i in range(thread(), width, 256):
+        value = load_float(row + 4 * i) - mean
+        squares = squares + value * value
+    least = mean + deviations * root(block_sum(squares, shared() + 32) * inverse_width)
+    for i in range(thread(), width, 256):
+        store_float(row + 4 * i, maximum(load_float(row + 4 * i) - least, 0.0))
+
+
+def match_magnitude(x, x_stride, like, like_stride, width, inverse_width: float, floor: float):
+    """x = x · rms(like) / max(rms(x), floor). Grid: (1, rows), of 256 threads."""
+    begin()
+    row = x + block_y() * x_stride
+    own = 0.0
+    wanted = 0.0
+    for i in range(thread(), width, 256):
+        value = load_float(row + 4 * i)
+        own = own + value * value
+        value = load_float(like + block_y() * like_stride + 4 * i)
+        wanted = wanted + value * value
+    own = maximum(root(block_sum(own, shared()) * inverse_width), floor)
+    wanted = root(block_sum(wanted, shared() + 32) * inverse_width)
+    for i in range(thread(), width, 256):
+        store_float(row + 4 * i, quotient(load_float(row + 4 * i) * wanted, own))
+
+
+def predict_streams(streams, stride, step, coefficients, coefficients_stride, out, out_stride, width):
+    """streams_j += Σ_i coefficients[j, i] · streams_i; out = streams_active. Grid: (width / 256, rows)."""
+    begin()
+    i = block_x() * 256 + thread()
+    if i < width:
+        at = streams + block_y() * stride + 4 * i
+        row = coefficients + block_y() * coefficients_stride
+        before = registers(N)
+        for k in static(N):
+            before[k] = load_float(at + k * step)
+        for j in static(N):
+            value = before[j]
+            for k in static(N):
+                value = value + load_float(row + 4 * (j * N + k)) * before[k]
+            store_float(at + j * step, value)
+            if j == ACTIVE:
+                store_float(out + block_y() * out_stride + 4 * i, value)
+
+
+def correct_streams(streams, stride, step, coefficients, coefficients_stride, x, x_stride, weight, width):
+    """streams_j += (1 + coefficients[j]) · (x - streams_active); x = streams_active · weight.
+
+    Grid: (width / 256, rows).
+    """
+    begin()
+    i = block_x() * 256 + thread()
+    if i < width:
+        at = streams + block_y() * stride + 4 * i
+        row = coefficients + block_y() * coefficients_stride
+        to = x + block_y() * x_stride + 4 * i
+        new = load_float(to) - load_float(at + ACTIVE * step)
+        for j in static(N):
+            value = load_float(at + j * step) + (1.0 + load_float(row + 4 * j)) * new
+            store_float(at + j * step, value)
+            if j == ACTIVE:
+                store_float(to, value * load_weight(weight + 4 * i))

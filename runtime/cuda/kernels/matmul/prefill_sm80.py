@@ -1,0 +1,214 @@
+"""Products of many rows with block-quantised weights, on tensor cores.
+
+A block makes 128 outputs of 128 rows. Weights are unpacked to halves in shared memory, 64 columns at a time,
+by the threads that have loaded them while the columns before were multiplied; activations, halves already,
+come there by themselves, in the order of columns that weights have in pieces (see packing.py): two pieces of
+a row are 64 columns. Two threads share a row, and the scales of its four blocks, for two times 64 columns.
+Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's number, so that neither writing
+nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
+"""
+
+from __future__ import annotations
+
+from ...compile.stage import device, registers, static
+from ...ptx import (
+    barrier,
+    block_x,
+    block_y,
+    commit_copies,
+    copy_async,
+    let_next_start,
+    load_float,
+    load_int,
+    load_matrices,
+    load_weight,
+    mma_halves,
+    pack_halves,
+    shared,
+    shift_right,
+    shuffle_xor,
+    store_float,
+    store_shared_int4,
+    thread,
+    wait_copies,
+    wait_for_grid,
+)
+from ..common.common import activate
+from .prefill_mma import four_weights
+
+CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
+CODES = SCALES = HALVES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
+TILE = 16384  # bytes of 128 rows of 64 halves
+
+
+@device
+def factors_of_row(tile, pieces, piece):
+    """a, b, a', b' of the four blocks of a chunk as pairs of halves: two loaded here, two by the other thread
+    of this row.
+    """
+    odd = thread() & 1
+    scale = registers(SCALES)
+    own = registers(4)
+    found = registers((4, 4), 0)
+    for i in static(2):
+        at = (piece & -4) + 2 * i + odd
+        scale[()] = SCALES_OF(tile, pieces, at)
+        own[()] = FACTORS_OF(*scale[()], at)
+        for j in static(4):
+            if (j < 2 or HALVES) and (j % 2 == 0 or MINIMUM):
+                other = shuffle_xor(own[j], 1)
+                first = other if odd else own[j]
+                second = own[j] if odd else other
+                found[2 * i, j] = pack_halves(first, first)
+                found[2 * i + 1, j] = pack_halves(second, second)
+    return found[()]
+
+
+@device
+def store_piece(to, row, first, codes: registers(CODES), f: registers((4, 4))):
+    """A piece's 32 weights into a row of the tile, 16 bytes a block, from 16-byte piece `first` on."""
+    w = registers(8)
+    w[()] = WORDS_OF(*codes[()])
+    for b in static(4):
+        front, back = w[2 * b], w[2 * b + 1]
+        store_shared_int4(
+            to + place(row, first + b),
+            *four_weights(front, f[b, 0], f[b, 1]),
+            *four_weights(back, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
+        )
+
+
+@device
+def place(row, piece):
+    """Where a 16-byte piece of a row lies in a tile."""
+    return 128 * row + 16 * (piece ^ (row & 7))
+
+
+@device
+def source_of(sources, place):
+    """The row of x that comes to a place; `sources` where rows are dealt out to experts."""
+    if EXPERTS == 2:
+        line = load_int(sources + 4 * place)
+    else:
+        line = place
+    return line
+
+
+def tiled_matmul(
+    weights,
+    tile_bytes,
+    blocks,
+    n_out,
+    x,
+    x_stride,
+    scales,
+    rows,
+    bias,
+    out,
+    out_stride,
+    tiles,
+    sources,
+    expert_bytes,
+):
+    """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / 128, outputs / 128), of 256 threads.
+
+    x is halves [rows, columns padded with zeros to a multiple of 128], scales float32 [rows]. With EXPERTS a
+    block takes a tile that `experts.deal` has made, if there are so many; 1: x is sorted by expert, 2:
+    `sources` are its rows.
+    """
+    t = thread()
+    lane = t & 31
+    warp = shift_right(t, 5)
+    steps = (blocks + 3) // 4 * 2
+    pieces = 32 * steps
+    a_row = shift_right(t, 1)
+    base = block_x() * 128  # the first row, and the row behind the last
+    end = rows
+    if EXPERTS:
+        if PDL:
+            let_next_start()
+            wait_for_grid()
+        if block_x() >= load_int(tiles):
+            return
+        tile = tiles + 16 + 16 * block_x()
+        expert = load_int(tile)
+        base = load_int(tile + 4)
+        end = base + load_int(tile + 8)
+        weights = weights + expert * expert_bytes
+        bias = bias + 4 * expert * n_out
+    at = block_y() * 128 + a_row
+    if at >= n_out:
+        at = n_out - 1
+    source = weights + shift_right(at, 4) * tile_bytes
+    piece = 4 * (at & 15) + (t & 1)
+    if PDL and not EXPERTS:
+        let_next_start()
+        wait_for_grid()
+    acc = registers((4, 4, 4), 0.0)
+    codes = registers(CODES)
+    codes[()] = CODES_OF(source, pieces, piece)
+    f = registers((4, 4))
+    f[()] = factors_of_row(source, pieces, piece)
+    for i in static(4):
+        b_row = shift_right(t, 3) + 32 * i
+        line = base + b_row
+        copied = 16
+        if line >= end:
+            copied = 0
+            line = 0
+        line = source_of(sources, line)
+        copy_async(shared() + 2 * TILE + place(b_row, t & 7), x + line * x_stride + 16 * (t & 7), copied)
+    commit_copies()
+    for step in range(steps):
+        stage = (step & 1) * TILE
+        store_piece(shared() + stage, a_row, 4 * (t & 1), *codes[()], *f[()])
+        wait_copies()
+        barrier()
+        if step + 1 < steps:
+            piece = 64 * shift_right(step + 1, 1) + 4 * (at & 15) + 2 * ((step + 1) & 1) + (t & 1)
+            codes[()] = CODES_OF(source, pieces, piece)
+            if step & 1:
+                f[()] = factors_of_row(source, pieces, piece)
+            for i in static(4):
+                b_row = shift_right(t, 3) + 32 * i
+                line = base + b_row
+                copied = 16
+                if line >= end:
+                    copied = 0
+                    line = 0
+                line = source_of(sources, line)
+                copy_async(
+                    shared() + 2 * TILE + (TILE - stage) + place(b_row, t & 7),
+                    x + line * x_stride + 128 * (step + 1) + 16 * (t & 7),
+                    copied,
+                )
+            commit_copies()
+        m0 = (warp & 1) * 64 + (lane & 7) + ((lane >> 3) & 1) * 8
+        n0 = (warp >> 1) * 32 + (lane & 7) + (lane >> 4) * 8
+        if base + (warp >> 1) * 32 < end:
+            for k in static(4):
+                fragment = registers((4, 4))
+                for m in static(4):
+                    fragment[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
+                g = registers((4, 2))
+                for n in static(2):
+                    g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = load_matrices(
+                        shared() + 2 * TILE + stage + place(n0 + 16 * n, 2 * k + ((lane >> 3) & 1))
+                    )
+                for m in static(4):
+                    for n in static(4):
+                        acc[m, n] = mma_halves(*fragment[m], *g[n], *acc[m, n])
+    for m in static(4):
+        for n in static(4):
+            for i in static(4):
+                output = block_y() * 128 + (warp & 1) * 64 + 16 * m + (lane >> 2) + 8 * (i // 2)
+                row = base + (warp >> 1) * 32 + 8 * n + 2 * (lane & 3) + i % 2
+                if row < end and output < n_out:
+                    to = out + row * out_stride + 4 * output
+                    scale = load_float(scales + 4 * source_of(sources, row)) * (1.0 / UNIT)
+                    value = acc[m, n, i] * scale
+                    if BIAS:
+                        value = value + load_weight(bias + 4 * output)
+                    if ACCUMULATE:
+                        value = value + load_float(to)
+                    store_float(to, value)

@@ -1,0 +1,245 @@
+"""How kernels read the pieces of each block format, as `packing.py` lays tiles out.
+
+`CODES_OF(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it
+lies there; `WORDS_OF(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of
+block b. `SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where
+s is the lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are
+(a · code + b) / UNIT in the first half of the block, (a' · code + b') / UNIT in the second. Loading and
+unpacking are apart so that a kernel can have several loads in flight.
+
+`READERS` says of each format: these functions, how many words loaded codes (`CODES`) and scales (`SCALES`)
+are, whether the halves of a block differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...compile.stage import device, registers, static
+from ...ptx import (
+    add_words,
+    and_xor,
+    bits_and,
+    bits_or,
+    bits_xor,
+    load_stream1,
+    load_stream2,
+    load_stream4,
+    permute,
+    shift_left,
+    shift_right,
+)
+from .scales import (
+    half_scale,
+    iq4_xs_scale,
+    load_exponent,
+    load_half_16,
+    load_half_20,
+    load_half_32,
+    load_iq4_xs,
+    load_q2_k,
+    load_q3_k,
+    load_q6_k,
+    load_run_16,
+    load_run_20,
+    load_two_16,
+    load_two_20,
+    power_of_two,
+    q2_k_scale,
+    q3_k_scale,
+    q5_0_scale,
+    q6_k_scale,
+    run_factors,
+    two_halves,
+)
+
+NIBBLES = 0x0F0F0F0F
+PAIRS = 0x03030303
+ONES = 0x01010101
+SIGNS = 0x80808080
+
+
+@device
+def nibbles(a, b, c, d):
+    """The low halves of 4 bytes, then the high ones, of each word."""
+    words = a, b, c, d
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(words[i // 2], 4 * (i & 1)), NIBBLES)
+    return out[()]
+
+
+@device
+def single_bits(word):
+    """Bit t of each byte of the word, as bytes of word t."""
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(word, i), ONES)
+    return out[()]
+
+
+@device
+def pairs(a, b):
+    """Codes of 2 bits: bits 2t and 2t + 1 of the bytes of two words are those of words 2t and 2t + 1."""
+    words = a, b
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_and(shift_right(words[i & 1], i & 6), PAIRS)
+    return out[()]
+
+
+@device
+def with_high(low, high, at):
+    """Codes whose further bits, from bit `at` on, are those of `high`."""
+    out = registers(8)
+    for i in static(8):
+        out[i] = bits_or(low[i], shift_left(high[i], at))
+    return out[()]
+
+
+@device
+def minus(word, complement):
+    """Bytes - n, as signed ones, of bytes and n below 128; `complement` is 128 - n in each byte."""
+    return bits_xor(add_words(word, complement), SIGNS)
+
+
+@device
+def all_minus(words, complement):
+    out = registers(8)
+    for i in static(8):
+        out[i] = minus(words[i], complement)
+    return out[()]
+
+
+@device
+def table(word, t0, t1, t2, t3):
+    """Each nibble of the word looked up in a table of 16 bytes: the low ones of its bytes, then the high
+    ones.
+    """
+    index, upper = bits_and(word, 0x77777777), shift_right(bits_and(word, 0x88888888), 1)
+    first = permute(permute(t0, t1, index), permute(t2, t3, index), bits_or(0x3210, bits_and(upper, 0xFFFF)))
+    index, upper = shift_right(index, 16), shift_right(upper, 16)
+    second = permute(permute(t0, t1, index), permute(t2, t3, index), bits_or(0x3210, upper))
+    return permute(first, second, 0x6420), permute(first, second, 0x7531)
+
+
+@device
+def fifth_bits(a, b, c, d, high):
+    return with_high(nibbles(a, b, c, d), single_bits(high), 4)
+
+
+@device
+def looked_up(a, b, c, d, t0, t1, t2, t3):
+    words = a, b, c, d
+    out = registers(8)
+    for i in static(4):
+        out[2 * i], out[2 * i + 1] = table(words[i], t0, t1, t2, t3)
+    return out[()]
+
+
+@device
+def iq4(a, b, c, d):
+    return looked_up(a, b, c, d, 0xBFAD9881, 0xF6EADDCF, 0x26190D01, 0x71594535)
+
+
+@device
+def mxfp4(a, b, c, d):
+    return looked_up(a, b, c, d, 0x03020100, 0x0C080604, 0xFDFEFF00, 0xF4F8FAFC)
+
+
+@device
+def sixteenfold(word):
+    """16 · (code - 8) as signed bytes, of four codes in the high halves of a word's bytes."""
+    return and_xor(word, 0xF0F0F0F0, SIGNS)
+
+
+@device
+def q4_0(a, b, c, d):
+    words = a, b, c, d
+    out = registers(8)
+    for i in static(4):
+        out[2 * i], out[2 * i + 1] = sixteenfold(shift_left(words[i], 4)), sixteenfold(words[i])
+    return out[()]
+
+
+@device
+def as_they_are(a, b, c, d, e, f, g, h):
+    return a, b, c, d, e, f, g, h
+
+
+@device
+def q6_k(a, b, c, d, e, f):
+    return all_minus(with_high(nibbles(a, b, c, d), pairs(e, f), 4), 0x60606060)
+
+
+@device
+def q3_k(a, b, high):
+    return all_minus(with_high(pairs(a, b), single_bits(high), 2), 0x7C7C7C7C)
+
+
+# Codes: 16 bytes of a piece, and what more there is.
+
+
+@device
+def load_nibbles(tile, pieces, piece):
+    return load_stream4(tile + 16 * piece)
+
+
+@device
+def load_nibbles_bits(tile, pieces, piece):
+    return (*load_stream4(tile + 16 * piece), load_stream1(tile + 16 * pieces + 4 * piece))
+
+
+@device
+def load_nibbles_pairs(tile, pieces, piece):
+    return load_stream4(tile + 16 * piece) + load_stream2(tile + 16 * pieces + 8 * piece)
+
+
+@device
+def load_pairs(tile, pieces, piece):
+    return load_stream2(tile + 8 * piece)
+
+
+@device
+def load_pairs_bits(tile, pieces, piece):
+    return (*load_stream2(tile + 8 * piece), load_stream1(tile + 8 * pieces + 4 * piece))
+
+
+@device
+def load_bytes(tile, pieces, piece):
+    at = tile + 16 * piece + 1024 * shift_right(piece, 6)
+    return load_stream4(at) + load_stream4(at + 1024)
+
+
+def _reader(
+    codes: tuple[Any, Any, int],
+    scales: tuple[Any, Any, int],
+    halves: int = 0,
+    minimum: int = 0,
+    unit: int = 1,
+) -> dict[str, Any]:
+    """`codes` and `scales`: how they are loaded, how they are unpacked, and how many words they are."""
+    found: dict[str, Any] = dict(zip(("CODES_OF", "WORDS_OF", "CODES"), codes, strict=True))
+    found |= dict(zip(("SCALES_OF", "FACTORS_OF", "SCALES"), scales, strict=True))
+    return found | {"HALVES": halves, "MINIMUM": minimum, "UNIT": unit}
+
+
+_NIBBLES = load_nibbles, nibbles, 4
+_FIVE = load_nibbles_bits, fifth_bits, 5
+_PAIRS = load_pairs, pairs, 2
+
+READERS: dict[str, dict[str, Any]] = {
+    "Q4_0": _reader((load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16),
+    "Q4_1": _reader(_NIBBLES, (load_two_16, two_halves, 1), minimum=1),
+    "Q5_0": _reader(_FIVE, (load_half_20, q5_0_scale, 1), minimum=1),
+    "Q5_1": _reader(_FIVE, (load_two_20, two_halves, 1), minimum=1),
+    "Q8_0": _reader((load_bytes, as_they_are, 8), (load_half_32, half_scale, 1)),
+    "Q2_K": _reader(_PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1),
+    "Q3_K": _reader((load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1),
+    "Q4_K": _reader(_NIBBLES, (load_run_16, run_factors, 4), minimum=1),
+    "Q5_K": _reader(_FIVE, (load_run_20, run_factors, 4), minimum=1),
+    "Q6_K": _reader((load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1),
+    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1)),
+    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2)),
+    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1)),
+}
