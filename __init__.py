@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .cli.model import Model
-    from .runtime.sampler import SamplingParams
+    from .runtime.engine.sampler import SamplingParams
     from .tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -114,7 +114,7 @@ def __getattr__(name: str) -> Any:
 
         return Model
     if name == "SamplingParams":
-        from .runtime.sampler import SamplingParams
+        from .runtime.engine.sampler import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
     """What the new process does."""
     path, kv_type, device, layers = arguments[0], *arguments[3:]
     n_prompt, threads = map(int, arguments[1:3])
-    from ..runtime.sampler import SamplingParams
+    from ..runtime.engine.sampler import SamplingParams
     from .bench_measure import random_ids
     from .loading import load_model
 

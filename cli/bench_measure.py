@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from ..runtime.cache import Batch
+from ..runtime.engine.cache import Batch
 from ..runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
 from .bench_plan import Test
 from .memory import KV_BYTES
 
 if TYPE_CHECKING:
-    from ..runtime.cache import PageTable
     from ..runtime.cuda.driver.device import Device
-    from ..runtime.engine import Machine
+    from ..runtime.engine.cache import PageTable
+    from ..runtime.engine.engine import Machine
 
 WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that count
 

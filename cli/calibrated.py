@@ -16,13 +16,13 @@ from ..quant.rounding.codebooks import GRIDS
 from ..quant.rounding.encode import encode_tensor
 from ..quant.rounding.gptq import encode_compensated
 from ..quant.rounding.hessian import Factor, factor
-from ..runtime.calibrate import ExpertMoments, Layer, Moments, moments
-from ..runtime.config import ModelConfig
-from ..runtime.evaluate import cut_into_windows
+from ..runtime.calibration.moments import ExpertMoments, Layer, Moments, moments
+from ..runtime.calibration.sensitivity import sensitivities
+from ..runtime.config.from_files import ModelConfig
+from ..runtime.evaluation.scores import cut_into_windows
 from ..runtime.ops import MatMul, MoE, Program
-from ..runtime.program import build_program
-from ..runtime.sensitivity import sensitivities
-from ..runtime.weights import Weights
+from ..runtime.program.build import build_program
+from ..runtime.weights.binding import Weights
 from .eval_text import LONGEST_TEXT
 from .limited import read_file
 from .source import Source

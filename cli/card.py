@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..quant.errors import UnsupportedModel
+from ..runtime.engine.split import weight_bytes
+from ..runtime.engine.state import state_bytes
 from ..runtime.ops import Program
-from ..runtime.parts import weight_bytes
-from ..runtime.state import state_bytes
 from .memory import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from .run import answer, refuse_system_of_raw
 from .slash import COMMANDS, handle
 
 if TYPE_CHECKING:
-    from ..runtime.sampler import SamplingParams
+    from ..runtime.engine.sampler import SamplingParams
     from .model import Model
 
 FENCE = '"""'

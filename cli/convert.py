@@ -14,9 +14,9 @@ from ..quant.checkpoint.folder import Checkpoint
 from ..quant.gguf.assembled import Assembled, place_in_file
 from ..quant.gguf.reader import GGUFFile
 from ..quant.recipes.recipes import Facts
-from ..runtime.config import config_from_hf
-from ..runtime.export import export_model
-from ..runtime.weights import Weights
+from ..runtime.config.from_files import config_from_hf
+from ..runtime.export.model import export_model
+from ..runtime.weights.binding import Weights
 from ..tokenizer.readers.export import tokenizer_metadata
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 

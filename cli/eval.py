@@ -81,7 +81,7 @@ def evaluate(
     from .eval_text import read_text
 
     text = read_text(file)
-    from ..runtime.saved_logits import is_saved_logits
+    from ..runtime.evaluation.saved_logits import is_saved_logits
     from .eval_measure import Plan, Subject, measure
 
     subjects = [Subject.find(name) for name in names]  # all of them before the first is measured
@@ -115,7 +115,7 @@ def evaluate(
 
 def _check_save(path: Path, names: list[str]) -> None:
     """A usage error if the logits cannot go there, or would replace another kind of file."""
-    from ..runtime.saved_logits import is_saved_logits
+    from ..runtime.evaluation.saved_logits import is_saved_logits
 
     if len(names) > 1:
         raise typer.BadParameter("the logits of one model go into a file", param_hint="--save-logits")

@@ -24,8 +24,8 @@ from .options import load_quietly
 from .terminal import human_bytes, note
 
 if TYPE_CHECKING:
-    from ..runtime.evaluate import Evaluation
-    from ..runtime.saved_logits import LogitsWriter, SavedLogits
+    from ..runtime.evaluation.saved_logits import LogitsWriter, SavedLogits
+    from ..runtime.evaluation.scores import Evaluation
     from .model import Model
 
 
@@ -115,7 +115,7 @@ def _live(plan: Plan, subject: Subject, stack: ExitStack) -> Baseline:
 
 def _saved(plan: Plan, path: Path) -> Baseline:
     """Raises DamagedFile for a broken file, ValueError for one of another text or other windows."""
-    from ..runtime.saved_logits import SavedLogits
+    from ..runtime.evaluation.saved_logits import SavedLogits
 
     saved = SavedLogits(path)
     if saved.metadata.get("text_sha256") != plan.text.sha256:
@@ -146,7 +146,7 @@ def _measure(
     plan: Plan, subject: Subject, windows: np.ndarray, base: Baseline | None
 ) -> tuple[Evaluation, Result]:
     """Load a model, score it, and let it go."""
-    from ..runtime.evaluate import evaluate
+    from ..runtime.evaluation.scores import evaluate
 
     with _load(plan, subject, plan.device) as model:
         vocab_size = model.config.vocab_size
@@ -184,7 +184,7 @@ def _load(plan: Plan, subject: Subject, device: str) -> Model:
 
 def _writer(path: Path, plan: Plan, subject: Subject, vocab_size: int, windows: np.ndarray) -> LogitsWriter:
     """Of the file that the predictions go to; StoreError if the disk has no room for it."""
-    from ..runtime.saved_logits import LogitsWriter, saved_bytes
+    from ..runtime.evaluation.saved_logits import LogitsWriter, saved_bytes
 
     n, context = windows.shape
     folder = path.absolute().parent

@@ -9,7 +9,7 @@ from . import terminal
 from .progress import LINE_SECONDS, StatusLine
 
 if TYPE_CHECKING:
-    from ..runtime.evaluate import Evaluation
+    from ..runtime.evaluation.scores import Evaluation
 
 
 class Scoring(StatusLine):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.evaluate import Estimate, Evaluation
+    from ..runtime.evaluation.scores import Estimate, Evaluation
     from .describe import Description
 
 Result = dict[str, Any]  # docs/evaluation.md says what the keys mean

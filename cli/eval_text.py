@@ -30,9 +30,9 @@ class EvalText:
     sha256: str
 
     def windows(self, tokenizer: Tokenizer, context: int, limit: int | None) -> np.ndarray:
-        """int32 [n, context]: the text in windows, see `runtime.evaluate`. Special tokens written in it are
+        """int32 [n, context]: the text in windows, see `cut_into_windows`. Special tokens written in it are
         text. A usage error if it does not fill one."""
-        from ..runtime.evaluate import cut_into_windows
+        from ..runtime.evaluation.scores import cut_into_windows
 
         ids = tokenizer.encode(self.text)
         bos = tokenizer.bos_id if tokenizer.add_bos else None

@@ -10,14 +10,14 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..runtime.cache import PAGE_SIZE, PageTable
 from ..runtime.cuda.driver.errors import CudaError
-from ..runtime.engine import SAVED_STATES, Engine
+from ..runtime.engine.cache import PAGE_SIZE, PageTable
+from ..runtime.engine.engine import SAVED_STATES, Engine
+from ..runtime.engine.split import SplitMachine, cuts, split, weight_bytes
+from ..runtime.engine.state import state_bytes
 from ..runtime.ops import MatMul, MoE, Program
-from ..runtime.parts import SplitMachine, cuts, split, weight_bytes
-from ..runtime.program import build_program
-from ..runtime.state import state_bytes
-from ..runtime.weights import Weights
+from ..runtime.program.build import build_program
+from ..runtime.weights.binding import Weights
 from .card import card_need, on_cpu, open_card
 from .memory import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
@@ -135,7 +135,7 @@ class Placing:
     progress: Callable[[str, int, int], None] | None
 
     def in_numpy(self) -> Model:
-        from ..runtime.reference import ReferenceMachine
+        from ..runtime.reference.machine import ReferenceMachine
 
         copied = min(4 * sum(prod(tensor.shape) for tensor in self.source.tensors.values()), REFERENCE_KEEPS)
         need = MemoryNeed(

@@ -131,7 +131,7 @@ def exit_code(problem: BaseException) -> int:
     if isinstance(problem, (StoreError, OSError, MemoryError)):
         return EXIT_FAILURE
     from ..quant.errors import DamagedFile
-    from ..runtime.engine import ContextExceeded
+    from ..runtime.engine.engine import ContextExceeded
     from ..tokenizer import TemplateError, TokenizerError
 
     if isinstance(problem, ContextExceeded):

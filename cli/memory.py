@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..runtime.cache import PAGE_SIZE
+from ..runtime.engine.cache import PAGE_SIZE
 from ..runtime.ops import CacheLayer
 from .terminal import human_bytes
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..quant.gguf.reader import GGUFFile
-from ..runtime.engine import Engine
-from ..runtime.sampler import SamplingParams
-from ..runtime.stats import GenerationStats
+from ..runtime.engine.engine import Engine
+from ..runtime.engine.sampler import SamplingParams
+from ..runtime.engine.stats import GenerationStats
 from ..tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ..tokenizer import load_tokenizer as tokenizer_from_files
 from ..tokenizer.chat.chat import encode_chat
@@ -27,8 +27,8 @@ from .token_kernel import token_kernel
 if TYPE_CHECKING:
     from ..runtime.cpu.machine import CpuMachine
     from ..runtime.cuda.machine import CudaMachine
-    from ..runtime.parts import SplitMachine
-    from ..runtime.reference import ReferenceMachine
+    from ..runtime.engine.split import SplitMachine
+    from ..runtime.reference.machine import ReferenceMachine
 
     AnyMachine = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
 

@@ -19,7 +19,7 @@ from .catalogue import DEFAULT
 from .prompt import check_utf8
 
 if TYPE_CHECKING:
-    from ..runtime.sampler import SamplingParams
+    from ..runtime.engine.sampler import SamplingParams
     from .model import Model
 
 Model_ = Annotated[
@@ -144,7 +144,7 @@ class GenerationOptions:
     def sampling(self) -> SamplingParams:
         """The sampling flags as the runtime takes them; a usage error if one is out of range, or if a text
         among the flags is not UTF-8."""
-        from ..runtime.sampler import SamplingParams
+        from ..runtime.engine.sampler import SamplingParams
 
         names = {field.name for field in fields(SamplingParams)}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import terminal
 
 if TYPE_CHECKING:
-    from ..runtime.sampler import SamplingParams
+    from ..runtime.engine.sampler import SamplingParams
     from .model import Model
 
 INTERRUPTED = "interrupted"

@@ -13,7 +13,7 @@ from .prompt import read_prompt
 from .reply import INTERRUPTED, as_json, generate, show_stats, why_cut
 
 if TYPE_CHECKING:
-    from ..runtime.sampler import SamplingParams
+    from ..runtime.engine.sampler import SamplingParams
     from .model import Model
 
 

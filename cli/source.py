@@ -10,7 +10,7 @@ from typing import Any
 from ..quant.block import QTensor
 from ..quant.checkpoint.folder import Checkpoint
 from ..quant.gguf.reader import MAGIC, GGUFFile
-from ..runtime.config import ModelConfig, config_from_gguf, config_from_hf
+from ..runtime.config.from_files import ModelConfig, config_from_gguf, config_from_hf
 from ..tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from .token_kernel import token_kernel
 

@@ -48,11 +48,11 @@ from cuda_timing import copy_bandwidth, product_bytes, seconds
 from kukri.cli.bench_measure import bytes_per_token
 from kukri.cli.bench_plan import Test
 from kukri.cli.bench_report import markdown_table
-from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.sampler import Sampler, SamplingParams
 from kukri.runtime.ops import Program
-from kukri.runtime.sampler import Sampler, SamplingParams
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
 

@@ -28,14 +28,14 @@ import numpy as np
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
 from kukri.runtime.cpu.lowering.layout import matrices_of
 from kukri.runtime.cpu.machine import CpuMachine
+from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import Program
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 PAGES = 8
 CHUNKS = (512, 1, 7)

@@ -9,15 +9,15 @@ from typing import cast
 import numpy as np
 from cuda_models import random_model
 
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import ModelConfig
+from kukri.runtime.config.from_files import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import BLOCK, DRIVERS_CHOICE, SPIN, Device
 from kukri.runtime.cuda.driver.launch import Graph
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.top_k import run_for
-from kukri.runtime.engine import Engine
-from kukri.runtime.sampler import Sampler, SamplingParams
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.sampler import Sampler, SamplingParams
 
 # How to wait for the card; machine.MAPPED, and machine.MAPPED_LOGITS.
 VARIANTS = {

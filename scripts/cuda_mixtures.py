@@ -9,10 +9,10 @@ import numpy as np
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config import config_from_gguf
+from kukri.runtime.config.from_files import config_from_gguf
 from kukri.runtime.ops import Program
-from kukri.runtime.program import build_program
-from kukri.runtime.weights import Weights
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
 
 POOL_BYTES = 1 << 26  # of random blocks that matrices are cut out of
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from kukri.runtime import ops
-from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.launch import Launch
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
 
 # kind, groups, heads, head_dim, and the other side of a head's state
 LAYERS = {

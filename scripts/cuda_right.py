@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 from cuda_models import DATA, load_fixture
 
-from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.config.fields import UnsupportedModel
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.fields import UnsupportedModel
+from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import HeadMatMul, MatMul, MoE
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.reference.machine import ReferenceMachine
 
 
 def feed(

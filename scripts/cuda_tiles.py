@@ -10,7 +10,7 @@ from cuda_timing import product_bytes, seconds
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.lowering.tuning import WIDE, Shapes, Tile, Wide
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.reference.machine import ReferenceMachine
 
 
 def sweep(shape: str, kind: str, rows: int = 1) -> None:

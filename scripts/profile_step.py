@@ -19,10 +19,10 @@ import numpy as np
 from kukri.cli.source import open_source
 from kukri.cli.store import resolve
 from kukri.quant.jit.levels import LEVEL
-from kukri.runtime.cache import PAGE_SIZE, Batch, PageTable
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.program import build_program
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.cache import PAGE_SIZE, Batch, PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
 
 REPEATS = 7
 CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)

@@ -16,7 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 import pytest
 
-from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.engine.cache import Batch, PageTable
 
 # Commands inherit what is ignored, as by `nohup` or by a shell's `&`, and some tests interrupt them.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,7 +17,7 @@ def test_public_names():
     for name in kukri.__all__:
         assert inspect.getdoc(getattr(kukri, name))
     from kukri.cli.model import Model
-    from kukri.runtime.sampler import SamplingParams
+    from kukri.runtime.engine.sampler import SamplingParams
 
     assert kukri.Model is Model
     assert kukri.SamplingParams is SamplingParams

@@ -21,7 +21,7 @@ SOURCES = sorted(path for part in ALLOWED for path in (ROOT / part).rglob("*.py"
 
 
 def imported_modules(path: Path, source: str) -> set[str]:
-    """Modules of this package that a file imports anywhere, inside functions too: "runtime.cache".
+    """Modules of this package that a file imports anywhere, inside functions too: "runtime.engine.cache".
 
     Relative imports are resolved; "" stands for the package itself.
     """

@@ -2,7 +2,7 @@
 
 Each matrix starts at the narrowest format; then the step that takes away most expected divergence for each
 byte is taken, one after the other, until none fits. What is expected is the format's mean squared error
-times the matrix's sensitivity by weight, if that has been measured (`runtime/sensitivity.py`).
+times the matrix's sensitivity by weight, if that has been measured (`runtime/calibration/sensitivity.py`).
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
-from ..cache import PAGE_SIZE, Batch, PageTable
-from ..choice import Best, best_of
-from ..state import SequenceStates
+from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.state import SequenceStates
+from ..engine.top_k import Best, best_of
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, KEYS
 from .lowering.layout import Layout, matrices_of

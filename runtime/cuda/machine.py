@@ -9,8 +9,8 @@ import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
-from ..cache import PAGE_SIZE, Batch, PageTable
-from ..choice import MOST_BEST, Best, best_of
+from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.top_k import MOST_BEST, Best, best_of
 from .compile.kernel import Kernels
 from .driver.device import Device
 from .driver.launch import Graph, Launch

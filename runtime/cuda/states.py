@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..ops_recurrent import StateLayer
-from ..state import SequenceStates
+from ..engine.state import SequenceStates
+from ..ops.recurrent import StateLayer
 from .driver.device import Device
 from .driver.memory import Region
 

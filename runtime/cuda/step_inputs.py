@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..cache import Batch, PageTable
+from ..engine.cache import Batch, PageTable
 from .compile.kernel import Kernels
 from .driver.device import Device
 from .driver.launch import Launch

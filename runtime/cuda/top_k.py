@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..choice import MOST_BEST, Best
+from ..engine.top_k import MOST_BEST, Best
 from .compile.kernel import Kernels, kernel, pack_arguments
 from .driver.launch import Launch
 from .driver.memory import Memory, Region

@@ -16,10 +16,10 @@ from functools import cached_property
 import numpy as np
 
 from ...quant.block import QTensor
-from ..buffer import Buffer
-from ..ops_experts import MoE, Route
-from ..ops_recurrent import CausalConv, DeltaRule, StateLayer, StateScan
-from ..ops_streams import CorrectStreams, MatchMagnitude, PredictStreams, Sparsify
+from .altup import CorrectStreams, MatchMagnitude, PredictStreams, Sparsify
+from .buffer import Buffer
+from .experts import MoE, Route
+from .recurrent import CausalConv, DeltaRule, StateLayer, StateScan
 
 
 @dataclass(frozen=True, eq=False)

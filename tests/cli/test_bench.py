@@ -23,12 +23,12 @@ from kukri.cli.bench_plan import Plan, numbers
 from kukri.cli.bench_plan import Test as Case
 from kukri.cli.bench_report import markdown_table
 from kukri.cli.source import open_source
-from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu import bandwidth
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.state import SequenceStates
 from kukri.runtime.ops import MoE, StateLayer
-from kukri.runtime.program import build_program
-from kukri.runtime.state import SequenceStates
-from kukri.runtime.weights import Weights
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
 
 from ..tiny_model import FFN, HEADS, HIDDEN, KV_HEADS, LAYERS, write_tiny_model
 from .conftest import Run, failed

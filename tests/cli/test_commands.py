@@ -13,7 +13,7 @@ import typer
 from kukri.cli import catalogue, options
 from kukri.cli.main import app
 from kukri.cli.terminal import human_bytes, note, pairs, table
-from kukri.runtime.sampler import SamplingParams
+from kukri.runtime.engine.sampler import SamplingParams
 
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed

@@ -18,8 +18,8 @@ import pytest
 
 import kukri
 from kukri.cli import eval_measure, eval_plot, eval_progress, eval_report, eval_text, terminal
-from kukri.runtime.evaluate import cut_into_windows
-from kukri.runtime.evaluate import evaluate as score
+from kukri.runtime.evaluation.scores import cut_into_windows
+from kukri.runtime.evaluation.scores import evaluate as score
 
 from ..tiny_model import write_tiny_model
 from .conftest import LLM, Run, failed

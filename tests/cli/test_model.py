@@ -17,10 +17,10 @@ from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.model import Model, load_tokenizer
 from kukri.quant.errors import DamagedFile
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.choice import Best, best_of
-from kukri.runtime.engine import ContextExceeded, Engine
-from kukri.runtime.sampler import SamplingParams
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.engine import ContextExceeded, Engine
+from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.top_k import Best, best_of
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
 from kukri.tokenizer.chat.template import TemplateError
 

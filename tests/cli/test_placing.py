@@ -15,10 +15,10 @@ from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.source import open_source
 from kukri.runtime.cuda.compile.kernel import Kernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
-from kukri.runtime.parts import SplitMachine, split
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 
 class Card(SimpleNamespace):

@@ -14,10 +14,10 @@ from kukri.cli.loading import load_model
 from kukri.cli.memory import NotEnoughMemory
 from kukri.cli.source import open_source
 from kukri.quant.errors import DamagedFile
-from kukri.runtime.engine import ContextExceeded
-from kukri.runtime.program import build_program
-from kukri.runtime.sampler import BadLogits, SamplingParams
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.engine import ContextExceeded
+from kukri.runtime.engine.sampler import BadLogits, SamplingParams
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
 from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, load_tokenizer
 from kukri.tokenizer.chat import budget
 from kukri.tokenizer.chat.template import render_until

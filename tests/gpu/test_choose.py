@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.choice import best_of
 from kukri.runtime.cuda.driver.memory import Memory, Region
 from kukri.runtime.cuda.top_k import BestOf, decode, run_for
+from kukri.runtime.engine.top_k import best_of
 
 from .stand_in import StandInDevice, StandInKernels
 

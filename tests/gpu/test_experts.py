@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.activations import sigmoid, silu
 from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
 from kukri.runtime.cuda.kernels.matmul.experts import deal, digits, expert_floats, expert_matvec, mix
 from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
 from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
 from kukri.runtime.cuda.kernels.matmul.route import route
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
-from kukri.runtime.reference_experts import route as expected_route
+from kukri.runtime.reference.activations import sigmoid, silu
+from kukri.runtime.reference.experts import route as expected_route
 
 from .simulator import run
 from .test_unpack import packed, random_tensor

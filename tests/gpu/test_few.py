@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.activations import silu
 from kukri.runtime.cuda.kernels.common.common import SILU
 from kukri.runtime.cuda.kernels.matmul.decode_matmul import matmul_few
 from kukri.runtime.cuda.kernels.matmul.quantize import quantize, to_halves
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
+from kukri.runtime.reference.activations import silu
 
 from .codes import coded, decoded, empty
 from .simulator import run

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime import reference_streams as expected
 from kukri.runtime.cuda.kernels.common.altup import (
     correct_streams,
     match_magnitude,
@@ -14,9 +13,10 @@ from kukri.runtime.cuda.kernels.common.altup import (
     sparsify,
 )
 from kukri.runtime.cuda.kernels.recurrent.recurrent import causal_conv, delta_rule, state_scan
-from kukri.runtime.reference_scan import causal_conv as expected_conv
-from kukri.runtime.reference_scan import delta_rule as expected_delta
-from kukri.runtime.reference_scan import state_scan as expected_scan
+from kukri.runtime.reference import altup as expected
+from kukri.runtime.reference.recurrent import causal_conv as expected_conv
+from kukri.runtime.reference.recurrent import delta_rule as expected_delta
+from kukri.runtime.reference.recurrent import state_scan as expected_scan
 
 from .simulator import run
 

@@ -16,10 +16,10 @@ from kukri.runtime.cuda.kernels.recurrent.delta_prefill import delta_pairs, delt
 from kukri.runtime.cuda.kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
 from kukri.runtime.cuda.kernels.recurrent.scan_prefill import scan_pairs, scan_prompt
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.reference_scan import causal_conv as expected_conv
-from kukri.runtime.reference_scan import delta_rule as expected_delta
-from kukri.runtime.reference_scan import state_scan as expected_scan
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.reference.recurrent import causal_conv as expected_conv
+from kukri.runtime.reference.recurrent import delta_rule as expected_delta
+from kukri.runtime.reference.recurrent import state_scan as expected_scan
 
 from .simulator import run
 from .stand_in import StandInDevice, StandInKernels

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kukri.runtime.cache import PAGE_SIZE, Batch, CacheFull, PageTable
+from kukri.runtime.engine.cache import PAGE_SIZE, Batch, CacheFull, PageTable
 
 
 def owned(table: PageTable) -> list[int]:

@@ -10,12 +10,12 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.calibrate import ExpertMoments, Moments, moments
-from kukri.runtime.config import config_from_hf
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.calibration.moments import ExpertMoments, Moments, moments
+from kukri.runtime.config.from_files import config_from_hf
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 
 # Rotated heads, windows and norms behind; tied; recurrent layers; latent attention; shared keys and values.

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
-from kukri.runtime.experts import PROJECTIONS, Experts
+from kukri.runtime.config.experts import PROJECTIONS, Experts
+from kukri.runtime.config.from_files import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
 
 LLAMA = {
     "model_type": "llama",

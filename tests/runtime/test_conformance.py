@@ -10,13 +10,13 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
+from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import MatchMagnitude, PredictStreams
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 MANIFEST = json.loads((Path(__file__).parents[1] / "data/conformance/manifest.json").read_text())
 FIXTURES = {entry["name"]: entry for entry in MANIFEST["fixtures"]}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from kukri.runtime.cache import PageTable
 from kukri.runtime.cpu.abi import sizes
 from kukri.runtime.cpu.abi.records import ATTENTION, STEP
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
 from kukri.runtime.cpu.kernels import ATTEND_ONES, ATTENDS, MERGE_SPANS, STORES
 from kukri.runtime.cpu.simd.panels import aligned_empty
+from kukri.runtime.engine.cache import PageTable
 
 # Relative RMS error of the output on normally distributed queries, keys and values.
 ERRORS = {"F32": 2e-6, "F16": 1e-3, "Q8_0": 1.2e-2, "Q4_0": 0.25}

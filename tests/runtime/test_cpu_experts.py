@@ -9,12 +9,12 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.config.fields import UnsupportedModel
 from kukri.runtime.cpu.abi.instructions import Instructions
 from kukri.runtime.cpu.kernels import MATVECS
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.fields import UnsupportedModel
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
 
 VOCAB, HIDDEN, WIDTH = 40, 64, 96
 

@@ -20,11 +20,11 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
 from kukri.runtime import ops
-from kukri.runtime.cache import Batch, PageTable
 from kukri.runtime.cpu.abi.sizes import KEYS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
 
 VOCAB = 50
 

@@ -9,10 +9,10 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.cache import Batch, PageTable
+from kukri.runtime.config.recurrence import Recurrence
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.recurrence import Recurrence
-from kukri.runtime.reference import ReferenceMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
 
 VOCAB, HIDDEN = 50, 32
 KINDS = {

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.choice import Best, best_of
-from kukri.runtime.engine import ContextExceeded, Engine
-from kukri.runtime.sampler import BadLogits, SamplingParams
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.engine import ContextExceeded, Engine
+from kukri.runtime.engine.sampler import BadLogits, SamplingParams
+from kukri.runtime.engine.top_k import Best, best_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0)
@@ -475,7 +475,7 @@ def test_statistics():
 
 def test_the_consumers_time_does_not_count(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr("kukri.runtime.engine.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("kukri.runtime.engine.engine.perf_counter", lambda: next(clock))
     engine = new_engine()
     for _ in engine.generate([1, 2], SamplingParams(temperature=0, max_tokens=4)):
         for _ in range(50):

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import config_from_hf
+from kukri.runtime.config.from_files import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.engine import Engine
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.sampler import SamplingParams
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 MACHINES = {"reference": ReferenceMachine, "cpu": CpuMachine}
 PAGE = {"reference": 8, "cpu": 64}  # tokens; on the CPU a page has whole groups of vectors

@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 from kukri.quant.errors import DamagedFile
-from kukri.runtime import evaluate as evaluation
 from kukri.runtime.cpu.kernels.common import scores as kernels
 from kukri.runtime.cpu.row_scores import RowScorer
-from kukri.runtime.evaluate import Evaluation, cut_into_windows, estimate, evaluate
-from kukri.runtime.sampler import BadLogits
-from kukri.runtime.saved_logits import FORMAT, LogitsWriter, SavedLogits, is_saved_logits, saved_bytes
+from kukri.runtime.engine.sampler import BadLogits
+from kukri.runtime.evaluation import scores as evaluation
+from kukri.runtime.evaluation.saved_logits import (
+    FORMAT,
+    LogitsWriter,
+    SavedLogits,
+    is_saved_logits,
+    saved_bytes,
+)
+from kukri.runtime.evaluation.scores import Evaluation, cut_into_windows, estimate, evaluate
 
 from ..conftest import DATA
 from .test_engine import new_engine
@@ -284,7 +290,7 @@ def save(path: Path, logits, windows: np.ndarray = WINDOWS) -> Evaluation:
 
 
 def test_saved_logits_compare_as_the_model_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kukri.runtime.saved_logits.BLOCK", 2 * VOCAB)
+    monkeypatch.setattr("kukri.runtime.evaluation.saved_logits.BLOCK", 2 * VOCAB)
     path = tmp_path / "base.safetensors"
     base = save(path, in_parts(model(1), 4, 1))
     assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -14,12 +14,12 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import UnsupportedModel, config_from_gguf, config_from_hf
-from kukri.runtime.export import as_gguf, difference, export_model
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.export.model import as_gguf, difference, export_model
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 MANIFEST = Path(__file__).parent.parent / "data" / "conformance" / "manifest.json"
 FIXTURES = {entry["name"]: entry for entry in json.loads(MANIFEST.read_text())["fixtures"]}

@@ -14,11 +14,11 @@ from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import config_from_gguf
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import config_from_gguf
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 from kukri.tests.gguf_writing import as_gguf
 
 GRANITE = {"embedding_scale": 6.0, "attention.scale": 0.4, "residual_scale": 0.6, "logit_scale": 4.0}

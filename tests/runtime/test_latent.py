@@ -13,11 +13,11 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config import config_from_gguf, config_from_hf
-from kukri.runtime.latent import HeadTensors, Latent, attend_latent
-from kukri.runtime.program import build_program
-from kukri.runtime.tensors import turned
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
+from kukri.runtime.config.latent import HeadTensors, Latent, attend_latent
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
+from kukri.runtime.weights.tensors import turned
 from kukri.tests.runtime.test_reference import attend, batch, buffer, machine_of, matrix, run
 
 RNG = np.random.default_rng(11)

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import config_from_hf
+from kukri.runtime.config.from_files import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.engine import Engine
-from kukri.runtime.parts import SplitMachine, cuts, split
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.sampler import SamplingParams
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.split import SplitMachine, cuts, split
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 
 @pytest.fixture(scope="module")

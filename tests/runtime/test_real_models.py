@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import config_from_gguf
+from kukri.runtime.config.from_files import config_from_gguf
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 MODELS = {"smollm2": "smollm2", "gemma3:270m": "gemma3-270m", "qwen2.5-coder:0.5b": "qwen2.5-coder-0.5b"}

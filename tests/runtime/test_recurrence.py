@@ -15,13 +15,13 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import config_from_gguf, config_from_hf
+from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
+from kukri.runtime.config.recurrence import Recurrence
 from kukri.runtime.cpu.machine import CpuMachine
-from kukri.runtime.program import build_program
-from kukri.runtime.recurrence import Recurrence
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 from kukri.tests.gguf_writing import as_gguf
 from kukri.tests.runtime.test_gguf_archs import CASES
 

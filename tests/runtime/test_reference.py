@@ -12,12 +12,12 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.activations import ACTIVATIONS, sigmoid
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import config_from_hf
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import config_from_hf
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.activations import ACTIVATIONS, sigmoid
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 RNG = np.random.default_rng(7)
 
@@ -246,7 +246,9 @@ def test_matmul(accumulate, bias):
 
 def test_matmul_without_keeping(monkeypatch):
     """A matrix beyond the budget is dequantised in blocks at every use, with the same result."""
-    monkeypatch.setattr("kukri.runtime.reference._CHUNK_WEIGHTS", 12)  # three rows of four, so 3 + 3 + 1
+    monkeypatch.setattr(
+        "kukri.runtime.reference.machine._CHUNK_WEIGHTS", 12
+    )  # 3 + 3 + 1 rows
     x, w = RNG.normal(size=(2, 4)).astype(np.float32), RNG.normal(size=(7, 4)).astype(np.float32)
     op = ops.MatMul(buffer("x", 4), buffer("y", 7), matrix(w))
     machine = machine_of(op, x=x)

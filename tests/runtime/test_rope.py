@@ -12,9 +12,9 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.fields import Fields
-from kukri.runtime.rope import Llama3Scaling, Rope, Yarn
-from kukri.runtime.rope_files import rope_from_gguf, rope_from_hf
+from kukri.runtime.config.fields import Fields
+from kukri.runtime.config.rope import Llama3Scaling, Rope, Yarn
+from kukri.runtime.config.rope_files import rope_from_gguf, rope_from_hf
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from kukri.runtime.choice import best_of, largest
-from kukri.runtime.sampler import BadLogits, Sampler, SamplingParams, _truncate
+from kukri.runtime.engine.sampler import BadLogits, Sampler, SamplingParams, _truncate
+from kukri.runtime.engine.top_k import best_of, largest
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
 

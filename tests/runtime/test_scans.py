@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.buffer import Buffer
-from kukri.runtime.cache import Batch
-from kukri.runtime.ops_recurrent import CausalConv, DeltaRule, StateLayer, StateScan
-from kukri.runtime.reference_scan import causal_conv, delta_rule, softplus, state_scan
-from kukri.runtime.state import UNKNOWN, SequenceStates, state_bytes
+from kukri.runtime.engine.cache import Batch
+from kukri.runtime.engine.state import UNKNOWN, SequenceStates, state_bytes
+from kukri.runtime.ops.buffer import Buffer
+from kukri.runtime.ops.recurrent import CausalConv, DeltaRule, StateLayer, StateScan
+from kukri.runtime.reference.recurrent import causal_conv, delta_rule, softplus, state_scan
 
 RNG = np.random.default_rng(11)
 

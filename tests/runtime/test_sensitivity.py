@@ -14,12 +14,12 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding.encode import encode_tensor
-from kukri.runtime.cache import Batch, PageTable
-from kukri.runtime.config import ModelConfig, config_from_hf
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.sensitivity import sensitivities
-from kukri.runtime.weights import Weights
+from kukri.runtime.calibration.sensitivity import sensitivities
+from kukri.runtime.config.from_files import ModelConfig, config_from_hf
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 
 def log_probabilities(config: ModelConfig, tensors: Mapping[str, QTensor], window: np.ndarray) -> np.ndarray:

@@ -12,9 +12,9 @@ import pytest
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.runtime import ops
-from kukri.runtime.config import UnsupportedModel, config_from_hf
-from kukri.runtime.program import build_program
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import UnsupportedModel, config_from_hf
+from kukri.runtime.program.build import build_program
+from kukri.runtime.weights.binding import Weights
 from kukri.tests.runtime.test_reference import attend, batch, buffer, machine_of, matrix, run
 
 RNG = np.random.default_rng(12)

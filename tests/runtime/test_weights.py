@@ -12,12 +12,12 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.cache import PageTable
-from kukri.runtime.config import config_from_gguf, config_from_hf
-from kukri.runtime.names import Names
-from kukri.runtime.program import build_program
-from kukri.runtime.reference import ReferenceMachine
-from kukri.runtime.weights import Weights
+from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
+from kukri.runtime.config.names import Names
+from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.program.build import build_program
+from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 
 def float_tensor(name: str, values: np.ndarray) -> QTensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ....quant.jit.kernel import Kernel
 from ... import ops
-from ...ops_fused import GatedMatMul
+from ...ops.fused import GatedMatMul
 from ..abi import sizes
 from ..abi.instructions import OTHER
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE

@@ -12,8 +12,8 @@ import numpy as np
 from ....quant.block import QTensor
 from ....quant.jit.kernel import Kernel
 from ... import ops
-from ...fields import UnsupportedModel
-from ...ops_fused import GatedMatMul
+from ...config.fields import UnsupportedModel
+from ...ops.fused import GatedMatMul
 from ..abi.instructions import ROWS, Instructions
 from ..abi.records import EMBED, POINTWISE
 from ..abi.sizes import embed_scratch_bytes

@@ -12,8 +12,8 @@ from ....quant.block import BlockFormat, QTensor
 from ....quant.formats import FORMATS
 from ....quant.jit.levels import LANES
 from ... import ops
-from ...fields import UnsupportedModel
-from ...ops_fused import GATED_OPS, GatedMatMul, gated
+from ...config.fields import UnsupportedModel
+from ...ops.fused import GATED_OPS, GatedMatMul, gated
 from ..abi.records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..abi.sizes import pool_bytes
 from ..memory import Memory, Region

@@ -10,7 +10,7 @@ from typing import Any
 
 from ....quant.jit.kernel import Kernel
 from ... import ops
-from ...ops_fused import GatedMatMul
+from ...ops.fused import GatedMatMul
 from ..abi import sizes
 from ..abi.instructions import OTHER, ROWS
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE

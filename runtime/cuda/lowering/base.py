@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ... import ops
-from ...ops_fused import GatedMatMul
+from ...ops.fused import GatedMatMul
 from ..compile.kernel import Kernel, Kernels, kernel, pack_arguments
 from ..driver.device import Device
 from ..driver.launch import Launch

@@ -12,7 +12,7 @@ import numpy as np
 
 from ....quant.block import QTensor
 from ... import ops
-from ...fields import UnsupportedModel
+from ...config.fields import UnsupportedModel
 from ..driver.memory import Region
 from ..kernels.common.common import CLIPPED
 from ..weights.packing import packed_bytes

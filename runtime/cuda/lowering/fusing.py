@@ -9,7 +9,7 @@ import numpy as np
 
 from ....quant.block import QTensor
 from ... import ops
-from ...ops_fused import GATED_OPS, GatedMatMul, gated
+from ...ops.fused import GATED_OPS, GatedMatMul, gated
 from ..kernels.common.common import GELU_TANH, SILU
 from ..weights.packing import TILE
 

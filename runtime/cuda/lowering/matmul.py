@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ... import ops
-from ...fields import UnsupportedModel
-from ...ops_fused import GatedMatMul
+from ...config.fields import UnsupportedModel
+from ...ops.fused import GatedMatMul
 from ..driver.memory import Region
 from ..weights.upload import Matrix
 from .base import FEW, Coded, room

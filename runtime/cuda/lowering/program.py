@@ -7,7 +7,7 @@ captured in a graph once and run again.
 from __future__ import annotations
 
 from ... import ops
-from ...ops_fused import GatedMatMul
+from ...ops.fused import GatedMatMul
 from ..driver.launch import Launch
 from .experts import ExpertLowering
 from .fusing import FusedOp, JoinedMatMul, PreparedAttend, writes

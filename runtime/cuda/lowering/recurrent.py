@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ... import ops
-from ...fields import UnsupportedModel
+from ...config.fields import UnsupportedModel
 from ..driver.memory import Region
 from ..kernels.recurrent.conv_prefill import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ....quant.block import QTensor
 from ... import ops
-from ...fields import UnsupportedModel
-from ...ops_fused import GatedMatMul
+from ...config.fields import UnsupportedModel
+from ...ops.fused import GatedMatMul
 from ..weights.packing import PARTS
 from .fusing import FusedOp, JoinedMatMul, stream_groups
 

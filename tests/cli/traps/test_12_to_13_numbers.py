@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.runtime.sampler import SamplingParams
+from kukri.runtime.engine.sampler import SamplingParams
 
 from ...fuzz.gguf_parts import take_apart
 from ..conftest import Run, failed

@@ -1,4 +1,4 @@
-"""Ops of models with several residual streams and sparse FFNs; see `runtime/ops_streams.py`.
+"""Ops of models with several residual streams and sparse FFNs; see `runtime/ops/altup.py`.
 
 Streams lie side by side, `step` bytes from one to the next.
 """

@@ -1,6 +1,6 @@
 """A convolution over the many rows of one prompt, cut into spans that do not wait for each other.
 
-See `runtime/ops_recurrent.py`; `recurrent.py` has what few rows, or rows of several sequences, take.
+See `runtime/ops/recurrent.py`; `recurrent.py` has what few rows, or rows of several sequences, take.
 """
 
 from __future__ import annotations

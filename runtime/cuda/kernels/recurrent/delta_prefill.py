@@ -1,4 +1,4 @@
-"""The gated delta rule over the rows of one prompt: see `four_rows.py` and `runtime/ops_recurrent.py`."""
+"""The gated delta rule over the rows of one prompt: see `four_rows.py` and `runtime/ops/recurrent.py`."""
 
 from __future__ import annotations
 

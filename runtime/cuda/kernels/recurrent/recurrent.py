@@ -1,4 +1,4 @@
-"""Ops that go on where a sequence stopped; see `runtime/ops_recurrent.py`.
+"""Ops that go on where a sequence stopped; see `runtime/ops/recurrent.py`.
 
 A step's rows are walked through in order. Each thread keeps its part of the state in registers, and leaves it
 for another sequence's when a row is that one's; at position 0 it begins with zeros. States are `state_bytes`

@@ -1,4 +1,4 @@
-"""Mamba-2's recurrence over the rows of one prompt: see `four_rows.py` and `runtime/ops_recurrent.py`."""
+"""Mamba-2's recurrence over the rows of one prompt: see `four_rows.py` and `runtime/ops/recurrent.py`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,242 @@
+"""From logits to the next token.
+
+The chain, in this order: repeat penalty → top-k → top-p → min-p → temperature → draw. That is the
+order of llama.cpp's default chain: the truncating steps look at the model's own distribution, and
+the temperature only reshapes what they leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+
+import numpy as np
+
+from .top_k import Best, largest
+
+LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
+
+
+class BadLogits(ArithmeticError):
+    """The logits hold NaN or +inf, or nothing above -inf: there is no distribution to draw from."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when generation ends. Values out of range raise ValueError.
+
+    The steps apply in the order in which they stand here, from the repeat penalty to the temperature:
+
+    - `repeat_penalty`: logits of ids among the last `repeat_last_n` of prompt and answer are divided
+      by this if positive and multiplied if negative; 1 is off (Keskar et al. 2019, CTRL).
+      `repeat_last_n` 0 is off too, -1 means everything so far.
+    - `top_k`: keep the k most likely tokens; 0, or more than the vocabulary, keeps all.
+    - `top_p`: keep the most likely tokens until their probabilities reach p (Holtzman et al. 2019);
+      1 is off, 0 keeps one token.
+    - `min_p`: keep tokens at least min_p times as likely as the best (Nguyen et al. 2024); 0 is off.
+    - `temperature`: divides the logits that are left; 0 takes the best token, the lowest id of equals.
+
+    `seed` makes a generation reproducible on the same machine; None draws a fresh one. Generation ends
+    after `max_tokens` tokens (None: when the context is full), at an end token unless `ignore_eos`, or,
+    where text is produced, before the first of the strings in `stop`.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, "0 or more", 0.0 <= self.temperature < math.inf)
+        _check_number("top_p", self.top_p, "between 0 and 1", 0.0 <= self.top_p <= 1.0)
+        _check_number("min_p", self.min_p, "between 0 and 1", 0.0 <= self.min_p <= 1.0)
+        least, most = LEAST_PENALTY, MOST_PENALTY
+        fits = least <= self.repeat_penalty <= most
+        _check_number("repeat_penalty", self.repeat_penalty, f"between {least:g} and {most:g}", fits)
+        _check_count("top_k", self.top_k, 0)
+        _check_count("repeat_last_n", self.repeat_last_n, -1)
+        if self.seed is not None:
+            _check_count("seed", self.seed, 0)
+        if self.max_tokens is not None:
+            _check_count("max_tokens", self.max_tokens, 0)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(text, str) and text for text in stop):
+            raise ValueError("stop must hold strings that are not empty")
+        object.__setattr__(self, "stop", stop)
+
+
+def _check_number(name: str, value: float, range_: str, inside: bool) -> None:
+    if not inside:  # also NaN, which is inside no range
+        raise ValueError(f"{name} must be {range_}, not {value}")
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    try:
+        fits = index(value) >= least
+    except TypeError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{name} must be a whole number, {least} or more, not {value}")
+
+
+class Sampler:
+    """Draws one token after another with one set of parameters and one random stream."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+        self._random = np.random.Generator(np.random.PCG64(params.seed))
+        self._penalised = np.empty(0, np.float32)
+
+    def enough(self, n_logits: int, n_history: int) -> int:
+        """How many of the best tokens say as much to the next `sample` as all `n_logits` do; 0: only all do.
+
+        `n_history`: the length of the history that it will get.
+        """
+        params = self.params
+        last = params.repeat_last_n
+        penalised = 0
+        if params.repeat_penalty != 1.0 and last != 0:
+            if params.repeat_penalty < 1.0:  # any token may become the best
+                return 0
+            penalised = n_history if last < 0 else min(last, n_history)
+        if params.temperature == 0.0 or params.top_k == 1:
+            return 1 + penalised
+        return params.top_k + penalised if 0 < params.top_k < n_logits else 0
+
+    def sample(self, logits: np.ndarray | Best, history: Sequence[int] = ()) -> int:
+        """The next token id for `logits` (float32 [vocab], left unchanged), or for as many of the `Best` as
+        `enough` says, which gives the same.
+
+        `history` is the ids of prompt and answer so far, for the repeat penalty; only its last
+        `repeat_last_n` entries are looked at. Raises BadLogits. -inf marks a token that may not be drawn.
+        """
+        params = self.params
+        best = logits if isinstance(logits, Best) else None
+        if params.repeat_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
+            if isinstance(logits, Best):
+                best = self._penalise_best(logits, history)
+            else:
+                logits = self._penalise(logits, history)
+        if best is not None:
+            first, peak = int(best.ids[0]), float(best.logits[0])
+        else:
+            assert isinstance(logits, np.ndarray)
+            first = int(logits.argmax())  # the first NaN if there is one
+            peak = float(logits[first])
+        if not math.isfinite(peak):
+            raise BadLogits(_describe(peak))
+        if params.temperature == 0.0 or params.top_k == 1:
+            return first
+        temperature = max(params.temperature, 1e-20)
+        if best is not None:
+            ids, gaps = _truncate_best(best, params)
+            weights = np.exp(gaps / temperature)
+        else:
+            assert isinstance(logits, np.ndarray)
+            with np.errstate(over="ignore"):  # -inf, so never drawn, is right for a tiny temperature
+                ids, gaps = _truncate(logits, peak, params)
+                weights = np.exp(gaps / temperature)
+        sums = np.add.accumulate(weights, dtype=np.float64)
+        drawn = int(sums.searchsorted(self._random.random() * sums[-1], side="right"))
+        return int(ids[min(drawn, len(ids) - 1)])
+
+    def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
+        ids = np.fromiter(self._recent(history), np.intp)
+        ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
+        if self._penalised.shape != logits.shape:
+            self._penalised = np.empty_like(logits)
+        np.copyto(self._penalised, logits)
+        self._penalised[ids] = self._lower(logits[ids])
+        return self._penalised
+
+    def _penalise_best(self, best: Best, history: Sequence[int]) -> Best:
+        """What is penalised becomes less likely: the best of before that are not are among the best now."""
+        if math.isnan(best.logits[0]):
+            return best
+        recent = self._recent(history)
+        penalised = [i for i, id_ in enumerate(best.ids.tolist()) if id_ in recent]
+        if not penalised:
+            return best
+        values = best.logits.copy()
+        values[penalised] = self._lower(values[penalised])
+        order = np.lexsort((best.ids, -values))
+        return Best(best.ids[order], values[order])
+
+    def _recent(self, history: Sequence[int]) -> set[int]:
+        """The ids that are penalised."""
+        last = self.params.repeat_last_n
+        return set(history[-last:] if last > 0 else history)
+
+    def _lower(self, values: np.ndarray) -> np.ndarray:
+        penalty = np.float32(self.params.repeat_penalty)
+        return np.where(values > 0, values / penalty, values * penalty)
+
+
+def _describe(peak: float) -> str:
+    if math.isnan(peak):
+        return "the logits contain NaN"
+    return "the logits contain +inf" if peak > 0 else "all logits are -inf"
+
+
+def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The ids that top-k, top-p and min-p leave, and their logits minus `peak`.
+
+    Each of the three keeps a prefix of the tokens in order of likelihood, so only as many tokens as
+    could be left are ever put in order.
+    """
+    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    limit = params.top_k if 0 < params.top_k < len(logits) else len(logits)
+    if limit == len(logits) and params.top_p == 1.0:  # nothing here depends on the order
+        below = logits - np.float32(peak)
+        if floor == -math.inf:
+            return np.arange(len(logits)), below
+        ids = np.flatnonzero(below >= floor)
+        return ids, below[ids]
+    if limit < len(logits):
+        ids = largest(logits, limit)
+        return _truncate_best(Best(ids, logits[ids]), params)
+    mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
+    count = 64
+    while True:
+        count = min(4 * count, limit)
+        ids = largest(logits, count)
+        gaps = logits[ids].astype(np.float64) - peak
+        weights = np.exp(gaps)
+        if count == limit or gaps[-1] < floor or weights.sum() >= params.top_p * mass:
+            break
+    kept = _kept(gaps, weights.cumsum(), mass, params)
+    return ids[:kept], gaps[:kept]
+
+
+def _truncate_best(best: Best, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """The same of a row whose best tokens are known, at least `top_k` of them.
+
+    Each call of NumPy here is a thousandth of a step on a card.
+    """
+    logits = best.logits[: params.top_k]
+    if logits[-1] == -np.inf:
+        logits = logits[logits > -np.inf]
+    gaps = logits.astype(np.float64)
+    gaps -= gaps[0]
+    sums = np.add.accumulate(np.exp(gaps))
+    kept = _kept(gaps, sums, sums[-1], params)
+    return best.ids[:kept], gaps[:kept]
+
+
+def _kept(gaps: np.ndarray, sums: np.ndarray, mass: float, params: SamplingParams) -> int:
+    """How many of the tokens in order of likelihood top-p and min-p leave. `sums`: of the first one, two, …
+    likelihoods, where all of them together are `mass`.
+    """
+    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
+    kept = len(gaps) - int(gaps[::-1].searchsorted(floor))
+    if params.top_p < 1.0:
+        kept = min(kept, int(sums.searchsorted(params.top_p * mass)) + 1)
+    return kept

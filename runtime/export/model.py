@@ -1,0 +1,154 @@
+"""A model that was read from a Hugging Face folder, as the metadata and tensors of a GGUF file.
+
+Metadata are read back before they are written: a model that the format cannot describe is refused, never
+changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...quant.block import QTensor
+from ...quant.formats import FORMATS
+from ...quant.gguf.assembled import Assembled
+from ..archs import ARCHS
+from ..config.fields import UnsupportedModel
+from ..config.from_files import config_from_gguf
+from ..config.layers import Layer
+from ..config.model_config import ModelConfig
+from ..config.recurrence import Scales
+from ..config.rope import Rope
+from ..weights.binding import Weights
+from .keys import exported_keys
+from .tensors import exported_tensors, permutes, splits_output
+
+_CLOSE = 1e-5  # relative, of numbers that go through float32
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What goes into the file: keys with their values, and tensors in the order of the file."""
+
+    metadata: dict[str, Any]
+    tensors: list[Assembled]
+
+
+def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) -> Exported:
+    """The GGUF form of a model; `raw` is its config.json.
+
+    Raises UnsupportedModel, in one line that says why, for an architecture or a variant that GGUF does
+    not have.
+    """
+    text = raw.get("text_config")
+    metadata = exported_keys(config, text if isinstance(text, Mapping) else raw)
+    tensors = exported_tensors(config, weights)
+    _check_meaning(config, metadata, tensors)
+    return Exported(metadata, tensors)
+
+
+def _check_meaning(config: ModelConfig, metadata: dict[str, Any], tensors: list[Assembled]) -> None:
+    """That a reader of the file understands the same model."""
+    held = {tensor.name: _outline(tensor) for tensor in tensors}
+    got = config_from_gguf(metadata, held)
+    if wrong := difference(as_gguf(config), got):
+        raise UnsupportedModel(f"GGUF cannot express this {config.arch} model: its {wrong}")
+
+
+def _outline(tensor: Assembled) -> QTensor:
+    """Name and shape; values only of the small ones that a configuration is read from."""
+    if tensor.name.startswith("rope_"):
+        return replace(tensor.parts[0], name=tensor.name)
+    return QTensor(tensor.name, FORMATS["F32"], tensor.shape, np.empty((0, 0), np.uint8))
+
+
+def as_gguf(config: ModelConfig) -> ModelConfig:
+    """The configuration that a GGUF file of this model has: what is in the weights there is not in it."""
+    arch, r = ARCHS[config.arch], config.recurrence
+    layers = config.layers
+    if permutes(config):
+        layers = tuple(
+            replace(layer, rope=layer.rope and replace(layer.rope, interleaved=True)) for layer in layers
+        )
+    changes: dict[str, Any] = {"from_gguf": True, "norm_offset": 0.0, "extra_layers": 0, "layers": layers}
+    if r:
+        changes["recurrence"] = replace(r, tiled=arch.tiled_in_gguf, part_scales=(1.0,) * 5)
+    changes["tied"] = config.tied and not splits_output(config)
+    if arch.scales_in_gguf_weights:
+        changes |= {"embed_scale": 1.0, "logit_scale": 1.0, "scales": Scales()}
+        changes["attention_scale"] = config.attention_scale / config.scales.key
+    return replace(config, **changes)
+
+
+def difference(expected: ModelConfig, got: ModelConfig) -> str:
+    """The first thing in which two configurations are not the same model, or ""."""
+    for field in fields(ModelConfig):
+        if field.name in ("arch", "layers", "head_dim", "n_kv_heads", "ffn", "query_growth"):
+            continue
+        if field.name == "norms":  # of parts that no layer has they make no difference
+            same = _used_norms(expected) == _used_norms(got)
+        elif field.name == "recurrence" and expected.recurrence and got.recurrence:
+            same = _same_recurrence(expected, got)
+        else:
+            same = _same(getattr(expected, field.name), getattr(got, field.name))
+        if not same:
+            return f"{field.name} ({_shown(getattr(expected, field.name))})"
+    if expected.query_growth[0] != 0 and not _same(expected.query_growth, got.query_growth):
+        return "query_growth"
+    if len(expected.layers) != len(got.layers):
+        return "number of layers"
+    for i, (a, b) in enumerate(zip(expected.layers, got.layers, strict=True)):
+        for field in fields(Layer):
+            if field.name in ("head_dim", "kv_heads", "ffn"):
+                continue
+            if not _same(getattr(a, field.name), getattr(b, field.name)):
+                return f"layer {i}'s {field.name} ({_shown(getattr(a, field.name))})"
+        sizes, others = expected.sizes(a), got.sizes(b)
+        sees = a.attends and not expected.latent
+        if (sees and sizes[:2] != others[:2]) or (a.feeds and not a.experts and sizes[2] != others[2]):
+            return f"layer {i}'s sizes {sizes}"
+    return ""
+
+
+def _used_norms(config: ModelConfig) -> frozenset[str]:
+    return frozenset(stem for stem in config.norms if stem != "ssm_norm" or config.recurrence)
+
+
+def _same_recurrence(a: ModelConfig, b: ModelConfig) -> bool:
+    """The order of heads makes no difference where there is one in each group, or only one group."""
+    x, y = a.recurrence, b.recurrence
+    assert x
+    assert y
+    if x.groups in (1, x.heads):
+        x, y = replace(x, tiled=False), replace(y, tiled=False)
+    return _same(x, y)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Rope) and isinstance(b, Rope):
+        return _same_rope(a, b)
+    if isinstance(a, float) and isinstance(b, float | int):
+        return a == b or math.isclose(a, b, rel_tol=_CLOSE)
+    if is_dataclass(a) and type(a) is type(b):
+        return all(_same(getattr(a, field.name), getattr(b, field.name)) for field in fields(a))
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return bool(a == b)
+
+
+def _same_rope(a: Rope, b: Rope) -> bool:
+    """Whether two turn alike, at any length."""
+    if (a.dims, a.interleaved, a.same_up_to) != (b.dims, b.interleaved, b.same_up_to):
+        return False
+    lengths = (0, a.same_up_to + 1)
+    alike = all(np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths)
+    return alike and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_CLOSE)
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else text[:79] + "…"

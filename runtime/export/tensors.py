@@ -1,0 +1,283 @@
+"""The tensors of a GGUF file for a model that comes from somewhere else.
+
+Names, orders and shapes are those that llama.cpp's converter gives to files of each architecture. What is
+bound by `Weights` is the starting point: each projection has a tensor of its own there, whatever the
+checkpoint keeps together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...quant.gguf.assembled import Assembled, place_in_file
+from ..archs import ARCHS
+from ..config.experts import PROJECTIONS
+from ..config.fields import UnsupportedModel
+from ..config.model_config import ModelConfig
+from ..config.recurrence import Recurrence
+from ..weights.binding import Weights, groups_of_rows
+from ..weights.shapes import shapes
+from .rope import rope_tensors
+
+_BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"
+
+
+def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
+    """All tensors of the file, layer by layer; `weights` are those of `config`, which is no GGUF file's.
+
+    Raises UnsupportedModel for what the format cannot hold.
+    """
+    tensors = [
+        *_bound(config, weights),
+        *_experts(config, weights),
+        *_heads(config, weights),
+        *rope_tensors(config),
+    ]
+    if splits_output(config):
+        table, scale = weights.matrix("token_embd.weight"), None
+        if ARCHS[config.arch].scales_in_gguf_weights:
+            scale = np.full(table.shape[0], config.logit_scale, np.float32)
+        tensors.append(Assembled("output.weight", table.shape, (table,), scale=scale))
+    return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
+
+
+def splits_output(config: ModelConfig) -> bool:
+    """Whether tied embeddings cannot stay so: scales that go into the weights are not the same for both, or
+    readers want an output matrix."""
+    arch = ARCHS[config.arch]
+    scaled = arch.scales_in_gguf_weights and config.embed_scale != config.logit_scale
+    return config.tied and (scaled or arch.output_in_gguf)
+
+
+def permutes(config: ModelConfig) -> bool:
+    """Whether rows of queries and keys are reordered: the file's pairs lie side by side, the checkpoint's
+    are halves of a head."""
+    ropes = [layer.rope for layer in config.layers if layer.rope]
+    return ARCHS[config.arch].interleaved_in_gguf and any(not rope.interleaved for rope in ropes)
+
+
+def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+    """The tensors outside the layers, and those of layers that are not stacks of matrices."""
+    together: dict[str, list[str]] = {}
+    for name, _ in shapes(config):
+        together.setdefault(gguf_name(config, name), []).append(name)
+    as_gguf = replace(config, from_gguf=True)
+    for stored, names in together.items():
+        parts = [_part(config, weights, name) for name in names]
+        if len(parts) == 1:
+            shape = _shape(config, stored, parts[0].shape)
+            if shape == parts[0].shape:
+                yield replace(parts[0], name=stored)
+            else:
+                values = parts[0].rows(0, parts[0].n_rows).dequantize()
+                yield Assembled.of_values(stored, values.reshape(shape))
+            continue
+        if names[0].startswith("altup"):  # stacked
+            matrices = tuple(part.parts[0] for part in parts)
+            yield Assembled(stored, (len(parts), *parts[0].shape), matrices)
+            continue
+        if len(parts[0].shape) == 1:
+            values = np.concatenate([part.rows(0, 1).dequantize().reshape(-1) for part in parts])
+            yield Assembled.of_values(stored, values)
+            continue
+        joined = _under_each_other(stored, parts)
+        if found := groups_of_rows(as_gguf, stored, names):
+            order = _by_groups(*found)
+            joined = replace(joined, order=order if joined.order is None else joined.order[order])
+        yield joined
+
+
+def _under_each_other(name: str, parts: list[Assembled]) -> Assembled:
+    """The rows of all `parts`, as one."""
+    orders, scales, start = [], [], 0
+    for part in parts:
+        held = sum(len(tensor.data) for tensor in part.parts)
+        orders.append(start + (np.arange(part.n_rows) if part.order is None else part.order))
+        scales.append(np.ones(part.n_rows, np.float32) if part.scale is None else part.scale)
+        start += held
+    plain = all(part.order is None for part in parts)
+    unscaled = all(part.scale is None for part in parts)
+    return Assembled(
+        name,
+        (sum(part.n_rows for part in parts), parts[0].width),
+        tuple(tensor for part in parts for tensor in part.parts),
+        None if plain else np.concatenate(orders),
+        scale=None if unscaled else np.concatenate(scales),
+    )
+
+
+def _by_groups(groups: int, n_rows: list[int]) -> np.ndarray:
+    """Rows of several projections, one after the other, in the order of groups that have `n_rows` of each."""
+    starts = np.cumsum([0, *n_rows]) * groups
+    each = [
+        start + np.arange(n * groups).reshape(groups, n) for start, n in zip(starts, n_rows, strict=False)
+    ]
+    return np.concatenate(each, axis=1).reshape(-1)
+
+
+def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
+    """One tensor of `shapes`, in the order and with the values that a file has."""
+    c, (stem, _, kind) = config, name.rpartition(".")
+    stem = stem.rpartition(".")[2] if stem.startswith("blk.") else stem
+    r = c.recurrence
+    tensor = weights.matrix(name)
+    if stem == "ssm_a":
+        values = weights.decay(name)
+        return Assembled.of_values(name, _tiled(c, values, values.shape))
+    if stem.endswith("norm") and stem != "ssm_norm" and kind == "weight":
+        values = weights.norm(name)
+        if c.qk_norm == "head" and stem in ("attn_q_norm", "attn_k_norm") and permutes(c):
+            values = values[_pairs(1, len(values), _rotated(c, name))]
+        return Assembled.of_values(name, values)
+    order = _order(c, r, name, stem)
+    scale = _scale(c, stem)
+    if len(tensor.shape) == 1 or stem == "ssm_conv1d":
+        values = tensor.dequantize()
+        if scale is not None and kind == "bias":
+            if stem not in ("ssm_mix", "ssm_z", "ssm_step"):
+                raise UnsupportedModel(f"tensor {name}: GGUF cannot hold a bias behind a scaled {stem}")
+            values = values * (np.float32(scale) / np.float32(c.scales.recurrent_in))
+        return Assembled.of_values(name, values if order is None else values[order])
+    columns = None
+    if stem == "ssm_out" and r and _is_tiled(c):
+        columns = _tiled_heads(r, r.head_dim)
+    rows = None if scale is None else np.broadcast_to(np.float32(scale), (tensor.shape[0],))
+    rows = rows if rows is None or order is None else rows[order]
+    return Assembled(name, tensor.shape, (tensor,), order, columns, rows)
+
+
+def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.ndarray | None:
+    """The order in which a file has the rows of a tensor, None if it is the same."""
+    if stem in ("attn_q", "attn_k") and permutes(c) and not c.latent:
+        layer = c.layers[int(name.split(".")[1])]
+        head_dim, kv_heads, _ = c.sizes(layer)
+        return _pairs(c.n_heads if stem == "attn_q" else kv_heads, head_dim, _rotated(c, name))
+    if not r or not _is_tiled(c):
+        return None
+    if stem == "ssm_z":
+        return _tiled_heads(r, r.head_dim)
+    if stem in ("ssm_beta", "ssm_step", "ssm_dt"):
+        return _tiled_heads(r, 1)
+    if stem in ("ssm_mix", "ssm_conv1d"):
+        keys = r.channels - r.inner
+        return np.concatenate([np.arange(keys), keys + _tiled_heads(r, r.head_dim)])
+    return None
+
+
+def _rotated(c: ModelConfig, name: str) -> int:
+    """How many dimensions of a head a layer rotates; one that rotates none is like the others."""
+    layer = c.layers[int(name.split(".")[1])]
+    rope = layer.rope or next(layer.rope for layer in c.layers if layer.rope)
+    return rope.dims
+
+
+def _pairs(heads: int, head_dim: int, dims: int) -> np.ndarray:
+    """Rows of heads whose first `dims` are halves of pairs, in an order in which pairs lie side by side."""
+    rows = np.arange(heads * head_dim).reshape(heads, head_dim)
+    halves = rows[:, :dims].reshape(heads, 2, dims // 2)
+    return np.concatenate([halves.swapaxes(1, 2).reshape(heads, dims), rows[:, dims:]], axis=1).reshape(-1)
+
+
+def _is_tiled(c: ModelConfig) -> bool:
+    r = c.recurrence
+    return bool(r and ARCHS[c.arch].tiled_in_gguf and not r.tiled and r.groups not in (1, r.heads))
+
+
+def _tiled_heads(r: Recurrence, head_dim: int) -> np.ndarray:
+    """Rows of heads that follow each other group by group, in the order in which groups take turns."""
+    rows = np.arange(r.heads * head_dim).reshape(r.groups, r.heads // r.groups, head_dim)
+    return rows.swapaxes(0, 1).reshape(-1)
+
+
+def _tiled(c: ModelConfig, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """The decay rates of heads, as a file has them."""
+    if c.recurrence and _is_tiled(c):
+        values = values[_tiled_heads(c.recurrence, 1)]
+    return values.reshape(shape)
+
+
+def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
+    """What the rows of a matrix are multiplied with, where the format has no keys for a model's scales."""
+    if not ARCHS[c.arch].scales_in_gguf_weights:
+        return None
+    s, r = c.scales, c.recurrence
+    parts = r.part_scales if r else (1.0,) * 5
+    scale: np.ndarray | float = {
+        "token_embd": c.embed_scale,
+        "output": c.logit_scale,
+        "attn_q": s.attention_in,
+        "attn_k": s.attention_in * s.key,
+        "attn_v": s.attention_in,
+        "attn_output": s.attention_out,
+        "ffn_gate": s.gate,
+        "ffn_down": s.down,
+        "ssm_out": s.recurrent_out,
+        "ssm_z": s.recurrent_in * parts[0],
+        "ssm_step": s.recurrent_in * parts[4],
+    }.get(stem, 1.0)
+    if stem == "ssm_mix" and r:
+        grouped = r.groups * r.state_size
+        scale = np.repeat(np.array(parts[1:4]), (r.inner, grouped, grouped)) * s.recurrent_in
+    return None if isinstance(scale, float) and scale == 1.0 else scale
+
+
+def _shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A tensor's shape in the file."""
+    stem, r = stored.removesuffix(".weight").rpartition(".")[2], config.recurrence
+    if stem == "ffn_gate_inp_shexp":
+        return shape[1:]
+    if r and r.kind == "scan":
+        if stem in ("ssm_a", "ssm_d"):
+            return (*shape, 1)
+        if stem == "ssm_norm":
+            return (r.groups, r.inner // r.groups)
+    return shape
+
+
+def gguf_name(config: ModelConfig, name: str) -> str:
+    """The file's name of what is called `name` inside."""
+    arch = ARCHS[config.arch]
+    stem, _, kind = name.rpartition(".")
+    layer = ""
+    if stem.startswith("blk."):
+        _, number, stem = stem.split(".")
+        layer = f"blk.{number}."
+        stem = arch.together_in_gguf.get(stem, stem)
+    if stem.startswith(("altup_proj.", "altup_unembd_proj.")):  # of several, stacked
+        stem = stem.partition(".")[0]
+    stem = arch.gguf_names.get(stem, stem)
+    bare = stem in _BARE or stem in arch.bare_in_gguf
+    return f"{layer}{stem}" if bare else f"{layer}{stem}.{kind}"
+
+
+def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+    """The stacked matrices of experts, and their biases."""
+    arch = ARCHS[config.arch]
+    for i, layer in enumerate(config.layers):
+        if not (layer.experts and config.experts):
+            continue
+        held = weights.experts(i)
+        together: dict[str, list[str]] = {}
+        for stem in PROJECTIONS:
+            if stem in held.matrices:
+                together.setdefault(arch.together_in_gguf.get(stem, stem), []).append(stem)
+        for stored, stems in together.items():
+            turns = zip(*(held.matrices[stem] for stem in stems), strict=True)
+            matrices = tuple(matrix for each in turns for matrix in each)
+            rows = sum(held.matrices[stem][0].shape[0] for stem in stems)
+            shape = (config.experts.count, rows, matrices[0].shape[1])
+            yield Assembled(f"blk.{i}.{stored}.weight", shape, matrices)
+            biases = [held.biases[stem] for stem in stems if stem in held.biases]
+            if biases:
+                yield Assembled.of_values(f"blk.{i}.{stored}.bias", np.concatenate(biases, axis=1))
+
+
+def _heads(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+    """The matrices of latent attention's heads."""
+    for i in range(config.n_layers if config.latent else 0):
+        held = weights.heads(i)
+        for stem, matrices in (("attn_k_b", held.keys), ("attn_v_b", held.values)):
+            yield Assembled(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)
