@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from .cli.model import Model
     from .runtime.engine.sampler import SamplingParams
+    from .runtime.model.model import Model
     from .tokenizer import Tokenizer
 
 __version__ = "0.1.0"
@@ -53,18 +53,18 @@ def load(
 
     Use the result as a context manager, or call its `close`. Raises, each with a message of one line:
 
-    - `kukri.cli.errors.ModelNotFound`: no such file, name or repository, or out of reach and not on disk;
-    - `kukri.cli.errors.StoreError`: a download that broke off or came false, no room on the disk;
+    - `kukri.runtime.hub.errors.ModelNotFound`: no such file, name or repository, or none within reach;
+    - `kukri.runtime.hub.errors.StoreError`: a download that broke off or came false, no room on the disk;
     - `kukri.quant.errors.DamagedFile`, also for what is not supported, and
       `kukri.tokenizer.TokenizerError`;
-    - `kukri.cli.memory.NotEnoughMemory`;
+    - `kukri.runtime.model.memory.NotEnoughMemory`;
     - OSError: the operating system does not let a file be read or written;
     - ValueError: arguments out of range.
 
     A context above what the model was trained for is a warning.
     """
-    from .cli.loading import load_model
-    from .cli.store import resolve
+    from .runtime.hub.resolve import resolve
+    from .runtime.model.loading import load_model
 
     return load_model(resolve(str(model)), device, context, threads, kv_type, gpu_layers=gpu_layers)
 
@@ -79,7 +79,7 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     Raises FileNotFoundError, `kukri.tokenizer.TokenizerError`, or
     `kukri.quant.errors.DamagedFile` for a broken GGUF file.
     """
-    from .cli.model import load_tokenizer
+    from .runtime.model.model import load_tokenizer
 
     return load_tokenizer(source)
 
@@ -110,7 +110,7 @@ def render_chat(
 def __getattr__(name: str) -> Any:
     """`Model` and `SamplingParams`, imported when first asked for."""
     if name == "Model":
-        from .cli.model import Model
+        from .runtime.model.model import Model
 
         return Model
     if name == "SamplingParams":

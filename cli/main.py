@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from . import bench, chat, doctor, pull, quantize, rm, run, show, terminal, tokenize
-from . import eval as eval_
-from . import list as list_
-from .errors import ModelNotFound, StoreError, explain
+from ..runtime.hub.errors import ModelNotFound, StoreError, explain
+from .commands import bench, chat, doctor, pull, quantize, rm, run, show, tokenize
+from .commands import eval as eval_
+from .commands import list as list_
+from .console import terminal
 from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130

@@ -45,9 +45,9 @@ from cuda_right import conformance, instructions
 from cuda_tiles import sweep, wide
 from cuda_timing import copy_bandwidth, product_bytes, seconds
 
-from kukri.cli.bench_measure import bytes_per_token
-from kukri.cli.bench_plan import Test
-from kukri.cli.bench_report import markdown_table
+from kukri.cli.bench.measure import bytes_per_token
+from kukri.cli.bench.plan import Test
+from kukri.cli.bench.report import markdown_table
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable

@@ -30,13 +30,13 @@ from typing import Any
 import typer
 
 import kukri
-from kukri.cli.bench_plan import Test, numbers
-from kukri.cli.bench_report import markdown_table
-from kukri.cli.doctor import cpu_name
-from kukri.cli.errors import ModelNotFound, explain
-from kukri.cli.store import resolve
-from kukri.cli.terminal import note
+from kukri.cli.bench.plan import Test, numbers
+from kukri.cli.bench.report import markdown_table
+from kukri.cli.commands.doctor import cpu_name
+from kukri.cli.console.terminal import note
 from kukri.runtime.cpu.processors import default_threads
+from kukri.runtime.hub.errors import ModelNotFound, explain
+from kukri.runtime.hub.resolve import resolve
 
 OURS = "kukri"
 BUSY = 0.05  # of the machine's time, taken by others, is worth a warning

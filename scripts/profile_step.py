@@ -16,11 +16,11 @@ from collections import defaultdict
 
 import numpy as np
 
-from kukri.cli.source import open_source
-from kukri.cli.store import resolve
 from kukri.quant.jit.levels import LEVEL
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PAGE_SIZE, Batch, PageTable
+from kukri.runtime.hub.resolve import resolve
+from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights
 

@@ -57,7 +57,7 @@ def real_model() -> Callable[[str], Path]:
             path = Path(folder) / REAL_MODELS[name]
             assert path.is_file(), f"KUKRI_TEST_MODELS has no {path.name}"
             return path
-        from kukri.cli.store import resolve
+        from kukri.runtime.hub.resolve import resolve
 
         return resolve(name)
 

@@ -16,8 +16,8 @@ def test_public_names():
     assert set(kukri.__all__) == {"Model", "SamplingParams", "load", "load_tokenizer", "render_chat"}
     for name in kukri.__all__:
         assert inspect.getdoc(getattr(kukri, name))
-    from kukri.cli.model import Model
     from kukri.runtime.engine.sampler import SamplingParams
+    from kukri.runtime.model.model import Model
 
     assert kukri.Model is Model
     assert kukri.SamplingParams is SamplingParams

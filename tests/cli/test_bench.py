@@ -17,15 +17,16 @@ import pytest
 import typer
 
 import kukri.cli.loading
-from kukri.cli import bench_cold, bench_measure
-from kukri.cli.bench_measure import LoadTimes, bytes_per_token, measure
-from kukri.cli.bench_plan import Plan, numbers
-from kukri.cli.bench_plan import Test as Case
-from kukri.cli.bench_report import markdown_table
-from kukri.cli.source import open_source
+from kukri.cli.bench import cold as bench_cold
+from kukri.cli.bench import measure as bench_measure
+from kukri.cli.bench.measure import LoadTimes, bytes_per_token, measure
+from kukri.cli.bench.plan import Plan, numbers
+from kukri.cli.bench.plan import Test as Case
+from kukri.cli.bench.report import markdown_table
 from kukri.runtime.cpu import bandwidth
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.state import SequenceStates
+from kukri.runtime.model.source import open_source
 from kukri.runtime.ops import MoE, StateLayer
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights

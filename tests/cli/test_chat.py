@@ -291,7 +291,7 @@ def test_a_history_that_cannot_be_kept_is_no_obstacle(
 
 
 def test_model_text_cannot_command_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kukri.cli import terminal
+    from kukri.cli.console import terminal
 
     written: list[str] = []
     monkeypatch.setattr(terminal, "write", written.append)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from kukri.cli import catalogue, options
+from kukri.cli.console import options
+from kukri.cli.console.terminal import human_bytes, note, pairs, table
 from kukri.cli.main import app
-from kukri.cli.terminal import human_bytes, note, pairs, table
 from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.hub import catalogue
 
 from ..tiny_model import write_tiny_model
 from .conftest import Run, failed

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kukri.cli.conversation import Conversation, Turn, load, save
+from kukri.cli.chat.conversation import Conversation, Turn, load, save
 
 
 class Letters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from kukri.cli.doctor import numa_nodes
+from kukri.cli.commands.doctor import numa_nodes
 
 
 def test_numa_nodes(tmp_path, monkeypatch):

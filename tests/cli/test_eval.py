@@ -17,7 +17,22 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.cli import eval_measure, eval_plot, eval_progress, eval_report, eval_text, terminal
+from kukri.cli.console import terminal
+from kukri.cli.eval import (
+    measure as eval_measure,
+)
+from kukri.cli.eval import (
+    plot as eval_plot,
+)
+from kukri.cli.eval import (
+    progress as eval_progress,
+)
+from kukri.cli.eval import (
+    report as eval_report,
+)
+from kukri.cli.eval import (
+    text as eval_text,
+)
 from kukri.runtime.evaluation.scores import cut_into_windows
 from kukri.runtime.evaluation.scores import evaluate as score
 

@@ -284,7 +284,7 @@ def test_rm_leaves_files_of_the_users_own_alone(llm: Run, tmp_path: Path) -> Non
 
 
 def test_more_chat_templates_belong_to_a_checkpoint() -> None:
-    from kukri.cli.files import choose_checkpoint
+    from kukri.runtime.hub.files import choose_checkpoint
 
     more = "additional_chat_templates/tool_use.jinja"
     others = ["additional_chat_templates/x/y.jinja", "additional_chat_templates/x.py", "other/a.jinja"]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kukri.cli.progress import Loading
+from kukri.cli.console.progress import Loading
 
 
 class Terminal(io.StringIO):

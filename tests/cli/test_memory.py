@@ -4,7 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.memory import OVERHEAD, MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
+from kukri.runtime.model.memory import (
+    OVERHEAD,
+    MemoryNeed,
+    NotEnoughMemory,
+    available_memory,
+    cache_bytes_per_token,
+)
 from kukri.runtime.ops import CacheLayer
 
 GB = 10**9

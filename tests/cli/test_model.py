@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kukri.cli import loading as loading_module
-from kukri.cli import source as source_module
-from kukri.cli.loading import load_model
-from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.model import Model, load_tokenizer
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import ContextExceeded, Engine
 from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.engine.top_k import Best, best_of
+from kukri.runtime.model import loading as loading_module
+from kukri.runtime.model import source as source_module
+from kukri.runtime.model.loading import load_model
+from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.model import Model, load_tokenizer
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
 from kukri.tokenizer.chat.template import TemplateError
 

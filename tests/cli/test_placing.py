@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kukri.cli.card import card_need
-from kukri.cli.loading import load_model
-from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.source import open_source
 from kukri.runtime.cuda.compile.kernel import Kernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.model.cuda_device import card_need
+from kukri.runtime.model.loading import load_model
+from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
@@ -53,8 +53,8 @@ def card(monkeypatch):
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", lambda: found)
     monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "0.30")
-    monkeypatch.setattr("kukri.cli.card.CARD_OVERHEAD", 0)
-    monkeypatch.setattr("kukri.cli.memory.OVERHEAD", 0)
+    monkeypatch.setattr("kukri.runtime.model.cuda_device.CARD_OVERHEAD", 0)
+    monkeypatch.setattr("kukri.runtime.model.memory.OVERHEAD", 0)
     return found
 
 

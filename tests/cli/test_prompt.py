@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from kukri.cli import prompt
-from kukri.cli.prompt import read_prompt
+from kukri.cli.console import prompt
+from kukri.cli.console.prompt import read_prompt
 
 Feed = Callable[[bytes], None]
 

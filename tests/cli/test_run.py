@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kukri.cli import store
+from kukri.runtime.hub import resolve as store
 
 from ..tiny_model import write_tiny_model
 from .conftest import LLM, Run, failed

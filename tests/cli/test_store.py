@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli import catalogue, files, store, wheels
-from kukri.cli.catalogue import Entry, WheelFile
-from kukri.cli.errors import ModelNotFound, StoreError, Unreachable
-from kukri.cli.store import HubName
 from kukri.quant.jit import kernel_cache
+from kukri.runtime.hub import catalogue, files, wheels
+from kukri.runtime.hub import resolve as store
+from kukri.runtime.hub.catalogue import Entry, WheelFile
+from kukri.runtime.hub.errors import ModelNotFound, StoreError, Unreachable
+from kukri.runtime.hub.resolve import HubName
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.loops import in_a_loop
+from kukri.cli.chat.repetition import in_a_loop
 
 from .conftest import LLM, Run, failed
 from .test_chat import RANDOM, Terminal, open_chat, terminals

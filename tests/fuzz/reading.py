@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kukri.cli.source import open_source
+from kukri.runtime.model.source import open_source
 from kukri.tokenizer import load_tokenizer, render_chat
 
 MESSAGES = [{"role": "user", "content": "hi"}]

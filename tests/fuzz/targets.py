@@ -10,12 +10,12 @@ from random import Random
 
 import numpy as np
 
-from kukri.cli.loading import load_model
-from kukri.cli.memory import NotEnoughMemory
-from kukri.cli.source import open_source
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.engine import ContextExceeded
 from kukri.runtime.engine.sampler import BadLogits, SamplingParams
+from kukri.runtime.model.loading import load_model
+from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights
 from kukri.tokenizer import TemplateError, Tokenizer, TokenizerError, load_tokenizer

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.cli.card import open_card
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
@@ -17,6 +16,7 @@ from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.engine.top_k import best_of
+from kukri.runtime.model.cuda_device import open_card
 from kukri.runtime.reference.machine import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels

@@ -379,7 +379,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "gemma3:270m", "qwen2.5-coder:0.5b"])
 def test_perplexity_is_that_of_llama_cpp(name: str, real_model) -> None:
     """The beginning of WikiText-2 in windows of 512, on the CPU machine."""
-    from kukri.cli.loading import load_model
+    from kukri.runtime.model.loading import load_model
 
     recorded = json.loads((DATA / "reference" / "llama_perplexity.json").read_text())["models"][name]
     with load_model(real_model(name), context=512) as loaded:

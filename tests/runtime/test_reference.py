@@ -246,9 +246,7 @@ def test_matmul(accumulate, bias):
 
 def test_matmul_without_keeping(monkeypatch):
     """A matrix beyond the budget is dequantised in blocks at every use, with the same result."""
-    monkeypatch.setattr(
-        "kukri.runtime.reference.machine._CHUNK_WEIGHTS", 12
-    )  # 3 + 3 + 1 rows
+    monkeypatch.setattr("kukri.runtime.reference.machine._CHUNK_WEIGHTS", 12)  # 3 + 3 + 1 rows
     x, w = RNG.normal(size=(2, 4)).astype(np.float32), RNG.normal(size=(7, 4)).astype(np.float32)
     op = ops.MatMul(buffer("x", 4), buffer("y", 7), matrix(w))
     machine = machine_of(op, x=x)

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kukri.cli import token_kernel
-from kukri.cli.token_kernel import TokenKernel, compile_into, kernel_key
 from kukri.quant.jit.kernel_cache import KernelCache, kernel_cache
+from kukri.runtime.model import tokenizer_kernel as token_kernel
+from kukri.runtime.model.tokenizer_kernel import TokenKernel, compile_into, kernel_key
 from kukri.tokenizer import Tokenizer, core, load_tokenizer, tokenizer_from_gguf
 from kukri.tokenizer.bpe import compiled
 from kukri.tokenizer.bpe.bpe import BPE, score_ranks

@@ -1,0 +1,65 @@
+"""The time to a first token with nothing in memory: a process of its own loads the model and answers.
+
+    python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS
+
+loads, generates one token after a prompt of pseudo-random ids, and writes a line as soon as it has it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plan import Plan
+
+
+def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | None:
+    """Seconds from the start of a new process to its first token after `n_prompt` tokens.
+
+    None if there is no Python to start or the process fails, for example because memory is short.
+    """
+    if not sys.executable:
+        return None
+    layers = "all" if plan.gpu_layers is None else str(plan.gpu_layers)
+    command = [sys.executable, "-m", __name__, str(path.resolve()), str(n_prompt), str(threads)]
+    command += [plan.kv_type, plan.device, layers]
+    start = perf_counter()
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout is not None
+            try:
+                line = process.stdout.readline()
+                seconds = perf_counter() - start
+            except BaseException:  # also Ctrl-C: nobody waits for the answer any more
+                process.kill()
+                raise
+    except OSError:
+        return None
+    return seconds if line and process.returncode == 0 else None
+
+
+def main(arguments: list[str]) -> None:
+    """What the new process does."""
+    path, kv_type, device, layers = arguments[0], *arguments[3:]
+    n_prompt, threads = map(int, arguments[1:3])
+    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.model.loading import load_model
+    from .measure import random_ids
+
+    greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    context = n_prompt + 1
+    options: dict[str, Any] = {"context": context, "threads": threads, "kv_type": kv_type, "text": False}
+    options |= {"device": device, "gpu_layers": None if layers == "all" else int(layers)}
+    with load_model(path, warn=lambda _: None, **options) as model:
+        for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
+            print("first token", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,197 @@
+"""What `llm bench` measures: runs of prefill and decode, and the bytes that a decode step must read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ...runtime.engine.cache import Batch
+from ...runtime.model.memory import KV_BYTES
+from ...runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
+from .plan import Test
+
+if TYPE_CHECKING:
+    from ...runtime.cuda.driver.device import Device
+    from ...runtime.engine.cache import PageTable
+    from ...runtime.engine.engine import Machine
+
+WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that count
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a machine runs, and on what: threads of the CPU (1 where there are none that count), and the card.
+
+    `program` is the second part where there are two.
+    """
+
+    program: Program
+    threads: int
+    kv_type: str
+    card: Device | None = None
+    gpu_layers: int = 0
+    both: bool = False  # some layers on either
+
+    @property
+    def backend(self) -> str:
+        """As llama-bench calls it."""
+        return "CPU" if self.card is None else "CUDA"
+
+
+def used_devices(machine: Any) -> Used:
+    """What a machine, or the two of a SplitMachine, run on."""
+    front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
+    card: Device | None = getattr(back, "device", None)
+    layers = len(back.program.layers) - 1 if card else 0
+    threads = int(getattr(front or back, "n_threads", 1))
+    return Used(back.program, threads, back.kv_type, card, layers, front is not None)
+
+
+def random_ids(n: int, vocab_size: int) -> np.ndarray:
+    """int32 [n], the same ones each time."""
+    return np.random.default_rng(0).integers(0, vocab_size, n).astype(np.int32)
+
+
+def measure(
+    machine: Machine,
+    table: PageTable,
+    vocab_size: int,
+    test: Test,
+    repetitions: int,
+    warm_up: bool = True,
+) -> list[float]:
+    """Seconds that each of `repetitions` runs of `test` took, after one that does not count.
+
+    The ids are pseudo-random. Prefill wants the logits of its last token, decode those of each.
+    """
+    ids = random_ids(test.n_depth + test.n_tokens, vocab_size)
+    table.truncate(0, 0)
+    _prefill(machine, table, ids[: test.n_depth])
+    state = machine.states.save(0) if test.n_depth else None  # which the runs would move on
+    ids = ids[test.n_depth :]
+    if warm_up:
+        _run(machine, table, test, ids[: test.n_prompt + min(test.n_gen, WARM_UP_TOKENS)])
+    seconds = []
+    for _ in range(repetitions):
+        table.truncate(0, test.n_depth)
+        if state:
+            machine.states.restore(0, state)
+        start = perf_counter()
+        _run(machine, table, test, ids)
+        seconds.append(perf_counter() - start)
+    table.truncate(0, 0)
+    return seconds
+
+
+def _run(machine: Machine, table: PageTable, test: Test, ids: Any) -> None:
+    _prefill(machine, table, ids[: test.n_prompt])
+    for i in range(test.n_prompt, len(ids)):
+        _step(machine, table, ids[i : i + 1], [0])
+
+
+def _prefill(machine: Machine, table: PageTable, ids: Any) -> None:
+    for start in range(0, len(ids), machine.max_rows):
+        chunk = ids[start : start + machine.max_rows]
+        last = start + len(chunk) == len(ids)
+        _step(machine, table, chunk, [len(chunk) - 1] if last else [])
+
+
+def _step(machine: Machine, table: PageTable, ids: Any, wanted: list[int]) -> None:
+    n = len(ids)
+    first = int(table.lengths[0])
+    table.extend(0, n)
+    machine.step(
+        Batch(
+            tokens=ids,
+            sequences=np.zeros(n, np.int32),
+            positions=np.arange(first, first + n, dtype=np.int32),
+            wanted=np.array(wanted, np.int32),
+        ),
+        table,
+    )
+
+
+def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
+    """Bytes that a decode step of `test` reads on average, at least: what the memory limit is about.
+
+    Every weight once, as large as in the file; of experts, those that are chosen; of the embedding table one
+    row (if it is the output matrix as well, it counts as that); of the cache the keys and values that the
+    token sees.
+    """
+    weights: float = 0
+    for op in program.ops:
+        match op:
+            case Embed():
+                weights += op.table.data.shape[1]
+            case MatMul():
+                weights += op.weight.n_bytes + (0 if op.bias is None else op.bias.nbytes)
+            case HeadMatMul():
+                weights += sum(weight.n_bytes for weight in op.weights)
+            case RMSNorm() | LayerNorm():
+                weights += op.weight.nbytes
+            case MoE():
+                every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
+                weights += every * op.experts.width / len(op.up)
+    first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
+    cached = sum(
+        program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)
+        for op in program.ops
+        if isinstance(op, Attend)
+    )
+    return weights + cached * KV_BYTES[kv_type]
+
+
+def _mean_seen(first: int, end: int, window: int) -> float:
+    """The mean of first … end - 1, each at most `window` if there is one."""
+    lengths: Sequence[int] = [min(n, window or n) for n in range(first, end)]
+    return sum(lengths) / len(lengths)
+
+
+class LoadTimes:
+    """Splits the time of loading into `load_seconds` and `compile_seconds`; a context manager around it.
+
+    Compiling is the longer of two: how long Numba's compiler was at work in this process, and the stages of
+    loading that say they compile (`stage` is the progress of `load_model`), which may let other processes
+    do it. It counts only if the folder of compiled kernels gained files meanwhile; what comes
+    out of that folder is part of the loading.
+    """
+
+    def __init__(self, kernels: Path) -> None:
+        self.load_seconds = self.compile_seconds = 0.0
+        self._kernels = kernels
+        self._since: float | None = None  # when a stage that compiles began
+        self._stages = 0.0
+
+    def stage(self, name: str, done: int, total: int) -> None:
+        now = perf_counter()
+        if self._since is not None:
+            self._stages += now - self._since
+        self._since = now if name.startswith("compiling") else None
+
+    def __enter__(self) -> Self:
+        from numba.core import event
+
+        self._files = self._count()
+        self._compiler = event.TimingListener()
+        event.register("numba:compiler_lock", self._compiler)
+        self._start = perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        from numba.core import event
+
+        seconds = perf_counter() - self._start
+        self.stage("", 0, 0)
+        event.unregister("numba:compiler_lock", self._compiler)
+        if self._count() > self._files:
+            compiler = self._compiler.duration if self._compiler.done else 0.0
+            self.compile_seconds = min(seconds, max(self._stages, compiler))
+        self.load_seconds = seconds - self.compile_seconds
+
+    def _count(self) -> int:
+        return sum(1 for path in self._kernels.rglob("*") if path.is_file())

@@ -1,0 +1,108 @@
+"""The results of `llm bench` as text."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from ..console import terminal
+
+Result = dict[str, Any]  # the keys of llama-bench and some of our own, as docs/cli.md lists them
+
+
+def as_markdown(results: Sequence[Result]) -> str:
+    """Two tables: llama-bench's, and what it does not tell."""
+    first = markdown_table(
+        ("model", "size", "params", "backend", "threads", "test", "t/s"),
+        [
+            (
+                r["model_type"],
+                f"{r['model_size'] / 2**20:.2f} MiB",
+                f"{r['model_n_params'] / 1e6:.2f} M",
+                r["backend"],
+                str(r["n_threads"]),
+                r["test"],
+                f"{r['avg_ts']:.2f} ± {r['stddev_ts']:.2f}",
+            )
+            for r in results
+        ],
+        left=(0, 3),
+    )
+    second = markdown_table(
+        ("model", "threads", "test", "median t/s", "first token", "cold", "read a token", "of bandwidth"),
+        [
+            (
+                r["model_type"],
+                str(r["n_threads"]),
+                r["test"],
+                f"{r['median_ts']:.2f}",
+                _seconds(r.get("ttft_seconds")),
+                _seconds(r.get("ttft_cold_seconds")),
+                "" if r.get("bytes_per_token") is None else f"{r['bytes_per_token'] / 1e6:.1f} MB",
+                _share(r),
+            )
+            for r in results
+        ],
+        left=(0,),
+    )
+    return f"{first}\n{second}\n" + "".join(f"{note}\n" for note in _notes(results))
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f} s"
+
+
+def _share(result: Result) -> str:
+    if result.get("bandwidth_share") is None:
+        return ""
+    return f"{result['bandwidth_share']:.0%} of {result['read_bandwidth'] / 1e9:.1f} GB/s"
+
+
+def _notes(results: Sequence[Result]) -> list[str]:
+    """A line for each load."""
+    notes = []
+    for r in results:
+        compiled = f", compiled kernels for {r['compile_seconds']:.2f} s" if r["compile_seconds"] else ""
+        threads = "1 thread" if r["n_threads"] == 1 else f"{r['n_threads']} threads"
+        loaded = f"loaded in {r['load_seconds']:.2f} s{compiled}"
+        notes.append(f"{r['model_type']}, {threads}, {r['type_k']} cache: {loaded}")
+    return list(dict.fromkeys(notes))
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> str:
+    """A table whose source is aligned too; the columns numbered in `left` align left, the others right."""
+    cells = [[terminal.one_line(cell).replace("|", "\\|") for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    rule = ["-" * w if i in left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "".join(
+        "| "
+        + " | ".join(
+            c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |\n"
+        for row in (cells[0], rule, *cells[1:])
+    )
+
+
+def as_json(results: Sequence[Result]) -> str:
+    return terminal.as_json(results, indent=1) + "\n"
+
+
+def as_jsonl(results: Sequence[Result]) -> str:
+    return "".join(terminal.as_json(result) + "\n" for result in results)
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """One column a key; keys that a test does not have are empty, and the samples are left out."""
+    names = dict.fromkeys(name for r in results for name in r if not name.startswith("samples_"))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(names), extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for r in results:
+        writer.writerow({k: terminal.one_line(v) if isinstance(v, str) else v for k, v in r.items()})
+    return text.getvalue()
+
+
+WRITERS = {"md": as_markdown, "json": as_json, "jsonl": as_jsonl, "csv": as_csv}

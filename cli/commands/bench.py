@@ -1,0 +1,244 @@
+"""`llm bench`: speed of prefill and decode, measured as llama-bench does."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ... import __version__
+from ...runtime.hub import resolve as store
+from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
+from ..bench.report import WRITERS, Result
+from ..console import terminal
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, ModelsOption, flag
+
+if TYPE_CHECKING:
+    from ...runtime.cpu.bandwidth import ReadBandwidth
+    from ...runtime.cuda.driver.bandwidth import CopyBandwidth
+    from ...runtime.model.model import Model
+    from ..bench.measure import LoadTimes, Used
+    from ..console.description import Description
+
+COLD_STARTS = 3  # at most: each loads the model anew
+
+
+class Format(StrEnum):
+    md = "md"
+    json = "json"
+    jsonl = "jsonl"
+    csv = "csv"
+
+
+def bench(
+    models: ModelsOption = None,
+    n_prompt: Annotated[
+        list[str] | None,
+        flag("-p", "--n-prompt", metavar="N,…", help="Tokens to prefill; 0: no such test; default: 512."),
+    ] = None,
+    n_gen: Annotated[
+        list[str] | None,
+        flag("-n", "--n-gen", metavar="N,…", help="Tokens to decode; 0: no such test; default: 128."),
+    ] = None,
+    pg: Annotated[
+        list[str] | None,
+        flag("-pg", "--pg", metavar="P,N", help="Prefill of P tokens and decode of N timed together."),
+    ] = None,
+    n_depth: Annotated[
+        list[str] | None,
+        flag("-d", "--n-depth", metavar="N,…", help="Tokens in the cache beforehand; default: 0."),
+    ] = None,
+    threads: Annotated[list[str] | None, flag("-t", "--threads", metavar="N,…", help=THREADS_HELP)] = None,
+    repetitions: Annotated[
+        int, flag("-r", "--repetitions", metavar="N", min=1, max=10_000, help="Runs of each test.")
+    ] = 5,
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
+    ] = KvType.auto,
+    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto,
+    gpu_layers: GpuLayers = None,
+    no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False,
+    no_cold: Annotated[
+        bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
+    ] = False,
+    output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md,
+) -> None:
+    """Measure prefill (pp) and decode (tg) speed in tokens a second.
+
+    Same tests and columns as llama-bench; tokenising and sampling are not timed there either. N,… is a
+    list as there: numbers, ranges 1-4, 0-1024+256 or 1-16*2, commas between them.
+
+    Medians, the time to the first token warm and cold, and what part of the memory's read bandwidth
+    decoding uses come in a second table. Loading and compiling are timed apart.
+    """
+    depths = numbers(n_depth or ["0"], "-d")
+    prompts, gens = numbers(n_prompt or ["512"], "-p"), numbers(n_gen or ["128"], "-n")
+    pairs = [pair(text) for text in pg or []]
+    kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
+    if not kinds:
+        raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
+    plan = Plan(
+        tests=[Test(p, n, d) for d in depths for p, n in kinds],
+        threads=numbers(threads, "-t", 1, MOST_THREADS) if threads else [None],
+        repetitions=repetitions,
+        kv_type=kv_type.value,
+        device=device.value,
+        gpu_layers=gpu_layers,
+        warm_up=not no_warmup,
+        cold=not no_cold,
+    )
+    from ..console.description import describe
+
+    names = models or [DEFAULT_MODEL]
+    paths = [store.resolve(name) for name in names]
+    abouts = [describe(path) for path in paths]  # all of them before the first is measured
+    results: list[Result] = []
+    for name, path, about in zip(names, paths, abouts, strict=True):
+        for n_threads in plan.threads:
+            results += _measure(plan, name, path, about, n_threads)
+    terminal.write(WRITERS[output.value](results))
+
+
+def _measure(
+    plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
+) -> Iterator[Result]:
+    """The results of one model with one number of threads."""
+    from ..bench.measure import bytes_per_token, measure, used_devices
+
+    context = max(test.n_depth + test.n_tokens for test in plan.tests)
+    results = []
+    with ExitStack() as stack:
+        times, loaded = _load(name, path, context, n_threads, plan)
+        stack.enter_context(loaded)
+        machine, table = loaded.engine.machine, loaded.engine.table
+        used = used_devices(machine)
+        memory: ReadBandwidth | CopyBandwidth | None = None
+        for test in plan.tests:
+            result = _about_model(about, used, test, times)
+            decode = test.n_gen > 0 and not test.n_prompt and not used.both  # of one memory
+            with terminal.status(f"{name}: {test.name} …"):
+                if decode and memory is None:
+                    memory = _bandwidth(machine, used)
+                    stack.callback(memory.close)
+                before = memory.measure() if decode and memory else 0.0
+                run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
+                after = memory.measure() if decode and memory else 0.0
+            result |= _speeds(test, run)
+            if test.n_prompt and not test.n_gen:
+                result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
+            if decode:
+                read = bytes_per_token(used.program, used.kv_type, test)
+                result |= {
+                    "bytes_per_token": round(read),
+                    "read_bandwidth": max(before, after),
+                    "read_bandwidth_before": before,
+                    "read_bandwidth_after": after,
+                    "bandwidth_share": read * result["median_ts"] / max(before, after),
+                }
+            results.append(result)
+    for result in results:  # the model is closed by now: a second one need not fit beside it
+        if plan.cold and "ttft_seconds" in result and not result["n_depth"]:
+            with terminal.status(f"{name}: starting anew for {result['test']} …"):
+                result |= _cold(path, result["n_prompt"], used.threads, plan)
+    yield from results
+
+
+def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan) -> tuple[LoadTimes, Model]:
+    """Load a model and time that. Imports are not counted: they are the same for every model."""
+    from ...quant.jit.kernel_cache import cache_folder
+    from ..bench.measure import LoadTimes
+
+    warnings: list[str] = []
+    with terminal.status(f"loading {name} …"):
+        from ...runtime.model.loading import load_model
+
+        with LoadTimes(cache_folder()) as times:
+            model = load_model(
+                path,
+                context=context,
+                threads=n_threads,
+                kv_type=plan.kv_type,
+                device=plan.device,
+                gpu_layers=plan.gpu_layers,
+                warn=warnings.append,
+                progress=times.stage,
+                text=False,
+            )
+    for warning in warnings:
+        terminal.note(warning)
+    return times, model
+
+
+def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
+    """Of the memory that the machine's weights are in; of two, the card's."""
+    if used.card is not None:
+        from ...runtime.cuda.driver.bandwidth import CopyBandwidth
+
+        return CopyBandwidth(used.card)
+    from ...runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
+    from ...runtime.model.memory import available_memory
+
+    available = available_memory()
+    return ReadBandwidth(used.threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))
+
+
+def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
+    from ...quant.jit.levels import LEVEL
+    from ..console.description import human_count
+    from .doctor import cpu_name
+
+    return {
+        "build_commit": __version__,
+        "cpu_info": cpu_name(),
+        "simd": LEVEL,
+        "gpu_info": used.card.name if used.card else "",
+        "backend": used.backend,
+        "backends": used.backend,
+        "model_filename": str(about.paths[0]),
+        "model_type": f"{about.architecture} {human_count(about.n_params).replace(' ', '')} {about.quant}",
+        "model_size": about.n_bytes,
+        "model_n_params": about.n_params,
+        "n_threads": used.threads,
+        "n_gpu_layers": used.gpu_layers,
+        "type_k": used.kv_type,
+        "type_v": used.kv_type,
+        "n_prompt": test.n_prompt,
+        "n_gen": test.n_gen,
+        "n_depth": test.n_depth,
+        "test": test.name,
+        "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "load_seconds": times.load_seconds,
+        "compile_seconds": times.compile_seconds,
+    }
+
+
+def _speeds(test: Test, seconds: list[float]) -> Result:
+    speeds = [test.n_tokens / s for s in seconds]
+    return {
+        "avg_ns": round(statistics.fmean(seconds) * 1e9),
+        "stddev_ns": round(_deviation(seconds) * 1e9),
+        "avg_ts": statistics.fmean(speeds),
+        "stddev_ts": _deviation(speeds),
+        "median_ts": statistics.median(speeds),
+        "samples_ns": [round(s * 1e9) for s in seconds],
+        "samples_ts": speeds,
+    }
+
+
+def _cold(path: Path, n_prompt: int, n_threads: int, plan: Plan) -> Result:
+    from ..bench.cold import cold_start
+
+    starts = min(COLD_STARTS, plan.repetitions)
+    seconds = [cold_start(path, n_prompt, n_threads, plan) for _ in range(starts)]
+    known = [s for s in seconds if s is not None]
+    return {"ttft_cold_seconds": statistics.median(known) if known else None, "samples_cold_seconds": known}
+
+
+def _deviation(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

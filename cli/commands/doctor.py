@@ -1,0 +1,147 @@
+"""`llm doctor`: what this machine offers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ... import __version__
+from ...runtime.hub import repository as hub
+from ...runtime.hub import resolve as store
+from ..console import terminal
+
+_PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
+
+
+def doctor() -> None:
+    """Show CPU, SIMD level, memory, GPU, caches and versions."""
+    rows = [
+        ("kukri", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"),
+        ("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES)),
+        ("CPU", _or_error(cpu_name)),
+        ("cores", _or_error(_cores)),
+        ("SIMD", _or_error(_simd)),
+        ("memory", _or_error(_memory)),
+        ("GPU", _or_error(_gpu)),
+        ("GPU kernels", _or_error(_gpu_kernels)),
+        ("models", _or_error(lambda: _folder(store.home() / "models"))),
+        ("Hub cache", _or_error(lambda: _folder(hub.cache_folder()))),
+        ("kernels", _or_error(_kernels)),
+    ]
+    terminal.write(terminal.pairs(rows))
+
+
+def _or_error(find: Callable[[], str]) -> str:
+    """What `find` finds; a doctor must go on whatever it meets."""
+    try:
+        return find()
+    except Exception as problem:
+        return f"cannot tell: {type(problem).__name__}: {terminal.one_line(str(problem))}"
+
+
+def _version(package: str) -> str:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> str:
+    from ...runtime.cpu.processors import default_threads
+
+    text = f"{default_threads()} threads by default, {os.cpu_count() or 1} logical processors"
+    if (nodes := numa_nodes()) > 1:
+        text += (
+            f", {nodes} NUMA nodes (numactl --cpunodebind=0 --membind=0 llm … may be faster for small models)"
+        )
+    return text
+
+
+def numa_nodes(root: Path = Path("/")) -> int:
+    """Parts of the machine with a memory of their own that this process may run on; 1 if not known.
+
+    `root` stands in for the file system in tests.
+    """
+    own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    found = 0
+    for path in (root / "sys/devices/system/node").glob("node[0-9]*/cpulist"):
+        parts = [part.split("-") for part in path.read_text().strip().split(",") if part]  # "0-3,8"
+        found += any(cpu in own for part in parts for cpu in range(int(part[0]), int(part[-1]) + 1))
+    return max(1, found)
+
+
+def _simd() -> str:
+    from ...quant.jit.levels import LANES, LEVEL, supported_levels
+
+    return f"{LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
+
+
+def _memory() -> str:
+    from ...runtime.model.memory import available_memory
+
+    available = available_memory()
+    return "not known" if available is None else f"{terminal.human_bytes(available)} available"
+
+
+def _gpu() -> str:
+    """The card that `--device cuda` takes, or why it takes none."""
+    from ...runtime.cuda.driver.device import CudaError, Device
+
+    try:
+        card = Device()
+    except CudaError as problem:
+        return f"none: {problem}"
+    free, total = (terminal.human_bytes(n) for n in card.memory())
+    version, (major, minor) = card.driver_version(), card.capability
+    card.close()
+    return (
+        f"{card.name}, {free} of {total} free, compute capability {major}.{minor}, driver for CUDA {version}"
+    )
+
+
+def _gpu_kernels() -> str:
+    """How many kernels are compiled for the card, and whether others can be."""
+    from ...runtime.cuda.compile.kernel import compiled_kernels, compiler_version
+    from ...runtime.cuda.driver.device import CudaError, Device
+
+    compiler = compiler_version()
+    more = f"numba-cuda {compiler} compiles others" if compiler else "others need pip install kukri[cuda]"
+    try:
+        card = Device()
+    except CudaError:
+        return f"none, {more}"
+    card.close()
+    return f"{compiled_kernels(card.capability) or 'none'} compiled for this card, {more}"
+
+
+def _kernels() -> str:
+    from ...quant.jit.kernel_cache import cache_folder
+
+    return _folder(cache_folder())
+
+
+def _folder(path: Path) -> str:
+    """The folder, whether files can be made in it, and how much fits."""
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            state = "writable"
+    except OSError as problem:
+        state = f"NOT writable ({problem.strerror})"
+    return f"{path}, {state}, {terminal.human_bytes(shutil.disk_usage(existing).free)} free"

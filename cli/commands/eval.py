@@ -1,0 +1,125 @@
+"""`llm eval`: how well models predict a text, and how far they are from a baseline."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..console import terminal
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
+
+
+class Format(StrEnum):
+    auto = "auto"
+    md = "md"
+    json = "json"
+
+
+class EvalDevice(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    reference = "reference"
+
+
+def evaluate(
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
+    ] = None,
+    models: ModelsOption = None,
+    *,
+    file: Annotated[str, flag("--file", metavar="TEXT", help="Text file, also packed with gzip; -: stdin.")],
+    context: Annotated[
+        int, flag("-c", "--context", metavar="N", min=4, max=1 << 20, help="Tokens a window.")
+    ] = 512,
+    limit: Annotated[
+        int | None, flag("--limit", metavar="TOKENS", min=1, help="Tokens of the text at most; default: all.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
+    ] = None,
+    baseline_device: Annotated[
+        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
+    ] = None,
+    save_logits: Annotated[
+        Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")
+    ] = None,
+    plot: Annotated[
+        Path | None, flag("--plot", metavar="FILE.png|svg", help="Draw quality against size.")
+    ] = None,
+    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
+    ] = KvType.auto,
+    device: Annotated[EvalDevice, flag("--device", help="Where to run the models.")] = EvalDevice.auto,
+    output: Annotated[
+        Format, flag("-o", "--output", help="Format of the results; auto: a table, in markdown if piped.")
+    ] = Format.auto,
+) -> None:
+    """Measure perplexity, and divergence from a baseline.
+
+    The text is cut into windows of -c tokens, as llama-perplexity does it; the second half of each is
+    scored, and all of it in a second number. With --baseline: KL divergence, the change in the probability
+    of the right token (RMS), and how often the likeliest token is the same.
+    """
+    names = [*(models or []), *(more or [])] or [DEFAULT_MODEL]
+    if limit is not None and limit < context:
+        raise typer.BadParameter(f"{limit} tokens do not fill a window of {context}", param_hint="--limit")
+    if baseline_device and not baseline:
+        raise typer.BadParameter("there is no --baseline to run", param_hint="--baseline-device")
+    if save_logits:
+        _check_save(save_logits, names)
+    if plot:
+        from ..eval.plot import check_plot
+
+        check_plot(plot)
+    from ..eval.text import read_text
+
+    text = read_text(file)
+    from ...runtime.evaluation.saved_logits import is_saved_logits
+    from ..eval.measure import Plan, Subject, measure
+
+    subjects = [Subject.find(name) for name in names]  # all of them before the first is measured
+    base = None
+    if baseline:
+        base = Path(baseline) if is_saved_logits(Path(baseline)) else Subject.find(baseline)
+    plan = Plan(
+        text=text,
+        context=context,
+        limit=limit,
+        device=device.value,
+        baseline_device=(baseline_device or device).value,
+        threads=threads,
+        kv_type=kv_type.value,
+        save=save_logits,
+    )
+    report = measure(plan, subjects, base)
+    if plot:
+        from ..eval.plot import plot as draw
+
+        draw(report, plot)
+    from ..eval.report import as_json, as_markdown, as_table
+
+    if output is Format.json:
+        terminal.write(as_json(report))
+    elif output is Format.auto and terminal.is_terminal(sys.stdout):
+        terminal.write(as_table(report))
+    else:
+        terminal.write(as_markdown(report))
+
+
+def _check_save(path: Path, names: list[str]) -> None:
+    """A usage error if the logits cannot go there, or would replace another kind of file."""
+    from ...runtime.evaluation.saved_logits import is_saved_logits
+
+    if len(names) > 1:
+        raise typer.BadParameter("the logits of one model go into a file", param_hint="--save-logits")
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--save-logits")
+    if path.is_dir() or (path.exists() and not is_saved_logits(path)):
+        raise typer.BadParameter(f"{path} is there and holds something else", param_hint="--save-logits")

@@ -1,0 +1,267 @@
+"""`llm quantize`: a model in fewer bits, as a GGUF file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...runtime.hub import files
+from ...runtime.hub import resolve as store
+from ..console import terminal
+from ..console.options import flag
+
+if TYPE_CHECKING:
+    from ...quant.block import BlockFormat
+    from ...quant.recipes.quantize import Encoder, Written
+    from ...quant.recipes.recipes import Planned, Recipe
+    from ...runtime.calibration.encoder import Calibrated
+    from ...runtime.model.convert import Convertible
+
+
+def quantize(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="File, folder, short name, or org/repo[:quant] on the Hub; never changed."
+        ),
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The GGUF file to write, or a folder for NAME-TYPE.gguf.")
+    ],
+    kind: Annotated[
+        str,
+        flag(
+            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        flag(
+            "--tensor-type",
+            metavar="PATTERN=TYPE",
+            help="Another format for tensors whose names match; may be given several times.",
+        ),
+    ] = None,
+    allow_requantize: Annotated[
+        bool, flag("--allow-requantize", help="Also read files that are quantised already.")
+    ] = False,
+    zero_nonfinite: Annotated[
+        bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
+    ] = False,
+    calibration: Annotated[
+        str | None,
+        flag(
+            "--calibration",
+            metavar="TEXT",
+            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
+        ),
+    ] = None,
+    bits: Annotated[
+        float | None,
+        flag(
+            "--bits",
+            metavar="X",
+            min=1,
+            max=16,
+            help="Of int4: bits a weight at most; default: as q4_k_m has.",
+        ),
+    ] = None,
+    force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
+    ] = None,
+) -> None:
+    """Convert a model to GGUF and quantise it.
+
+    SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
+    carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
+    """
+    from ...quant.recipes.quantize import checked, nearest, write_quantized
+    from ...quant.recipes.recipes import plan
+    from ...runtime.model.convert import open_convertible
+    from ..console.progress import Progress
+
+    recipe = _recipe(kind)
+    formats = [_override(text) for text in overrides or []]
+    path = store.resolve(source)
+    name = model_name(source, path)
+    target = _target(target, name, recipe)
+    began = time.perf_counter()
+    model = open_convertible(path, name)
+    _check_target(target, model.paths, force)
+    by_importance, has_budget = calibration is not None, kind.lower() == "int4" and not formats
+    if bits is not None and not has_budget:
+        raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
+
+    def settled(planned: list[Planned]) -> list[Planned]:
+        _check_quantised(planned, allow_requantize)
+        return checked(planned, zero_nonfinite, model.release)
+
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
+    encode: Encoder = nearest(threads, zero_nonfinite)
+    if calibration is not None:
+        encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
+        if has_budget:
+            planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
+        planned = calibrated.in_order(planned)
+    elif has_budget:
+        terminal.note(
+            "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
+        )
+    for line in [*model.notes, *remarks(planned)]:
+        terminal.note(line)
+    metadata, types = _with_recipe(model, recipe)
+    with Progress(target.name, model.n_bytes, "quantising") as progress:
+        written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
+    terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
+    terminal.write(f"{target}\n")
+
+
+def _budgeted(
+    planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
+) -> list[Planned]:
+    from ...quant.recipes.budget import budgeted
+
+    n_bytes = sum(each.record.n_bytes for each in planned)
+    if bits is not None:
+        n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
+    try:
+        return budgeted(planned, n_bytes, sensitivity)
+    except ValueError as problem:
+        raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
+
+
+def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
+    from ..console.progress import StatusLine
+
+    with StatusLine() as line:
+        return calibrated.sensitivity(
+            lambda done, of: line.show(f"measuring what matrices lose by rounding: {done} of {of} kinds")
+        )
+
+
+def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
+    from ...runtime.calibration.encoder import Calibrated, TextTooShort, calibration_text, calibration_windows
+    from ...runtime.model.source import open_source
+    from ...tokenizer import TokenizerError
+    from ..console.bounded_io import TooLong
+
+    source = open_source(path)
+    if source.tokenizer is None:
+        raise TokenizerError("the source has no tokenizer to read a calibration text with")
+    try:
+        windows = calibration_windows(calibration_text(text), source.tokenizer)
+    except (TextTooShort, TooLong, OSError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
+    return Calibrated(source, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
+
+
+def _recipe(kind: str) -> Recipe:
+    from ...quant.recipes.recipes import ALIASES, RECIPES, find_recipe
+
+    recipe = find_recipe(kind)
+    if recipe is None:
+        raise typer.BadParameter(f"no type is called {kind!r}; there are {', '.join([*RECIPES, *ALIASES])}")
+    return recipe
+
+
+def _override(text: str) -> tuple[str, BlockFormat]:
+    import re
+
+    from ...quant.formats import FORMATS
+
+    pattern, equals, name = text.rpartition("=")
+    if not equals or not pattern:
+        raise typer.BadParameter(f"--tensor-type takes PATTERN=TYPE, not {text!r}")
+    if name.upper() not in FORMATS:
+        raise typer.BadParameter(f"no format is called {name!r}; there are {', '.join(FORMATS)}")
+    try:
+        re.compile(pattern)
+    except re.error as problem:
+        raise typer.BadParameter(f"{pattern!r} is no pattern: {problem}") from None
+    return pattern, FORMATS[name.upper()]
+
+
+def model_name(source: str, path: Path) -> str:
+    """What to call a model, without the format it has: a repository's, folder's or file's name."""
+    what = store.parse(source)
+    if isinstance(what, store.HubName):
+        return what.repo.rpartition("/")[2]
+    if path.is_dir():
+        return path.resolve().name
+    stem, quant = files.stem(path.name), files.quant_of(path.name)
+    cut = stem.upper().rfind(quant) if quant else -1
+    return (stem[:cut].rstrip("-._") if cut > 0 else stem) or stem
+
+
+def _target(target: Path, name: str, recipe: Recipe) -> Path:
+    if target.is_dir():
+        return target / f"{name}-{recipe.name.upper()}.gguf"
+    if not target.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {target.parent} to write {target.name} to")
+    return target
+
+
+def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
+    if not target.exists():
+        return
+    if any(os.path.samefile(target, source) for source in sources):
+        raise typer.BadParameter(f"{target} is the source itself, which is never changed")
+    if not force:
+        raise typer.BadParameter(f"{target} is there already; --force replaces it")
+    if not target.is_file():
+        raise typer.BadParameter(f"{target} is no file to replace")
+
+
+def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
+    """Tensors that are quantised already may stay as they are; they become something else only if asked."""
+    from ...quant.recipes.recipes import find_recipe
+
+    changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
+    held = Counter(p.tensor.format.name for p in changed)
+    if held and not allowed:
+        most = held.most_common(1)[0][0]
+        same = f", --type {most.lower()} keeps it as it is" if find_recipe(most) else ""
+        raise typer.BadParameter(
+            f"the source is quantised already (mostly {most}): what that lost stays lost, and more will be; "
+            f"--allow-requantize does it all the same{same}"
+        )
+
+
+def _with_recipe(model: Convertible, recipe: Recipe) -> tuple[dict[str, object], dict[str, int]]:
+    """Metadata that says what was done, and the types of its values."""
+    metadata = model.metadata | {"general.file_type": recipe.file_type, "general.quantization_version": 2}
+    return metadata, {key: kind for key, kind in model.types.items() if key in model.metadata}
+
+
+def remarks(planned: Sequence[Planned]) -> list[str]:
+    """Lines about tensors that do not have the format that was asked for."""
+    groups = Counter((p.note, p.format.name) for p in planned if p.note)
+    lines = []
+    for (note, form), n in groups.items():
+        names = [p.name for p in planned if (p.note, p.format.name) == (note, form)]
+        what = f"tensor {names[0]} is" if n == 1 else f"{n} tensors are"
+        lines.append(f"{what} {form}: {note}")
+    return lines
+
+
+def summary(written: Written, planned: Sequence[Planned], source_bytes: int, seconds: float) -> str:
+    """The closing line."""
+    weights = Counter[str]()
+    for each in planned:
+        weights[each.format.name] += each.tensor.n_weights
+    shares = ", ".join(
+        f"{form} {100 * n / written.n_weights:.0f} %"
+        for form, n in weights.most_common()
+        if n * 200 >= written.n_weights
+    )
+    size = f"{terminal.human_bytes(written.n_bytes)}, {written.bits_per_weight:.2f} bits a weight ({shares})"
+    return f"{size}; {seconds:.1f} s, {source_bytes / 1e6 / seconds:.0f} MB/s of source"

@@ -1,0 +1,97 @@
+"""`llm show`: what is known about a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from ...runtime.hub import resolve as store
+from ...runtime.hub.catalogue import Entry
+from ...runtime.hub.errors import ModelNotFound
+from ..console import terminal
+from ..console.options import ModelArgument, TextOrJson, flag
+
+
+def show(
+    model: ModelArgument,
+    output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
+) -> None:
+    """Show a model's architecture, size, formats and licence.
+
+    Nothing is downloaded: of a model that is not on this machine it tells what the catalogue knows.
+    """
+    what = store.parse(model)
+    path = store.find(model)
+    entry = what if isinstance(what, Entry) else None
+    if path is not None:
+        from ..console.description import describe, human_count
+
+        about = describe(path)
+        licence = about.licence or (entry.licence if entry else "")
+        facts = {
+            "name": about.name,
+            "architecture": about.architecture,
+            "parameters": about.n_params,
+            "layers": about.n_layers,
+            "hidden": about.hidden,
+            "context": about.context,
+            "quant": about.quant,
+            "formats": {name: round(share, 4) for name, share in about.formats.items()},
+            "bits_per_weight": round(about.bits_per_weight, 3),
+            "tokenizer": about.tokenizer,
+            "vocabulary": about.vocab_size,
+            "chat_template": about.chat_template,
+            "licence": licence,
+            "size": sum(file.stat().st_size for file in about.paths),
+            "files": [str(file) for file in about.paths],
+        }
+        formats = ", ".join(f"{name} {share:.1%}" for name, share in about.formats.items())
+        rows = [
+            ("name", about.name),
+            ("architecture", about.architecture),
+            ("parameters", human_count(about.n_params)),
+            ("layers", f"{about.n_layers}, hidden size {about.hidden}"),
+            ("context", f"{about.context} tokens"),
+            ("quant", about.quant),
+            ("formats", f"{formats} ({about.bits_per_weight:.2f} bits per weight)"),
+            ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
+            ("chat template", "yes" if about.chat_template else _builtin(path)),
+            ("licence", licence or "not stated"),
+            ("size", terminal.human_bytes(sum(file.stat().st_size for file in about.paths))),
+            *(("file", str(file)) for file in about.paths),
+        ]
+    elif entry is not None:
+        facts = {
+            "name": entry.name,
+            "repo": entry.repo,
+            "file": entry.file,
+            "size": entry.n_bytes,
+            "licence": entry.licence,
+            "files": [],
+        }
+        rows = [
+            ("name", entry.name),
+            ("Hub", f"{entry.repo}/{entry.file}"),
+            ("size", terminal.human_bytes(entry.n_bytes)),
+            ("licence", entry.licence),
+            ("on disk", f"no; llm pull {entry.name} fetches it"),
+        ]
+    else:
+        raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
+    if output is TextOrJson.json:
+        terminal.write(terminal.as_json(facts, indent=1) + "\n")
+    else:
+        terminal.write(terminal.pairs(rows))
+
+
+def _builtin(path: Path) -> str:
+    """Whether a model whose files have no chat template gets one."""
+    from ...quant.errors import DamagedFile
+    from ...runtime.model.source import open_source
+    from ...tokenizer import TokenizerError
+
+    try:
+        family = open_source(path).builtin
+    except (DamagedFile, TokenizerError):
+        return "no"
+    return f"built in, for {family}" if family else "no"

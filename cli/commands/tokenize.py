@@ -1,0 +1,63 @@
+"""`llm tokenize`: what a model's tokenizer makes of a text."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from ...runtime.hub import resolve as store
+from ..console import terminal
+from ..console.options import DEFAULT_MODEL, Model_, flag
+from ..console.prompt import check_utf8, read_stdin
+
+_BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
+
+
+class Format(StrEnum):
+    rich = "rich"
+    json = "json"
+
+
+def tokenize(
+    text: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TEXT", help="The text; default: stdin.", show_default=False),
+    ] = None,
+    model: Model_ = DEFAULT_MODEL,
+    output: Annotated[Format, flag("-o", "--output", help="A table for people, or JSON.")] = Format.rich,
+) -> None:
+    """Show the tokens of a text.
+
+    Without BOS and EOS, and with special tokens in the text taken as plain text.
+    """
+    if text and text != ["-"]:
+        content = " ".join(text)
+        check_utf8("the text", content)
+    elif text or not terminal.is_terminal(sys.stdin):
+        content = read_stdin()
+    else:
+        raise typer.BadParameter("no text: give one as an argument or on stdin")
+    path = store.resolve(model)
+    from ...runtime.model.model import load_tokenizer
+
+    tokenizer = load_tokenizer(path)
+    ids = tokenizer.encode(content)
+    tokens = [tokenizer.token_text(token) for token in ids]
+    if output is Format.json:
+        terminal.write(terminal.as_json({"ids": ids, "tokens": tokens}) + "\n")
+    else:
+        terminal.write(_lines(ids, tokens))
+        terminal.note(f"{len(ids)} tokens, {len(content)} characters, {len(content.encode())} bytes")
+
+
+def _lines(ids: list[int], tokens: list[str]) -> str:
+    """One token a line: its id, and its text with a visible end."""
+    width = len(str(max(ids, default=0)))
+    lines = []
+    for i, (token, text) in enumerate(zip(ids, tokens, strict=True)):
+        shown = terminal.as_json(text)
+        lines.append(f"{token:>{width}}  {terminal.paint(shown, _BANDS[i % 2], sys.stdout)}\n")
+    return "".join(lines)

@@ -1,0 +1,110 @@
+"""One reply: generated, written as it comes, and accounted for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import terminal
+
+if TYPE_CHECKING:
+    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.model.model import Model
+
+INTERRUPTED = "interrupted"
+LOOP = "loop"
+_STATS = (
+    "prompt_tokens", "cached_tokens", "new_tokens", "time_to_first_token", "prompt_seconds", "decode_seconds",
+    "tokens_per_second", "prompt_tokens_per_second",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model wrote, why it stopped, and its token counts and times (seconds)."""
+
+    text: str
+    finish_reason: str
+    stats: dict[str, float | int | None]
+
+
+def generate(
+    model: Model,
+    ids: list[int],
+    params: SamplingParams,
+    write: Callable[[str], None],
+    repeats: Callable[[str], bool] | None = None,
+) -> Reply:
+    """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
+
+    `repeats` is given each piece, and ends the reply if it says so.
+    """
+    pieces: list[str] = []
+    reason = INTERRUPTED
+    try:
+        with closing(model.stream(ids, params)) as stream:
+            for piece in stream:
+                pieces.append(piece)
+                write(piece)
+                if repeats and repeats(piece):
+                    break
+            looped = model.stats.finish_reason is None
+        reason = LOOP if looped else str(model.stats.finish_reason)
+    except KeyboardInterrupt:
+        pass
+    return Reply("".join(pieces), reason, _stats(model))
+
+
+def _stats(model: Model) -> dict[str, float | int | None]:
+    """The statistics of the last reply, fit for JSON."""
+    return {name: _finite(getattr(model.stats, name)) for name in _STATS}
+
+
+def _finite(value: float | int | None) -> float | int | None:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def show_stats(reply: Reply) -> None:
+    """Two lines on stderr."""
+    stats = reply.stats
+    first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
+    terminal.note(
+        f"prompt: {stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them cached"
+        + _number(stats["prompt_tokens_per_second"], ", {:.1f} tokens/s")
+        + (f", {first}" if first else "")
+    )
+    terminal.note(
+        f"reply: {stats['new_tokens']} tokens"
+        + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
+        + f", ended by {reply.finish_reason}"
+    )
+
+
+def _number(value: float | int | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def why_cut(reply: Reply, model: Model) -> str | None:
+    """Why a reply is not whole, for people; None if it is."""
+    if reply.finish_reason == "length":
+        return f"cut after {reply.stats['new_tokens']} tokens (-n)"
+    if reply.finish_reason == "context":
+        return f"cut, because the context of {model.context} tokens is full (-c)"
+    if reply.finish_reason == LOOP:
+        return "stopped: it says the same again and again; /set repeat_penalty 1.1 and /regen may help"
+    return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
+
+
+def as_json(name: str, reply: Reply) -> dict[str, Any]:
+    """The object that `-o json` prints."""
+    return {
+        "model": name,
+        "text": reply.text,
+        "finish_reason": reply.finish_reason,
+        "stats": reply.stats,
+    }

@@ -1,0 +1,114 @@
+"""The results of `llm eval` as text."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..bench.report import markdown_table
+from ..console import terminal
+from .results import Result
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results on one text. `baseline` is None if there was none."""
+
+    text: str
+    sha256: str
+    context: int
+    baseline: Result | None
+    models: Sequence[Result]
+
+    @property
+    def every(self) -> list[Result]:
+        """The baseline first."""
+        return [*([self.baseline] if self.baseline else []), *self.models]
+
+
+HEADER = ("model", "size", "bits/weight", "perplexity", "all tokens", "KLD", "KLD 99 %", "RMS Δp", "same top")
+
+
+def as_json(report: Report) -> str:
+    told = {
+        "file": report.text,
+        "text_sha256": report.sha256,
+        "context": report.context,
+        "baseline": report.baseline,
+        "models": list(report.models),
+    }
+    return terminal.as_json(told, indent=1) + "\n"
+
+
+def as_markdown(report: Report) -> str:
+    header, rows = _cells(report)
+    return markdown_table(header, rows) + "\n" + "".join(f"{note}\n" for note in _notes(report))
+
+
+def as_table(report: Report) -> str:
+    """For a terminal, as wide as it is; in colours where it takes them."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    header, rows = _cells(report)
+    table = Table()
+    for i, name in enumerate(header):
+        table.add_column(name, justify="right" if i else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(terminal.one_line(cell)) for cell in row))
+    text = io.StringIO()
+    width = max(40, shutil.get_terminal_size().columns)
+    plain = not terminal.takes_colour(sys.stdout)
+    console = Console(file=text, width=width, force_terminal=not plain, no_color=plain)
+    console.print(table)
+    return text.getvalue() + "".join(f"{terminal.one_line(note)}\n" for note in _notes(report))
+
+
+def _cells(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The table; without the columns that only a comparison fills, if there was none."""
+    n = len(HEADER) if report.baseline else 5
+    return list(HEADER[:n]), [_row(result)[:n] for result in report.every]
+
+
+def _row(r: Result) -> list[str]:
+    compared = ["", "", "", ""]
+    if r["kld"] is not None:
+        compared = [
+            _with_error(r["kld"], r["kld_stderr"], 6),
+            f"{r['kld_99']:.4f}",
+            _with_error(100 * r["rms_dp"], _percent(r["rms_dp_stderr"]), 3) + " %",
+            _with_error(100 * r["same_top"], _percent(r["same_top_stderr"]), 2) + " %",
+        ]
+    return [
+        r["name"],
+        "" if r["size"] is None else terminal.human_bytes(r["size"]),
+        "" if r["bits_per_weight"] is None else f"{r['bits_per_weight']:.3f}",
+        _with_error(r["perplexity"], r["perplexity_stderr"], 4),
+        _with_error(r["perplexity_all"], r["perplexity_all_stderr"], 4),
+        *compared,
+    ]
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _with_error(value: float, error: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" if error is None else f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def _notes(report: Report) -> list[str]:
+    """How it was measured."""
+    notes = [f"{report.text}, windows of {report.context} tokens, SHA-256 {report.sha256[:16]}…"]
+    notes += [
+        f"{r['name']}, {r['device']}: {r['windows']} windows, {r['scored']} tokens of second halves, "
+        f"{r['scored_all']} of all" + (f"; {r['seconds']:.1f} s" if r["seconds"] is not None else "")
+        for r in report.every
+    ]
+    if report.baseline:
+        notes.append(f"KLD in nats, Δp and same top against {report.baseline['name']}, on second halves")
+    return list(dict.fromkeys(notes))
