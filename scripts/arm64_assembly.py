@@ -5,7 +5,7 @@
 
 Prints a line for each kernel whose name contains one of the given words (all without words): instructions,
 how many of some kinds, and the functions it calls. The whole name of a kernel prints its assembly. `--json`
-writes {name: assembly}, which tests/quant/test_neon.py reads.
+writes {name: assembly}, which tests/runtime/cpu/simd/test_neon.py reads.
 
 The process pretends to be arm64 Linux before the package is imported: Numba is told another triple, CPU and
 features, and LLVM's own AArch64 backend writes assembly where there would be machine code.
@@ -61,7 +61,7 @@ def pretend_arm64() -> None:
 
 
 def kernels() -> dict[str, Any]:
-    """Every kernel of the CPU machine by name: matvec.MATVECS[Q4_0]."""
+    """Every kernel of the CPU machine by name: gemv.MATVECS[Q4_0]."""
     import kukri.runtime.cpu.kernels as package
     from kukri.quant.jit.kernel import Kernel
     from kukri.runtime.cpu.simd.panels import GATHER_ROWS

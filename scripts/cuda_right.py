@@ -92,7 +92,7 @@ def conformance(names: list[str], kv_type: str = "auto") -> None:
 
 def instructions() -> None:
     """Each PTX instruction by itself against NumPy."""
-    path = Path(__file__).resolve().parents[1] / "tests/gpu/instructions.py"
+    path = Path(__file__).resolve().parents[1] / "tests/runtime/cuda/instructions.py"
     spec = importlib.util.spec_from_file_location("instructions", path)
     assert spec
     assert spec.loader

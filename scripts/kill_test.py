@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.tests.cli.hub_server import HubServer
+from kukri.tests.runtime.hub.hub_server import HubServer
 from kukri.tests.tiny_model import write_tiny_model
 
 LLM = (sys.executable, "-m", "kukri.cli.start")

@@ -18,6 +18,10 @@ import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
 
+from .running import endless, environment, llm, llm_inside, tiny
+
+__all__ = ["endless", "environment", "llm", "llm_inside", "tiny"]
+
 # Commands inherit what is ignored, as by `nohup` or by a shell's `&`, and some tests interrupt them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import LLM, Run, failed
-from .hub_server import HubServer
+from ..running import LLM, Run, failed
+from ..runtime.hub.hub_server import HubServer
 
 GGUF = b"GGUF" + bytes(range(256)) * 3000
 REPO = "some-org/Some-Model-GGUF"

@@ -65,7 +65,7 @@ def gguf_seeds(folder: Path, few: bool = False) -> list[Seed]:
     tiny = write_tiny_model(folder / "tiny.gguf", context=64).read_bytes()
     spm = _as_sentencepiece(tiny)
     found = {"tiny": tiny, "spm": spm, "quantised": requantised(tiny, list(QUANTISED), Random(0))}
-    from ..runtime.test_gguf_archs import CASES
+    from ..runtime.archs.test_gguf_archs import CASES
 
     paths = {path.name: path for path in _conformance(folder, ("latent",) if few else CONFORMANCE)}
     for name, (arch, extra) in CASES.items():

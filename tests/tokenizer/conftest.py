@@ -14,7 +14,7 @@ import pytest
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 
-DATA = Path(__file__).parent.parent / "data" / "tokenizers"
+DATA = Path(__file__).parents[1] / "data" / "tokenizers"
 
 
 def _unpack(name: str, folder: Path) -> Path:

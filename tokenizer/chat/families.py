@@ -1,7 +1,7 @@
 """The families of chat models that have a built-in template.
 
-Written from the prompt formats that their publishers describe; `tests/tokenizer/test_builtin.py` compares
-what these make of plain conversations with what the published templates make of them.
+Written from the prompt formats that their publishers describe; `test_builtin.py` compares what these make of
+plain conversations with what the published templates make of them.
 """
 
 from __future__ import annotations

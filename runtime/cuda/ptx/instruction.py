@@ -2,8 +2,8 @@
 
 Its decorator says which instruction it becomes and what its operands are: r a 32-bit integer, l a 64-bit one
 or an address, f a float32; outputs first. Its body, where there is one, says the same in Python, and is what
-the tests' simulator runs; instructions that look at other threads have their meaning in
-`tests/gpu/simulator.py`. Of several outputs a tuple is returned. Words of bytes and of halves are 32-bit
+the tests' simulator (`tests/runtime/cuda/simulator.py`) runs, which has the meaning of instructions that look
+at other threads. Of several outputs a tuple is returned. Words of bytes and of halves are 32-bit
 integers, the first one lowest.
 
 Source: Parallel Thread Execution ISA.

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from ..conftest import Run, endless, environment, failed, llm, llm_inside, tiny
-
-__all__ = ["endless", "environment", "llm", "llm_inside", "tiny"]
+from ...running import Run, failed
 
 SECONDS = 10.0  # for a refusal, on a busy machine
 MEGABYTES = 500  # beyond what `llm --help` takes

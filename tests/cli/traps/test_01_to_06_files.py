@@ -10,7 +10,7 @@ import gguf
 import pytest
 
 from ...fuzz.gguf_parts import ARRAY, STRING, Parts, Tensor, Value, take_apart, text
-from ..conftest import Run, failed
+from ...running import Run, failed
 from .conftest import Refused
 
 HUGE = 1 << 60

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ...running import Run, failed
 from ...tiny_model import TEMPLATE, write_tiny_model
-from ..conftest import Run, failed
 from .conftest import Refused, told
 from .models import write_script, write_shaped
 

@@ -14,7 +14,7 @@ import kukri
 from kukri.runtime.engine.sampler import SamplingParams
 
 from ...fuzz.gguf_parts import take_apart
-from ..conftest import Run, failed
+from ...running import Run, failed
 from .conftest import told
 from .models import write_script, write_shaped
 

@@ -11,7 +11,7 @@ import pytest
 from kukri.quant.gguf.reader import GGUFFile
 
 from ...fuzz.gguf_parts import take_apart
-from ..conftest import Run, failed
+from ...running import Run, failed
 from .models import write_shaped
 
 

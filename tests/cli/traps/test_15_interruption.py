@@ -15,8 +15,8 @@ import pytest
 
 from kukri.quant.jit.kernel_cache import cache_folder
 
-from ..conftest import LLM, Run, failed
-from ..hub_server import HubServer
+from ...running import LLM, Run, failed
+from ...runtime.hub.hub_server import HubServer
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 MODEL = b"GGUF" + bytes(range(256)) * 3000

@@ -1,0 +1,153 @@
+"""The level `neon` on machines that are not arm64: the kernels are compiled for it, and read.
+
+A process of its own pretends to be arm64 Linux and compiles (scripts/arm64_assembly.py); nothing of it runs.
+On arm64 itself all other tests of the kernels run at this level.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kukri.runtime.cpu.kernels.matmul.unpack import CODES
+
+SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
+
+# They would take another minute. The formats' unpacking is in EMBEDS too, and their products are those of
+# formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
+# as are attention to floats and to codes.
+LEFT_OUT = [
+    *(
+        f"gemv.MATVECS[{name}]"
+        for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")
+    ),
+    *(f"gemm.TILED_MATMULS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
+    *(f"attention.{table}[{name}]" for table in ("ATTENDS", "ATTEND_ONES") for name in ("F32", "Q8_0")),
+]
+
+MATHS = {
+    "erf",
+    "sincos",
+    "sin",
+    "cos",
+    "exp",
+    "expf",
+    "log",
+    "log1p",
+}  # of libm, or loops that LLVM knows as functions
+SINGLE_NUMBERS = {  # kernels that compute a few functions of single numbers
+    "pointwise.angles",
+    "pointwise.gelu_gate",
+    "pointwise.grow",
+    "scores.divergences",
+    "scores.log_sums",
+    "recurrent.causal_conv",
+    "recurrent.delta_rule",
+    "recurrent.state_scan",
+}
+MEMORY = {"memset", "memcpy", "memmove"}
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The arm64 assembly of each kernel by its name, but for LEFT_OUT."""
+    command = [sys.executable, SCRIPT, "--json"]
+    for name in LEFT_OUT:
+        command += ["--leave-out", name]
+    environment = {**os.environ, "KUKRI_HOME": str(tmp_path_factory.mktemp("home"))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr  # where LLVM cannot do something it says so and ends the process
+    texts = json.loads(done.stdout)
+    assert all(re.search(r"^\tret$", text, re.MULTILINE) for text in texts.values())
+    return texts
+
+
+def lines(text: str, mnemonic: str) -> list[str]:
+    """The instructions of a kind with their operands."""
+    return re.findall(rf"^\t({mnemonic}\b.*)", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern"),
+    [
+        ("dot", r"sdot\tv\d+\.4s, v\d+\.16b, v\d+\.(16b|4b\[\d\])"),
+        ("lookup16", r"tbl\tv\d+\.16b, { v\d+\.16b }, v\d+\.16b"),
+        ("fma", r"fmla\tv\d+\.4s, v\d+\.4s, v\d+\.4s"),
+        ("round_even", r"frint[xn]\tv\d+\.4s, v\d+\.4s"),
+        ("absolute", r"fabs\tv\d+\.4s, v\d+\.4s"),
+        ("to_f32", r"scvtf\tv\d+\.4s, v\d+\.4s"),
+        ("to_i32", r"fcvtzs\tv\d+\.4s, v\d+\.4s"),
+        ("loadv_f16", r"fcvtl\tv\d+\.4s, v\d+\.4h"),
+        ("loadv_bf16", r"shll\tv\d+\.4s, v\d+\.4h, #16"),
+        ("loadv_u16", r"ushll\tv\d+\.4s, v\d+\.4h, #0"),
+        ("loadv_u8", r"ushll\tv\d+\.8h, v\d+\.8b, #0"),
+        ("store_f16", r"fcvt\th\d+, s\d+"),
+        ("splat_f32", r"(ld1r\t{ v\d+\.4s }|dup\tv\d+\.4s)"),
+        ("prefetch", r"prfm\tpldl1keep, \[x\d+\]"),
+        ("pause", r"(yield|hint\t#0?1)"),
+        ("atomic_load", r"ldap?r\tx\d+, \[x\d+\]"),
+    ],
+)
+def test_each_instruction_is_one_of_the_cpu(assembly, name, pattern):
+    text = assembly[f"simd.{name}"]
+    assert re.search(rf"^\t{pattern}", text, re.MULTILINE), text
+
+
+def test_nothing_else_is_left_out(assembly):
+    """Every block format has its kernels here: products of many rows, of one row, and the embedding."""
+    for table in ("gemm.TILED_MATMULS", "gemv.MATVECS", "embed.EMBEDS"):
+        assert {f"{table}[{name}]" for name in CODES} - set(LEFT_OUT) <= set(assembly)
+
+
+def test_products_of_8_bit_codes_are_sdot(assembly):
+    products = {n: t for n, t in assembly.items() if re.search(rf"MAT(MUL|VEC)S\[({'|'.join(CODES)})\]", n)}
+    assert len(products) >= 2 * len(CODES) - len(LEFT_OUT)
+    for name, text in products.items():
+        # One for four columns: a group of 32 takes 8 for a panel and row of activations.
+        assert len(lines(text, "sdot")) >= 8, name
+        assert lines(text, "fmla"), name
+        assert not re.search(r"^\tsmull2?\tv", text, re.MULTILINE), (
+            name
+        )  # what LLVM makes of 8-bit products without sdot
+
+
+def test_scales_and_codes_are_unpacked_by_vectors(assembly):
+    unpacking = [n for n in assembly if re.search(rf"(MATMULS|MATVECS|EMBEDS)\[({'|'.join(CODES)})\]", n)]
+    for name in unpacking:
+        kind = name.split("[")[1].rstrip("]")
+        if kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):
+            assert lines(assembly[name], "tbl"), name
+        if kind != "MXFP4":  # whose scales are bare exponents
+            assert lines(assembly[name], "fcvtl"), name
+
+
+def test_fp16_is_converted_by_the_cpu(assembly):
+    """Weights, and entries of the cache, whose writing is a conversion of one number or of vectors."""
+    halves = {n: t for n, t in assembly.items() if n.endswith("[F16]")}
+    assert {n.split(".")[0] for n in halves} >= {"attention", "embed", "gemv", "matmul"}
+    for name, text in halves.items():
+        assert re.search(r"^\tfcvt(l|n|\th\d+, s\d+|\ts\d+, h\d+)", text, re.MULTILINE), name
+
+
+def test_attention_multiplies_by_vectors(assembly):
+    kernels = {n: t for n, t in assembly.items() if "ATTEND" in n}
+    assert len(kernels) >= 4
+    for name, text in kernels.items():
+        assert len(re.findall(r"^\tfmla\tv\d+\.4s", text, re.MULTILINE)) >= 16, name
+
+
+def test_no_kernel_calls_what_the_cpu_should_do(assembly):
+    """Such as __extendhfsf2 for fp16, __aarch64_ldadd8 for atomics, or Python's functions for errors."""
+    for name, text in assembly.items():
+        own = set(re.findall(r"^([\w.$]+):", text, re.MULTILINE))
+        called = set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own
+        allowed = MEMORY | (MATHS if name in SINGLE_NUMBERS else set())
+        assert called <= allowed, name
+        if lines(text, "blr"):
+            assert name in ("team.lead", "team.follow"), name  # the team, which calls kernels

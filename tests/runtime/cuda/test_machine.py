@@ -1,0 +1,126 @@
+"""The whole machine on the simulator, and what is said where there is no card."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kukri.runtime.cuda import machine as machine_module
+from kukri.runtime.cuda.driver.device import Device
+from kukri.runtime.cuda.driver.errors import CudaUnavailable
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.engine.top_k import best_of
+from kukri.runtime.model.cuda_device import open_card
+from kukri.runtime.reference.machine import ReferenceMachine
+
+from .stand_in import StandInDevice, StandInKernels
+
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_models.py"
+
+
+@cache
+def models():
+    spec = importlib.util.spec_from_file_location("cuda_models", SCRIPT)
+    assert spec
+    assert spec.loader
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    found.SHAPES["tiny"] = (64, 1, 2, 1, 32, 64, 64, True)
+    found.SHAPES["two"] = (64, 2, 2, 1, 32, 64, 64, True)
+    return found
+
+
+@pytest.fixture(scope="module")
+def program():
+    return models().random_model("tiny", "Q8_0")
+
+
+def card() -> bool:
+    try:
+        Device().close()
+    except CudaUnavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("warpgroups", "many"), [(True, "warpgroup_matmul"), (False, "tiled_matmul")])
+def test_steps(program, feed, warpgroups, many):
+    """A prompt in two steps, of few rows and of many, then a token; twice, the same."""
+    ids = np.arange(21, dtype=np.int32) * 5 % 64
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    device.warpgroups = warpgroups
+    machine = CudaMachine(program, 1, max_rows=17, device=device, kernels=StandInKernels(device))
+    got = feed(machine, PageTable(1), ids, (17, 3, 1))
+    p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
+    assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    assert {many, "matmul_few", "attend_group"} <= set(device.launched)
+    np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_the_best_tokens_come_back(program, monkeypatch, mapped):
+    """Through memory that the card reads and writes itself, and copied."""
+    monkeypatch.setattr(machine_module, "MAPPED", mapped)
+    monkeypatch.setattr(machine_module, "MAPPED_LOGITS", mapped << 20)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    rows = np.arange(4, dtype=np.int32)
+    for k in (1, 3):
+        table = PageTable(1)
+        table.extend(0, 4)
+        logits = machine.step(Batch(rows, rows * 0, rows, rows[2:]), table)
+        expected = best_of(logits[:, :50].copy(), k)
+        got = machine.choose(Batch(rows, rows * 0, rows, rows[2:]), table, k, 50)
+        for a, b in zip(got, expected, strict=True):
+            np.testing.assert_array_equal(a.ids, b.ids)
+            np.testing.assert_array_equal(a.logits, b.logits)
+    assert ("copy_words" in device.launched) == mapped
+
+
+def test_the_last_layers_of_a_program(feed):
+    """What the front part hands over is uploaded, for one row and for several."""
+    program = models().random_model("two", "Q8_0")
+    ids = np.arange(5, dtype=np.int32)
+    front, back = split(program, 1)
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    card = CudaMachine(back, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    got = feed(SplitMachine(ReferenceMachine(front, 1), card), PageTable(1), ids, (4, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_a_batch_that_does_not_fit(program):
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=4, device=device, kernels=StandInKernels(device))
+    rows = np.arange(5, dtype=np.int32)
+    table = PageTable(1)
+    table.extend(0, 5)
+    with pytest.raises(ValueError, match="up to 4 rows"):
+        machine.step(Batch(rows, rows * 0, rows, rows[:1]), table)
+    machine.close()
+
+
+@pytest.mark.skipif(card(), reason="there is a card")
+def test_without_a_card(program):
+    assert open_card("auto", program, "auto", pytest.fail) is None
+    assert open_card("cpu", program, "auto", pytest.fail) is None
+    with pytest.raises(CudaUnavailable, match="--device cpu"):
+        open_card("cuda", program, "auto", pytest.fail)
+
+
+@pytest.mark.skipif(not card(), reason="there is no card")
+def test_on_the_card(program, feed):
+    ids = np.arange(40, dtype=np.int32) % 64
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    machine = CudaMachine(program, 1)
+    got = feed(machine, PageTable(1), ids, (20, 3, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    machine.close()
