@@ -35,15 +35,15 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
-from cuda_host import host
-from cuda_latent import latent
-from cuda_launches import launches as between_ops
-from cuda_mixtures import MIXTURES, random_mixture
-from cuda_models import random_model, write_model
-from cuda_recurrent import recurrent
-from cuda_right import conformance, instructions
-from cuda_tiles import sweep, wide
-from cuda_timing import copy_bandwidth, product_bytes, seconds
+from cuda_bench.host import host
+from cuda_bench.latent import latent
+from cuda_bench.launches import launches as between_ops
+from cuda_bench.mixtures import MIXTURES, random_mixture
+from cuda_bench.models import random_model, write_model
+from cuda_bench.recurrent import recurrent
+from cuda_bench.right import conformance, instructions
+from cuda_bench.tiles import sweep, wide
+from cuda_bench.timing import copy_bandwidth, product_bytes, seconds
 
 from kukri.cli.bench.measure import bytes_per_token
 from kukri.cli.bench.plan import Test

@@ -21,7 +21,7 @@ from kukri.runtime.reference.machine import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_models.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_bench/models.py"
 
 
 @cache

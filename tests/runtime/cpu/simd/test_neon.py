@@ -23,10 +23,7 @@ SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
 # formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
 # as are attention to floats and to codes.
 LEFT_OUT = [
-    *(
-        f"gemv.MATVECS[{name}]"
-        for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")
-    ),
+    *(f"gemv.MATVECS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")),
     *(f"gemm.TILED_MATMULS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
     *(f"attention.{table}[{name}]" for table in ("ATTENDS", "ATTEND_ONES") for name in ("F32", "Q8_0")),
 ]

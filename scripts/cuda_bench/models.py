@@ -20,7 +20,7 @@ from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights
 
 DATA = Path(
-    os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[1] / "tests/data/conformance"
+    os.environ.get("KUKRI_FIXTURES") or Path(__file__).resolve().parents[2] / "tests/data/conformance"
 )
 # hidden, layers, heads, kv_heads, head_dim, ffn, vocab, tied
 SHAPES = {

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import cast
 
 import numpy as np
-from cuda_models import random_model
+from cuda_bench.models import random_model
 
 from kukri.runtime.config.from_files import ModelConfig
 from kukri.runtime.cuda import machine as machine_module

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from cuda_models import SHAPES, random_model
-from cuda_right import feed, mean_kl
-from cuda_timing import product_bytes, seconds
+from cuda_bench.models import SHAPES, random_model
+from cuda_bench.right import feed, mean_kl
+from cuda_bench.timing import product_bytes, seconds
 
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.lowering.tuning import WIDE, Shapes, Tile, Wide

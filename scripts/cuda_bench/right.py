@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from cuda_models import DATA, load_fixture
+from cuda_bench.models import DATA, load_fixture
 
 from kukri.runtime.config.fields import UnsupportedModel
 from kukri.runtime.cuda.driver.device import Device
@@ -92,7 +92,7 @@ def conformance(names: list[str], kv_type: str = "auto") -> None:
 
 def instructions() -> None:
     """Each PTX instruction by itself against NumPy."""
-    path = Path(__file__).resolve().parents[1] / "tests/runtime/cuda/instructions.py"
+    path = Path(__file__).resolve().parents[2] / "tests/runtime/cuda/instructions.py"
     spec = importlib.util.spec_from_file_location("instructions", path)
     assert spec
     assert spec.loader

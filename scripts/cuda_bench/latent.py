@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from cuda_timing import seconds
+from cuda_bench.timing import seconds
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.compile.kernel import Kernels
