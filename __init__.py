@@ -57,7 +57,7 @@ def load(
     - `kukri.runtime.hub.errors.StoreError`: a download that broke off or came false, no room on the disk;
     - `kukri.quant.errors.DamagedFile`, also for what is not supported, and
       `kukri.tokenizer.TokenizerError`;
-    - `kukri.runtime.model.memory.NotEnoughMemory`;
+    - `kukri.runtime.model.memory_check.NotEnoughMemory`;
     - OSError: the operating system does not let a file be read or written;
     - ValueError: arguments out of range.
 

@@ -63,11 +63,13 @@ def pretend_arm64() -> None:
 def kernels() -> dict[str, Any]:
     """Every kernel of the CPU machine by name: gemv.MATVECS[Q4_0]."""
     import kukri.runtime.cpu.kernels as package
-    from kukri.quant.jit.kernel import Kernel
+    from kukri.quant.jit.kernel import CpuKernel
     from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 
     tables = [GATHER_ROWS, *vars(package).values()]
-    found = [k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, Kernel)]
+    found = [
+        k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, CpuKernel)
+    ]
     return {str(kernel): kernel for kernel in found}
 
 

@@ -87,14 +87,14 @@ def feed() -> Callable[..., np.ndarray]:
         whole = int(table.lengths[sequence]) + len(ids)
         logits, fed = [], 0
         while fed < len(ids):
-            n = min(chunks[len(logits) % len(chunks)], len(ids) - fed, machine.max_rows, machine.max_wanted)
+            n = min(chunks[len(logits) % len(chunks)], len(ids) - fed, machine.max_rows, machine.max_logits)
             start = int(table.lengths[sequence])
             table.extend(sequence, n)
             batch = Batch(
                 tokens=np.asarray(ids[fed : fed + n], np.int32),
                 sequences=np.full(n, sequence, np.int32),
                 positions=np.arange(start, start + n, dtype=np.int32),
-                wanted=np.arange(n, dtype=np.int32),
+                logits_indices=np.arange(n, dtype=np.int32),
                 lengths=np.full(n, whole, np.int32) if known else None,
             )
             logits.append(machine.step(batch, table).copy())

@@ -61,7 +61,7 @@ def f():
         "quant.block",
         "runtime.cpu",
         "tokenizer",
-        "tokenizer.bpe.bpe",
+        "tokenizer.bpe",
     }
     assert imported_modules(ROOT / "cli/main.py", "from .. import __version__, quant") == {
         "__version__",

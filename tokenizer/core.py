@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 
-Kernel = Callable[[int, int, int], None]  # see compiled.py
+EncodeKernel = Callable[[int, int, int], None]  # see compiled.py
 
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
@@ -94,12 +94,12 @@ class Tokenizer:
         self._normalize = normalize
         self._parts = parts
         self._known = _Known(self)
-        self._kernels: Callable[[int], Kernel | None] | None = None
+        self._kernels: Callable[[int], EncodeKernel | None] | None = None
         self._n_encoded = 0  # characters
         self._least_together = _LEAST_TOGETHER
         self._compiled: CompiledEncoder | None = None
 
-    def accelerate(self, kernels: Callable[[int], Kernel | None]) -> None:
+    def accelerate(self, kernels: Callable[[int], EncodeKernel | None]) -> None:
         """Encode more than a little text by machine code: what `kernels` returns, the kernel of `kernels.py`.
 
         It is told how many characters were encoded so far, and asked again while it returns None.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ...runtime.engine.cache import Batch
-from ...runtime.model.memory import KV_BYTES
+from ...runtime.model.memory_check import KV_BYTES
 from ...runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
 from .plan import Test
 
@@ -101,7 +101,7 @@ def _prefill(machine: Machine, table: PageTable, ids: Any) -> None:
         _step(machine, table, chunk, [len(chunk) - 1] if last else [])
 
 
-def _step(machine: Machine, table: PageTable, ids: Any, wanted: list[int]) -> None:
+def _step(machine: Machine, table: PageTable, ids: Any, logits_indices: list[int]) -> None:
     n = len(ids)
     first = int(table.lengths[0])
     table.extend(0, n)
@@ -110,7 +110,7 @@ def _step(machine: Machine, table: PageTable, ids: Any, wanted: list[int]) -> No
             tokens=ids,
             sequences=np.zeros(n, np.int32),
             positions=np.arange(first, first + n, dtype=np.int32),
-            wanted=np.array(wanted, np.int32),
+            logits_indices=np.array(logits_indices, np.int32),
         ),
         table,
     )

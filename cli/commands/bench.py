@@ -182,7 +182,7 @@ def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
 
         return CopyBandwidth(used.card)
     from ...runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
-    from ...runtime.model.memory import available_memory
+    from ...runtime.model.memory_check import available_memory
 
     available = available_memory()
     return ReadBandwidth(used.threads, min(buffer_bytes(), (available or buffer_bytes()) // 4))

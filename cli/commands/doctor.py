@@ -93,7 +93,7 @@ def _simd() -> str:
 
 
 def _memory() -> str:
-    from ...runtime.model.memory import available_memory
+    from ...runtime.model.memory_check import available_memory
 
     available = available_memory()
     return "not known" if available is None else f"{terminal.human_bytes(available)} available"

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...runtime.hub import resolve as store
 from ...runtime.hub.errors import StoreError
-from ...runtime.model.memory import OVERHEAD, NotEnoughMemory, available_memory
+from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..console.description import Description, describe
 from ..console.options import load_quietly
 from ..console.terminal import human_bytes, note

@@ -19,8 +19,8 @@ from ..errors import DamagedFile
 from ..formats import FORMATS
 from ..gguf.metadata import shown
 from ..mapped_file import MappedFile
+from .lazy_rows import sources
 from .raw import DTYPES, FLOATS, RawTensor
-from .rows import sources
 from .settings import find_settings
 
 CONFIG = "config.json"

@@ -2,7 +2,7 @@
 
 Numba is imported when something must be compiled, not before. Its own cache is not used: it notices only
 edits of the file that holds the entry point, not of the helpers it calls in others, and needs all of Numba to
-read anything. Who runs kernels names them (`kernel.Kernel`) and need not import the modules that define them.
+read anything. Whoever runs kernels names them (`kernel.CpuKernel`) and need not import their modules.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ _COMPILING = threading.RLock()
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CpuKernel:
     """The entry point `name` of a module; or, if that is a table of them, the one called `item`."""
 
     module: str

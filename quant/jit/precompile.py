@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .kernel import Kernel
+from .kernel import CpuKernel
 from .kernel_cache import KernelCache, kernel_cache
 
 LEAST_MISSING = 4  # kernels to compile for each process: a new one needs the time of one to get going
@@ -25,7 +25,7 @@ help_out(sys.argv[2:])
 
 
 def compile_kernels(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[CpuKernel],
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
 ) -> int:
@@ -65,7 +65,7 @@ class _Helpers:
     def __init__(self) -> None:
         self._running: list[subprocess.Popen] = []
 
-    def start(self, cache: KernelCache, kernels: Sequence[Kernel]) -> None:
+    def start(self, cache: KernelCache, kernels: Sequence[CpuKernel]) -> None:
         """Start one more, if this is a Python that can."""
         program = Path(sys.executable or "")
         if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
@@ -107,7 +107,7 @@ def help_out(arguments: Sequence[str]) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     cache = KernelCache(Path(arguments[0]))
     for name in arguments[1:]:
-        kernel = Kernel(*name.split(":"))
+        kernel = CpuKernel(*name.split(":"))
         if not cache.has(kernel.key):
             kernel.compile(cache)
 

@@ -376,7 +376,7 @@ def pause(builder: Any) -> None:
 
 @instruction(types.none, types.int64, types.int64, types.int64, types.int64)
 def call_kernel(builder: Any, address: Any, arguments: Any, step: Any, thread: Any) -> None:
-    """Call the kernel (see `jit.Kernel`) whose machine code is at `address`."""
+    """Call the kernel (see `jit.CpuKernel`) whose machine code is at `address`."""
     fnty = ir.FunctionType(ir.VoidType(), [I64, I64, I64])
     builder.call(builder.inttoptr(address, fnty.as_pointer()), [arguments, step, thread])
 

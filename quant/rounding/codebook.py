@@ -18,7 +18,7 @@ import numpy as np
 
 from ..block import BlockFormat
 from ..formats.packing import Scales
-from ..jit.kernel import Kernel
+from ..jit.kernel import CpuKernel
 from .search import Search, halfways
 
 # What the compiled parts are told.
@@ -52,8 +52,8 @@ NEAREST = np.dtype([(name, np.int64) for name in _NEAREST_FIELDS])
 _MOST_LANES = 16
 
 
-def _kernels(table: str, *names: str) -> dict[str, Kernel]:
-    return {name: Kernel(f"{__package__}.search_kernels", table, name) for name in names}
+def _kernels(table: str, *names: str) -> dict[str, CpuKernel]:
+    return {name: CpuKernel(f"{__package__}.search_kernels", table, name) for name in names}
 
 
 FITS = _kernels("FITS", "uniform", "table", "affine", "powers")

@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..jit.kernel import Kernel
+from ..jit.kernel import CpuKernel
 from .codebook import Grid, fit
 from .hessian import Factor
 
@@ -47,7 +47,7 @@ _FIELDS = (
     "codes",
 )
 COMPENSATE = np.dtype([(name, np.int64) for name in (*_FIELDS, "rows", "columns")])
-COMPENSATE_ROWS = Kernel(f"{__package__}.gptq_kernels", "compensate_rows")
+COMPENSATE_ROWS = CpuKernel(f"{__package__}.gptq_kernels", "compensate_rows")
 
 
 def encode_compensated(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..jit.kernel import Kernel
+from ..jit.kernel import CpuKernel
 
 F32_SOURCE, F16_SOURCE, BF16_SOURCE = range(3)  # values of `source_type`
 SOURCE_TYPES = {"F32": F32_SOURCE, "F16": F16_SOURCE, "BF16": BF16_SOURCE}
@@ -27,7 +27,7 @@ PLAIN = np.dtype([(name, np.int64) for name in _FIELDS])
 SCRATCH_BYTES = 32 * 4 + 32
 
 PLAIN_KERNELS = {
-    name: Kernel(f"{__package__}.plain_kernels", "ENCODE_PLAIN", name)
+    name: CpuKernel(f"{__package__}.plain_kernels", "ENCODE_PLAIN", name)
     for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 }
 

@@ -55,12 +55,12 @@ class CalibrationMachine(ReferenceMachine):
         self._kept = weights
 
     def begin(
-        self, tokens: np.ndarray, live: Mapping[str, np.ndarray], wanted: np.ndarray | None = None
+        self, tokens: np.ndarray, live: Mapping[str, np.ndarray], logits_indices: np.ndarray | None = None
     ) -> None:
-        """Make ready for a window, int32 [context], with buffers `live`; logits are of `wanted` rows."""
+        """Make ready for a window, int32 [context], with buffers `live`; logits_indices None: all rows."""
         rows = np.arange(len(tokens), dtype=np.int32)
-        wanted = rows if wanted is None else wanted
-        self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, wanted)
+        logits_indices = rows if logits_indices is None else logits_indices
+        self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, logits_indices)
         self.buffers = dict(live)
         self.states.begin(self._batch)
 

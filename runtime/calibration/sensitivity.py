@@ -43,7 +43,7 @@ class RoundingMachine(CalibrationMachine):
 
     def read(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> None:
         """Run `part` over a window whose buffers are `live`; logits are those of its second half."""
-        self.begin(tokens, live, wanted=np.arange(len(tokens) // 2, len(tokens), dtype=np.int32))
+        self.begin(tokens, live, logits_indices=np.arange(len(tokens) // 2, len(tokens), dtype=np.int32))
         for op in part:
             self._run(op)
         self.states.end(self._batch)

@@ -14,7 +14,7 @@ import numpy as np
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile
 from ..archs import Arch
-from ..ops import Activation, Add, Buffer, CorrectStreams, MatchMagnitude, MatMul, Op, PredictStreams
+from ..ops import Activation, Add, AltUpCorrect, AltUpPredict, Buffer, MatchMagnitude, MatMul, Op
 from .fields import Fields
 
 _FLOOR = 1e-5**0.5  # of a stream's magnitude, where it is brought to another's
@@ -101,7 +101,7 @@ class Streams:
         return [
             *self._route(i, self.streams[a.active]),
             self.linear(i, "altup_predict_coef", self.seen, self.coefficients),
-            PredictStreams(self.streams, self.coefficients, a.active, self.x),
+            AltUpPredict(self.streams, self.coefficients, a.active, self.x),
         ]
 
     def correct(self, i: int, weight: np.ndarray) -> list[Op]:
@@ -111,7 +111,7 @@ class Streams:
         return [
             *self._route(i, self.x),
             self.linear(i, "altup_correct_coef", self.seen, self.correction),
-            CorrectStreams(self.streams, self.correction, a.active, self.x, weight),
+            AltUpCorrect(self.streams, self.correction, a.active, self.x, weight),
         ]
 
     def _route(self, i: int, x: Buffer) -> list[Op]:

@@ -16,12 +16,12 @@ from ...quant.block import QTensor
 from ...quant.errors import DamagedFile
 from ..archs import ARCHS, Arch
 from .altup import altup_from_gguf, altup_from_hf
-from .experts import EXPERT_COUNTS, Experts, experts_from_gguf, experts_from_hf
 from .fields import Fields, UnsupportedModel, show
 from .latent import latent_from_gguf, latent_from_hf, score_growth_from_gguf, score_growth_from_hf
 from .layer_sizes import ffns_from_hf, full_sizes_from_hf, usual_width, varied_from_gguf, varied_from_hf
 from .layers import Layer, layers_from_gguf, layers_from_hf
 from .model_config import ModelConfig
+from .moe import EXPERT_COUNTS, Experts, experts_from_gguf, experts_from_hf
 from .names import BARE, Names
 from .per_layer import per_layer_from_gguf, per_layer_from_hf
 from .recurrence import by_tensors, recurrence_from_gguf, recurrence_from_hf, scales_from_hf

@@ -11,9 +11,9 @@ import numpy as np
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile
 from ..archs import Arch
-from .experts import Experts
 from .fields import Fields, UnsupportedModel
 from .layers import Layer, ffn_width
+from .moe import Experts
 from .names import Names
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..archs import Arch
-from .experts import Experts
 from .fields import Fields, UnsupportedModel, show
+from .moe import Experts
 from .rope import Rope
 
 LAYER_TYPES = {  # spellings of config.json → whether the layer has the sliding window

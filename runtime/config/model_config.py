@@ -7,9 +7,9 @@ from typing import Literal
 
 from ...quant.errors import DamagedFile
 from .altup import AltUp
-from .experts import Experts
 from .latent import Latent
 from .layers import Layer
+from .moe import Experts
 from .per_layer import PerLayer
 from .recurrence import Recurrence, Scales
 

@@ -112,7 +112,7 @@ class Rope:
     attention_factor: float = 1.0
 
     @property
-    def same_up_to(self) -> int:
+    def original_context(self) -> int:
         """The length of a sequence, in tokens, beyond which its frequencies are others; 0: they never are."""
         return self.scaling.original_context if isinstance(self.scaling, DynamicNTK | LongRope) else 0
 

@@ -10,7 +10,7 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.state import SequenceStates
-from ..engine.top_k import Best, best_of
+from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, KEYS
 from .lowering.layout import Layout, matrices_of
@@ -18,7 +18,7 @@ from .lowering.lower import Lowering
 from .processors import default_threads
 from .team import Team
 
-LOGITS_BYTES = 64 << 20  # of logits that a step may give; touched only when so many are wanted
+LOGITS_BYTES = 64 << 20  # of logits that a step may give; touched only when so many are asked for
 
 
 class CpuMachine:
@@ -49,7 +49,7 @@ class CpuMachine:
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
-        self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
+        self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.n_threads = threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
@@ -58,7 +58,7 @@ class CpuMachine:
             page_size,
             self.n_threads,
             self.max_rows,
-            self.max_wanted,
+            self.max_logits,
             self.kv_type.upper(),
             tuple(self.states.arrays),
         )
@@ -69,7 +69,7 @@ class CpuMachine:
         self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
+        """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
         The rows' positions must have room in `table` already; ValueError if they, the tokens or the
         number of rows are out of range.
@@ -82,7 +82,7 @@ class CpuMachine:
             self._n_pages,
             self.program.n_tokens,
             self.max_rows,
-            self.max_wanted,
+            self.max_logits,
             self.program.n_positions,
         )
         if self._team.closed:
@@ -90,9 +90,9 @@ class CpuMachine:
         if n == 0:
             return self._logits[:0]
         self.states.begin(batch)
-        tokens, sequences, positions, wanted = (
+        tokens, sequences, positions, logits_indices = (
             np.ascontiguousarray(a, np.int32)
-            for a in (batch.tokens, batch.sequences, batch.positions, batch.wanted)
+            for a in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
         )
         for embed, target in self._lowered.lookups:
             # Looked up in the file: a handful of rows, not worth a second layout.
@@ -105,31 +105,31 @@ class CpuMachine:
         instructions = self._lowered.one if n == 1 else self._lowered.many
         step = self._step
         step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
-        step["n_rows"], step["n_wanted"] = n, len(wanted)
+        step["n_rows"], step["n_logits"] = n, len(logits_indices)
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
-        step["positions"], step["wanted"] = positions.ctypes.data, wanted.ctypes.data
+        step["positions"], step["logits_indices"] = positions.ctypes.data, logits_indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
         self._team.run(step)
         self.states.end(batch)
-        return self._logits[: len(wanted)]
+        return self._logits[: len(logits_indices)]
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
-        return best_of(self.step(batch, table)[:, :n_tokens], k)
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
+        return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
-    def handed(self, n_rows: int) -> list[np.ndarray]:
-        """What a step of so many rows left in the `handed` buffers, float32 [rows, width] each, until the
-        next step.
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """What a step of so many rows left in the `boundary_out` buffers, float32 [rows, width] each, until
+        the next step.
         """
-        regions = self._lowered.handed[n_rows == 1]
+        regions = self._lowered.boundary_out[n_rows == 1]
         return [
             region.floats(n_rows)[:, : b.width]
-            for b, region in zip(self.program.handed, regions, strict=True)
+            for b, region in zip(self.program.boundary_out, regions, strict=True)
         ]
 
-    def give(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the `given` buffers for the next step, float32 [rows, width] each."""
-        for b, rows in zip(self.program.given, values, strict=True):
+    def write_boundary(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the `boundary_in` buffers for the next step, float32 [rows, width] each."""
+        for b, rows in zip(self.program.boundary_in, values, strict=True):
             self._lowered.memory.floats(b.name)[: len(rows), : b.width] = rows
 
     def close(self) -> None:

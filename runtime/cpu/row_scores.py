@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...quant.jit.kernel import Kernel
+from ...quant.jit.kernel import CpuKernel
 from .abi.records import ROW_SCORES
 from .kernels import DIVERGENCES, LOG_SUMS
 from .processors import default_threads
@@ -61,7 +61,7 @@ class RowScorer:
         self._run(DIVERGENCES, _of("logits", base) | _of("other", logits) | arrays)
         return out
 
-    def _run(self, kernel: Kernel, arrays: dict[str, np.ndarray]) -> None:
+    def _run(self, kernel: CpuKernel, arrays: dict[str, np.ndarray]) -> None:
         """Share the rows out to the threads."""
         n_rows, width = arrays["logits"].shape
         parts = min(self.n_threads, n_rows)

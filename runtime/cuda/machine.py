@@ -10,12 +10,12 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
-from ..engine.top_k import MOST_BEST, Best, best_of
+from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
 from .compile.kernel import Kernels
+from .driver.allocator import Memory, Region
 from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .driver.mapped import copy_words
-from .driver.memory import Memory, Region
 from .lowering.base import FEW, Layout
 from .lowering.fusing import fused
 from .lowering.program import Lowering
@@ -62,7 +62,7 @@ class CudaMachine:
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = max_rows
-        self.max_wanted = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
+        self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.kv_type = cache_type(program, kv_type)
         self.device = device or Device()
         try:
@@ -85,7 +85,7 @@ class CudaMachine:
             self._n_pages,
             self.page_size,
             self.max_rows,
-            self.max_wanted,
+            self.max_logits,
             max_sequences,
             CACHE_BITS[cache_type(self.program, kv_type)],
         )
@@ -100,13 +100,13 @@ class CudaMachine:
         self.memory = memory
         kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
         self.states = CardStates(self.program.state_layers, max_sequences, self.device, kept)
-        self._logits = self.device.pinned(4 * self.max_wanted * self.program.logits.width).view(np.float32)
-        self._logits = self._logits.reshape(self.max_wanted, -1)
-        self._given = [
+        self._logits = self.device.pinned(4 * self.max_logits * self.program.logits.width).view(np.float32)
+        self._logits = self._logits.reshape(self.max_logits, -1)
+        self._boundary_in = [
             self.device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
-            for b in self.program.given
+            for b in self.program.boundary_in
         ]
-        self._best = self.device.pinned(8 * MOST_ROWS * MOST_BEST).view(np.int32).reshape(MOST_ROWS, -1)
+        self._best = self.device.pinned(8 * MOST_ROWS * MAX_TOP_K).view(np.int32).reshape(MOST_ROWS, -1)
         self._best_of = BestOf(memory, kernels, self.device.capability)
         if MAPPED:
             self._found = Region(self._best.ctypes.data, self._best.strides[0])
@@ -118,7 +118,7 @@ class CudaMachine:
         many = min(self.max_rows, 2 * FEW)
         kernels.compile_all(
             lambda: [
-                *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_wanted),
+                *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_logits),
                 *(self.lowering.launches(n, 1, False, True) for n in {many, self.max_rows}),
                 self._inputs.fetch(),
                 *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
@@ -127,38 +127,38 @@ class CudaMachine:
         self.plan(1, 1)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
+        """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
         The rows' positions must have room in `table` already; ValueError if they, the tokens or the
         number of rows are out of range.
         """
         self._step_with(batch, table, None)
-        return self._logits[: len(batch.wanted)]
+        return self._logits[: len(batch.logits_indices)]
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer; valid
-        until the next step.
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`, valid until
+        the next step.
 
-        Only these come back from the card, up to MOST_BEST of up to MOST_ROWS rows.
+        Only these come back from the card, up to MAX_TOP_K of up to MOST_ROWS rows.
         """
         n_tokens = min(n_tokens, self.program.logits.width)
-        if k > MOST_BEST or len(batch.wanted) > MOST_ROWS:
-            return best_of(self.step(batch, table)[:, :n_tokens], k)
+        if k > MAX_TOP_K or len(batch.logits_indices) > MOST_ROWS:
+            return top_k_of(self.step(batch, table)[:, :n_tokens], k)
         run = run_for(k)
         self._step_with(batch, table, (run, n_tokens))
-        return decode(self._best[: len(batch.wanted)], run, k, n_tokens)
+        return decode(self._best[: len(batch.logits_indices)], run, k, n_tokens)
 
-    def give(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the program's `given` for the next step, float32 [rows, width] each."""
-        for rows, given in zip(values, self._given, strict=True):
-            given[: len(rows)] = rows
+    def write_boundary(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the program's `boundary_in` for the next step, float32 [rows, width] each."""
+        for rows, boundary_in in zip(values, self._boundary_in, strict=True):
+            boundary_in[: len(rows)] = rows
 
     def _step_with(self, batch: Batch, table: PageTable, choice: Choice | None) -> None:
-        n, m = len(batch.tokens), len(batch.wanted)
+        n, m = len(batch.tokens), len(batch.logits_indices)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
-        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_wanted, n_positions)
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         if self._closed:
             raise RuntimeError("the machine is closed")
         if n == 0:
@@ -168,8 +168,8 @@ class CudaMachine:
         self.device.use()
         self.states.begin(batch)
         self._inputs.write(batch, table)
-        all_wanted = m == n and (n == 1 or bool((batch.wanted == np.arange(n)).all()))
-        self._run((n, m, all_wanted, _one_prompt(batch)), choice if m else None, batch)
+        all_logits = m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
+        self._run((n, m, all_logits, _one_prompt(batch)), choice if m else None, batch)
         self.device.wait()
         self.states.end(batch)
 
@@ -204,9 +204,9 @@ class CudaMachine:
     def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
         return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice, self._found)
 
-    def plan(self, n: int, m: int, all_wanted: bool = True, one_prompt: bool = False) -> list[Launch]:
-        """The launches of a step of n rows, m of them wanted: see `Lowering.launches`."""
-        key = n, m, all_wanted, one_prompt
+    def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
+        """The launches of a step of n rows, m of them with logits: see `Lowering.launches`."""
+        key = n, m, all_logits, one_prompt
         if key not in self._plans:
             while len(self._plans) >= 2 * GRAPHS:
                 self._plans.pop(next(iter(self._plans)))
@@ -216,7 +216,7 @@ class CudaMachine:
 
     def _enqueue(self, launches: list[Launch], n: int, m: int, best: BestPlan | None) -> None:
         self._inputs.send()
-        for b, rows in zip(self.program.given, self._given, strict=True):
+        for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
             _copy_rows(self.device.upload, self.lowering.region(b), rows[:n])
         for launch in [*launches, *(best.launches if best else ())]:
             self.device.launch(launch)
@@ -245,7 +245,7 @@ class CudaMachine:
             self._graphs.clear()
             del self._inputs  # pinned memory, as the others
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._given, self._best = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._best = [], np.empty((0, 0), np.int32)
             self.device.close()
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from ..engine.state import SequenceStates
 from ..ops.recurrent import StateLayer
+from .driver.allocator import Region
 from .driver.device import Device
-from .driver.memory import Region
 
 
 class CardStates(SequenceStates):

@@ -6,10 +6,10 @@ import numpy as np
 
 from ..engine.cache import Batch, PageTable
 from .compile.kernel import Kernels
+from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Launch
 from .driver.mapped import copy_words
-from .driver.memory import Memory
 from .lowering.base import Inputs, Layout
 
 
@@ -26,7 +26,7 @@ class StepInputs:
             "tokens": layout.max_rows,
             "sequences": layout.max_rows,
             "positions": layout.max_rows,
-            "wanted": layout.max_wanted,
+            "logits_indices": layout.max_logits,
             "table": layout.max_sequences * layout.n_pages,
         }
         self._device, self._kernels, self._mapped = device, kernels, mapped
@@ -48,7 +48,7 @@ class StepInputs:
         fields["tokens"][:n] = batch.tokens
         fields["sequences"][:n] = batch.sequences
         fields["positions"][:n] = batch.positions
-        fields["wanted"][: len(batch.wanted)] = batch.wanted
+        fields["logits_indices"][: len(batch.logits_indices)] = batch.logits_indices
         sequences, pages = table.blocks.shape
         self._table[:sequences, :pages] = table.blocks
 

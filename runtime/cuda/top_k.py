@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..engine.top_k import MOST_BEST, Best
+from ..engine.top_k import MAX_TOP_K, TopK
 from .compile.kernel import Kernels, kernel, pack_arguments
+from .driver.allocator import Memory, Region
 from .driver.launch import Launch
-from .driver.memory import Memory, Region
 
 MOST_ROWS = 8  # whose best tokens are found on the card
-RUNS = (1, 64, MOST_BEST)  # numbers of tokens that there are kernels for
+RUNS = (1, 64, MAX_TOP_K)  # numbers of tokens that there are kernels for
 BLOCKS = 64  # that share a row at most
 WARPS = 8  # of each of these
-LAST_WARPS = {1: 2, 64: 32, MOST_BEST: 32}  # of the block that brings their results together
+LAST_WARPS = {1: 2, 64: 32, MAX_TOP_K: 32}  # of the block that brings their results together
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def run_for(k: int) -> int:
     return RUNS[bisect_left(RUNS, k)]
 
 
-def decode(found: np.ndarray, run: int, k: int, n_tokens: int) -> list[Best]:
+def decode(found: np.ndarray, run: int, k: int, n_tokens: int) -> list[TopK]:
     """What a plan found, int32 [rows, 2 run or more]: the `k` best of each row, or all if there are fewer.
 
     They are views of `found`.
     """
     k = min(k, n_tokens)
     ids, logits = found[:, :k], found[:, run : run + k].view(np.float32)
-    return [Best(ids[i], logits[i]) for i in range(len(found))]
+    return [TopK(ids[i], logits[i]) for i in range(len(found))]

@@ -22,7 +22,7 @@ class CacheFull(RuntimeError):
 class Batch:
     """The rows of one step: any mix of prefill chunks and decode tokens of several sequences.
 
-    Rows of one sequence stand in order of position. `wanted` lists, in ascending order, the rows
+    Rows of one sequence stand in order of position. `logits_indices` lists, in ascending order, the rows
     whose logits are asked for (possibly none). `lengths` says how long each row's sequence is going to be
     before anything is generated, where a prompt comes in several steps: some models rotate by it.
     """
@@ -30,7 +30,7 @@ class Batch:
     tokens: np.ndarray  # int32 [n]
     sequences: np.ndarray  # int32 [n], rows of PageTable.blocks
     positions: np.ndarray  # int32 [n]
-    wanted: np.ndarray  # int32 [m]
+    logits_indices: np.ndarray  # int32 [m]
     lengths: np.ndarray | None = (
         None  # int32 [n], above the positions; None: the sequences end with this step
     )
@@ -43,7 +43,7 @@ class Batch:
         return lengths[self.sequences]
 
     def check(
-        self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_wanted: int, n_positions: int = 0
+        self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_logits: int, n_positions: int = 0
     ) -> None:
         """ValueError unless a machine of `n_pages` pages and `vocab` token ids (0: nobody looks at them) can
         run this step, of a model that knows `n_positions` (0: any number).
@@ -55,8 +55,10 @@ class Batch:
             raise ValueError(f"a step takes up to {max_rows} rows, not {n}")
         if self.lengths is not None and len(self.lengths) != n:
             raise ValueError(f"{len(self.lengths)} lengths for {n} rows")
-        if len(self.wanted) > max_wanted:
-            raise ValueError(f"a step gives logits for up to {max_wanted} rows, not {len(self.wanted)}")
+        if len(self.logits_indices) > max_logits:
+            raise ValueError(
+                f"a step gives logits for up to {max_logits} rows, not {len(self.logits_indices)}"
+            )
         if table.n_pages > n_pages:
             raise ValueError(f"the table hands out {table.n_pages} pages, the machine has {n_pages}")
         if not n or (n == 1 and self._fits_alone(table, vocab, n_positions)):
@@ -69,8 +71,8 @@ class Batch:
             raise ValueError(f"a sequence is out of the range of the table's {len(table.lengths)}")
         if self.positions.min() < 0 or (self.positions >= table.lengths[self.sequences]).any():
             raise ValueError("a position is out of the range of its sequence")
-        if len(self.wanted) and not 0 <= self.wanted.min() <= self.wanted.max() < n:
-            raise ValueError("a wanted row is out of range")
+        if len(self.logits_indices) and not 0 <= self.logits_indices.min() <= self.logits_indices.max() < n:
+            raise ValueError("an index of logits is out of range")
 
     def _fits_alone(self, table: PageTable, vocab: int, n_positions: int) -> bool:
         """Whether a batch of one row is as `check` wants it, found without NumPy, whose overhead for each
@@ -80,7 +82,10 @@ class Batch:
         if not (0 <= sequence < len(table.lengths) and 0 <= position < table.lengths[sequence]):
             return False
         known = (not vocab or 0 <= token < vocab) and (not n_positions or position < n_positions)
-        return known and (not len(self.wanted) or (len(self.wanted) == 1 and int(self.wanted[0]) == 0))
+        return known and (
+            not len(self.logits_indices)
+            or (len(self.logits_indices) == 1 and int(self.logits_indices[0]) == 0)
+        )
 
 
 class PageTable:

@@ -13,11 +13,11 @@ from .cache import Batch, PageTable
 from .sampler import BadLogits, Sampler, SamplingParams
 from .state import SavedState, States
 from .stats import FinishReason, GenerationStats
-from .top_k import MOST_BEST, Best
+from .top_k import MAX_TOP_K, TopK
 
 PREFILL_CHUNK = 512  # rows a step
 Result = TypeVar("Result")
-NONE = np.empty(0, np.int32)  # wanted rows of a step whose logits nobody needs
+NONE = np.empty(0, np.int32)  # logits_indices of a step whose logits nobody needs
 SAVED_STATES = 2  # copies of a recurrent state that are kept
 REWIND = 16  # tokens before the end of a prompt where one is taken: the next prompt may end otherwise
 
@@ -29,19 +29,19 @@ class Machine(Protocol):
     def max_rows(self) -> int: ...  # rows a step at most
 
     @property
-    def max_wanted(self) -> int: ...  # rows a step whose logits may be wanted at most
+    def max_logits(self) -> int: ...  # rows of a step that may have logits
 
     @property
     def states(self) -> States: ...  # of recurrent ops, if the model has any
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """float32 [len(batch.wanted), vocab], valid until the next step."""
+        """float32 [len(batch.logits_indices), vocab], valid until the next step."""
         ...
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step, but of each wanted row the `k` best, up to MOST_BEST, of the first `n_tokens` ids.
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`.
 
-        If there are fewer, so many. Valid until the next step.
+        `k` is at most MAX_TOP_K; if there are fewer ids, all of them. Valid until the next step.
         """
         ...
 
@@ -56,8 +56,8 @@ class Engine:
     `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the sequence
     may have: what the page table holds unless given. Only ids below `n_tokens` are generated: many
     models pad their logits beyond the tokens that there are (default: all). `prefill_chunk` bounds the
-    rows of a prefill step, and with them how long Ctrl-C waits for an answer. `same_up_to`: the keys of
-    a sequence of more tokens are rotated otherwise (`Program.same_up_to`), and not mixed with the others.
+    rows of a prefill step, and with them how long Ctrl-C waits for an answer. `original_context`: the keys of
+    a longer sequence are rotated otherwise (`Program.original_context`), and not mixed with the others.
 
     The tokens of a generation stay in the cache, and the next one computes only what follows the
     longest common prefix. `states` are the machine's, of a model with recurrent ops: these cannot be cut
@@ -77,7 +77,7 @@ class Engine:
         n_tokens: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
         sequence: int = 0,
-        same_up_to: int = 0,
+        original_context: int = 0,
         states: States | None = None,
     ) -> None:
         capacity = table.n_pages * table.page_size
@@ -93,7 +93,7 @@ class Engine:
         self._chunk = max(1, min(prefill_chunk, machine.max_rows))
         self._sequence = sequence
         self._sequences = np.full(machine.max_rows, sequence, np.int32)  # of the rows of a step
-        self._same_up_to = same_up_to
+        self._original_context = original_context
         self._short = 0  # how many of the cached ids were read when the sequence was no longer than that
         self._states = states if states and states.layers else None
         self._saved: list[SavedState] = []  # of beginnings of the sequence, the longest last
@@ -138,11 +138,11 @@ class Engine:
         return self._parts(tokens)
 
     def _parts(self, tokens: list[int]) -> Iterator[np.ndarray]:
-        chunk = min(self.machine.max_rows, self.machine.max_wanted)
+        chunk = min(self.machine.max_rows, self.machine.max_logits)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
-            wanted = np.arange(len(part), dtype=np.int32)
-            yield self._step(part, wanted, len(tokens), self.machine.step)
+            logits_indices = np.arange(len(part), dtype=np.int32)
+            yield self._step(part, logits_indices, len(tokens), self.machine.step)
 
     def reset(self) -> None:
         """Forget the cached sequence."""
@@ -198,8 +198,8 @@ class Engine:
         finally:
             stats.finish_reason = reason
 
-    def _sample(self, sampler: Sampler, logits: np.ndarray | Best, stats: GenerationStats) -> int:
-        if not isinstance(logits, Best):
+    def _sample(self, sampler: Sampler, logits: np.ndarray | TopK, stats: GenerationStats) -> int:
+        if not isinstance(logits, TopK):
             logits = logits[: self._n_tokens]
         try:
             return sampler.sample(logits, self._cached)
@@ -215,14 +215,14 @@ class Engine:
             if ours != theirs:
                 break
             common += 1
-        if len(prompt) <= self._same_up_to:
+        if len(prompt) <= self._original_context:
             common = min(common, self._short)
-        elif self._same_up_to and self._short:
+        elif self._original_context and self._short:
             common = 0
         self._keep(common)
         return len(self._cached)
 
-    def _prefill(self, tokens: list[int], sampler: Sampler) -> np.ndarray | Best:
+    def _prefill(self, tokens: list[int], sampler: Sampler) -> np.ndarray | TopK:
         """Feed `tokens` in chunks; the logits after the last, or what `sampler` needs of them."""
         length = len(self._cached) + len(tokens)
         if self._states and len(tokens) > REWIND:
@@ -235,17 +235,17 @@ class Engine:
         rest = tokens[last:]
         return self._last(rest, sampler, length)
 
-    def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | Best:
+    def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | TopK:
         """Run `tokens`; the logits after the last one, or the best of them, if `sampler` needs no more."""
-        wanted = np.array([len(tokens) - 1], np.int32)
-        best = sampler.enough(self._n_tokens, len(self._cached) + len(tokens))
-        if not 0 < best <= MOST_BEST:
-            return self._step(tokens, wanted, length, self.machine.step)[0]
+        logits_indices = np.array([len(tokens) - 1], np.int32)
+        best = sampler.top_k_needed(self._n_tokens, len(self._cached) + len(tokens))
+        if not 0 < best <= MAX_TOP_K:
+            return self._step(tokens, logits_indices, length, self.machine.step)[0]
 
-        def choose(batch: Batch, table: PageTable) -> list[Best]:
-            return self.machine.choose(batch, table, best, self._n_tokens)
+        def choose(batch: Batch, table: PageTable) -> list[TopK]:
+            return self.machine.top_k(batch, table, best, self._n_tokens)
 
-        return self._step(tokens, wanted, length, choose)[0]
+        return self._step(tokens, logits_indices, length, choose)[0]
 
     def _feed(self, tokens: list[int], length: int) -> None:
         """Run `tokens` in chunks, for what they leave in the cache."""
@@ -253,7 +253,11 @@ class Engine:
             self._step(tokens[start : start + self._chunk], NONE, length, self.machine.step)
 
     def _step(
-        self, tokens: list[int], wanted: np.ndarray, length: int, run: Callable[[Batch, PageTable], Result]
+        self,
+        tokens: list[int],
+        logits_indices: np.ndarray,
+        length: int,
+        run: Callable[[Batch, PageTable], Result],
     ) -> Result:
         """`run` tokens, the next ones of a sequence that will have `length` (0: that ends with them)."""
         n = len(tokens)
@@ -262,7 +266,7 @@ class Engine:
             tokens=np.array(tokens, np.int32),
             sequences=self._sequences[:n],
             positions=np.arange(first, first + n, dtype=np.int32),
-            wanted=wanted,
+            logits_indices=logits_indices,
             lengths=np.full(n, length, np.int32) if length > first + n else None,
         )
         try:
@@ -272,7 +276,7 @@ class Engine:
             self._keep(first)
             raise
         self._cached += tokens
-        if max(length, first + n) <= self._same_up_to:
+        if max(length, first + n) <= self._original_context:
             self._short = len(self._cached)
         return result
 

@@ -14,7 +14,7 @@ from operator import index
 
 import numpy as np
 
-from .top_k import Best, largest
+from .top_k import TopK, largest
 
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 
@@ -95,7 +95,7 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(params.seed))
         self._penalised = np.empty(0, np.float32)
 
-    def enough(self, n_logits: int, n_history: int) -> int:
+    def top_k_needed(self, n_logits: int, n_history: int) -> int:
         """How many of the best tokens say as much to the next `sample` as all `n_logits` do; 0: only all do.
 
         `n_history`: the length of the history that it will get.
@@ -111,17 +111,17 @@ class Sampler:
             return 1 + penalised
         return params.top_k + penalised if 0 < params.top_k < n_logits else 0
 
-    def sample(self, logits: np.ndarray | Best, history: Sequence[int] = ()) -> int:
-        """The next token id for `logits` (float32 [vocab], left unchanged), or for as many of the `Best` as
+    def sample(self, logits: np.ndarray | TopK, history: Sequence[int] = ()) -> int:
+        """The next token id for `logits` (float32 [vocab], left unchanged), or for as many of the `TopK` as
         `enough` says, which gives the same.
 
         `history` is the ids of prompt and answer so far, for the repeat penalty; only its last
         `repeat_last_n` entries are looked at. Raises BadLogits. -inf marks a token that may not be drawn.
         """
         params = self.params
-        best = logits if isinstance(logits, Best) else None
+        best = logits if isinstance(logits, TopK) else None
         if params.repeat_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
-            if isinstance(logits, Best):
+            if isinstance(logits, TopK):
                 best = self._penalise_best(logits, history)
             else:
                 logits = self._penalise(logits, history)
@@ -157,7 +157,7 @@ class Sampler:
         self._penalised[ids] = self._lower(logits[ids])
         return self._penalised
 
-    def _penalise_best(self, best: Best, history: Sequence[int]) -> Best:
+    def _penalise_best(self, best: TopK, history: Sequence[int]) -> TopK:
         """What is penalised becomes less likely: the best of before that are not are among the best now."""
         if math.isnan(best.logits[0]):
             return best
@@ -168,7 +168,7 @@ class Sampler:
         values = best.logits.copy()
         values[penalised] = self._lower(values[penalised])
         order = np.lexsort((best.ids, -values))
-        return Best(best.ids[order], values[order])
+        return TopK(best.ids[order], values[order])
 
     def _recent(self, history: Sequence[int]) -> set[int]:
         """The ids that are penalised."""
@@ -202,7 +202,7 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
         return ids, below[ids]
     if limit < len(logits):
         ids = largest(logits, limit)
-        return _truncate_best(Best(ids, logits[ids]), params)
+        return _truncate_best(TopK(ids, logits[ids]), params)
     mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
     count = 64
     while True:
@@ -216,7 +216,7 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
     return ids[:kept], gaps[:kept]
 
 
-def _truncate_best(best: Best, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+def _truncate_best(best: TopK, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
     """The same of a row whose best tokens are known, at least `top_k` of them.
 
     Each call of NumPy here is a thousandth of a step on a card.

@@ -14,15 +14,15 @@ from ..ops.buffer import buffers_of
 from .cache import Batch, PageTable
 from .engine import NONE, Machine
 from .state import UNKNOWN, SavedState, States
-from .top_k import Best
+from .top_k import TopK
 
 
 class Front(Machine, Protocol):
     """What runs the first layers."""
 
-    def handed(self, n_rows: int) -> list[np.ndarray]:
-        """What the latest step, of so many rows, left in the program's `handed`, float32 [n_rows, width]
-        each, until the next step."""
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """What the latest step, of so many rows, left in `boundary_out`, float32 [n_rows, width] each, until
+        the next step."""
         ...
 
     def close(self) -> None: ...
@@ -31,8 +31,8 @@ class Front(Machine, Protocol):
 class Back(Machine, Protocol):
     """What runs the others."""
 
-    def give(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the program's `given` for the next step, float32 [rows, width] each."""
+    def write_boundary(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the program's `boundary_in` for the next step, float32 [rows, width] each."""
         ...
 
     def close(self) -> None: ...
@@ -48,13 +48,13 @@ def cuts(program: Program) -> list[int]:
 def split(program: Program, layer: int) -> tuple[Program, Program]:
     """The layers in front of `layer`, one of `cuts`, and the others.
 
-    What layers carry is `given` to the second part. The first has no logits: it gives the first of what is
-    carried instead.
+    The residual buffers at the cut are `boundary_out` of the first part and `boundary_in` of the second. The
+    first part has no logits; the first residual buffer stands in for them.
     """
-    at, carried = program.layers[layer], program.carried
+    at, residual = program.layers[layer], program.residual
     first = _part(program, program.ops[:at], program.layers[: layer + 1])
     second = _part(program, program.ops[at:], tuple(start - at for start in program.layers[layer:]))
-    return replace(first, logits=carried[0], handed=carried), replace(second, given=carried)
+    return replace(first, logits=residual[0], boundary_out=residual), replace(second, boundary_in=residual)
 
 
 def _part(program: Program, ops: Sequence[Op], layers: tuple[int, ...]) -> Program:
@@ -66,7 +66,7 @@ def _part(program: Program, ops: Sequence[Op], layers: tuple[int, ...]) -> Progr
         program.logits,
         tuple(program.state_layers[i] for i in states),
         layers,
-        program.carried,
+        program.residual,
     )
 
 
@@ -96,25 +96,25 @@ class SplitMachine:
     def __init__(self, front: Front, back: Back) -> None:
         self.front, self.back = front, back
         self.max_rows = min(front.max_rows, back.max_rows)
-        self.max_wanted = min(self.max_rows, back.max_wanted)
+        self.max_logits = min(self.max_rows, back.max_logits)
         self.states = JoinedStates(front.states, back.states)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab], valid until the next step.
+        """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
         Raises as the machines do.
         """
         self._begin(batch, table)
         return self.back.step(batch, table)
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         self._begin(batch, table)
-        return self.back.choose(batch, table, k, n_tokens)
+        return self.back.top_k(batch, table, k, n_tokens)
 
     def _begin(self, batch: Batch, table: PageTable) -> None:
-        self.front.step(replace(batch, wanted=NONE), table)
-        self.back.give(self.front.handed(len(batch.tokens)))
+        self.front.step(replace(batch, logits_indices=NONE), table)
+        self.back.write_boundary(self.front.read_boundary(len(batch.tokens)))
 
     def close(self) -> None:
         """Close both machines."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MOST_BEST = 128  # tokens of a row that a machine gives at most
+MAX_TOP_K = 128  # tokens of a row that a machine gives at most
 GROUPS = 1024  # groups whose maxima bound the k-th largest logit from below
 
 
 @dataclass(frozen=True)
-class Best:
+class TopK:
     """The largest logits of a row, best first, the lowest id first among equals.
 
     `ids`, int [k], and `logits`, float32 [k]. If a logit of the row is NaN, one is first, and what follows
@@ -23,15 +23,15 @@ class Best:
     logits: np.ndarray
 
 
-def best_of(logits: Iterable[np.ndarray], k: int) -> list[Best]:
+def top_k_of(logits: Iterable[np.ndarray], k: int) -> list[TopK]:
     """The `k` best of each row of float32 [rows, vocab], or all, if there are fewer."""
     return [_best(row, k) for row in logits]
 
 
-def _best(row: np.ndarray, k: int) -> Best:
+def _best(row: np.ndarray, k: int) -> TopK:
     first = np.array([row.argmax()])  # the first NaN if there is one
     ids = first if k == 1 or not np.isfinite(row[first[0]]) else largest(row, k)
-    return Best(ids, row[ids])
+    return TopK(ids, row[ids])
 
 
 def largest(logits: np.ndarray, k: int) -> np.ndarray:

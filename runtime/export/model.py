@@ -142,9 +142,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def _same_rope(a: Rope, b: Rope) -> bool:
     """Whether two turn alike, at any length."""
-    if (a.dims, a.interleaved, a.same_up_to) != (b.dims, b.interleaved, b.same_up_to):
+    if (a.dims, a.interleaved, a.original_context) != (b.dims, b.interleaved, b.original_context):
         return False
-    lengths = (0, a.same_up_to + 1)
+    lengths = (0, a.original_context + 1)
     alike = all(np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths)
     return alike and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_CLOSE)
 

@@ -14,12 +14,12 @@ import numpy as np
 
 from ...quant.gguf.assembled import Assembled, place_in_file
 from ..archs import ARCHS
-from ..config.experts import PROJECTIONS
 from ..config.fields import UnsupportedModel
 from ..config.model_config import ModelConfig
+from ..config.moe import PROJECTIONS
 from ..config.recurrence import Recurrence
 from ..weights.binding import Weights, groups_of_rows
-from ..weights.shapes import shapes
+from ..weights.expected import shapes
 from .rope import rope_tensors
 
 _BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# Best first, where nobody asked for a quantisation.
+# TopK first, where nobody asked for a quantisation.
 PREFERRED = (
     "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K",
     "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "MXFP4", "BF16", "F16", "F32",

@@ -9,7 +9,7 @@ from ...quant.errors import UnsupportedModel
 from ..engine.split import weight_bytes
 from ..engine.state import state_bytes
 from ..ops import Program
-from .memory import MemoryNeed, cache_bytes_per_token
+from .memory_check import MemoryNeed, cache_bytes_per_token
 
 if TYPE_CHECKING:
     from ..cuda.driver.device import Device

@@ -20,7 +20,7 @@ from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
 from .cuda_device import card_need, on_cpu, open_card
-from .memory import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
+from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
 from .source import Source, open_source
 
@@ -245,7 +245,7 @@ class Placing:
             context=context,
             n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
             prefill_chunk=chunk,
-            same_up_to=self.program.same_up_to,
+            original_context=self.program.original_context,
             states=machine.states,
         )
         return Model(source, machine, engine)
@@ -291,7 +291,7 @@ def _prefill_chunk(program: Program, threads: int) -> int:
     """Rows of a prefill step: few enough that Ctrl-C is answered soon, whatever the model's size."""
     weights = 0
     for op in program.ops:
-        if isinstance(op, MatMul) and not op.out.wanted:
+        if isinstance(op, MatMul) and not op.out.logits_rows:
             weights += prod(op.weight.shape)
         elif isinstance(op, MoE):  # of which a row meets only those chosen for it
             weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down) if m)

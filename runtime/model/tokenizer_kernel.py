@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...tokenizer.core import Kernel
+from ...tokenizer.core import EncodeKernel
 
 if TYPE_CHECKING:
     import subprocess
@@ -41,11 +41,11 @@ class TokenKernel:
 
     def __init__(self, cache: Callable[[], KernelCache]) -> None:
         self._cache = cache
-        self._kernel: Kernel | None = None
+        self._kernel: EncodeKernel | None = None
         self._compiler: subprocess.Popen[bytes] | None = None
         self._ask_at = 0.0
 
-    def __call__(self, n_characters: int) -> Kernel | None:
+    def __call__(self, n_characters: int) -> EncodeKernel | None:
         now = time.monotonic()
         if self._kernel is None and now >= self._ask_at:
             self._ask_at = now + _ASK_AGAIN

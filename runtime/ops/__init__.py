@@ -1,8 +1,8 @@
 """The instruction set: what a model's forward pass is made of.
 
 A step runs a list of these over *rows*, one row a (token, sequence, position). Buffers are
-float32 matrices with one line per row. After `SelectRows` only the rows whose logits are wanted
-go on, and buffers marked `wanted` have one line for each of those.
+float32 matrices with one line per row. After `SelectRows` only the rows whose logits are asked for
+go on, and buffers marked `logits_rows` have one line for each of those.
 
 `reference.py` is the specification of every op: the NumPy method of the same name.
 """
@@ -16,9 +16,9 @@ from functools import cached_property
 import numpy as np
 
 from ...quant.block import QTensor
-from .altup import CorrectStreams, MatchMagnitude, PredictStreams, Sparsify
+from .altup import AltUpCorrect, AltUpPredict, MatchMagnitude, Sparsify
 from .buffer import Buffer
-from .experts import MoE, Route
+from .moe import MoE, Route
 from .recurrent import CausalConv, DeltaRule, StateLayer, StateScan
 
 
@@ -105,8 +105,8 @@ class RoPE:
     multiplied by `attention_factor`. The angle is the float32 product of the position and `inv_freq`
     (float32).
 
-    `inv_freq` is for sequences of up to `same_up_to` tokens (0: of any length); the rows of a longer
-    one use `longer(length)` instead, of the same size; see `Batch.sequence_lengths`.
+    `inv_freq` is for sequences of up to `original_context` tokens (0: of any length); the rows of a longer
+    one use `long_inv_freq(length)` instead, of the same size; see `Batch.sequence_lengths`.
     """
 
     x: Buffer
@@ -114,16 +114,16 @@ class RoPE:
     inv_freq: np.ndarray
     interleaved: bool
     attention_factor: float = 1.0
-    same_up_to: int = 0
-    longer: Callable[[int], np.ndarray] | None = None
+    original_context: int = 0
+    long_inv_freq: Callable[[int], np.ndarray] | None = None
     start: int = 0
 
     def frequencies(self, lengths: np.ndarray) -> np.ndarray:
         """float32 [n, pairs]: those of rows whose sequences have these lengths, int [n]."""
         rows = np.repeat(self.inv_freq[None], len(lengths), axis=0)
-        if self.longer:
-            for length in np.unique(lengths[lengths > self.same_up_to]):
-                rows[lengths == length] = self.longer(int(length))
+        if self.long_inv_freq:
+            for length in np.unique(lengths[lengths > self.original_context]):
+                rows[lengths == length] = self.long_inv_freq(int(length))
         return rows
 
 
@@ -212,7 +212,7 @@ class Add:
 
 @dataclass(frozen=True, eq=False)
 class SelectRows:
-    """out = x[wanted]: from here on only the rows whose logits are wanted."""
+    """out = x[logits_indices]: from here on only the rows whose logits are asked for."""
 
     x: Buffer
     out: Buffer
@@ -244,8 +244,8 @@ Op = (
     | Activation
     | Add
     | MatchMagnitude
-    | PredictStreams
-    | CorrectStreams
+    | AltUpPredict
+    | AltUpCorrect
     | SelectRows
     | SoftCap
     | CausalConv
@@ -277,12 +277,14 @@ class Program:
     ops: tuple[Op, ...]
     buffers: tuple[Buffer, ...]
     cache_layers: tuple[CacheLayer, ...]
-    logits: Buffer  # the buffer that holds the result, [wanted rows, vocab]
+    logits: Buffer  # the buffer that holds the result, [len(logits_indices), vocab]
     state_layers: tuple[StateLayer, ...] = ()  # what recurrent ops keep of a sequence
     layers: tuple[int, ...] = ()  # the first op of each layer, and the first behind the last
-    carried: tuple[Buffer, ...] = ()  # what a layer finds, and leaves to the next
-    given: tuple[Buffer, ...] = ()  # of a part (see parts.py): what the part in front of it has written
-    handed: tuple[Buffer, ...] = ()  # and what the part behind it reads
+    residual: tuple[Buffer, ...] = ()  # what every layer reads and leaves to the next: the residual stream(s)
+    boundary_in: tuple[
+        Buffer, ...
+    ] = ()  # of a part of a split model (engine/split.py): filled by the part before
+    boundary_out: tuple[Buffer, ...] = ()  # and what the part after it reads
 
     @cached_property  # every step asks
     def n_tokens(self) -> int:
@@ -295,7 +297,7 @@ class Program:
         return min((op.table.shape[0] for op in self.ops if isinstance(op, AddPositions)), default=0)
 
     @property
-    def same_up_to(self) -> int:
+    def original_context(self) -> int:
         """The length beyond which keys are rotated otherwise (see RoPE), so that those of a shorter sequence
         are no part of a longer one; 0: there is none."""
-        return max((op.same_up_to for op in self.ops if isinstance(op, RoPE)), default=0)
+        return max((op.original_context for op in self.ops if isinstance(op, RoPE)), default=0)

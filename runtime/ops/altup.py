@@ -30,7 +30,7 @@ class MatchMagnitude:
 
 
 @dataclass(frozen=True, eq=False)
-class PredictStreams:
+class AltUpPredict:
     """streams_j += Σ_i coefficients[j · n + i] · streams_i for all n streams at once; out = streams_active.
 
     Baykal et al. 2023, "Alternating Updates for Efficient Transformers". `coefficients` is [rows, n · n].
@@ -43,7 +43,7 @@ class PredictStreams:
 
 
 @dataclass(frozen=True, eq=False)
-class CorrectStreams:
+class AltUpCorrect:
     """streams_j += (1 + coefficients[j]) · (x - streams_active) for all n streams, by what streams_active was
     before; then x = streams_active · weight.
 

@@ -13,7 +13,7 @@ class Buffer:
 
     name: str
     width: int
-    wanted: bool = False
+    logits_rows: bool = False
 
 
 def buffers_of(ops: Iterable[Any]) -> tuple[Buffer, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ..config.experts import Experts
 from ..config.from_files import Layer, ModelConfig
+from ..config.moe import Experts
 from ..ops import Buffer
 from .mixers import Mixer
 
@@ -28,7 +28,7 @@ class Stream:
     up: Buffer
     scores: Buffer  # of experts
     chosen: Buffer
-    shares: Buffer
+    routing_weights: Buffer
     shared_gate: Buffer  # of the FFN beside the experts
     shared_up: Buffer
     share: Buffer
@@ -71,7 +71,7 @@ class Stream:
             up=sized("up", ffn, first_ffn),
             scores=Buffer("scores", e.count),
             chosen=Buffer("chosen", e.top),
-            shares=Buffer("shares", e.top),
+            routing_weights=Buffer("routing_weights", e.top),
             shared_gate=Buffer("shared gate", e.shared_width),
             shared_up=Buffer("shared up", e.shared_width),
             share=Buffer("share", int(e.shared_gate)),
@@ -93,4 +93,4 @@ def wanted(buffer: Any) -> Any:
         return Stream(**{field.name: wanted(getattr(buffer, field.name)) for field in fields(buffer)})
     if isinstance(buffer, tuple):
         return tuple(wanted(b) for b in buffer)
-    return Buffer(f"last {buffer.name}", buffer.width, wanted=True)
+    return Buffer(f"last {buffer.name}", buffer.width, logits_rows=True)

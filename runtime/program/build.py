@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 
 from ..config.altup import Streams
-from ..config.experts import PROJECTIONS, Experts
 from ..config.from_files import Layer, ModelConfig
 from ..config.latent import NORM_EPS, Latent, attend_latent
+from ..config.moe import PROJECTIONS, Experts
 from ..config.per_layer import embed_per_layer, enter_layer
 from ..config.rope import Rope
 from ..ops import (
@@ -49,7 +49,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
     mixer = Mixer.of(c.recurrence)
     caches, states = list[CacheLayer](), list[StateLayer]()
     cached: dict[int, int] = {}  # layer → which of the caches
-    logits = Buffer("logits", c.vocab_size, wanted=True)
+    logits = Buffer("logits", c.vocab_size, logits_rows=True)
     inv_freqs = {rope: _frequencies(rope) for layer in c.layers if (rope := layer.rope)}
     one_norm = c.parallel and "ffn_norm" not in c.norms  # for attention and FFN
 
@@ -83,8 +83,8 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         return [linear(i, stem, source, s.h), *add(i, post_norm, scale)]
 
     def turn(rope: Rope, b: Buffer, heads: int, start: int = 0) -> Op:
-        longer = rope.inv_freq if rope.same_up_to else None
-        how = (rope.interleaved, rope.attention_factor, rope.same_up_to, longer)
+        longer = rope.inv_freq if rope.original_context else None
+        how = (rope.interleaved, rope.attention_factor, rope.original_context, longer)
         return RoPE(b, heads, inv_freqs[rope], *how, start=start)
 
     def positioned(i: int, layer: Layer) -> list[Op]:
@@ -170,9 +170,9 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         how = (e.scoring, bias, e.normalised, e.scale, e.groups, e.top_groups, e.group_best, scales)
         return [
             linear(i, "ffn_gate_inp", seen, s.scores),  # scores [rows, experts]
-            Route(s.scores, s.chosen, s.shares, *how),  # chosen, shares [rows, top]
+            Route(s.scores, s.chosen, s.routing_weights, *how),  # chosen, routing_weights [rows, top]
             MoE(
-                *(n, s.chosen, s.shares, out),  # out [rows, hidden]
+                *(n, s.chosen, s.routing_weights, out),  # out [rows, hidden]
                 *(gate, up, down),
                 c.activation,
                 *(gate_bias, up_bias, down_bias),
@@ -324,5 +324,5 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
 
 def _frequencies(rope: Rope) -> np.ndarray:
     """Those of short sequences; of long ones it is only made sure that there are any."""
-    rope.inv_freq(rope.same_up_to + 1)
+    rope.inv_freq(rope.original_context + 1)
     return rope.inv_freq()

@@ -21,7 +21,7 @@ def match_magnitude(op: ops.MatchMagnitude, buffers: Buffers) -> None:
     buffers[op.x.name] = x * wanted / np.maximum(own, np.float32(op.floor))
 
 
-def predict_streams(op: ops.PredictStreams, buffers: Buffers) -> None:
+def predict_streams(op: ops.AltUpPredict, buffers: Buffers) -> None:
     streams = np.stack([buffers[stream.name] for stream in op.streams], axis=1)  # [rows, n, width]
     n = len(op.streams)
     streams = streams + buffers[op.coefficients.name].reshape(-1, n, n) @ streams
@@ -30,7 +30,7 @@ def predict_streams(op: ops.PredictStreams, buffers: Buffers) -> None:
     buffers[op.out.name] = streams[:, op.active]
 
 
-def correct_streams(op: ops.CorrectStreams, buffers: Buffers) -> None:
+def correct_streams(op: ops.AltUpCorrect, buffers: Buffers) -> None:
     innovation = buffers[op.x.name] - buffers[op.streams[op.active].name]
     coefficients = buffers[op.coefficients.name] + 1
     for i, stream in enumerate(op.streams):

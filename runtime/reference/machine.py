@@ -14,15 +14,15 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.state import SequenceStates
-from ..engine.top_k import Best, best_of
+from ..engine.top_k import TopK, top_k_of
 from ..ops.buffer import Buffer
 from .activations import ACTIVATIONS, sigmoid
 from .altup import correct_streams, match_magnitude, predict_streams, sparsify
-from .experts import moe, route
+from .moe import moe, route
 from .recurrent import causal_conv, delta_rule, state_scan
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
-_WANTED_BYTES = 1 << 26  # of logits a step
+_LOGITS_BYTES = 1 << 26  # of logits a step
 
 
 class ReferenceMachine:
@@ -46,7 +46,7 @@ class ReferenceMachine:
         self.page_size = page_size
         self._n_pages = n_pages
         self.max_rows = 512
-        self.max_wanted = max(1, min(self.max_rows, _WANTED_BYTES // (4 * program.logits.width)))
+        self.max_logits = max(1, min(self.max_rows, _LOGITS_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
         pages = (n_pages, page_size)
         layers = program.cache_layers
@@ -60,7 +60,7 @@ class ReferenceMachine:
         self._keep_bytes = keep_bytes
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """Run the rows of `batch`; float32 logits [len(batch.wanted), vocab] of the wanted ones.
+        """Run the rows of `batch`; float32 logits [len(batch.logits_indices), vocab].
 
         The rows' positions must have room in `table` already. Raises ValueError for a batch that does
         not fit the machine or the table.
@@ -69,16 +69,16 @@ class ReferenceMachine:
             pass
         return self.buffers[self.program.logits.name]
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        """The same step; of each wanted row the `k` best of the first `n_tokens` ids, or all if fewer."""
-        return best_of(self.step(batch, table)[:, :n_tokens], k)
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
+        return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
     def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
         """Like `step`, but yields every op once it has run, for a look at `buffers`."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
-        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_wanted, n_positions)
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         self.states.begin(batch)
         self._batch, self._table = batch, table
         for op in self.program.ops:
@@ -86,13 +86,13 @@ class ReferenceMachine:
             yield op
         self.states.end(batch)
 
-    def handed(self, n_rows: int) -> list[np.ndarray]:
-        """What a step of so many rows left in the `handed` buffers, float32 [rows, width] each."""
-        return [self.buffers[b.name] for b in self.program.handed]
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """What a step of so many rows left in the `boundary_out` buffers, float32 [rows, width] each."""
+        return [self.buffers[b.name] for b in self.program.boundary_out]
 
-    def give(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the `given` buffers for the next step, float32 [rows, width] each."""
-        for b, rows in zip(self.program.given, values, strict=True):
+    def write_boundary(self, values: Sequence[np.ndarray]) -> None:
+        """Contents of the `boundary_in` buffers for the next step, float32 [rows, width] each."""
+        for b, rows in zip(self.program.boundary_in, values, strict=True):
             self.buffers[b.name] = rows.copy()
 
     def close(self) -> None:
@@ -135,9 +135,9 @@ class ReferenceMachine:
                 sparsify(op, self.buffers)
             case ops.MatchMagnitude():
                 match_magnitude(op, self.buffers)
-            case ops.PredictStreams():
+            case ops.AltUpPredict():
                 predict_streams(op, self.buffers)
-            case ops.CorrectStreams():
+            case ops.AltUpCorrect():
                 correct_streams(op, self.buffers)
             case ops.SelectRows():
                 self.select_rows(op)
@@ -293,7 +293,7 @@ class ReferenceMachine:
         self.buffers[op.out.name] = self.buffers[op.out.name] * np.float32(op.keep) + added
 
     def select_rows(self, op: ops.SelectRows) -> None:
-        self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.wanted]
+        self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.logits_indices]
 
     def soft_cap(self, op: ops.SoftCap) -> None:
         cap = np.float32(op.cap)

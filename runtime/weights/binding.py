@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.rows import is_made
+from ...quant.checkpoint.lazy_rows import is_made
 from ...quant.errors import DamagedFile
 from ...quant.formats import FORMATS
 from ..archs import ARCHS
-from ..config.experts import ExpertTensors
 from ..config.from_files import ModelConfig
 from ..config.latent import HeadTensors
+from ..config.moe import ExpertTensors
 from ..config.names import Names
-from .shapes import OF_KEYS, shapes
+from .expected import OF_KEYS, shapes
 from .tensors import turned
 
 # Buffers that some writers store although they follow from the configuration.

@@ -76,7 +76,7 @@ def host(shape: str, kind: str, variants: list[str]) -> None:
         machine = CudaMachine(program, 8, device=device)
         for name, params in CASES.items():
             parts = step_parts(machine, device, params)
-            k = Sampler(params).enough(machine.program.logits.width, 64 + WARM_UP) if params else 0
+            k = Sampler(params).top_k_needed(machine.program.logits.width, 64 + WARM_UP) if params else 0
             choice = (run_for(k), machine.program.logits.width) if params else None
             graph = machine._graphs[(1, 1, True, False), choice]
             alone, many = graph_us(device, graph, 1), graph_us(device, graph, 10)
@@ -103,8 +103,8 @@ def step_parts(machine: CudaMachine, device: TimedDevice, params: SamplingParams
         if sampler is None:
             machine.step(batch, table)
         else:
-            k = sampler.enough(vocab, 64 + WARM_UP)
-            (found,) = machine.choose(batch, table, k, vocab)
+            k = sampler.top_k_needed(vocab, 64 + WARM_UP)
+            (found,) = machine.top_k(batch, table, k, vocab)
             history.append(sampler.sample(found, history))
         end = perf_counter()
         launch, launched, _, waited = device.marks[-4:]

@@ -9,9 +9,9 @@ from cuda_bench.timing import seconds
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.compile.kernel import Kernels
+from kukri.runtime.cuda.driver.allocator import Memory
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.launch import Launch
-from kukri.runtime.cuda.driver.memory import Memory
 from kukri.runtime.cuda.lowering.base import FEW, Inputs, Layout
 from kukri.runtime.cuda.lowering.program import Lowering
 

@@ -28,7 +28,7 @@ def recurrent_program(kind: str, groups: int, heads: int, head_dim: int, size: i
     inner, taps = heads * head_dim, 4
     mix = ops.Buffer("mix", inner + 2 * groups * size)
     step, beta, y = ops.Buffer("step", heads), ops.Buffer("beta", heads), ops.Buffer("y", inner)
-    logits = ops.Buffer("logits", inner, wanted=True)
+    logits = ops.Buffer("logits", inner, logits_rows=True)
     a = -rng.uniform(0.05, 2, heads).astype(np.float32)
     bias, skip = rng.standard_normal((2, heads)).astype(np.float32)
     weight = rng.standard_normal((mix.width, taps)).astype(np.float32)
@@ -43,18 +43,18 @@ def recurrent_program(kind: str, groups: int, heads: int, head_dim: int, size: i
         given, shape = (mix, step), (heads, head_dim, size)
     states = ops.StateLayer((taps - 1, mix.width)), ops.StateLayer(shape)
     steps = conv, scan, ops.SelectRows(y, logits)
-    return ops.Program(steps, (mix, step, beta, y, logits), (), logits, states, given=given)
+    return ops.Program(steps, (mix, step, beta, y, logits), (), logits, states, boundary_in=given)
 
 
 def run(machine: CudaMachine | ReferenceMachine, chunks: tuple[int, ...]) -> np.ndarray:
     """What comes out of one prompt in steps of so many random rows, [rows, heads · head_dim]."""
     rng, n = np.random.default_rng(1), sum(chunks)
-    given = [rng.standard_normal((n, b.width)).astype(np.float32) for b in machine.program.given]
+    given = [rng.standard_normal((n, b.width)).astype(np.float32) for b in machine.program.boundary_in]
     table, found, at = PageTable(-(-n // machine.page_size)), [], 0
     for rows in chunks:
         table.extend(0, rows)
         order = np.arange(rows, dtype=np.int32)
-        machine.give([values[at : at + rows] for values in given])
+        machine.write_boundary([values[at : at + rows] for values in given])
         # Last row first: rows that are wanted in order would not be copied to where the machine finds them.
         batch = Batch(order, np.zeros(rows, np.int32), order + at, order[::-1])
         found.append(machine.step(batch, table)[::-1].copy())

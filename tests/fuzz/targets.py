@@ -14,7 +14,7 @@ from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.engine import ContextExceeded
 from kukri.runtime.engine.sampler import BadLogits, SamplingParams
 from kukri.runtime.model.loading import load_model
-from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights

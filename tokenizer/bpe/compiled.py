@@ -34,13 +34,13 @@ from .spm import SPACE
 from .spm import PartsAtSpaces as PartsAtMarks
 from .words import Program, program
 
-Kernel = Callable[[int, int, int], None]  # addresses of records and what to do
+EncodeKernel = Callable[[int, int, int], None]  # addresses of records and what to do
 
 _PARTS, _BYTES, _IDS = 1 << 16, 1 << 20, 1 << 19  # that are remembered
 
 
 def compiled_encoder(
-    kernel: Kernel, model: BPE, parts: PartsAtSpaces | PartsAtMarks
+    kernel: EncodeKernel, model: BPE, parts: PartsAtSpaces | PartsAtMarks
 ) -> CompiledEncoder | None:
     """A model in the kernel's memory, for texts cut by `parts`; None for one that does not allow it."""
     tables = model.tables()
@@ -69,7 +69,7 @@ class CompiledEncoder:
 
     def __init__(
         self,
-        kernel: Kernel,
+        kernel: EncodeKernel,
         tables: Tables,
         spelled: bool,
         cutting: Program,

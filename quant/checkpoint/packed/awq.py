@@ -18,8 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ...errors import UnsupportedModel
+from ..lazy_rows import Index, numbers_of
 from ..raw import FLOATS, RawTensor, RawTensors, as_floats, need
-from ..rows import Index, numbers_of
 from ..settings import Settings
 from .codebooks import IntegerGrid, regular_groups
 from .found import Found

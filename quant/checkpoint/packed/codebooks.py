@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ..rows import Index
+from ..lazy_rows import Index
 from .codes import encode_blocks
 from .exact import encode_floats, formats_of_products, formats_of_sums, in_f16, witnesses_of_integers
 from .found import Found

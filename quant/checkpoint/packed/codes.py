@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..rows import Index, numbers_of
+from ..lazy_rows import Index, numbers_of
 
 _BLOCKS = {  # as the files in quant/formats draw them, with codes in whole words
     "Q4_0": np.dtype([("d", "<f2"), ("q", "<u8", 2)]),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...block import QTensor
 from ...formats import FORMATS
-from ..rows import Index, Make, made_tensor
+from ..lazy_rows import Index, Make, made_tensor
 
 FORMAT_ORDER = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "MXFP4", "BF16", "F16", "F32")
 _EXPERT = re.compile(r"\.experts\.\d+\.")

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..lazy_rows import Index
 from ..raw import RawTensor, RawTensors, as_floats, need
-from ..rows import Index
 from .codes import encode_blocks, look_up, unpack_row_words
 from .exact import encode_floats, formats_of_products
 from .found import Found

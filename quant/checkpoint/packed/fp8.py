@@ -23,8 +23,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from ..lazy_rows import Index, numbers_of
 from ..raw import FLOAT8, FLOATS, RawTensor, RawTensors, float8_values, need
-from ..rows import Index, numbers_of
 from .codes import look_up
 from .exact import encode_floats, formats_of_products
 from .found import Found

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...errors import UnsupportedModel
+from ..lazy_rows import Index
 from ..raw import FLOATS, RawTensor, RawTensors, as_floats, need
-from ..rows import Index
 from ..settings import Settings
 from .codebooks import Groups, IntegerGrid, regular_groups
 from .codes import unpack_at, unpack_row_words

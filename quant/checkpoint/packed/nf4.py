@@ -27,8 +27,8 @@ import numpy as np
 
 from ...errors import DamagedFile
 from ...gguf.metadata import shown
+from ..lazy_rows import Index, numbers_of
 from ..raw import RawTensor, RawTensors, need
-from ..rows import Index, numbers_of
 from ..settings import Settings
 from .codes import look_up
 from .exact import encode_floats

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit.kernel import Kernel
-from ..memory import Memory, Region
+from ....quant.jit.kernel import CpuKernel
+from ..arena import Memory, Region
 from .records import INSTRUCTION
 
 # How threads share an instruction's work. Two instructions that give every thread the same rows need no
 # barrier between them, since no thread reads what another wrote.
-ROWS, WANTED_ROWS, OTHER = "rows", "wanted rows", "other"
+ROWS, LOGITS_ROWS, OTHER = "rows", "logits rows", "other"
 
 
 @dataclass
@@ -30,13 +30,13 @@ class Instructions:
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self.names: list[str] = []  # of the instructions, for people
-        self._kernels: list[tuple[Kernel, np.ndarray]] = []
+        self._kernels: list[tuple[CpuKernel, np.ndarray]] = []
         self._barriers: list[bool] = []
         self._pending: list[_Access] = []  # since the last barrier
 
     def emit(
         self,
-        kernel: Kernel,
+        kernel: CpuKernel,
         record: np.dtype,
         reads: Iterable[Region],
         writes: Iterable[Region],
@@ -60,7 +60,7 @@ class Instructions:
         self.names.append(f"{kernel} → {writes[0].name.split()[0] if writes else ''}")
 
     @property
-    def kernels(self) -> list[Kernel]:
+    def kernels(self) -> list[CpuKernel]:
         """Each kernel once, in the order of first use."""
         return list({id(kernel): kernel for kernel, _ in self._kernels}.values())
 

@@ -19,11 +19,11 @@ STEP = record(
     "n_instructions",
     "n_threads",
     "n_rows",
-    "n_wanted",
+    "n_logits",
     "tokens",  # int32 [n_rows], as the next two
     "sequences",
     "positions",
-    "wanted",  # int32 [n_wanted]
+    "logits_indices",  # int32 [n_logits]
     "blocks",  # int32 [sequences, pages], the block table
     "blocks_stride",
     "page_size",
@@ -52,7 +52,7 @@ MATMUL = record(
     "other_bias",  # that of a pair's second panel, where it is of another matrix
     "accumulate",
     "gate",  # 0, or out = f(first panel's product) · second's, a pair being a panel of each of two matrices
-    "on_wanted",  # only the rows whose logits are wanted
+    "on_logits_rows",  # only the rows whose logits are asked for
     "rows_at",  # address of the int32 number of rows; 0: the step's
     "scratch",
     "scratch_stride",
@@ -100,7 +100,7 @@ POINTWISE = record(
     "bias",
     "length",
     "start",  # the first dimension of a head that turns
-    "on_wanted",
+    "on_logits_rows",
     "rows_at",  # as in MATMUL
     "every",
     "gate",
@@ -127,7 +127,7 @@ QUANTIZE = record(
     "seconds",
     "lists",
     "list_stride",
-    "on_wanted",
+    "on_logits_rows",
     "rows_at",  # as in MATMUL
 )
 
@@ -137,9 +137,9 @@ ROUTE = record(
     "scores_private",  # bytes between the threads' copies of a row, 0 if they share it
     "experts",  # float32 rows [top]: whole numbers
     "experts_stride",
-    "shares",  # float32 rows [top]
-    "shares_stride",
-    "private",  # the same of experts and of shares
+    "routing_weights",  # float32 rows [top]
+    "routing_weights_stride",
+    "private",  # the same of experts and of routing_weights
     "n",
     "top",
     "bias",  # float32 [n], or 0
@@ -151,7 +151,7 @@ ROUTE = record(
     "expert_scales",  # float32 [n], or 0
     "scratch",  # see `sizes`, a thread
     "scratch_stride",
-    "on_wanted",
+    "on_logits_rows",
     "rows_at",  # as in MATMUL
     "every",
     floats=("scale",),
@@ -161,8 +161,8 @@ ROUTE = record(
 DEAL = record(
     "experts",  # float32 rows [top]
     "experts_stride",
-    "shares",
-    "shares_stride",
+    "routing_weights",
+    "routing_weights_stride",
     "top",
     "n_experts",
     "x",  # float32 rows [width]: those that are dealt, or what came of them
@@ -174,7 +174,7 @@ DEAL = record(
     "places",  # int32 [rows, top]: which dealt row is its
     "tiles",  # int32 [n_experts + 1]: each expert's first tile; behind them int32 [n_experts] to count with
     "rows_at",  # int32: how many dealt rows there are
-    "on_wanted",
+    "on_logits_rows",
 )
 
 ATTENTION = record(
@@ -230,7 +230,7 @@ STREAMS = record(
     "width",
     "scratch",  # a vector of each stream, a thread
     "scratch_stride",
-    "on_wanted",
+    "on_logits_rows",
     "rows_at",  # as in MATMUL
     "every",
 )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....quant.jit.jit import jit
 from ....quant.jit.levels import LANES
-from ..simd.shapes import GROUP, MOST_FACTORS, PANELS, RECORD, SECOND, TOKENS, VECTOR, weights_record
+from ..simd.tile_sizes import GROUP, MOST_FACTORS, PANELS, RECORD, SECOND, TOKENS, VECTOR, weights_record
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of one number, by its type
 CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ..abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ..simd.panels import PLANES
 
 
-def _one(module: str, name: str) -> Kernel:
-    return Kernel(f"{__name__}.{module}", name)
+def _one(module: str, name: str) -> CpuKernel:
+    return CpuKernel(f"{__name__}.{module}", name)
 
 
-def _each(module: str, name: str, items: Iterable[str]) -> dict[str, Kernel]:
+def _each(module: str, name: str, items: Iterable[str]) -> dict[str, CpuKernel]:
     """The kernels of a table by its items."""
-    return {item: Kernel(f"{__name__}.{module}", name, item) for item in items}
+    return {item: CpuKernel(f"{__name__}.{module}", name, item) for item in items}
 
 
 _BLOCKS = [name for name in PLANES if name not in FLOAT_BYTES]
@@ -56,10 +56,10 @@ SIGMOID_GATE = _one("common.pointwise", "sigmoid_gate")
 SELECT_ROWS = _one("common.pointwise", "select_rows")
 SOFT_CAP = _one("common.pointwise", "soft_cap")
 
-ROUTE_ROWS = _one("matmul.routing", "route")
-DEAL_ROWS = _one("matmul.routing", "deal")
-COPY_DEALT = _one("matmul.routing", "copy_dealt")
-GATHER_DEALT = _one("matmul.routing", "gather_dealt")
+ROUTE_ROWS = _one("matmul.moe_routing", "route")
+DEAL_ROWS = _one("matmul.moe_routing", "deal")
+COPY_DEALT = _one("matmul.moe_routing", "copy_dealt")
+GATHER_DEALT = _one("matmul.moe_routing", "gather_dealt")
 
 PREDICT_STREAMS = _one("common.altup", "predict_streams")
 CORRECT_STREAMS = _one("common.altup", "correct_streams")

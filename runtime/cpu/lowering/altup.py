@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ....quant.jit.levels import LANES
 from ... import ops
 from ..abi.records import MATMUL, STREAMS
+from ..arena import Region
 from ..kernels import CORRECT_STREAMS, JOIN_HEADS, PREDICT_STREAMS
-from ..memory import Region
 from .decode_pointwise import RowsLowering
 
 
 class StreamsLowering(RowsLowering):
     """What both kinds of lists have in common; they differ in where an op's results go."""
 
-    _float_products: Mapping[str, Kernel]  # of float weights, by their type
+    _float_products: Mapping[str, CpuKernel]  # of float weights, by their type
 
     @abstractmethod
     def _result(self, buffer: ops.Buffer) -> Region:
@@ -31,9 +31,9 @@ class StreamsLowering(RowsLowering):
     def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
         """How threads share pointwise work on a buffer's rows, and what its record says of that."""
 
-    def _stream(self, op: ops.PredictStreams | ops.CorrectStreams) -> None:
+    def _stream(self, op: ops.AltUpPredict | ops.AltUpCorrect) -> None:
         values: dict[str, Any] = {}
-        if isinstance(op, ops.CorrectStreams):
+        if isinstance(op, ops.AltUpCorrect):
             kernel, x, out = CORRECT_STREAMS, op.x, op.x
             values["weight"] = self._memory.vector(op.weight)
         else:
@@ -75,7 +75,7 @@ class StreamsLowering(RowsLowering):
         outputs, inputs = op.weights[0].shape
         heads = len(op.weights)
         padded = -(-outputs // LANES) * LANES
-        products = ops.Buffer(f"{heads} products of {padded}", heads * padded, op.x.wanted)
+        products = ops.Buffer(f"{heads} products of {padded}", heads * padded, op.x.logits_rows)
         source, target = self._input(op.x), self._output(products)
         for head, weight in enumerate(op.weights):
             matrix = self._matrices[id(weight)]
@@ -89,7 +89,7 @@ class StreamsLowering(RowsLowering):
                 **matrix.fields() | x.fields("x"),
                 out=target.address + 4 * head * padded,
                 out_stride=target.stride,
-                on_wanted=op.x.wanted,
+                on_logits_rows=op.x.logits_rows,
             )
         self._pointwise(
             JOIN_HEADS,

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..abi import sizes
 from ..abi.instructions import OTHER
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
+from ..arena import Memory, Region
 from ..kernels import ADD, ATTEND_ONES, MATVECS, MERGE_SPANS, QUANTIZE_ROW, ROPE, SOFT_CAP
-from ..memory import Memory, Region
 from .decode_pointwise import turns
-from .experts import OneRowExperts
 from .layout import Layout, Matrix, attention_fields, cache
+from .moe import OneRowExperts
 
 
 class OneRow(OneRowExperts):
@@ -44,7 +44,7 @@ class OneRow(OneRowExperts):
             self._apply(op)
         return self._where[buffer.name]
 
-    def _given(self, buffer: ops.Buffer) -> None:
+    def _boundary_in(self, buffer: ops.Buffer) -> None:
         self._wrote(buffer, self._shared(buffer))
 
     def _input(self, buffer: ops.Buffer) -> Region:
@@ -99,7 +99,7 @@ class OneRow(OneRowExperts):
                     x=region.address,
                     x_stride=region.stride,
                     width=op.x.width,
-                    on_wanted=op.x.wanted,
+                    on_logits_rows=op.x.logits_rows,
                     number=op.cap,
                 )
             case _:
@@ -126,7 +126,7 @@ class OneRow(OneRowExperts):
 
     def _pointwise(
         self,
-        kernel: Kernel,
+        kernel: CpuKernel,
         out: ops.Buffer,
         x: ops.Buffer,
         y: ops.Buffer | Region | None = None,
@@ -160,7 +160,7 @@ class OneRow(OneRowExperts):
             values["bias"] = self._memory.vector(op.bias)
         kind = op.weight.format.name
         if not op.accumulate:
-            self._multiply(op.x, kind, self._shared(op.out), values, op.out.wanted)
+            self._multiply(op.x, kind, self._shared(op.out), values, op.out.logits_rows)
             self._wrote(op.out, self._shared(op.out))
             return
         # Nobody may add to what others still read: the product by itself, and each thread adds it up.
@@ -170,7 +170,9 @@ class OneRow(OneRowExperts):
         self._wrote(product, region)
         self._pointwise(ADD, op.out, op.out, product, number=1.0, other_number=1.0)
 
-    def _multiply(self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], wanted: bool) -> None:
+    def _multiply(
+        self, x: ops.Buffer, kind: str, out: Region, values: dict[str, Any], logits_rows: bool
+    ) -> None:
         source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
         self._list.emit(
             MATVECS[kind],
@@ -181,7 +183,7 @@ class OneRow(OneRowExperts):
             x_private=source.private,
             out=out.address,
             out_stride=out.stride,
-            on_wanted=wanted,
+            on_logits_rows=logits_rows,
             **values,
         )
 

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from ....quant.block import QTensor
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
 from ..abi.instructions import ROWS, Instructions
 from ..abi.records import EMBED, POINTWISE
 from ..abi.sizes import embed_scratch_bytes
+from ..arena import Memory, Region
 from ..kernels import (
     ADD,
     ADD_POSITIONS,
@@ -31,7 +32,6 @@ from ..kernels import (
     SIGMOID_GATE,
     SPARSIFY,
 )
-from ..memory import Memory, Region
 from .layout import ACTIVATIONS, Experts, Layout, Matrix, fused
 
 
@@ -51,18 +51,18 @@ class RowsLowering(ABC):
         self._rotations: set[int] = set()  # numbers of those whose cos and sin are computed already
         self._one_vectors: dict[int, np.ndarray] = {}
         self.by_length: dict[str, ops.RoPE] = {}  # by where the machine puts the frequencies of a step's rows
-        self.handed: list[Region] = []  # where the program's `handed` are in the end
+        self.boundary_out: list[Region] = []  # where the program's `boundary_out` are in the end
 
     def instructions(self) -> Instructions:
-        for buffer in self._program.given:
-            self._given(buffer)
+        for buffer in self._program.boundary_in:
+            self._boundary_in(buffer)
         for op in fused(self._program):
             self._lower(op)
-        self.handed = [self._input(buffer) for buffer in self._program.handed]
+        self.boundary_out = [self._input(buffer) for buffer in self._program.boundary_out]
         return self._list
 
     @abstractmethod
-    def _given(self, buffer: ops.Buffer) -> None:
+    def _boundary_in(self, buffer: ops.Buffer) -> None:
         """The buffer is where all threads see it."""
 
     @abstractmethod
@@ -163,7 +163,7 @@ class RowsLowering(ABC):
     @abstractmethod
     def _pointwise(
         self,
-        kernel: Kernel,
+        kernel: CpuKernel,
         out: ops.Buffer,
         x: ops.Buffer,
         y: ops.Buffer | Region | None = None,
@@ -185,7 +185,7 @@ class RowsLowering(ABC):
         if key not in self._rotations:
             self._rotations.add(key)
             weight, stride = self._memory.vector(frequencies), 0
-            if op.longer:
+            if op.long_inv_freq:
                 rows = self._memory.rows(f"frequencies {key}", self._layout.max_rows, 4 * frequencies.size)
                 weight, stride = rows.address, rows.stride
                 self.by_length[rows.name] = op
@@ -208,8 +208,13 @@ class RowsLowering(ABC):
 
 def turns(op: ops.RoPE) -> tuple:
     """What the angles depend on but the position."""
-    return np.asarray(op.inv_freq, np.float32).tobytes(), op.attention_factor, op.same_up_to, op.longer
+    return (
+        np.asarray(op.inv_freq, np.float32).tobytes(),
+        op.attention_factor,
+        op.original_context,
+        op.long_inv_freq,
+    )
 
 
-def _gate(kind: str) -> Kernel:
+def _gate(kind: str) -> CpuKernel:
     return GATE if kind in ACTIVATIONS else GELU_GATE

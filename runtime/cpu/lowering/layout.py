@@ -16,7 +16,7 @@ from ...config.fields import UnsupportedModel
 from ...ops.fused import GATED_OPS, GatedMatMul, gated
 from ..abi.records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..abi.sizes import pool_bytes
-from ..memory import Memory, Region
+from ..arena import Memory, Region
 
 GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}  # activations that matrix products can end with
 ACTIVATIONS = GATES | {"relu2": RELU2, "identity": IDENTITY, "tanh": TANH}
@@ -30,13 +30,13 @@ class Layout:
     page_size: int
     n_threads: int
     max_rows: int
-    max_wanted: int
+    max_logits: int
     cache_type: str
     states: tuple[np.ndarray, ...] = ()  # of recurrent ops, float32 [sequences, …] each
 
     def rows(self, buffer: ops.Buffer) -> int:
         """The most rows that a step can have of a buffer."""
-        return self.max_wanted if buffer.wanted else self.max_rows
+        return self.max_logits if buffer.logits_rows else self.max_rows
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from ....quant.jit.levels import LANES
 from ....quant.jit.precompile import compile_kernels
 from ... import ops
 from ..abi.instructions import Progress
+from ..arena import Memory, Region
 from ..kernels import TEAM_KERNELS
-from ..memory import Memory, Region
 from ..simd.panels import aligned_empty, repack, repacked_bytes
 from .decode import OneRow
 from .layout import Layout, Matrix, for_kernels, matrices_of
@@ -33,7 +33,7 @@ class Lowered:
     memory: Memory
     lookups: list[tuple[ops.Embed, np.ndarray]]  # from tables that stay in the file, done before each step
     by_length: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs], filled before each step
-    handed: tuple[list[Region], list[Region]]  # where either list leaves `Program.handed`
+    boundary_out: tuple[list[Region], list[Region]]  # where either list leaves `Program.boundary_out`
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Lowering:
             memory,
             [(op, memory.floats(op.out.name)) for op in embeds],
             [(op, memory.floats(name)) for name, op in by_length.items()],
-            (rows[0].handed, rows[1].handed),
+            (rows[0].boundary_out, rows[1].boundary_out),
         )
 
     def _report(self, stage: str, done: int, total: int) -> None:

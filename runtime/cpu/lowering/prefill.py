@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..abi import sizes
 from ..abi.instructions import OTHER, ROWS
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
+from ..arena import Region
 from ..kernels import (
     ATTENDS,
     FLOAT_MATMULS,
@@ -25,9 +26,8 @@ from ..kernels import (
     STORES,
     TILED_MATMULS,
 )
-from ..memory import Region
-from .experts import ManyRowsExperts
 from .layout import attention_fields, cache
+from .moe import ManyRowsExperts
 
 
 class ManyRows(ManyRowsExperts):
@@ -60,7 +60,7 @@ class ManyRows(ManyRowsExperts):
             case _:
                 self._lower_rest(op)
 
-    def _given(self, buffer: ops.Buffer) -> None:
+    def _boundary_in(self, buffer: ops.Buffer) -> None:
         self._wrote(buffer)
 
     def _input(self, buffer: ops.Buffer) -> Region:
@@ -71,7 +71,7 @@ class ManyRows(ManyRowsExperts):
         return self._shared(buffer)
 
     def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
-        return self._sharing(buffer), {"on_wanted": buffer.wanted}
+        return self._sharing(buffer), {"on_logits_rows": buffer.logits_rows}
 
     def _output(self, buffer: ops.Buffer) -> Region:
         return self._result(buffer)
@@ -81,7 +81,7 @@ class ManyRows(ManyRowsExperts):
 
     def _pointwise(
         self,
-        kernel: Kernel,
+        kernel: CpuKernel,
         out: ops.Buffer,
         x: ops.Buffer,
         y: ops.Buffer | Region | None = None,
@@ -103,7 +103,7 @@ class ManyRows(ManyRowsExperts):
             out=target.address,
             out_stride=target.stride,
             width=x.width,
-            on_wanted=out.wanted,
+            on_logits_rows=out.logits_rows,
             rows_at=self._rows_at(out),
             **{"groups": 1} | values,
         )
@@ -130,7 +130,7 @@ class ManyRows(ManyRowsExperts):
             OTHER,
             out=target.address,
             out_stride=target.stride,
-            on_wanted=out.wanted,
+            on_logits_rows=out.logits_rows,
             rows_at=self._rows_at(out),
             **values,
         )
@@ -155,7 +155,7 @@ class ManyRows(ManyRowsExperts):
             source = self._shared(x)
             fields = self._tiles(x, region, lists)
             fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
-            fields |= {"width": x.width, "on_wanted": x.wanted, "rows_at": self._rows_at(x)}
+            fields |= {"width": x.width, "on_logits_rows": x.logits_rows, "rows_at": self._rows_at(x)}
             sharing = self._sharing(x)
             record = QUANTIZE
             self._list.emit(QUANTIZE_TILES, record, [source], [region], sharing, **fields)

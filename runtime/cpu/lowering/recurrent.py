@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ..abi import sizes
 from ..abi.instructions import OTHER
@@ -71,7 +71,7 @@ class RecurrentLowering(RowsLowering):
                 )
 
     def _emit_recurrent(
-        self, kernel: Kernel, op: Recurrent, inputs: dict[str, ops.Buffer], **values: Any
+        self, kernel: CpuKernel, op: Recurrent, inputs: dict[str, ops.Buffer], **values: Any
     ) -> None:
         regions = {name: self._input(buffer) for name, buffer in inputs.items()}
         for name, region in regions.items():

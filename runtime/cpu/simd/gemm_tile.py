@@ -38,7 +38,7 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd import F32, I32, compile_time, intrinsic
 from .dot8 import VNNI, Codes, Sums, broadcast4
-from .shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, PANELS, TOKENS, TOTALS, UNITS, VECTOR, weights_record
+from .tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, PANELS, TOKENS, TOTALS, UNITS, VECTOR, weights_record
 
 
 @compile_time

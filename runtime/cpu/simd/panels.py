@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ....quant.block import BlockFormat, QTensor
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ _GATHER_FIELDS = (
 )
 GATHER = np.dtype([(name, np.int64) for name in _GATHER_FIELDS])
 PLANE = np.dtype([(name, np.int64) for name in ("offset", "size", "count", "regroup")])
-GATHER_ROWS = Kernel(f"{__package__}.repack", "gather_rows")
+GATHER_ROWS = CpuKernel(f"{__package__}.repack", "gather_rows")
 
 HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see `regroup_high_bits`
 

@@ -34,7 +34,7 @@ MISSING = (
 
 
 @dataclass(frozen=True)
-class Kernel:
+class CudaKernel:
     """The function `name` of the module `module` in kernels/ for blocks of `threads`, with these constants.
 
     FORMAT among them stands for the constants that `kernels/unpack.READERS` has for a block format.
@@ -86,9 +86,9 @@ def compiled(
     return text.replace(entry_point(text), ENTRY)
 
 
-def kernel(module: str, name: str, threads: int, **constants: int | float | str) -> Kernel:
-    """A `Kernel` by its constants' names."""
-    return Kernel(module, name, threads, tuple(sorted(constants.items())))
+def kernel(module: str, name: str, threads: int, **constants: int | float | str) -> CudaKernel:
+    """A `CudaKernel` by its constants' names."""
+    return CudaKernel(module, name, threads, tuple(sorted(constants.items())))
 
 
 @dataclass
@@ -97,10 +97,10 @@ class Kernels:
 
     device: Device
     progress: Callable[[str, int, int], None] | None = None
-    _functions: dict[tuple[Kernel, int], int] = field(default_factory=dict)
-    _wanted: list[Kernel] | None = None
+    _functions: dict[tuple[CudaKernel, int], int] = field(default_factory=dict)
+    _wanted: list[CudaKernel] | None = None
 
-    def function(self, what: Kernel, shared_bytes: int = 0) -> int:
+    def function(self, what: CudaKernel, shared_bytes: int = 0) -> int:
         """What the driver launches, for up to `shared_bytes` of shared memory."""
         key = what, shared_bytes
         if self._wanted is not None:
@@ -134,11 +134,11 @@ class Kernels:
             if self.progress is not None:
                 self.progress("compiling kernels (only once)", done + 1, len(missing))
 
-    def _path(self, what: Kernel) -> Path:
+    def _path(self, what: CudaKernel) -> Path:
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
         return cache_folder() / f"{_prefix(self.device.capability)}-{what.name}-{digest}.cubin"
 
-    def _load(self, what: Kernel) -> bytes | None:
+    def _load(self, what: CudaKernel) -> bytes | None:
         try:
             content = self._path(what).read_bytes()
         except OSError:
@@ -146,7 +146,7 @@ class Kernels:
         digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         return code if hashlib.sha256(code).digest() == digest else None
 
-    def _compile(self, what: Kernel) -> bytes:
+    def _compile(self, what: CudaKernel) -> bytes:
         if self.progress is not None:
             self.progress(f"compiling {what.name} (only once)", 0, 1)
         try:
@@ -155,7 +155,7 @@ class Kernels:
             raise CudaUnavailable(f"{MISSING} ({problem})") from None
         return self._store(what, text)
 
-    def _store(self, what: Kernel, ptx: str) -> bytes:
+    def _store(self, what: CudaKernel, ptx: str) -> bytes:
         code = self.device.assemble(ptx)
         _write(self._path(what), hashlib.sha256(code).digest() + code)
         return code

@@ -15,7 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 
-from .kernel import Kernel
+from .kernel import CudaKernel
 
 MOST_PROCESSES = 16
 
@@ -27,7 +27,9 @@ help_out()
 """
 
 
-def compile_elsewhere(kernels: Sequence[Kernel], capability: tuple[int, int]) -> Iterator[tuple[Kernel, str]]:
+def compile_elsewhere(
+    kernels: Sequence[CudaKernel], capability: tuple[int, int]
+) -> Iterator[tuple[CudaKernel, str]]:
     """PTX of kernels for cards of that compute capability, in the order in which they are ready.
 
     Those are left out that no other process could compile.
@@ -37,7 +39,7 @@ def compile_elsewhere(kernels: Sequence[Kernel], capability: tuple[int, int]) ->
     if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
         return  # bundled or embedded: who knows what that program does when it is started
     running: list[subprocess.Popen[str]] = []
-    ready: SimpleQueue[tuple[Kernel, str] | None] = SimpleQueue()
+    ready: SimpleQueue[tuple[CudaKernel, str] | None] = SimpleQueue()
     todo, lock = iter(kernels), Lock()
 
     def work() -> None:
@@ -86,7 +88,7 @@ def _start(program: Path) -> subprocess.Popen[str]:
     )
 
 
-def _ask(process: subprocess.Popen[str], kernel: Kernel, capability: tuple[int, int]) -> str:
+def _ask(process: subprocess.Popen[str], kernel: CudaKernel, capability: tuple[int, int]) -> str:
     """PTX; empty if the process is gone."""
     assert process.stdin is not None
     assert process.stdout is not None
@@ -101,5 +103,5 @@ def help_out() -> None:
     """Answer kernels on stdin by their PTX on stdout, both lines of JSON: what a helper runs."""
     for line in sys.stdin:
         (module, name, threads, constants, resident), (major, minor) = json.loads(line)
-        kernel = Kernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
+        kernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
         print(json.dumps(kernel.ptx((major, minor))), flush=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ... import ops
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from .base import FEW, Coded, Launches, padded
 from .fusing import PreparedAttend, turn_key
 
@@ -30,7 +30,7 @@ class AttentionLowering(Launches):
         if key not in self._turned:
             self._turned.add(key)
             address, stride = self.memory.vector(op.inv_freq), 0
-            if op.longer:
+            if op.long_inv_freq:
                 region = self.memory.rows(f"frequencies {key}", self.layout.max_rows, 4 * pairs)
                 self.by_length[hash(key)] = op, region
                 address, stride = region.address, region.stride
@@ -54,7 +54,7 @@ class AttentionLowering(Launches):
             INTERLEAVED=int(op.interleaved),
         )
         arguments = [x.address, x.stride, op.heads, op.start, len(op.inv_freq), angles.address, angles.stride]
-        self._emit(what, (-(-op.heads // warps), self._n[op.x.wanted]), arguments, 4 * warps * head_dim)
+        self._emit(what, (-(-op.heads // warps), self._n[op.x.logits_rows]), arguments, 4 * warps * head_dim)
         self._wrote(op.x)
 
     def _prepared_attend(self, i: int, op: PreparedAttend) -> None:

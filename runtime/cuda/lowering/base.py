@@ -9,10 +9,10 @@ import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
-from ..compile.kernel import Kernel, Kernels, kernel, pack_arguments
+from ..compile.kernel import CudaKernel, Kernels, kernel, pack_arguments
+from ..driver.allocator import Memory, Region
 from ..driver.device import Device
 from ..driver.launch import Launch
-from ..driver.memory import Memory, Region
 from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..weights.upload import Matrix
 from .fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
@@ -36,13 +36,13 @@ class Layout:
     n_pages: int
     page_size: int
     max_rows: int
-    max_wanted: int
+    max_logits: int
     max_sequences: int
     cache_bits: int
 
     def rows(self, buffer: ops.Buffer) -> int:
         """Rows that there is room for: products may write some behind the last."""
-        return -(-(self.max_wanted if buffer.wanted else self.max_rows) // FEW) * FEW
+        return -(-(self.max_logits if buffer.logits_rows else self.max_rows) // FEW) * FEW
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Inputs:
     tokens: int
     sequences: int
     positions: int
-    wanted: int
+    logits_indices: int
     table: int
     table_stride: int
 
@@ -113,11 +113,11 @@ class Launches:
         size = 4 * int(np.prod(kept.shape, dtype=np.int64))
         return self.memory.rows(f"state {layer}", self.layout.max_sequences, size)
 
-    def _begin(self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool) -> None:
+    def _begin(self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool) -> None:
         """Nothing is launched yet, nothing is in 8 bits."""
         self._launches = []
-        self._n = {False: n_rows, True: n_wanted}
-        self._all_wanted = all_wanted
+        self._n = {False: n_rows, True: n_logits}
+        self._all_wanted = all_logits
         self._one_prompt = one_prompt
         self._alias: dict[str, ops.Buffer] = {}
         self._coded: dict[str, Coded] = {}
@@ -132,7 +132,7 @@ class Launches:
 
     def _emit(
         self,
-        what: Kernel,
+        what: CudaKernel,
         grid: Sequence[int],
         arguments: Sequence[int | float],
         shared: int = 0,
@@ -147,7 +147,7 @@ class Launches:
             Launch(f"{what.name} {label}".strip(), function, (x, y, z), what.threads, shared, packed, early)
         )
 
-    def _kernel(self, module: str, name: str, threads: int, **constants: int | float | str) -> Kernel:
+    def _kernel(self, module: str, name: str, threads: int, **constants: int | float | str) -> CudaKernel:
         return kernel(module, name, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
 
     def _wrote(self, *buffers: ops.Buffer) -> None:
@@ -166,7 +166,7 @@ class Launches:
 
     def _tokens(self, buffer: ops.Buffer) -> int:
         """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
-        return room(self._n[buffer.wanted])
+        return room(self._n[buffer.logits_rows])
 
     def _codes(self, buffer: ops.Buffer) -> int:
         """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""

@@ -88,7 +88,7 @@ def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
         and (op.bias is None) == (first.bias is None)
         and not (op.accumulate or first.accumulate)
         and op.out != op.x
-        and op.out.wanted == first.out.wanted
+        and op.out.logits_rows == first.out.logits_rows
         and op.out not in [m.out for m in run]
         and (op.weight.format.is_float or run[-1].weight.shape[0] % TILE == 0)
     )
@@ -119,7 +119,7 @@ def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
 
 def stream_groups(found: Sequence[FusedOp]) -> list[tuple[ops.Buffer, ...]]:
     """The residual streams that ops work on together: they lie side by side."""
-    streams = (op.streams for op in found if isinstance(op, ops.PredictStreams | ops.CorrectStreams))
+    streams = (op.streams for op in found if isinstance(op, ops.AltUpPredict | ops.AltUpCorrect))
     return list(dict.fromkeys(streams))
 
 
@@ -172,8 +172,8 @@ def turn_key(op: ops.RoPE) -> tuple[object, ...]:
     return (
         op.inv_freq.tobytes(),
         op.attention_factor,
-        op.same_up_to,
-        id(getattr(op.longer, "__self__", None)),
+        op.original_context,
+        id(getattr(op.long_inv_freq, "__self__", None)),
     )
 
 
@@ -210,10 +210,10 @@ def writes(op: FusedOp) -> list[ops.Buffer]:
         case ops.GrowQueries():
             return [op.q]
         case ops.Route():
-            return [op.experts, op.shares]
-        case ops.CorrectStreams():
+            return [op.experts, op.routing_weights]
+        case ops.AltUpCorrect():
             return [op.x, *op.streams]
-        case ops.PredictStreams():
+        case ops.AltUpPredict():
             return [op.out, *op.streams]
         case _:
             return [op.out]

@@ -10,7 +10,7 @@ import numpy as np
 from ... import ops
 from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from ..weights.upload import Matrix
 from .base import FEW, Coded, room
 from .fusing import GATES, JoinedMatMul
@@ -37,7 +37,7 @@ class ProductLowering(NormLowering):
             x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
             arguments = [x.address, x.stride, blocks, 0, coded, 0]
             what = self._kernel("matmul.quantize", "quantize", 128, NORMED=0, TOKENS=self._tokens(buffer))
-            self._emit(what, (-(-blocks // 4), self._n[buffer.wanted]), arguments)
+            self._emit(what, (-(-blocks // 4), self._n[buffer.logits_rows]), arguments)
             self._coded[real.name] = Coded(coded)
         return self._coded[real.name]
 
@@ -46,7 +46,7 @@ class ProductLowering(NormLowering):
             self._float_matmul(op)
             return
         matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
         if n > FEW:
             self._tiled(matrix, n_out, op.x, n, out, op.biases, op.accumulate)
             self._wrote(*op.outs)
@@ -81,7 +81,7 @@ class ProductLowering(NormLowering):
 
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
         matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
-        n, n_out = self._n[op.out.wanted], op.gate.shape[0]
+        n, n_out = self._n[op.out.logits_rows], op.gate.shape[0]
         if n > FEW and self.device.warpgroups and op.gate.format is op.up.format:
             self._tiled(matrix, n_out, op.x, n, out, other=other, kind=GATES[op.kind])
             self._wrote(op.out)
@@ -201,7 +201,7 @@ class ProductLowering(NormLowering):
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].wanted]
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
         if matrix.width % 4:
             raise UnsupportedModel(
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"

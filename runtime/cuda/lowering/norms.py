@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ... import ops
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from .base import FEW, Coded, Launches
 
 MOST_PARTS, MOST_NORMED = 16, 8  # times 1024 columns that `to_halves` holds in registers
@@ -22,7 +22,7 @@ class NormLowering(Launches):
             return
         if self._halved_at_once(i, op):
             self._wrote(op.out)
-            self._to_halves(self._at(op.x), op.x.width, self._n[op.x.wanted], *self._room(op.out), op)
+            self._to_halves(self._at(op.x), op.x.width, self._n[op.x.logits_rows], *self._room(op.out), op)
             self._halved.add(self._real(op.out).name)
             return
         each = op.groups * len(op.weight) > op.x.width
@@ -32,12 +32,12 @@ class NormLowering(Launches):
         """Whether a norm's result is only needed in 8 bits, and can be made without looking at the whole
         row.
         """
-        return self._n[op.x.wanted] <= FEW and self._for_products(i, op)
+        return self._n[op.x.logits_rows] <= FEW and self._for_products(i, op)
 
     def _halved_at_once(self, i: int, op: ops.RMSNorm) -> bool:
         """Whether a norm's result is only needed in halves, and its rows are not too long for registers."""
         held = op.x.width <= 1024 * MOST_NORMED
-        return self._n[op.x.wanted] > FEW and held and self._for_products(i, op)
+        return self._n[op.x.logits_rows] > FEW and held and self._for_products(i, op)
 
     def _for_products(self, i: int, op: ops.RMSNorm) -> bool:
         """Whether a norm is one of whole rows, whose result only products with blocks read."""
@@ -50,7 +50,7 @@ class NormLowering(Launches):
         blocks, weight = op.x.width // 32, self.memory.vector(op.weight)
         arguments = [x.address, x.stride, blocks, weight, coded, partials]
         what = self._kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
-        self._emit(what, (-(-blocks // 4), self._n[op.x.wanted]), arguments)
+        self._emit(what, (-(-blocks // 4), self._n[op.x.logits_rows]), arguments)
         return Coded(coded, partials, op)
 
     def _norm(
@@ -75,14 +75,14 @@ class NormLowering(Launches):
             EACH=each,
             GROUPS=op.groups,
         )
-        self._emit(what, (op.groups, self._n[op.x.wanted]), arguments, 64)
+        self._emit(what, (op.groups, self._n[op.x.logits_rows]), arguments, 64)
         self._wrote(op.out)
 
     def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
         """A buffer's rows as halves, and their scales: made now, unless they are there already."""
         halves, scales = self._room(x)
         if self._real(x).name not in self._halved:
-            self._to_halves(self._at(x), x.width, self._n[x.wanted], halves, scales)
+            self._to_halves(self._at(x), x.width, self._n[x.logits_rows], halves, scales)
             self._halved.add(self._real(x).name)
         return halves, scales
 

@@ -1,4 +1,4 @@
-"""From a program to launches: of a step of so many rows, of which so many are wanted.
+"""From a program to launches: of a step of so many rows, of which so many have logits.
 
 Everything that changes from step to step lies in the card's memory, so that the launches of a step can be
 captured in a graph once and run again.
@@ -9,21 +9,21 @@ from __future__ import annotations
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..driver.launch import Launch
-from .experts import ExpertLowering
 from .fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from .gather import RowLowering
 from .mla import LatentLowering
+from .moe import ExpertLowering
 from .recurrent import RecurrentLowering
-from .rows import RowLowering
 
 
 class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
     """Turns `found`, the fused ops of a program, into launches on one card."""
 
     def launches(
-        self, n_rows: int, n_wanted: int, all_wanted: bool, one_prompt: bool = False
+        self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool = False
     ) -> list[Launch]:
-        """Those of a step; `all_wanted`: every row is, in order; `one_prompt`: rows follow each other."""
-        self._begin(n_rows, n_wanted, all_wanted, one_prompt)
+        """Those of a step; `all_logits`: every row is, in order; `one_prompt`: rows follow each other."""
+        self._begin(n_rows, n_logits, all_logits, one_prompt)
         for i, op in enumerate(self.found):
             if self._rows_of(op) > 0:
                 self._lower(i, op)
@@ -33,7 +33,7 @@ class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
         if isinstance(op, PreparedAttend):
             return self._n[False]
         out = writes(op)[0]
-        return self._n[out.wanted]
+        return self._n[out.logits_rows]
 
     def _lower(self, i: int, op: FusedOp) -> None:
         match op:
@@ -74,9 +74,9 @@ class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
                 self._sparsify(op)
             case ops.MatchMagnitude():
                 self._match_magnitude(op)
-            case ops.PredictStreams():
+            case ops.AltUpPredict():
                 self._predict_streams(op)
-            case ops.CorrectStreams():
+            case ops.AltUpCorrect():
                 self._correct_streams(op)
             case _:
                 self._pointwise(op)

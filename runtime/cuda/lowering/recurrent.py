@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ... import ops
 from ...config.fields import UnsupportedModel
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from ..kernels.recurrent.conv_prefill import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
 from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
@@ -40,7 +40,7 @@ class RecurrentLowering(Launches):
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
         arguments = [*self._at(op.x), *self._at(op.out), memory.vector(op.weight)]
         arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
-        arguments += [inputs.sequences, inputs.positions, self._n[op.x.wanted], channels]
+        arguments += [inputs.sequences, inputs.positions, self._n[op.x.logits_rows], channels]
         self._emit(
             self._kernel("recurrent.recurrent", "causal_conv", 128, **constants),
             (-(-channels // 128),),
@@ -50,7 +50,7 @@ class RecurrentLowering(Launches):
 
     def _conv_prompt(self, op: ops.CausalConv) -> None:
         """One sequence's rows, in spans."""
-        taps, channels, rows = op.weight.shape[1], op.x.width, self._n[op.x.wanted]
+        taps, channels, rows = op.weight.shape[1], op.x.width, self._n[op.x.logits_rows]
         spans = -(-self.layout.max_rows // SPAN)
         edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
         sequence = [self.inputs.sequences, self.inputs.positions]
@@ -81,10 +81,10 @@ class RecurrentLowering(Launches):
         head; `sizes`: groups, heads, head_dim, and of a column of the state.
         """
         groups, heads, head_dim, column = sizes
-        rows, most = self._n[op.out.wanted], -(-self.layout.max_rows // 4)
+        rows, most = self._n[op.out.logits_rows], -(-self.layout.max_rows // 4)
         found = self.memory.rows(f"pairs of rows, {heads} {size}", most, 4 * size * heads).address
         what = self._kernel(
-            f"{name}_prompt",
+            f"recurrent.{name}_prefill",
             f"{name}_pairs",
             32 * PROMPT_WARPS,
             WARPS=PROMPT_WARPS,
@@ -93,7 +93,7 @@ class RecurrentLowering(Launches):
         )
         self._emit(what, (groups, -(-rows // (4 * PROMPT_WARPS))), [*pairs, found, rows])
         constants |= {"WARPS": PROMPT_WARPS, "PARTS": -(-column // 64), "WHOLE": int(column % 64 == 0)}
-        what = self._kernel(f"{name}_prompt", f"{name}_prompt", 32 * PROMPT_WARPS, **constants)
+        what = self._kernel(f"recurrent.{name}_prefill", f"{name}_prompt", 32 * PROMPT_WARPS, **constants)
         arguments = [*pairs[:2], found, *self._at(op.out), *sizes, *self._state(op.state)]
         arguments += [self.inputs.sequences, self.inputs.positions, rows]
         self._emit(what, (-(-head_dim // (8 * PROMPT_WARPS)), heads), arguments)
@@ -134,7 +134,7 @@ class RecurrentLowering(Launches):
         arguments: Sequence[int | float],
         op: ops.StateScan | ops.DeltaRule,
     ) -> None:
-        rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.wanted]]
+        rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.logits_rows]]
         what = self._kernel("recurrent.recurrent", name, 32 * WARPS, **constants)
         self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
         self._wrote(op.out)
@@ -143,12 +143,14 @@ class RecurrentLowering(Launches):
 
     def _sparsify(self, op: ops.Sparsify) -> None:
         arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
-        self._emit(self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.wanted]), arguments, 64)
+        self._emit(
+            self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.logits_rows]), arguments, 64
+        )
         self._wrote(op.x)
 
     def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
         rows = [*self._at(op.x), *self._at(op.like), op.x.width]
-        what, grid = self._kernel("common.altup", "match_magnitude", 256), (1, self._n[op.x.wanted])
+        what, grid = self._kernel("common.altup", "match_magnitude", 256), (1, self._n[op.x.logits_rows])
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
         self._wrote(op.x)
 
@@ -160,19 +162,19 @@ class RecurrentLowering(Launches):
             raise UnsupportedModel("the CUDA machine needs residual streams side by side")
         return [*regions[0], steps.pop()]
 
-    def _predict_streams(self, op: ops.PredictStreams) -> None:
+    def _predict_streams(self, op: ops.AltUpPredict) -> None:
         width = op.out.width
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel("common.altup", "predict_streams", 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.out.wanted]), arguments)
+        self._emit(what, (-(-width // 256), self._n[op.out.logits_rows]), arguments)
         self._wrote(op.out, *op.streams)
 
-    def _correct_streams(self, op: ops.CorrectStreams) -> None:
+    def _correct_streams(self, op: ops.AltUpCorrect) -> None:
         width = op.x.width
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
         arguments += [self.memory.vector(op.weight), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel("common.altup", "correct_streams", 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.x.wanted]), arguments)
+        self._emit(what, (-(-width // 256), self._n[op.x.logits_rows]), arguments)
         self._wrote(op.x, *op.streams)

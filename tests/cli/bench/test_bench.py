@@ -235,7 +235,7 @@ class Counting:
     """A machine that only counts: (first position, rows, wanted rows) a step; and minds its state."""
 
     max_rows = 8
-    max_wanted = 8
+    max_logits = 8
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int, int]] = []
@@ -244,9 +244,9 @@ class Counting:
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         self.states.begin(batch)
         self.states.end(batch)
-        self.steps.append((int(batch.positions[0]), len(batch.tokens), len(batch.wanted)))
+        self.steps.append((int(batch.positions[0]), len(batch.tokens), len(batch.logits_indices)))
         assert table.lengths[0] == batch.positions[-1] + 1
-        return np.zeros((len(batch.wanted), 16), np.float32)
+        return np.zeros((len(batch.logits_indices), 16), np.float32)
 
 
 def test_it_measures_what_it_says() -> None:

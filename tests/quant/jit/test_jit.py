@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.jit import compiler, jit, kernel_cache, precompile
-from kukri.quant.jit.kernel import Kernel
+from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import UNUSED_SECONDS, KernelCache
 from kukri.runtime.cpu import kernels
 from kukri.runtime.cpu.kernels import FLOAT_MATMULS, LEAD, RMS_NORM
@@ -46,9 +46,9 @@ RUN = """
 import sys
 import numpy as np
 from kukri.quant import compiler
-from kukri.quant.jit.kernel import Kernel
+from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.precompile import compile_kernels
-writers = {i: Kernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
+writers = {i: CpuKernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
 if "never" in sys.argv:
     compiler.machine_code = None
 compile_kernels(list(writers.values()), lambda done, total: print(done, total, flush=True))
@@ -92,11 +92,11 @@ def files(home: Path) -> list[Path]:
     return sorted(home.glob("kernels/*/*.kernel"))
 
 
-def writers() -> dict[int, Kernel]:
-    return {i: Kernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
+def writers() -> dict[int, CpuKernel]:
+    return {i: CpuKernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
 
 
-def result(kernel: Kernel) -> int:
+def result(kernel: CpuKernel) -> int:
     found = np.full(1, -1, np.float32)
     kernel.compiled.ctypes(found.ctypes.data, 0, 0)
     return int(found[0])
@@ -158,7 +158,7 @@ def test_two_at_once(home):
 def test_helpers_take_a_part(home, monkeypatch):
     """A helper fills the cache with what this process has not done yet."""
     begun = []
-    compile_kernel = Kernel.compile
+    compile_kernel = CpuKernel.compile
 
     def slow(kernel, cache):
         begun.append(kernel)
@@ -167,7 +167,7 @@ def test_helpers_take_a_part(home, monkeypatch):
             time.sleep(0.05)
         return compile_kernel(kernel, cache)
 
-    monkeypatch.setattr(Kernel, "compile", slow)
+    monkeypatch.setattr(CpuKernel, "compile", slow)
     counts = []
     kernels = list(writers().values())
     assert precompile.compile_kernels(kernels, lambda *count: counts.append(count), processes=2) == 8
@@ -189,7 +189,7 @@ def test_without_helpers(home, monkeypatch, program):
 def test_helpers_end_with_their_parent(home):
     """A helper whose parent is gone leaves at once, in the middle of its work."""
     script = "import sys, time; from kukri.quant import precompile as p; "
-    script += "p.Kernel.compile = lambda *_: time.sleep(60); p.help_out(sys.argv[1:])"
+    script += "p.CpuKernel.compile = lambda *_: time.sleep(60); p.help_out(sys.argv[1:])"
     work = [f"many_kernels:WRITERS:{i}" for i in range(8)]
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(kernel_cache.cache_folder()), *work], stdin=subprocess.PIPE
@@ -284,7 +284,9 @@ def test_the_folder_depends_on_sources_and_cpu(monkeypatch):
 
 def test_every_kernel_has_a_file_of_its_own():
     tables = [GATHER_ROWS, *vars(kernels).values()]
-    found = [k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, Kernel)]
+    found = [
+        k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, CpuKernel)
+    ]
     assert len(found) > 60
     assert len({kernel.key for kernel in found}) == len(found)
     for kernel in found:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config.experts import PROJECTIONS, Experts
 from kukri.runtime.config.from_files import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.config.moe import PROJECTIONS, Experts
 
 LLAMA = {
     "model_type": "llama",
@@ -546,7 +546,7 @@ def test_any_value_anywhere(data, value):
         assert config.n_layers <= len(TENSORS)
         for rope in {layer.rope for layer in config.layers} - {None}:
             rope.inv_freq()
-            rope.inv_freq(rope.same_up_to + 1)
+            rope.inv_freq(rope.original_context + 1)
     except DamagedFile as error:
         message = str(error)
     assert "\n" not in message

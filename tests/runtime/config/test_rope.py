@@ -181,7 +181,7 @@ def test_attention_factor_of_yarn(more, expected):
 
 def test_dynamic_ntk():
     rope = from_hf(rope_scaling={"type": "dynamic", "factor": 4.0}, max_position_embeddings=64)[0]
-    assert rope.same_up_to == 64
+    assert rope.original_context == 64
     for length in (0, 1, 64):
         np.testing.assert_array_equal(rope.inv_freq(length), Rope(1e4, 16, False).inv_freq())
     base = 1e4 * (4 * 100 / 64 - 3) ** (16 / 14)
@@ -197,7 +197,7 @@ LONGROPE = {"type": "longrope", "short_factor": [1.5] * 8, "long_factor": [3] * 
 def test_longrope(kind):
     config = {"original_max_position_embeddings": 32, "rope_scaling": {**LONGROPE, "type": kind}}
     rope = from_hf(**config)[0]
-    assert rope.same_up_to == 32
+    assert rope.original_context == 32
     plain = Rope(1e4, 16, False).inv_freq()
     np.testing.assert_allclose(rope.inv_freq(32), plain / 1.5, rtol=1e-6)
     np.testing.assert_allclose(rope.inv_freq(33), plain / 3, rtol=1e-6)

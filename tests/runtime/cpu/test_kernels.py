@@ -22,7 +22,7 @@ from kukri.runtime.cpu.kernels import (
 )
 from kukri.runtime.cpu.kernels.matmul.activations import DIGIT, OUTLIER
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
-from kukri.runtime.cpu.simd.shapes import GROUP, RECORD, SECOND, TOKENS, UNITS
+from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, UNITS
 
 RNG = np.random.default_rng(11)
 SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes would make NaN

@@ -66,7 +66,7 @@ def program(
             "up": ffn,
         }.items()
     }
-    last, logits = ops.Buffer("last", hidden, wanted=True), ops.Buffer("logits", VOCAB, wanted=True)
+    last, logits = ops.Buffer("last", hidden, logits_rows=True), ops.Buffer("logits", VOCAB, logits_rows=True)
 
     def vector(n: int) -> np.ndarray:
         return rng.uniform(0.5, 1.5, n).astype(np.float32)
@@ -132,7 +132,7 @@ def mixed_batches(rng: np.random.Generator, lengths: list[int]) -> list[list[tup
 
 
 def run(
-    machine, steps, seed: int, page_size: int, want_all: bool = True, wanted=None, n_pages: int = 40
+    machine, steps, seed: int, page_size: int, want_all: bool = True, logits_indices=None, n_pages: int = 40
 ) -> list[np.ndarray]:
     """Feed the steps; the logits of each."""
     rng = np.random.default_rng(seed)
@@ -149,8 +149,8 @@ def run(
         rows = np.arange(len(sequences), dtype=np.int32)
         if not want_all:
             rows = rows[rng.random(len(rows)) < 0.3]
-        if wanted is not None:
-            rows = np.array(wanted, np.int32)
+        if logits_indices is not None:
+            rows = np.array(logits_indices, np.int32)
         logits.append(machine.step(Batch(tokens, sequences, positions, rows), table).copy())
     return logits
 
@@ -217,7 +217,7 @@ def test_only_some_rows_wanted():
     machine = CpuMachine(whole, 40)
     got = run(machine, steps, 6, 64, want_all=False)
     agree(got, run(ReferenceMachine(whole, 40), steps, 6, 64, want_all=False), 3e-5)
-    none = run(machine, [[(0, 3)]], 6, 64, wanted=[])
+    none = run(machine, [[(0, 3)]], 6, 64, logits_indices=[])
     assert none[0].shape == (0, VOCAB)
     machine.close()
 
@@ -279,8 +279,10 @@ def test_batches_out_of_range_are_refused():
     table = PageTable(2)
     table.extend(0, 4)
 
-    def step(tokens=(1,), sequences=(0,), positions=(0,), wanted=(0,)):
-        machine.step(Batch(*(np.array(a, np.int32) for a in (tokens, sequences, positions, wanted))), table)
+    def step(tokens=(1,), sequences=(0,), positions=(0,), logits_indices=(0,)):
+        machine.step(
+            Batch(*(np.array(a, np.int32) for a in (tokens, sequences, positions, logits_indices))), table
+        )
 
     step()
     for bad in (
@@ -290,9 +292,9 @@ def test_batches_out_of_range_are_refused():
         {"sequences": (-1,)},
         {"positions": (4,)},
         {"positions": (-1,)},
-        {"wanted": (1,)},
-        {"wanted": (-1,)},
-        {"wanted": (0, 1)},
+        {"logits_indices": (1,)},
+        {"logits_indices": (-1,)},
+        {"logits_indices": (0, 1)},
         {"tokens": (1, 2)},
         {"tokens": (1,) * 9, "sequences": (0,) * 9, "positions": (0,) * 9},
     ):

@@ -39,7 +39,10 @@ def program(r: Recurrence, layers: int = 2) -> ops.Program:
 
     widths = {"x": HIDDEN, "mix": r.channels, "beta": r.heads, "step": r.heads, "y": r.inner}
     b = {name: ops.Buffer(name, width) for name, width in widths.items()}
-    last, logits = ops.Buffer("last x", HIDDEN, wanted=True), ops.Buffer("logits", VOCAB, wanted=True)
+    last, logits = (
+        ops.Buffer("last x", HIDDEN, logits_rows=True),
+        ops.Buffer("logits", VOCAB, logits_rows=True),
+    )
     flow: list[ops.Op] = [ops.Embed(b["x"], matrix(VOCAB, HIDDEN), 4.0)]
     states = list[ops.StateLayer]()
     for _ in range(layers):
@@ -91,7 +94,7 @@ def test_like_the_reference(name, threads):
             tokens=rng.integers(0, VOCAB, n).astype(np.int32),
             sequences=np.concatenate([np.full(rows, sequence, np.int32) for sequence, _, rows in parts]),
             positions=np.concatenate([np.arange(f, f + rows, dtype=np.int32) for _, f, rows in parts]),
-            wanted=np.arange(n, dtype=np.int32),
+            logits_indices=np.arange(n, dtype=np.int32),
         )
         got, expected = machine.step(batch, table), reference.step(batch, table)
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-4)

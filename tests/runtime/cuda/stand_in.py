@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kukri.runtime.cuda.compile.kernel import Kernel
+from kukri.runtime.cuda.compile.kernel import CudaKernel
 from kukri.runtime.cuda.driver.launch import Launch
 
 from .simulator import run
@@ -25,7 +25,7 @@ class StandInDevice:
     name = "simulator"
 
     def __init__(self) -> None:
-        self.kernels: list[Kernel] = []
+        self.kernels: list[CudaKernel] = []
         self.launched: list[str] = []
         self._memory: list[np.ndarray] = []
 
@@ -95,7 +95,7 @@ class StandInKernels:
 
     def compile_all(self, ask: Any) -> None: ...
 
-    def function(self, what: Kernel, shared_bytes: int = 0) -> int:
+    def function(self, what: CudaKernel, shared_bytes: int = 0) -> int:
         if what not in self.device.kernels:
             self.device.kernels.append(what)
         return self.device.kernels.index(what)

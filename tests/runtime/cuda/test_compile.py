@@ -44,9 +44,9 @@ MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
 LATENT = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "TURN": 3, "MT": 2, "T": 64, "NT": 2}
 LATENT |= {"WARPS": 8, "GROUPS": 4, "KEPT": 5, "UNITS": 5, "UW": 1, "SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
 KERNELS = [
-    kernel("common.rows", "embed", 128, FORMAT="Q6_K", PDL=0),
-    kernel("common.rows", "embed_floats", 128, FLOAT=0, PDL=0),
-    kernel("common.rows", "select_rows", 128, PDL=0),
+    kernel("common.gather", "embed", 128, FORMAT="Q6_K", PDL=0),
+    kernel("common.gather", "embed_floats", 128, FLOAT=0, PDL=0),
+    kernel("common.gather", "select_rows", 128, PDL=0),
     kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
     kernel("matmul.quantize", "to_halves", 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
     kernel("matmul.decode_matmul", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
@@ -74,12 +74,14 @@ KERNELS = [
     kernel("common.top_k", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
     kernel("common.pointwise", "copy_rest", 256, PDL=0),
     kernel("common.mapped", "copy_words", 256, PDL=0),
-    kernel("matmul.route", "route", 32, PDL=0, **ROUTE),
-    kernel("matmul.experts", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
-    kernel("matmul.experts", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
-    kernel("matmul.experts", "digits", 128, TOKENS=1, PDL=0),
-    kernel("matmul.experts", "mix", 256, DEALT=1, PDL=0),
-    kernel("matmul.experts", "deal", 256, ROWS=64, PDL=0),
+    kernel("matmul.moe_routing", "route", 32, PDL=0, **ROUTE),
+    kernel(
+        "matmul.moe_matmul", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT
+    ),
+    kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
+    kernel("matmul.moe_matmul", "digits", 128, TOKENS=1, PDL=0),
+    kernel("matmul.moe_matmul", "mix", 256, DEALT=1, PDL=0),
+    kernel("matmul.moe_matmul", "deal", 256, ROWS=64, PDL=0),
     kernel("recurrent.recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel("recurrent.recurrent", "state_scan", 64, WARPS=2, R=4, PARTS=4, PDL=0),
     kernel("recurrent.recurrent", "delta_rule", 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
@@ -107,7 +109,7 @@ def test_compiles(what):
         capability = (9, 0)
     text = what.ptx(capability)
     assert f".entry {ENTRY}(" in text
-    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module == 'warpgroup' else ''}"
+    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module == 'matmul.prefill_sm90' else ''}"
     assert f".target {target}\n" in text
     assert ".local" not in text, "registers that are indexed at run time"
 

@@ -15,7 +15,7 @@ from kukri.runtime.cuda.driver.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.split import SplitMachine, split
-from kukri.runtime.engine.top_k import best_of
+from kukri.runtime.engine.top_k import top_k_of
 from kukri.runtime.model.cuda_device import open_card
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -77,8 +77,8 @@ def test_the_best_tokens_come_back(program, monkeypatch, mapped):
         table = PageTable(1)
         table.extend(0, 4)
         logits = machine.step(Batch(rows, rows * 0, rows, rows[2:]), table)
-        expected = best_of(logits[:, :50].copy(), k)
-        got = machine.choose(Batch(rows, rows * 0, rows, rows[2:]), table, k, 50)
+        expected = top_k_of(logits[:, :50].copy(), k)
+        got = machine.top_k(Batch(rows, rows * 0, rows, rows[2:]), table, k, 50)
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.logits, b.logits)

@@ -100,12 +100,12 @@ def test_streams():
     constants = {"N": n, "ACTIVE": 1, "PDL": 0}
     where = [streams, streams[0].nbytes, 4 * width]
     run(predict_streams, constants, (2, 2), 256, [*where, predict, 4 * n * n, x, 4 * width, width])
-    expected.predict_streams(ops.PredictStreams(names, b, 1, a), buffers)
+    expected.predict_streams(ops.AltUpPredict(names, b, 1, a), buffers)
     np.testing.assert_allclose(x, buffers["x"], rtol=1e-5, atol=1e-5)
     x += 1
     buffers["x"] = x.copy()
     run(correct_streams, constants, (2, 2), 256, [*where, correct, 4 * n, x, 4 * width, weight, width])
-    expected.correct_streams(ops.CorrectStreams(names, c, 1, a, weight), buffers)
+    expected.correct_streams(ops.AltUpCorrect(names, c, 1, a, weight), buffers)
     np.testing.assert_allclose(x, buffers["x"], rtol=1e-5, atol=1e-5)
     for i in range(n):
         np.testing.assert_allclose(streams[:, i], buffers[f"s{i}"], rtol=1e-5, atol=1e-5)

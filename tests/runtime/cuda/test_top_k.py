@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.driver.memory import Memory, Region
+from kukri.runtime.cuda.driver.allocator import Memory, Region
 from kukri.runtime.cuda.top_k import BestOf, decode, run_for
-from kukri.runtime.engine.top_k import best_of
+from kukri.runtime.engine.top_k import top_k_of
 
 from .stand_in import StandInDevice, StandInKernels
 
@@ -38,7 +38,7 @@ def test_the_best(k, blocks, n_tokens):
     logits[1, :n_tokens] = np.round(logits[1, :n_tokens])  # equal ones, 0 and -0 among them
     logits[1, :n_tokens:7] = -np.inf
     found = best(logits, k, n_tokens, blocks)
-    for got, expected in zip(found, best_of(logits[:, :n_tokens], k), strict=True):
+    for got, expected in zip(found, top_k_of(logits[:, :n_tokens], k), strict=True):
         finite = got.logits > -np.inf
         np.testing.assert_array_equal(got.ids[finite], expected.ids[: finite.sum()])
         np.testing.assert_array_equal(got.logits[finite], expected.logits[: finite.sum()])

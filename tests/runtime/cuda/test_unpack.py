@@ -7,7 +7,7 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.runtime.cuda.kernels.common.rows import embed, embed_floats
+from kukri.runtime.cuda.kernels.common.gather import embed, embed_floats
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.cuda.weights.packing import pack, packed_bytes, tile_bytes
 

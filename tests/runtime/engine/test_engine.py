@@ -10,7 +10,7 @@ import pytest
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import ContextExceeded, Engine
 from kukri.runtime.engine.sampler import BadLogits, SamplingParams
-from kukri.runtime.engine.top_k import Best, best_of
+from kukri.runtime.engine.top_k import TopK, top_k_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0)
@@ -25,22 +25,22 @@ class HistoryMachine:
     """Keeps (token, position) of every row in its pages; the logits of a row are random numbers seeded
     with all it finds there for its sequence. A wrong page, position or order changes them."""
 
-    def __init__(self, table: PageTable, max_rows: int = 8, max_wanted: int = 4) -> None:
+    def __init__(self, table: PageTable, max_rows: int = 8, max_logits: int = 4) -> None:
         self.max_rows = max_rows
-        self.max_wanted = max_wanted
+        self.max_logits = max_logits
         self.pool = np.full((table.n_pages, table.page_size, 2), -7)
         self.fed: list[int] = []  # rows of each step
         self.before_step = self.after_step = lambda: None
         self.change = lambda logits: logits
-        self.out = np.zeros((max_wanted, VOCAB), np.float32)
+        self.out = np.zeros((max_logits, VOCAB), np.float32)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         n = len(batch.tokens)
-        for array in (batch.tokens, batch.sequences, batch.positions, batch.wanted):
+        for array in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices):
             assert array.dtype == np.int32
         assert 0 < n <= self.max_rows
         assert len(batch.sequences) == len(batch.positions) == n
-        assert len(batch.wanted) <= self.max_wanted
+        assert len(batch.logits_indices) <= self.max_logits
         self.before_step()
         self.fed.append(n)
         rows = zip(batch.tokens, batch.sequences, batch.positions, strict=True)
@@ -49,16 +49,16 @@ class HistoryMachine:
             assert position < table.lengths[sequence]
             page = table.blocks[sequence, position // table.page_size]
             self.pool[page, position % table.page_size] = token, position
-            if row in batch.wanted:
+            if row in batch.logits_indices:
                 pages = self.pool[table.blocks[sequence, : position // table.page_size + 1]]
                 seen = pages.reshape(-1, 2)[: position + 1]
-                index = int(np.searchsorted(batch.wanted, row))
+                index = int(np.searchsorted(batch.logits_indices, row))
                 self.out[index] = self.change(expected_logits(seen))
         self.after_step()
-        return self.out[: len(batch.wanted)]
+        return self.out[: len(batch.logits_indices)]
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        return best_of(self.step(batch, table)[:, :n_tokens], k)
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
 
 def expected_logits(seen: np.ndarray) -> np.ndarray:
@@ -79,10 +79,10 @@ def greedy(ids: list[int], n: int) -> list[int]:
 
 
 def new_engine(
-    n_pages: int = 16, page_size: int = 4, end_ids=(), max_rows=8, max_wanted=4, **kwargs
+    n_pages: int = 16, page_size: int = 4, end_ids=(), max_rows=8, max_logits=4, **kwargs
 ) -> Engine:
     table = PageTable(n_pages, page_size=page_size)
-    return Engine(HistoryMachine(table, max_rows, max_wanted), table, Config(), end_ids, **kwargs)
+    return Engine(HistoryMachine(table, max_rows, max_logits), table, Config(), end_ids, **kwargs)
 
 
 def take(iterator, n: int) -> list[int]:
@@ -131,7 +131,7 @@ def test_the_callers_list_is_not_kept():
 class LengthMachine:
     """Keeps, for each position, whether its key was made for a sequence of more than 8 tokens."""
 
-    max_rows = max_wanted = 3
+    max_rows = max_logits = 3
 
     def __init__(self):
         self.long = np.zeros(64, bool)
@@ -140,16 +140,16 @@ class LengthMachine:
     def step(self, batch, table):
         self.long[batch.positions] = batch.sequence_lengths() > 8
         self.n = int(batch.positions[-1]) + 1
-        return np.ones((len(batch.wanted), VOCAB), np.float32)
+        return np.ones((len(batch.logits_indices), VOCAB), np.float32)
 
-    def choose(self, batch, table, k, n_tokens):
-        return best_of(self.step(batch, table), k)
+    def top_k(self, batch, table, k, n_tokens):
+        return top_k_of(self.step(batch, table), k)
 
 
 def test_keys_rotated_for_short_and_long_sequences_are_not_mixed():
     table = PageTable(16, page_size=4)
     machine = LengthMachine()
-    engine = Engine(machine, table, Config(), same_up_to=8)
+    engine = Engine(machine, table, Config(), original_context=8)
     few = SamplingParams(temperature=0, max_tokens=1)
 
     def after(prompt, params=few):
@@ -400,17 +400,17 @@ def test_two_generations_at_once_are_refused_rather_than_mixed_up():
 # ---- logits
 
 
-@pytest.mark.parametrize(("rows", "wanted"), [(8, 4), (3, 8), (1, 1)])
+@pytest.mark.parametrize(("rows", "max_logits"), [(8, 4), (3, 8), (1, 1)])
 @pytest.mark.parametrize("length", [1, 4, 5, 30])
-def test_logits_of_every_position(rows, wanted, length):
-    engine = new_engine(max_rows=rows, max_wanted=wanted)
+def test_logits_of_every_position(rows, max_logits, length):
+    engine = new_engine(max_rows=rows, max_logits=max_logits)
     ids = [7 * i % VOCAB for i in range(length)]
     expected = np.stack([after(ids[: i + 1]) for i in range(length)])
     for _ in range(2):
         got = engine.logits(ids)
         assert got.dtype == np.float32
         np.testing.assert_array_equal(got, expected)
-        assert max(engine.machine.fed) <= min(rows, wanted)
+        assert max(engine.machine.fed) <= min(rows, max_logits)
         take(engine.generate([1, 2, *ids], GREEDY), 2)
         engine.machine.fed.clear()
 

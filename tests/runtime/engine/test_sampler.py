@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.engine.sampler import BadLogits, Sampler, SamplingParams, _truncate
-from kukri.runtime.engine.top_k import best_of, largest
+from kukri.runtime.engine.top_k import largest, top_k_of
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
 
@@ -257,16 +257,16 @@ def test_the_best_give_what_all_logits_give(kwargs, size):
         logits = rng.normal(size=size).astype(np.float32)
         logits = np.round(logits, 1) if i % 2 else logits  # many that are equal
         logits[rng.integers(0, size, 9)] = -np.inf
-        best = few.enough(size, len(history))
+        best = few.top_k_needed(size, len(history))
         assert 0 < best <= 300
         token = whole.sample(logits, history)
-        assert few.sample(best_of([logits], best)[0], history) == token
-        history += [token, *best_of([logits], 3)[0].ids.tolist()]
+        assert few.sample(top_k_of([logits], best)[0], history) == token
+        history += [token, *top_k_of([logits], 3)[0].ids.tolist()]
 
 
 @pytest.mark.parametrize("kwargs", [{"top_k": 0}, {"top_k": 300}, {"repeat_penalty": 0.9}])
 def test_where_the_best_are_not_enough(kwargs):
-    assert Sampler(SamplingParams(**kwargs)).enough(300, 10) == 0
+    assert Sampler(SamplingParams(**kwargs)).top_k_needed(300, 10) == 0
 
 
 # ---- bad input
@@ -285,9 +285,9 @@ def test_bad_logits(kwargs, bad, message, size):
     sampler = Sampler(SamplingParams(**kwargs))
     with pytest.raises(BadLogits, match=message):
         sampler.sample(logits, [0, 1])
-    if best := sampler.enough(size, 2):
+    if best := sampler.top_k_needed(size, 2):
         with pytest.raises(BadLogits, match=message):
-            sampler.sample(best_of([logits], best)[0], [0, 1])
+            sampler.sample(top_k_of([logits], best)[0], [0, 1])
 
 
 @pytest.mark.parametrize(

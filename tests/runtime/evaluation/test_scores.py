@@ -270,7 +270,7 @@ def test_another_vocabulary_is_refused() -> None:
 
 
 def test_an_engine_gives_its_logits_in_parts() -> None:
-    engine = new_engine(max_rows=5, max_wanted=4)
+    engine = new_engine(max_rows=5, max_logits=4)
     ids = WINDOWS[0]
     parts = [part.copy() for part in engine.logits_in_parts(ids)]
     assert [len(part) for part in parts] == [4, 4, 4]

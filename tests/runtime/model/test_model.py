@@ -15,11 +15,11 @@ from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import ContextExceeded, Engine
 from kukri.runtime.engine.sampler import SamplingParams
-from kukri.runtime.engine.top_k import Best, best_of
+from kukri.runtime.engine.top_k import TopK, top_k_of
 from kukri.runtime.model import loading as loading_module
 from kukri.runtime.model import source as source_module
 from kukri.runtime.model.loading import load_model
-from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.model import Model, load_tokenizer
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
 from kukri.tokenizer.chat.template import TemplateError
@@ -63,7 +63,7 @@ def metadata(**more) -> dict:
 class ScriptedMachine:
     """Answers with the ids of `script`, one after another, whatever it is fed."""
 
-    max_rows = max_wanted = 16
+    max_rows = max_logits = 16
 
     def __init__(self, script: list[int]) -> None:
         self.script = list(script)
@@ -72,13 +72,13 @@ class ScriptedMachine:
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         self.fed += batch.tokens.tolist()
-        logits = np.zeros((len(batch.wanted), VOCAB), np.float32)
-        if len(batch.wanted):
+        logits = np.zeros((len(batch.logits_indices), VOCAB), np.float32)
+        if len(batch.logits_indices):
             logits[-1, self.script.pop(0)] = 1.0
         return logits
 
-    def choose(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[Best]:
-        return best_of(self.step(batch, table), k)
+    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
+        return top_k_of(self.step(batch, table), k)
 
     def close(self) -> None:
         self.closed += 1

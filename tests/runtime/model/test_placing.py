@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.compile.kernel import Kernel, Kernels
+from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.model.cuda_device import card_need
 from kukri.runtime.model.loading import load_model
-from kukri.runtime.model.memory import NotEnoughMemory
+from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -54,7 +54,7 @@ def card(monkeypatch):
     monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "0.30")
     monkeypatch.setattr("kukri.runtime.model.cuda_device.CARD_OVERHEAD", 0)
-    monkeypatch.setattr("kukri.runtime.model.memory.OVERHEAD", 0)
+    monkeypatch.setattr("kukri.runtime.model.memory_check.OVERHEAD", 0)
     return found
 
 
@@ -158,7 +158,7 @@ def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
     with pytest.raises(CudaUnavailable, match="pip install"):
         load(folder, device="cuda")
     assert card.closed == 2
-    kernel = Kernels(card)._path(Kernel("common.pointwise", "add", 256))
+    kernel = Kernels(card)._path(CudaKernel("common.pointwise", "add", 256))
     kernel.write_bytes(b"")
     assert kernel.parent == tmp_path
     model, said = load(folder)

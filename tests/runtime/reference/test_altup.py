@@ -72,7 +72,7 @@ def test_predict_and_correct_streams():
     streams = {f"s{i}": normal(2, 4) for i in range(n)}
     names = tuple(buffer(name, 4) for name in streams)
     c, d, x, weight = normal(2, n * n), normal(2, n), normal(2, 4), normal(4)
-    predict = ops.PredictStreams(names, buffer("c", n * n), active, buffer("x", 4))
+    predict = ops.AltUpPredict(names, buffer("c", n * n), active, buffer("x", 4))
     machine = machine_of(predict, **streams, c=c)
     run(machine, batch([0, 1]), "x")
     predicted = [
@@ -83,7 +83,7 @@ def test_predict_and_correct_streams():
         np.testing.assert_allclose(machine.buffers[f"s{j}"], predicted[j], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(machine.buffers["x"], machine.buffers["s1"])
 
-    correct = ops.CorrectStreams(names, buffer("d", n), active, buffer("x", 4), weight)
+    correct = ops.AltUpCorrect(names, buffer("d", n), active, buffer("x", 4), weight)
     machine = machine_of(correct, **streams, d=d, x=x)
     got = run(machine, batch([0, 1]), "x")
     for j in range(n):

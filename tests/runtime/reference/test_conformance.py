@@ -13,7 +13,7 @@ from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
-from kukri.runtime.ops import MatchMagnitude, PredictStreams
+from kukri.runtime.ops import AltUpPredict, MatchMagnitude
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
@@ -137,7 +137,7 @@ def test_several_residual_streams(conformance):
     entered, before = [], np.empty(0)
     for op in machine.trace(batch, table):
         joined = isinstance(op, MatchMagnitude) and op.like.name == "last stream 0"
-        if isinstance(op, PredictStreams) or (joined and len(entered) == 5):
+        if isinstance(op, AltUpPredict) or (joined and len(entered) == 5):
             entered.append(before)
         names = [f"{prefix}stream {i}" for prefix in ("last ", "") for i in range(4)]
         held = [machine.buffers[name] for name in names if name in machine.buffers]
@@ -222,7 +222,7 @@ def test_state_of_several_sequences(conformance, feed, name, kind):
         tokens=np.r_[ids[5:], ids].astype(np.int32),
         sequences=np.repeat(np.int32([1, 2]), [7, 12]),
         positions=np.r_[5:12, 0:12].astype(np.int32),
-        wanted=np.arange(19, dtype=np.int32),
+        logits_indices=np.arange(19, dtype=np.int32),
     )
     logits = machine.step(batch, table)
     expected = reference["logits"][:12]  # of the first rows, which are kept whole

@@ -27,9 +27,14 @@ def matrix(values: np.ndarray) -> QTensor:
     return QTensor("m", FORMATS["F32"], values.shape, values.view(np.uint8))
 
 
-def batch(positions, sequences=None, wanted=(), tokens=None) -> Batch:
+def batch(positions, sequences=None, logits_indices=(), tokens=None) -> Batch:
     n = len(positions)
-    arrays = (tokens if tokens is not None else [0] * n, sequences or [0] * n, positions, list(wanted))
+    arrays = (
+        tokens if tokens is not None else [0] * n,
+        sequences or [0] * n,
+        positions,
+        list(logits_indices),
+    )
     return Batch(*(np.array(array, np.int32) for array in arrays))
 
 
@@ -129,7 +134,7 @@ def test_sigmoid_gate(width):
 
 
 def route(scores, top=2, **how) -> tuple[list[list[int]], np.ndarray]:
-    """The experts chosen for each row of scores, and their shares."""
+    """The experts chosen for each row of scores, and their routing_weights."""
     scores = np.array(scores, np.float32)
     op = ops.Route(*(buffer("s", scores.shape[1]), buffer("e", top), buffer("w", top)), **how)
     machine = machine_of(op, s=scores)
@@ -139,19 +144,19 @@ def route(scores, top=2, **how) -> tuple[list[list[int]], np.ndarray]:
 
 def test_route_by_softmax():
     scores = np.log([[1.0, 4.0, 3.0, 2.0], [2.0, 2.0, 1.0, 2.0]])
-    chosen, shares = route(scores, scoring="softmax", normalised=False)
+    chosen, routing_weights = route(scores, scoring="softmax", normalised=False)
     assert chosen == [[1, 2], [0, 1]]  # lower numbers first among equals
-    np.testing.assert_allclose(shares, [[0.4, 0.3], [2 / 7, 2 / 7]], rtol=1e-6)
-    _, shares = route(scores, scoring="softmax", scale=2.0)
-    np.testing.assert_allclose(shares, [[8 / 7, 6 / 7], [1, 1]], rtol=1e-6)
+    np.testing.assert_allclose(routing_weights, [[0.4, 0.3], [2 / 7, 2 / 7]], rtol=1e-6)
+    _, routing_weights = route(scores, scoring="softmax", scale=2.0)
+    np.testing.assert_allclose(routing_weights, [[8 / 7, 6 / 7], [1, 1]], rtol=1e-6)
 
 
 def test_route_with_a_bias_for_the_choice_only():
     scores = [[-1.0, 0.0, 1.0, 2.0]]
     bias = np.array([1.0, 0.0, 0.0, 0.0], np.float32)
-    chosen, shares = route(scores, scoring="sigmoid", bias=bias, normalised=False)
+    chosen, routing_weights = route(scores, scoring="sigmoid", bias=bias, normalised=False)
     assert chosen == [[0, 3]]
-    np.testing.assert_allclose(shares, [[1 / (1 + math.e), 1 / (1 + math.exp(-2))]], rtol=1e-6)
+    np.testing.assert_allclose(routing_weights, [[1 / (1 + math.e), 1 / (1 + math.exp(-2))]], rtol=1e-6)
 
 
 def test_route_within_groups():
@@ -172,7 +177,7 @@ def test_moe(limit, biased):
     down = RNG.normal(size=(5, 3, 6)).astype(np.float32)
     biases = [RNG.normal(size=(5, n)).astype(np.float32) if biased else None for n in (6, 6, 3)]
     chosen = np.array([[4, 0], [0, 2], [2, 4]], np.float32)  # never 1 or 3
-    shares = RNG.normal(size=(3, 2)).astype(np.float32)
+    routing_weights = RNG.normal(size=(3, 2)).astype(np.float32)
     op = ops.MoE(
         *(buffer("x", 4), buffer("e", 2), buffer("w", 2), buffer("y", 3)),
         *(tuple(matrix(m) for m in stack) for stack in (gate, up, down)),
@@ -183,7 +188,7 @@ def test_moe(limit, biased):
     )
     expected = np.zeros((3, 3))
     for row in range(3):
-        for e, share in zip(chosen[row].astype(int), shares[row], strict=True):
+        for e, share in zip(chosen[row].astype(int), routing_weights[row], strict=True):
             g, u = gate[e] @ x[row], up[e] @ x[row]
             if biased:
                 g, u = g + biases[0][e], u + biases[1][e]
@@ -191,7 +196,7 @@ def test_moe(limit, biased):
                 g, u = np.minimum(g, limit), np.clip(u, -limit, limit)
             inner = g * sigmoid(1.5 * g) * (u + 1) if limit else g * sigmoid(g) * u
             expected[row] += share * (down[e] @ inner + (biases[2][e] if biased else 0))
-    got = run(machine_of(op, x=x, e=chosen, w=shares), batch([0, 1, 2]), "y")
+    got = run(machine_of(op, x=x, e=chosen, w=routing_weights), batch([0, 1, 2]), "y")
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -222,8 +227,8 @@ def test_rope_by_length():
     plain = np.array([0.1], np.float32)
     op = ops.RoPE(
         *(buffer("x", 2), 1, plain, True),
-        same_up_to=4,
-        longer=lambda length: np.array([length / 100], np.float32),
+        original_context=4,
+        long_inv_freq=lambda length: np.array([length / 100], np.float32),
     )
     rows = batch([2, 3, 5, 6, 1], [0, 0, 1, 1, 2])
     angles = np.array([0.2, 0.3, 5 * 0.07, 6 * 0.07, 0.1])  # sequences of 4, 7 and 2 tokens
@@ -345,7 +350,7 @@ def test_add_select_and_soft_cap():
     machine = machine_of(
         ops.Add(*names[:2]), ops.SelectRows(*names[1:]), ops.SoftCap(names[2], 2.0), x=x, y=y
     )
-    z = run(machine, batch([0, 1, 2], wanted=[0, 2]), "z")
+    z = run(machine, batch([0, 1, 2], logits_indices=[0, 2]), "z")
     np.testing.assert_allclose(z, 2 * np.tanh((x + y)[[0, 2]] / 2), rtol=1e-6)
 
 
@@ -385,13 +390,15 @@ def test_sequences_do_not_see_each_other(gemma3, feed):
 def test_wanted_rows(gemma3, feed):
     ids = RNG.integers(3, 256, size=12).astype(np.int32)
     every = feed(ReferenceMachine(gemma3, 1), PageTable(1), ids)
-    for wanted in ([], [11], [0, 5, 6]):
+    for logits_indices in ([], [11], [0, 5, 6]):
         table = PageTable(1)
         table.extend(0, 12)
-        logits = ReferenceMachine(gemma3, 1).step(batch(list(range(12)), wanted=wanted, tokens=ids), table)
+        logits = ReferenceMachine(gemma3, 1).step(
+            batch(list(range(12)), logits_indices=logits_indices, tokens=ids), table
+        )
         assert logits.dtype == np.float32
-        assert logits.shape == (len(wanted), 256)
-        np.testing.assert_allclose(logits, every[wanted], rtol=0, atol=5e-5)
+        assert logits.shape == (len(logits_indices), 256)
+        np.testing.assert_allclose(logits, every[logits_indices], rtol=0, atol=5e-5)
 
 
 def test_rewritten_positions(gemma3, feed):
@@ -418,7 +425,7 @@ def test_impossible_batches(gemma3):
         (batch([0], tokens=[-1]), "vocabulary of 256"),
         (batch([0] * 513), "512 rows"),
         (batch([0, 1], tokens=[3]), "rows"),
-        (batch([0], wanted=[0] * 513), "512 rows"),
+        (batch([0], logits_indices=[0] * 513), "512 rows"),
     ):
         with pytest.raises(ValueError, match=message):
             machine.step(rows, table)

@@ -18,7 +18,7 @@ from kukri.runtime.model.tokenizer_kernel import TokenKernel, compile_into, kern
 from kukri.tokenizer import Tokenizer, core, load_tokenizer, tokenizer_from_gguf
 from kukri.tokenizer.bpe import compiled
 from kukri.tokenizer.bpe.bpe import BPE, score_ranks
-from kukri.tokenizer.bpe.compiled import CompiledEncoder, Kernel
+from kukri.tokenizer.bpe.compiled import CompiledEncoder, EncodeKernel
 from kukri.tokenizer.bpe.words import alternatives, program
 from kukri.tokenizer.pretokenize import patterns
 from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS, Split, spell_bytes
@@ -32,7 +32,7 @@ ENGLISH = "The Quick brown fox's 2,345 jumps; they'LL (over) the lazy dogs...\n\
 
 
 @cache
-def the_kernel() -> Kernel:
+def the_kernel() -> EncodeKernel:
     compile_into(kernel_cache().folder)
     code = kernel_cache().load(kernel_key())
     assert code is not None

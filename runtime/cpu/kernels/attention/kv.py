@@ -49,7 +49,7 @@ from ...abi.records import ATTENTION
 from ...abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.dot16 import load_f16, load_i8, store_i8
-from ...simd.shapes import GROUP  # dimensions that share a scale
+from ...simd.tile_sizes import GROUP  # dimensions that share a scale
 from ..common.floats import FLOATS, constant, store_float
 from ..common.views import reader, share_rows, step_at
 

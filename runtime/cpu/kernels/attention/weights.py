@@ -34,7 +34,7 @@ from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.attention_tile import spaced
 from ...simd.dot8 import Codes
 from ...simd.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
-from ...simd.shapes import GROUP
+from ...simd.tile_sizes import GROUP
 from ..common.floats import constant
 from .kv import limit_of, padded_dim
 

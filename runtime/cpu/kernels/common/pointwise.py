@@ -268,11 +268,11 @@ def sigmoid_gate(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def select_rows(arguments: int, step: int, thread: int) -> None:
-    """out[i] = x[wanted[i]]."""
+    """out[i] = x[logits_indices[i]]."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = share(s.n_wanted, thread, s.n_threads)
+    first, last = share(s.n_logits, thread, s.n_threads)
     for t in range(first, last):
-        row = a.x + load_i32(s.wanted + 4 * t) * a.x_stride
+        row = a.x + load_i32(s.logits_indices + 4 * t) * a.x_stride
         for i in range(0, 4 * a.width, 4 * LANES):
             storev_f32(_out(a, thread, t) + i, loadv_f32(row + i))
 

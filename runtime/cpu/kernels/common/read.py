@@ -7,7 +7,7 @@ import numpy as np
 from .....quant.jit.jit import kernel
 from .....quant.jit.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
 from ...abi.records import READ, READ_BLOCK
-from ...simd.shapes import VECTOR
+from ...simd.tile_sizes import VECTOR
 from .views import reader
 
 LINE = 64  # bytes

@@ -10,7 +10,7 @@ from numba import carray
 from .....quant.jit.jit import jit
 from .....quant.jit.simd import as_pointer, load_i32
 from ...abi.records import STEP
-from ...simd.shapes import TOKENS
+from ...simd.tile_sizes import TOKENS
 
 
 def reader(dtype: np.dtype) -> Any:
@@ -31,7 +31,7 @@ def rows_of(a: Any, s: Any) -> int:
     """How many rows an instruction has to do."""
     if a.rows_at != 0:
         return load_i32(a.rows_at)
-    return s.n_wanted if a.on_wanted else s.n_rows
+    return s.n_logits if a.on_logits_rows else s.n_rows
 
 
 @jit

@@ -43,7 +43,7 @@ from .....quant.jit.simd import (
 )
 from ...abi.records import QUANTIZE
 from ...abi.sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
-from ...simd.shapes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
+from ...simd.tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
 from ..common.floats import constant
 from ..common.views import reader, rows_of, share, share_rows, step_at
 

@@ -14,7 +14,7 @@ from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import layout
-from ...simd.shapes import GROUP, PANELS, VECTOR
+from ...simd.tile_sizes import GROUP, PANELS, VECTOR
 from ..common.floats import FLOATS, load_floats
 from ..common.views import reader, share_rows, step_at
 from .prepare import TILE_CODES, store_group

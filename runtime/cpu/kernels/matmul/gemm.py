@@ -15,7 +15,7 @@ from .....quant.jit.simd import load_i32, loadv_f32, store_i64, storev_f32
 from ...abi.sizes import BLOCK, SLOT
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import TileCodes, add_products, add_seconds, load_sums, no_sums, store_sums
-from ...simd.shapes import GROUP, RECORD, SECOND, TOKENS, VECTOR
+from ...simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, VECTOR
 from ..common.views import rows_of, share, step_at
 from .matmul import expert_tiles, finish, gated_outputs, matmul_at
 from .prepare import TILE_CODES, store_group

@@ -15,7 +15,7 @@ from .....quant.jit.simd import fma, load_f32, load_i32, prefetch, splat_f32, sp
 from ...abi.sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
-from ...simd.shapes import GROUP, VECTOR
+from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.floats import FLOATS, constant, load_floats
 from ..common.views import share, step_at
 from .matmul import finish, gated_outputs, matmul_at
@@ -162,7 +162,7 @@ def _matvec(codes: Codes) -> EntryPoint:
         a, s = matmul_at(arguments), step_at(step)
         x = a.x + thread * a.x_private
         first, last = share(a.n_panels, thread, s.n_threads)
-        if a.on_wanted and s.n_wanted == 0:
+        if a.on_logits_rows and s.n_logits == 0:
             last = first
         e, share_at = np.int64(0), 0
         if a.choice != 0:

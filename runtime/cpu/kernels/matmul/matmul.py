@@ -17,7 +17,7 @@ from .....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, maximum, min
 from ...abi.records import CLIPPED, GELU_TANH, MATMUL
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
-from ...simd.shapes import TOKENS
+from ...simd.tile_sizes import TOKENS
 from ..common.floats import FLOATS, constant, load_floats, sigmoid
 from ..common.views import reader, rows_of, share, step_at
 

@@ -12,7 +12,7 @@ from .....quant.jit.jit import jit
 from .....quant.jit.simd import splat_f32, storev_f32, storev_i32
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import TileCodes, raise_codes, tile_codes
-from ...simd.shapes import PANELS, VECTOR
+from ...simd.tile_sizes import PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
 TILE_CODES: dict[str, TileCodes] = {

@@ -36,7 +36,7 @@ from .....quant.jit.simd import (
 )
 from ...simd.dot8 import Codes, lookup16
 from ...simd.panels import PLANES
-from ...simd.shapes import VECTOR
+from ...simd.tile_sizes import VECTOR
 
 LOW4 = 0x0F0F0F0F
 

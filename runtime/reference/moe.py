@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import experts as ops
+from ..ops import moe as ops
 from .activations import ACTIVATIONS, sigmoid
 
 Buffers = dict[str, np.ndarray]
@@ -31,13 +31,13 @@ def route(op: ops.Route, buffers: Buffers) -> None:
         np.put_along_axis(allowed, best, True, axis=-1)
         choice = np.where(allowed[:, :, None], grouped, -np.inf).reshape(choice.shape)
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : op.experts.width]
-    shares = np.take_along_axis(probabilities, chosen, axis=-1)
+    weights = np.take_along_axis(probabilities, chosen, axis=-1)
     if op.normalised:
-        shares = shares / np.maximum(shares.sum(axis=-1, keepdims=True), np.float32(1e-20))
+        weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.float32(1e-20))
     if op.expert_scales is not None:
-        shares = shares * op.expert_scales[chosen]
+        weights = weights * op.expert_scales[chosen]
     buffers[op.experts.name] = chosen.astype(np.float32)
-    buffers[op.shares.name] = shares * np.float32(op.scale)
+    buffers[op.routing_weights.name] = weights * np.float32(op.scale)
 
 
 def moe(
@@ -64,6 +64,6 @@ def moe(
             inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
         else:
             inner = ACTIVATIONS[op.kind](gate) * up
-        share = buffers[op.shares.name][rows, place, None]
+        share = buffers[op.routing_weights.name][rows, place, None]
         out[rows] += share * product(inner, op.down, op.down_bias)
     buffers[op.out.name] = out

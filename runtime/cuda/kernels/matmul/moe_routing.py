@@ -77,13 +77,13 @@ def route(
     scale: float,
     experts,
     experts_stride,
-    shares,
-    shares_stride,
+    routing_weights,
+    routing_weights_stride,
     top,
 ):
-    """Numbers and shares of the `top` best of n experts; see `ops.Route`. Grid: (rows,), of 32 threads.
+    """Numbers and routing weights of the top of n experts; see `ops.Route`. Grid: (rows,), of 32 threads.
 
-    A row of scores that are no numbers chooses expert 0, with shares that are none either.
+    A row of scores that are no numbers chooses expert 0, with routing weights that are none either.
     """
     begin()
     lane = thread()
@@ -147,4 +147,4 @@ def route(
         if SCALES:
             share = share * load_weight(expert_scales + 4 * to_int(number))
         store_float(experts + block_x() * experts_stride + 4 * j, number)
-        store_float(shares + block_x() * shares_stride + 4 * j, share * scale)
+        store_float(routing_weights + block_x() * routing_weights_stride + 4 * j, share * scale)

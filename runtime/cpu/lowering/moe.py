@@ -5,13 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any
 
-from ....quant.jit.kernel import Kernel
+from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ..abi import sizes
-from ..abi.instructions import OTHER, ROWS, WANTED_ROWS
+from ..abi.instructions import LOGITS_ROWS, OTHER, ROWS
 from ..abi.records import CLIPPED, DEAL, MATMUL, ROUTE
+from ..arena import Region
 from ..kernels import COPY_DEALT, DEAL_ROWS, GATE, GATHER_DEALT, GELU_GATE, MATVECS, ROUTE_ROWS
-from ..memory import Region
 from .altup import StreamsLowering
 from .layout import ACTIVATIONS, GATES, Experts
 from .recurrent import RecurrentLowering
@@ -24,7 +24,7 @@ def activation(op: ops.MoE) -> dict[str, Any]:
     return {"gate": ACTIVATIONS.get(op.kind, 0)}
 
 
-def gate_kernel(op: ops.MoE) -> Kernel:
+def gate_kernel(op: ops.MoE) -> CpuKernel:
     return GATE if op.limit or op.kind in ACTIVATIONS else GELU_GATE
 
 
@@ -38,7 +38,7 @@ class ExpertsLowering(RecurrentLowering, StreamsLowering):
                 self._route(op)
             case ops.MoE():
                 self._mix(op)
-            case ops.PredictStreams() | ops.CorrectStreams():
+            case ops.AltUpPredict() | ops.AltUpCorrect():
                 self._stream(op)
             case ops.HeadMatMul():
                 self._multiply_heads(op)
@@ -117,23 +117,25 @@ class ManyRowsExperts(ExpertsLowering):
         """How threads share the rows of a buffer."""
         if buffer.name in self._dealt:
             return self._dealt[buffer.name][1].name
-        return WANTED_ROWS if buffer.wanted else ROWS
+        return LOGITS_ROWS if buffer.logits_rows else ROWS
 
     def _route(self, op: ops.Route) -> None:
-        scores, experts, shares = (self._shared(b) for b in (op.scores, op.experts, op.shares))
+        scores, experts, routing_weights = (
+            self._shared(b) for b in (op.scores, op.experts, op.routing_weights)
+        )
         self._list.emit(
             ROUTE_ROWS,
             ROUTE,
             [scores],
-            [experts, shares],
+            [experts, routing_weights],
             self._sharing(op.scores),
             scores=scores.address,
             scores_stride=scores.stride,
             experts=experts.address,
             experts_stride=experts.stride,
-            shares=shares.address,
-            shares_stride=shares.stride,
-            on_wanted=op.scores.wanted,
+            routing_weights=routing_weights.address,
+            routing_weights_stride=routing_weights.stride,
+            on_logits_rows=op.scores.logits_rows,
             **self._route_fields(op),
         )
 
@@ -153,23 +155,23 @@ class ManyRowsExperts(ExpertsLowering):
         x, out = dealt("dealt", op.x.width), dealt("mixed", op.out.width)
         width, kind = op.up[0].shape[0], op.up[0].format.name
         inner = dealt("inner", width)
-        experts, shares = self._shared(op.experts), self._shared(op.shares)
+        experts, routing_weights = self._shared(op.experts), self._shared(op.routing_weights)
         where = {
             "experts": experts.address,
             "experts_stride": experts.stride,
-            "shares": shares.address,
-            "shares_stride": shares.stride,
+            "routing_weights": routing_weights.address,
+            "routing_weights_stride": routing_weights.stride,
             "top": top,
             "n_experts": n_experts,
             "sources": sources.address,
             "places": places.address,
             "tiles": tiles.address,
             "rows_at": count.address,
-            "on_wanted": op.x.wanted,
+            "on_logits_rows": op.x.logits_rows,
         }
 
         def move(
-            kernel: Kernel, source: ops.Buffer, target: ops.Buffer, reads: list[Region], how: str
+            kernel: CpuKernel, source: ops.Buffer, target: ops.Buffer, reads: list[Region], how: str
         ) -> None:
             a, b = self._shared(source), self._output(target)
             fields = {"x": a.address, "x_stride": a.stride, "out": b.address, "out_stride": b.stride}
@@ -190,7 +192,7 @@ class ManyRowsExperts(ExpertsLowering):
             self._activate(op, inner, up)
         down = self._product(self._experts(op.down), op.down_bias)
         self._matmul(inner, out, op.down[0].format.name, down | by_expert)
-        move(GATHER_DEALT, out, op.out, [count, places, shares], self._sharing(op.out))
+        move(GATHER_DEALT, out, op.out, [count, places, routing_weights], self._sharing(op.out))
 
 
 class OneRowExperts(ExpertsLowering):
@@ -210,25 +212,25 @@ class OneRowExperts(ExpertsLowering):
 
     def _route(self, op: ops.Route) -> None:
         scores = self._source(op.scores)
-        experts, shares = self._own(op.experts), self._own(op.shares)
+        experts, routing_weights = self._own(op.experts), self._own(op.routing_weights)
         self._list.emit(
             ROUTE_ROWS,
             ROUTE,
             [scores],
-            [experts, shares],
+            [experts, routing_weights],
             scores=scores.address,
             scores_private=scores.private,
             experts=experts.address,
-            shares=shares.address,
+            routing_weights=routing_weights.address,
             private=experts.private,
             every=True,
             **self._route_fields(op),
         )
         self._wrote(op.experts, experts)
-        self._wrote(op.shares, shares)
+        self._wrote(op.routing_weights, routing_weights)
 
     def _mix(self, op: ops.MoE) -> None:
-        choices, shares = self._source(op.experts), self._source(op.shares)
+        choices, routing_weights = self._source(op.experts), self._source(op.routing_weights)
         width, together = op.up[0].shape[0], self._gate_and_up(op)
         down = self._product(self._experts(op.down), op.down_bias)
         target = self._shared(op.out)
@@ -239,7 +241,7 @@ class OneRowExperts(ExpertsLowering):
             source = self._source(x) if kind in sizes.FLOAT_BYTES else self._quantize(x)
             choice = {"choice": choices.address + 4 * j, "choice_private": choices.private}
             fields = {"x": source.address, "x_private": source.private, "out": out.address}
-            fields |= {"out_stride": out.stride, "on_wanted": op.x.wanted}
+            fields |= {"out_stride": out.stride, "on_logits_rows": op.x.logits_rows}
             self._list.emit(MATVECS[kind], MATMUL, [source], [out], how, **fields, **choice, **values)
 
         for j, inner in enumerate(inners):
@@ -256,6 +258,6 @@ class OneRowExperts(ExpertsLowering):
             self._activate(op, inner, up)
         for j, inner in enumerate(inners):
             # Each thread adds to the panels that it wrote itself.
-            share = {"share": shares.address + 4 * j, "accumulate": j > 0}
+            share = {"share": routing_weights.address + 4 * j, "accumulate": j > 0}
             multiply(inner, target, op.down[0].format.name, j, "same panels", **down, **share)
         self._wrote(op.out, target)

@@ -190,7 +190,7 @@ def expert_floats(
             store_float(out + line * out_stride + choice * out_step + 4 * at, total)
 
 
-def mix(shares, shares_stride, places, top, x, x_stride, out, out_stride, width):
+def mix(routing_weights, routing_weights_stride, places, top, x, x_stride, out, out_stride, width):
     """out[row] = Σ share[row, j] · x[pair], or x[places[pair]] if DEALT. Grid: (width / 256, rows)."""
     begin()
     i = block_x() * 256 + thread()
@@ -201,7 +201,7 @@ def mix(shares, shares_stride, places, top, x, x_stride, out, out_stride, width)
             at = row * top + j
             if DEALT:
                 at = load_int(places + 4 * at)
-            share = load_float(shares + row * shares_stride + 4 * j)
+            share = load_float(routing_weights + row * routing_weights_stride + 4 * j)
             total = total + share * load_float(x + at * x_stride + 4 * i)
         store_float(out + row * out_stride + 4 * i, total)
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.rows import is_made
+from ...quant.checkpoint.lazy_rows import is_made
 from ...quant.errors import DamagedFile
 from ..archs import Arch
 from .fields import Fields, UnsupportedModel, show

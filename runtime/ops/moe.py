@@ -12,19 +12,19 @@ from .buffer import Buffer
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Choose experts for each row: the numbers of the best into `experts`, their shares into `shares`.
+    """Choose the top experts for each row: numbers into `experts`, their weights into `routing_weights`.
 
     The scores, [rows, n], become probabilities by "softmax" or each by its "sigmoid". The best are those
     with the highest probability + `bias` (float32 [n], or None), lower numbers first among equals; with
-    `groups` > 1 only of the `top_groups` groups of neighbours whose `group_best` best add up to most. Shares
-    are probabilities, without the bias, divided by their sum if `normalised`, times `scale`, and times each
-    expert's own `expert_scales` (float32 [n], or None). `experts` and `shares` have one column for each
-    choice; numbers are whole float32.
+    `groups` > 1 only of the `top_groups` groups of neighbours whose `group_best` best add up to most. Routing
+    weights are probabilities, without the bias, divided by their sum if `normalised`, times `scale`, times
+    each expert's own `expert_scales` (float32 [n], or None). `experts` and `routing_weights` have one column
+    for each choice; numbers are whole float32.
     """
 
     scores: Buffer
     experts: Buffer
-    shares: Buffer
+    routing_weights: Buffer
     scoring: str
     bias: np.ndarray | None = None
     normalised: bool = True
@@ -37,7 +37,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class MoE:
-    """out = Σ share · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` chose for a row.
+    """out = Σ_e weight_e · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` chose.
 
     act(g, u) is f(g) · u as for GatedActivation; with a `limit` it is, for g at most `limit` and u clipped
     to ±limit, g · sigmoid(alpha · g) · (u + 1). `gate` and `up` hold a (width, inputs) and `down` a
@@ -47,7 +47,7 @@ class MoE:
 
     x: Buffer
     experts: Buffer
-    shares: Buffer
+    routing_weights: Buffer
     out: Buffer
     gate: tuple[QTensor, ...]
     up: tuple[QTensor, ...]

@@ -24,12 +24,12 @@ from .....quant.jit.simd import (
     storev_f32,
 )
 from ...abi.records import DEAL, ROUTE
-from ...simd.shapes import TOKENS
+from ...simd.tile_sizes import TOKENS
 from ..common.floats import constant, exp, sigmoid
 from ..common.views import my_rows, reader, share_rows, step_at
 
 LOWEST = np.float32(-np.inf)
-LEAST = np.float32(1e-20)  # that shares are divided by
+LEAST = np.float32(1e-20)  # that routing_weights are divided by
 
 route_at = reader(ROUTE)
 deal_at = reader(DEAL)
@@ -92,7 +92,7 @@ def _keep_best_groups(a: Any, merits: int, room: int) -> None:
 
 @kernel
 def route(arguments: int, step: int, thread: int) -> None:
-    """The experts of each row, and their shares; as `ops.Route` says."""
+    """The experts of each row, and their routing_weights; as `ops.Route` says."""
     a, s = route_at(arguments), step_at(step)
     first, last = my_rows(a, s, thread)
     padded = 4 * ((a.n + LANES - 1) // LANES * LANES)
@@ -100,7 +100,7 @@ def route(arguments: int, step: int, thread: int) -> None:
     merits, room = probabilities + padded, probabilities + 2 * padded
     for t in range(first, last):
         experts = a.experts + thread * a.private + t * a.experts_stride
-        shares = a.shares + thread * a.private + t * a.shares_stride
+        routing_weights = a.routing_weights + thread * a.private + t * a.routing_weights_stride
         _probabilities(a, a.scores + thread * a.scores_private + t * a.scores_stride, probabilities)
         for i in range(0, 4 * a.n, 4):
             bias = load_f32(a.bias + i) if a.bias != 0 else np.float32(0.0)
@@ -112,16 +112,16 @@ def route(arguments: int, step: int, thread: int) -> None:
             best = _best(merits, a.n)
             store_f32(merits + 4 * best, LOWEST)
             store_f32(experts + j, np.float32(best))
-            store_f32(shares + j, load_f32(probabilities + 4 * best))
+            store_f32(routing_weights + j, load_f32(probabilities + 4 * best))
             total += load_f32(probabilities + 4 * best)
         factor = np.float32(a.scale)
         if a.normalised:
             factor = factor / max(total, LEAST) if total == total else total
         for j in range(0, 4 * a.top, 4):
-            share = load_f32(shares + j) * factor
+            share = load_f32(routing_weights + j) * factor
             if a.expert_scales != 0:
                 share *= load_f32(a.expert_scales + 4 * np.int64(load_f32(experts + j)))
-            store_f32(shares + j, share)
+            store_f32(routing_weights + j, share)
 
 
 @kernel
@@ -130,7 +130,7 @@ def deal(arguments: int, step: int, thread: int) -> None:
     a, s = deal_at(arguments), step_at(step)
     if thread > 0:
         return
-    n = s.n_wanted if a.on_wanted else s.n_rows
+    n = s.n_logits if a.on_logits_rows else s.n_rows
     for e in range(a.n_experts + 1):
         store_i32(a.tiles + 4 * e, 0)
     for t in range(n):
@@ -169,16 +169,18 @@ def copy_dealt(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def gather_dealt(arguments: int, step: int, thread: int) -> None:
-    """out[t] = Σ shares[t, j] · x[places[t, j]]."""
+    """out[t] = Σ routing_weights[t, j] · x[places[t, j]]."""
     a, s = deal_at(arguments), step_at(step)
-    first, last = share_rows(s.n_wanted if a.on_wanted else s.n_rows, thread, s.n_threads)
+    first, last = share_rows(s.n_logits if a.on_logits_rows else s.n_rows, thread, s.n_threads)
     for t in range(first, last):
-        out, shares = a.out + t * a.out_stride, a.shares + t * a.shares_stride
+        out, routing_weights = a.out + t * a.out_stride, a.routing_weights + t * a.routing_weights_stride
         for i in range(0, 4 * a.width, 4 * LANES):
             total = constant(0.0)
             for j in range(a.top):
                 place = load_i32(a.places + 4 * (t * a.top + j))
                 total = fma(
-                    loadv_f32(a.x + place * a.x_stride + i), splat_f32(load_f32(shares + 4 * j)), total
+                    loadv_f32(a.x + place * a.x_stride + i),
+                    splat_f32(load_f32(routing_weights + 4 * j)),
+                    total,
                 )
             storev_f32(out + i, total)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....quant.block import QTensor
 from ... import ops
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from .base import ACTIVATIONS, Launches
 from .fusing import FusedOp
 from .support import unsupported
@@ -14,7 +14,7 @@ from .support import unsupported
 
 class RowLowering(Launches):
     def _embed(self, op: ops.Embed) -> None:
-        self._look_up(op.table, self.inputs.tokens, self._n[op.out.wanted], self._at(op.out), op.scale)
+        self._look_up(op.table, self.inputs.tokens, self._n[op.out.logits_rows], self._at(op.out), op.scale)
         self._wrote(op.out)
 
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
@@ -22,14 +22,14 @@ class RowLowering(Launches):
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
-            what = self._kernel("common.rows", "embed_floats", 128, FLOAT=matrix.float_kind)
+            what = self._kernel("common.gather", "embed_floats", 128, FLOAT=matrix.float_kind)
             self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel("common.rows", "embed", 128, FORMAT=tensor.format.name)
+            what = self._kernel("common.gather", "embed", 128, FORMAT=tensor.format.name)
             self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
-        n, width = self._n[op.x.wanted], op.x.width
+        n, width = self._n[op.x.logits_rows], op.x.width
         found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
         self._look_up(op.table, self.inputs.positions, n, found)
         arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
@@ -41,9 +41,11 @@ class RowLowering(Launches):
             self._alias[op.out.name] = self._real(op.x)
             return
         x, out = self._at(op.x), self._at(op.out)
-        arguments = [self.inputs.wanted, x.address, x.stride, out.address, out.stride, op.x.width]
+        arguments = [self.inputs.logits_indices, x.address, x.stride, out.address, out.stride, op.x.width]
         self._emit(
-            self._kernel("common.rows", "select_rows", 128), (-(-op.x.width // 128), self._n[True]), arguments
+            self._kernel("common.gather", "select_rows", 128),
+            (-(-op.x.width // 128), self._n[True]),
+            arguments,
         )
         self._wrote(op.out)
 
@@ -52,7 +54,7 @@ class RowLowering(Launches):
             name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
         ) -> None:
             what = self._kernel("common.pointwise", name, 256, **constants)
-            self._emit(what, (-(-width // 256), self._n[out.wanted]), arguments)
+            self._emit(what, (-(-width // 256), self._n[out.logits_rows]), arguments)
             self._wrote(out)
 
         match op:
@@ -88,7 +90,7 @@ class RowLowering(Launches):
                     op.length,
                 ]
                 what = self._kernel("attention.prepare_qk", "grow_queries", 256)
-                self._emit(what, (-(-op.q.width // 256), self._n[op.q.wanted]), arguments)
+                self._emit(what, (-(-op.q.width // 256), self._n[op.q.logits_rows]), arguments)
                 self._wrote(op.q)
             case _:
                 raise unsupported(op)

@@ -1,4 +1,4 @@
-"""Rows out of matrices: embeddings, whatever their format, and the rows whose logits are wanted."""
+"""Rows out of matrices: embeddings, whatever their format, and the rows whose logits are asked for."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, sca
         store_float(out + block_y() * out_stride + 4 * i, read_float(table + token * row_bytes, i) * scale)
 
 
-def select_rows(wanted, x, x_stride, out, out_stride, width):
-    """out[row] = x[wanted[row]]. Grid: (width / 128, rows)."""
+def select_rows(logits_indices, x, x_stride, out, out_stride, width):
+    """out[row] = x[logits_indices[row]]. Grid: (width / 128, rows)."""
     if PDL:
         let_next_start()
         wait_for_grid()
     i = block_x() * 128 + thread()
     if i < width:
-        row = load_int(wanted + 4 * block_y())
+        row = load_int(logits_indices + 4 * block_y())
         store_float(out + block_y() * out_stride + 4 * i, load_float(x + row * x_stride + 4 * i))

@@ -13,7 +13,7 @@ import numpy as np
 from ....quant.block import QTensor
 from ... import ops
 from ...config.fields import UnsupportedModel
-from ..driver.memory import Region
+from ..driver.allocator import Region
 from ..kernels.common.common import CLIPPED
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
@@ -74,13 +74,13 @@ class ExpertLowering(ProductLowering):
         }
         vectors = [0 if v is None else self.memory.vector(v) for v in (op.bias, op.expert_scales)]
         arguments = [*self._at(op.scores), n, *vectors, float(op.scale)]
-        arguments += [*self._at(op.experts), *self._at(op.shares), top]
-        what = self._kernel("matmul.route", "route", 32, **constants)
-        self._emit(what, (self._n[op.scores.wanted],), arguments, 4 * (2 * n + 2 * top + op.groups))
-        self._wrote(op.experts, op.shares)
+        arguments += [*self._at(op.experts), *self._at(op.routing_weights), top]
+        what = self._kernel("matmul.moe_routing", "route", 32, **constants)
+        self._emit(what, (self._n[op.scores.logits_rows],), arguments, 4 * (2 * n + 2 * top + op.groups))
+        self._wrote(op.experts, op.routing_weights)
 
     def _mix_experts(self, op: ops.MoE) -> None:
-        n = self._n[op.x.wanted]
+        n = self._n[op.x.logits_rows]
         quantised = not any(w[0].format.is_float for w in (op.gate, op.up, op.down) if w)
         if n > FEW and quantised:
             self._dealt(op, n)
@@ -101,8 +101,15 @@ class ExpertLowering(ProductLowering):
         return {"KIND": ACTIVATIONS[op.kind]}
 
     def _mix(self, op: ops.MoE, n: int, pairs: Region, places: int = 0) -> None:
-        what = self._kernel("matmul.experts", "mix", 256, DEALT=int(places > 0))
-        arguments = [*self._at(op.shares), places, op.experts.width, *pairs, *self._at(op.out), op.out.width]
+        what = self._kernel("matmul.moe_matmul", "mix", 256, DEALT=int(places > 0))
+        arguments = [
+            *self._at(op.routing_weights),
+            places,
+            op.experts.width,
+            *pairs,
+            *self._at(op.out),
+            op.out.width,
+        ]
         self._emit(what, (-(-op.out.width // 256), n), arguments)
 
     # Each pair by itself
@@ -168,7 +175,7 @@ class ExpertLowering(ProductLowering):
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
             )
         constants = {"CHOSEN": int(choices.experts is not None), "BIAS": int(biases is not None)}
-        what = self._kernel("matmul.experts", "expert_floats", 256, FLOAT=matrix.float_kind, **constants)
+        what = self._kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=matrix.float_kind, **constants)
         arguments = [matrix.address, packed_bytes(tensors[0]), matrix.tile_bytes, matrix.width, matrix.n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if biases is None else self.memory.vector(biases), *self._places(out)]
@@ -202,7 +209,7 @@ class ExpertLowering(ProductLowering):
             "KIND": 0,
         }
         what = self._kernel(
-            "matmul.experts", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
+            "matmul.moe_matmul", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
         )
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
         arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
@@ -229,7 +236,9 @@ class ExpertLowering(ProductLowering):
         rows = self.layout.max_rows * x.top
         out = self.memory.rows(f"digits of {x.top} times {width}", rows, _digit_bytes(width))
         arguments = [*x.region, x.step, x.top, blocks, *out]
-        self._emit(self._kernel("matmul.experts", "digits", 128, TOKENS=1), (-(-blocks // 4), n), arguments)
+        self._emit(
+            self._kernel("matmul.moe_matmul", "digits", 128, TOKENS=1), (-(-blocks // 4), n), arguments
+        )
         return out
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> Matrix:
@@ -249,7 +258,7 @@ class ExpertLowering(ProductLowering):
         sources = memory.rows(f"sources of {top}", 1, 4 * most).address
         places = memory.rows(f"places of {top}", 1, 4 * most).address
         arguments = [*self._at(op.experts), n, top, n_experts, counts, tiles, sources, places]
-        self._emit(self._kernel("matmul.experts", "deal", 256, ROWS=size), (1,), arguments, 8 * n_experts)
+        self._emit(self._kernel("matmul.moe_matmul", "deal", 256, ROWS=size), (1,), arguments, 8 * n_experts)
         x = self._halves(op.x)
         inner, out = self._pairs(op, "inner", 4 * width), self._pairs(op, "out", 4 * op.out.width)
         dealt = Dealt(n * top, n_experts, n_tiles, tiles, sources)
@@ -305,7 +314,7 @@ class ExpertLowering(ProductLowering):
 
     def _multiply_heads(self, op: ops.HeadMatMul) -> None:
         heads, (outputs, inputs) = len(op.weights), op.weights[0].shape
-        n, x, out = self._n[op.x.wanted], self._at(op.x), self._at(op.out)
+        n, x, out = self._n[op.x.logits_rows], self._at(op.x), self._at(op.out)
         size, result = op.x.width // heads, op.out.width // heads
         target = Pairs(heads, out, 4 * result)
         self._expert_product(op.weights, Pairs(heads, x, 4 * size), Choices(), n, target, None)

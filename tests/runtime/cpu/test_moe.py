@@ -58,8 +58,8 @@ def program(
             "share": 1,
         }.items()
     }
-    last = {name: ops.Buffer(f"last {name}", buffer.width, wanted=True) for name, buffer in b.items()}
-    logits = ops.Buffer("logits", VOCAB, wanted=True)
+    last = {name: ops.Buffer(f"last {name}", buffer.width, logits_rows=True) for name, buffer in b.items()}
+    logits = ops.Buffer("logits", VOCAB, logits_rows=True)
 
     def vector(*shape: int) -> np.ndarray:
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
@@ -125,19 +125,19 @@ def _attended(flow: list[ops.Op]) -> list[ops.Buffer]:
 
 
 def _written(op: ops.Attend | ops.Route) -> tuple[ops.Buffer, ...]:
-    return (op.out,) if isinstance(op, ops.Attend) else (op.experts, op.shares)
+    return (op.out,) if isinstance(op, ops.Attend) else (op.experts, op.routing_weights)
 
 
 def logits(machine, chunks: tuple[int, ...]) -> np.ndarray:
-    """Of all rows of one sequence, fed in chunks; of the last one only the first and last row are wanted."""
+    """Of all rows of one sequence, fed in chunks; of the last one only the first and last row have logits."""
     table, found = PageTable(4), []
     tokens = np.random.default_rng(1).integers(0, VOCAB, sum(chunks)).astype(np.int32)
     for n in chunks:
         first = int(table.lengths[0])
         table.extend(0, n)
         positions = np.arange(first, first + n, dtype=np.int32)
-        wanted = np.unique([0, n - 1]).astype(np.int32)
-        batch = Batch(tokens[first : first + n], np.zeros(n, np.int32), positions, wanted)
+        logits_indices = np.unique([0, n - 1]).astype(np.int32)
+        batch = Batch(tokens[first : first + n], np.zeros(n, np.int32), positions, logits_indices)
         found.append(machine.step(batch, table).copy())
     machine.close()
     return np.concatenate(found)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.runtime.model.memory import (
+from kukri.runtime.model.memory_check import (
     OVERHEAD,
     MemoryNeed,
     NotEnoughMemory,

@@ -7,13 +7,13 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
-from kukri.runtime.cuda.kernels.matmul.experts import deal, digits, expert_floats, expert_matvec, mix
+from kukri.runtime.cuda.kernels.matmul.moe_matmul import deal, digits, expert_floats, expert_matvec, mix
+from kukri.runtime.cuda.kernels.matmul.moe_routing import route
 from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
 from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
-from kukri.runtime.cuda.kernels.matmul.route import route
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import sigmoid, silu
-from kukri.runtime.reference.experts import route as expected_route
+from kukri.runtime.reference.moe import route as expected_route
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -35,22 +35,22 @@ def test_route(scoring, n, top, groups, extras):
     op = ops.Route(s, e, w, scoring, bias, extras, 1.5, groups, 2, 2, scales)
     buffers = {"s": scores}
     expected_route(op, buffers)
-    experts, shares = np.full((2, rows, top), np.nan, np.float32)
+    experts, routing_weights = np.full((2, rows, top), np.nan, np.float32)
     constants = {"SIGMOID": int(scoring == "sigmoid"), "BIAS": int(extras), "SCALES": int(extras), "PDL": 0}
     constants |= {"NORMALISED": int(extras), "GROUPS": groups, "TOP_GROUPS": 2, "GROUP_BEST": 2}
     arguments = [scores, 4 * n, n, 0 if bias is None else bias, 0 if scales is None else scales, 1.5]
     shared = 4 * (2 * n + 2 * top + groups)
-    run(route, constants, (rows,), 32, [*arguments, experts, 4 * top, shares, 4 * top, top], shared)
+    run(route, constants, (rows,), 32, [*arguments, experts, 4 * top, routing_weights, 4 * top, top], shared)
     np.testing.assert_array_equal(experts, buffers["e"])
-    np.testing.assert_allclose(shares, buffers["w"], rtol=1e-5)
+    np.testing.assert_allclose(routing_weights, buffers["w"], rtol=1e-5)
 
 
 def test_scores_that_are_no_numbers_choose_an_expert_that_exists():
-    scores, (experts, shares) = np.full((1, 5), np.nan, np.float32), np.zeros((2, 1, 2), np.float32)
+    scores, (experts, routing_weights) = np.full((1, 5), np.nan, np.float32), np.zeros((2, 1, 2), np.float32)
     constants = {"SIGMOID": 0, "BIAS": 0, "SCALES": 0, "NORMALISED": 1, "GROUPS": 1, "PDL": 0}
-    run(route, constants, (1,), 32, [scores, 20, 5, 0, 0, 1.0, experts, 8, shares, 8, 2], 64)
+    run(route, constants, (1,), 32, [scores, 20, 5, 0, 0, 1.0, experts, 8, routing_weights, 8, 2], 64)
     np.testing.assert_array_equal(experts, 0)
-    assert np.isnan(shares).all()
+    assert np.isnan(routing_weights).all()
 
 
 def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_many_rows(n_experts, size):
     chosen = np.array([rng.permutation(used)[:top] for _ in range(rows)], np.float32)
     chosen[:, 0] = used[0]
     chosen[:, 1] = np.where(chosen[:, 1] == used[0], used[1], chosen[:, 1])
-    shares = rng.uniform(0, 1, (rows, top)).astype(np.float32)
+    routing_weights = rng.uniform(0, 1, (rows, top)).astype(np.float32)
     biases = rng.standard_normal((n_experts, outputs)).astype(np.float32)
     counts, tiles = np.full(n_experts, -1, np.int32), np.full((8, 4), -1, np.int32)
     sources, places = np.full((2, rows * top), -1, np.int32)
@@ -164,11 +164,11 @@ def test_many_rows(n_experts, size):
     how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
     run(tiled_matmul, how, (n_tiles, 1), 256, arguments, 65536)
     out = np.full((rows, outputs), np.nan, np.float32)
-    arguments = [shares, 4 * top, places, top, product, 4 * outputs, out, 4 * outputs, outputs]
+    arguments = [routing_weights, 4 * top, places, top, product, 4 * outputs, out, 4 * outputs, outputs]
     run(mix, {"DEALT": 1, "PDL": 0}, (1, rows), 256, arguments)
     expected = np.zeros((rows, outputs))
     for row in range(rows):
         for j in range(top):
             e = int(chosen[row, j])
-            expected[row] += shares[row, j] * (stands[e] @ x[row] + biases[e])
+            expected[row] += routing_weights[row, j] * (stands[e] @ x[row] + biases[e])
     assert np.linalg.norm(out - expected) < 1e-3 * np.linalg.norm(expected)
