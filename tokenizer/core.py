@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Protocol
 
 from .added import AddedToken, AddedTokens
 from .bpe.bpe import BPE
-from .bpe.spm import PartsAtSpaces as PartsAtMarks
 from .detokenize import Detokenizer
 from .guard import SpecialGuard
 from .normalize import Normalizer
+from .pretokenize.metaspace import PartsAtMetaspace
 from .pretokenize.pretokenize import PartsAtSpaces, Step, cut_parts
 
 if TYPE_CHECKING:
-    from .bpe.compiled import CompiledEncoder
+    from .bpe.compiled.encoder import CompiledEncoder
 
 # Some vocabularies do not declare their turn markers special: <｜User｜> of DeepSeek, for one.
 _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 
-EncodeKernel = Callable[[int, int, int], None]  # see compiled.py
+EncodeKernel = Callable[[int, int, int], None]  # see bpe/compiled/encoder.py
 
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
@@ -33,7 +33,7 @@ _COMPILED_PAYS = 1_500  # characters after which machine code is asked for
 
 
 class WordModel(Protocol):
-    """What turns words into ids: byte-pair encoding or a unigram model."""
+    """The model that turns words into ids: byte-pair encoding or a unigram model."""
 
     def encode(self, words: Iterable[str]) -> Iterable[int]: ...
 
@@ -72,9 +72,9 @@ class Tokenizer:
         detokenizer: Detokenizer,
         settings: TokenizerSettings,
         normalize: Normalizer | None = None,
-        parts: PartsAtSpaces | PartsAtMarks | None = None,
+        parts: PartsAtSpaces | PartsAtMetaspace | None = None,
     ) -> None:
-        """`parts` cuts a text, quickly, at places where `cut` will cut it too and the model never joins."""
+        """`cut` pre-tokenizes; `parts` quickly cuts a text into chunks where `cut` always cuts it too."""
         tokens = list(added)
         self.vocab_size = vocab_size
         self.special_tokens: dict[str, int] = {t.content: t.id for t in tokens if t.special}
@@ -100,9 +100,9 @@ class Tokenizer:
         self._compiled: CompiledEncoder | None = None
 
     def accelerate(self, kernels: Callable[[int], EncodeKernel | None]) -> None:
-        """Encode more than a little text by machine code: what `kernels` returns, the kernel of `kernels.py`.
+        """Let long texts be encoded by machine code: `kernels` returns the kernel of bpe/compiled/.
 
-        It is told how many characters were encoded so far, and asked again while it returns None.
+        It is called with the number of characters encoded so far, and again as long as it returns None.
         """
         if self._parts is not None and isinstance(self._model, BPE):
             self._kernels = kernels
@@ -157,13 +157,13 @@ class Tokenizer:
         return ids
 
     def _compiled_encoder(self, n_more: int) -> CompiledEncoder | None:
-        """What encodes by machine code, for so many more characters; None as long as there is nothing."""
+        """The compiled encoder, before `n_more` characters are encoded; None while there is none."""
         if self._kernels is None or self._compiled is not None:
             return self._compiled
         self._n_encoded += n_more
         if self._n_encoded < _COMPILED_PAYS or (kernel := self._kernels(self._n_encoded)) is None:
             return None
-        from .bpe.compiled import compiled_encoder
+        from .bpe.compiled.encoder import compiled_encoder
 
         assert isinstance(self._model, BPE)
         assert self._parts is not None
@@ -184,7 +184,7 @@ class Tokenizer:
         return [chain.from_iterable(map(known, parts)) for parts in cut]
 
     def _learn(self, parts: Iterable[str]) -> None:
-        """Work out parts that were not seen before together, if they are many."""
+        """Encode chunks that were not seen before in one batch, if there are enough of them."""
         new = list(filterfalse(self._known.__contains__, set(parts)))
         if len(new) >= self._least_together:
             words = cut_parts(self._cut, new)
@@ -235,7 +235,7 @@ class Tokenizer:
 
 
 class _Known(dict[str, tuple[int, ...]]):
-    """The ids of parts seen before; asking for another one computes them."""
+    """The ids of chunks encoded before; asking for a new one encodes it."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class _Known(dict[str, tuple[int, ...]]):
         return ids
 
     def make_room(self, n: int) -> None:
-        """For n more parts, or else for all."""
+        """Forget all chunks if there is no room for n more."""
         if len(self) + n > _KNOWN_PARTS:
             self.clear()
 

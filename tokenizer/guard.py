@@ -1,8 +1,8 @@
-"""Keeps special tokens that somebody typed apart from those that a chat template writes.
+"""Keeps special tokens that a user typed apart from those that a chat template writes.
 
-In a message every special token gets a stand-in for its first character before the template sees it,
-so that no special token is found there in the rendered prompt; afterwards the stand-ins become
-characters again. Lengths stay the same, and so does what a template sees of everything else.
+Before the template sees a message, the first character of every special token in it is replaced by a
+stand-in, so that the rendered prompt contains no special token there; after rendering, stand-ins become the
+characters again. Lengths do not change, nor does any other text that the template sees.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Vocabularies of hundreds of thousands of texts without an object for each.
+"""Vocabularies of hundreds of thousands of strings without a Python object for each.
 
-A start reads a vocabulary whole but uses a hundredth of it, and making a Python string and a slot of a
-dictionary for every entry would take most of its time.
+A start reads the whole vocabulary but uses a hundredth of it; a Python string and a dictionary slot for every
+entry would take most of the start's time.
 """
 
 from __future__ import annotations

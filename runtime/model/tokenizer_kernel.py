@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _ASK_AGAIN = 0.25  # seconds
 _COMPILING_PAYS = 32_000  # characters
 _GIVE_UP = 300.0  # seconds after which a process that compiles is thought to be dead
-_SOURCES = ("kernels.py", "records.py")  # beside the sources of `quant`, which the cache's folder stands for
 _START = f"""
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -79,8 +78,8 @@ def token_kernel() -> TokenKernel:
 @cache
 def kernel_key() -> str:
     """A name that no other version of the kernel has. OSError where its sources are not there."""
-    folder = Path(__file__).parent.parent.parent / "tokenizer" / "bpe"
-    sources = b"".join((folder / name).read_bytes() for name in _SOURCES)
+    folder = Path(__file__).parent.parent.parent / "tokenizer" / "bpe" / "compiled"
+    sources = b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))
     return f"tokenizer-{hashlib.sha256(sources).hexdigest()[:16]}"
 
 
@@ -88,7 +87,7 @@ def compile_into(folder: str | Path) -> None:
     """Compile the kernel for the cache in a folder, unless it is there."""
     from ...quant.jit.compiler import machine_code
     from ...quant.jit.kernel_cache import KernelCache
-    from ...tokenizer.bpe.kernels import tokenizer_kernel
+    from ...tokenizer.bpe.compiled.kernel import tokenizer_kernel
 
     cache, key = KernelCache(Path(folder)), kernel_key()
     try:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kukri.tokenizer import Tokenizer, load_tokenizer
-from kukri.tokenizer.bpe.bpe import NO_RANK, merge_ranks, packed_ranks
+from kukri.tokenizer.bpe.ranks import NO_RANK, merge_ranks, packed_ranks
 from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS
 from kukri.tokenizer.readers import packed_json
 from kukri.tokenizer.readers.packed_json import read_packed

@@ -1,10 +1,10 @@
 """Byte-pair encoding of many words at once, with array operations.
 
-One word after another costs microseconds for every merge. Here all words take their next merge together, so
-that this costs a few array operations for all of them; results are those of merging.py.
+Merging word by word costs microseconds for every merge. Here all words take their next merge together, at the
+cost of a few array operations; the results are those of merging.py.
 
-A text's number is Σ value[byte i] · base^i modulo 2^64. The number of two texts joined follows from theirs,
-so that what a pair makes is found without looking at texts.
+A text's number is its polynomial hash, Σ value[byte i] · base^i modulo 2^64. The number of two texts joined
+follows from their numbers, so that the id that a pair makes is found without building the text.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Cuts(NamedTuple):
 
 
 class _Numbers:
-    """Numbers for texts, with a base and values that nobody knows beforehand."""
+    """Polynomial hashes of texts, with a secret base and secret values for each byte."""
 
     def __init__(self) -> None:
         secret = np.frombuffer(os.urandom(8 * 257), np.uint64)

@@ -1,122 +1,26 @@
-"""Byte-pair encoding of words: ranks of pairs, and the model around the merge loop.
-
-The same loop serves two kinds of vocabulary. One has a list of merges, and a pair's rank is its
-place in it (Sennrich et al. 2016, "Neural machine translation of rare words with subword units").
-The other, SentencePiece's (Kudo and Richardson 2018), has a score for each piece, and a pair's rank
-is that of the piece that it makes, the best score first. `ranks` maps the joined pair to the rank;
-`joiner` is what stands between the two halves in its keys.
+"""Byte-pair encoding of words: the model around the merge loop (`merging.py`, many words at once
+`batch.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain, filterfalse
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..errors import TokenizerError
 from ..pretokenize.pretokenize import BYTE_SYMBOLS, bytes_to_symbols
-from ..strings import NO_ID, Lookup, PackedLookup, Strings
+from ..strings import NO_ID, Lookup, Strings
 from .batch import MAX_SYMBOLS, BatchMerger, Entries, cuts_anywhere, cuts_of_merges
 from .merging import NOT_IN_VOCAB, Merger
+from .ranks import InOrder, ProductRanks
 
-NO_RANK = 1 << 80
 _CACHED_LENGTH = 64  # characters; longer words are not kept
 _CACHED_WORDS = 200_000
 _LEAST_BATCH = 200  # words; for fewer the array operations take longer
 _BATCHES_PAY = 400  # new words after which the arrays for them are made
-_SPACE = 0x20
-
-
-def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) -> Lookup:
-    """Merges in order, each a pair joined by `joiner`, as ranks; each must make an entry of `vocab`."""
-    ranks = Lookup(zip(merges, range(len(merges)), strict=True), NO_RANK)
-    made = [pair.replace(joiner, "", 1) for pair in merges]
-    if not all(map(vocab.__contains__, made)):
-        wrong = next(pair for pair, entry in zip(merges, made, strict=True) if entry not in vocab)
-        raise TokenizerError(f"the merge {wrong[:80]!a} makes no entry of the vocabulary")
-    return ranks
-
-
-class InOrder(NamedTuple):
-    """Merges that make entry after entry from id `first` on, cut in two after `cuts` (int [n]) bytes."""
-
-    first: int
-    cuts: np.ndarray
-
-
-class ProductRanks(Lookup):
-    """Ranks of pairs worked out from the id of what the pair makes: `rank` is given it and the pair.
-
-    `order` is where they come from: merges "a b", the first goes first (with `in_order`, if they are); or a
-    number (int64) for each id that any pair may make, the least goes first.
-    """
-
-    def __init__(
-        self,
-        vocab: Lookup,
-        joiner: str,
-        rank: Callable[[int, str], int],
-        order: Strings | np.ndarray,
-        in_order: InOrder | None = None,
-    ) -> None:
-        super().__init__(absent=NO_RANK)
-        self._vocab = vocab
-        self._joiner = joiner
-        self._rank = rank
-        self.order = order
-        self.in_order = in_order
-
-    def __missing__(self, pair: str) -> int:
-        id = self._vocab[pair.replace(self._joiner, "", 1) if self._joiner else pair]
-        return NO_RANK if id == NO_ID else self._rank(id, pair)
-
-
-def packed_ranks(merges: Strings, vocab: Lookup, pieces: Strings) -> Lookup:
-    """Ranks for packed merges, "a b" each. One that makes no entry of the vocabulary has none."""
-    if not len(merges):
-        return Lookup(absent=NO_RANK)
-
-    made = merges.raw[merges.raw != _SPACE]
-    ends = np.flatnonzero(made == 0)
-    first = vocab[made[1 : ends[1]].tobytes().decode()]
-    stop = first + len(merges)
-    if first != NO_ID and len(ends) == len(merges) + 1 and stop <= len(pieces):
-        start = pieces.starts[first] - 1
-        spaces = np.flatnonzero(merges.raw == _SPACE)
-        alone = len(spaces) == len(merges) and bool(
-            ((merges.starts < spaces) & (spaces < merges.stops - 1)).all()
-        )
-        if alone and np.array_equal(made, pieces.raw[start : pieces.stops[stop - 1] + 1]):
-            in_order = InOrder(first, spaces - merges.starts)
-            return ProductRanks(vocab, " ", _in_order(merges, spaces, first), merges, in_order)
-    places = PackedLookup(merges, NO_RANK, patience=len(merges) // 8)
-    return ProductRanks(vocab, " ", lambda id, pair: places[pair], merges)
-
-
-def _in_order(merges: Strings, spaces: np.ndarray, first: int) -> Callable[[int, str], int]:
-    """The rank where the merges make one entry after the other from id `first` on: only the place at which a
-    piece is cut in two must be compared. `spaces` are the positions of these cuts."""
-    characters = np.cumsum((merges.raw & 0xC0) != 0x80, dtype=np.int32)
-    cuts = (characters[spaces] - characters[merges.starts - 1] - 1).data
-    stop = first + len(merges)
-
-    def rank(id: int, pair: str) -> int:
-        return id if first <= id < stop and cuts[id - first] == pair.find(" ") else NO_RANK
-
-    return rank
-
-
-def score_ranks(vocab: Lookup, scores: np.ndarray) -> Lookup:
-    """Ranks of pairs without a joiner, by the scores (float [n]) of the vocabulary."""
-    # the bits of a float64, read as an integer, are in the order of the numbers once negative ones are turned
-    numbers = np.where(np.isnan(scores), -np.inf, scores).astype(np.float64) + 0.0
-    bits = numbers.view(np.int64)
-    order = ~(bits ^ ((bits >> 63) & np.int64((1 << 63) - 1)))  # ~x, unlike -x, always exists
-    ranks = order.data
-    return ProductRanks(vocab, "", lambda id, pair: ranks[id], order)
 
 
 class Tables(NamedTuple):
@@ -223,10 +127,6 @@ class BPE:
     @property
     def byte_level(self) -> bool:
         return self._byte_level
-
-    def id_of(self, text: str) -> int:
-        """The id of an entry, NO_ID for any other text."""
-        return self._vocab[text]
 
     @cached_property
     def _byte_symbols(self) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Which tokens end an answer."""
+"""The tokens that end an answer."""
 
 from __future__ import annotations
 

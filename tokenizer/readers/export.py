@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from ..bpe.spm import SPACE, SentencePieceFile, TokenType
+from ..bpe.scored import TokenType
 from ..core import Tokenizer
 from ..errors import TokenizerError
+from ..pretokenize.metaspace import SPACE
 from ..pretokenize.pre_names import pre_name
 from ..pretokenize.pretokenize import spell_bytes
 from .components import kind, normalizers, steps, value
 from .files import read_file
 from .hf import load_tokenizer
 from .packed_json import read_packed
+from .sentencepiece_file import SentencePieceFile
 from .tekken import tekken_words
 
 _UNREACHED = -10000.0  # score of what no merge makes

@@ -8,13 +8,14 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from ..added import AddedToken
-from ..bpe.bpe import BPE, merge_ranks, packed_ranks
-from ..bpe.spm import SPACE, TokenType, bpe_from_scores, byte_ids
-from ..bpe.spm import parts_at_spaces as piece_parts
+from ..bpe.bpe import BPE
+from ..bpe.ranks import merge_ranks, packed_ranks
+from ..bpe.scored import TokenType, bpe_from_scores, byte_ids
 from ..core import Tokenizer, TokenizerSettings
 from ..detokenize import Detokenizer
 from ..errors import TokenizerError
 from ..normalize import chain, prepend, replace, unicode_form
+from ..pretokenize.metaspace import SPACE, parts_at_metaspace
 from ..pretokenize.presets import SPACED, preset
 from ..pretokenize.pretokenize import chain_steps, no_step, parts_at_spaces
 from ..strings import Lookup, PackedLookup, Strings
@@ -105,7 +106,7 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: np
         Detokenizer(pieces, byte_fallback=True, replacements=[(SPACE, " ")], strip_space=prefix),
         _settings(metadata, pieces, types, add_bos=True),
         chain(normalizers),
-        piece_parts(packed),
+        parts_at_metaspace(packed),
     )
 
 
@@ -156,7 +157,7 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
             add_bos="gemma4" in (_text(metadata, "model"), _text(metadata, "pre", "")),
         ),
         replace(" ", SPACE),
-        piece_parts(pieces) if isinstance(pieces, Strings) else None,
+        parts_at_metaspace(pieces) if isinstance(pieces, Strings) else None,
     )
 
 

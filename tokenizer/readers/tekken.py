@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..added import AddedToken
-from ..bpe.bpe import BPE, NO_RANK, ProductRanks
+from ..bpe.bpe import BPE
+from ..bpe.ranks import NO_RANK, ProductRanks
 from ..core import Tokenizer, TokenizerSettings
 from ..detokenize import Detokenizer
 from ..errors import TokenizerError

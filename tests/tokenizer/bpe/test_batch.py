@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from kukri.tokenizer.bpe import batch, bpe
-from kukri.tokenizer.bpe.bpe import BPE, merge_ranks, packed_ranks, score_ranks
+from kukri.tokenizer.bpe.bpe import BPE
+from kukri.tokenizer.bpe.ranks import merge_ranks, packed_ranks, score_ranks
 from kukri.tokenizer.pretokenize.pretokenize import Split, chain_steps, cut_parts, spell_bytes
 from kukri.tokenizer.strings import Lookup, PackedLookup, Strings
 

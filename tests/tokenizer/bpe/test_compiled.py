@@ -16,10 +16,11 @@ from kukri.quant.jit.kernel_cache import KernelCache, kernel_cache
 from kukri.runtime.model import tokenizer_kernel as token_kernel
 from kukri.runtime.model.tokenizer_kernel import TokenKernel, compile_into, kernel_key
 from kukri.tokenizer import Tokenizer, core, load_tokenizer, tokenizer_from_gguf
-from kukri.tokenizer.bpe import compiled
-from kukri.tokenizer.bpe.bpe import BPE, score_ranks
-from kukri.tokenizer.bpe.compiled import CompiledEncoder, EncodeKernel
-from kukri.tokenizer.bpe.words import alternatives, program
+from kukri.tokenizer.bpe.bpe import BPE
+from kukri.tokenizer.bpe.compiled import encoder as compiled
+from kukri.tokenizer.bpe.compiled.encoder import CompiledEncoder, EncodeKernel
+from kukri.tokenizer.bpe.compiled.patterns import alternatives, program
+from kukri.tokenizer.bpe.ranks import score_ranks
 from kukri.tokenizer.pretokenize import patterns
 from kukri.tokenizer.pretokenize.pretokenize import BYTE_SYMBOLS, Split, spell_bytes
 from kukri.tokenizer.strings import Lookup, PackedLookup

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kukri.tokenizer import Tokenizer, TokenizerError
-from kukri.tokenizer.bpe.bpe import NO_RANK
 from kukri.tokenizer.bpe.merging import Merger
+from kukri.tokenizer.bpe.ranks import NO_RANK
 from kukri.tokenizer.strings import Lookup
 
 MODELS = ("gguf/smollm2-135m-instruct", "gguf/gemma-3-270m", "gguf/llama-spm", "qwen3")

@@ -1,94 +1,19 @@
-"""SentencePiece vocabularies: pieces with scores (from a GGUF) and tokenizer.model files.
-
-A piece spells a space as U+2581. Kudo and Richardson 2018, "SentencePiece: A simple and language
-independent subword tokenizer and detokenizer for neural text processing".
-"""
+"""tokenizer.model files, read by the `sentencepiece` package."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from enum import IntEnum
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..bpe.scored import TokenType
 from ..errors import TokenizerError
-from ..readers.files import read_file
-from ..readers.spm_model import plain_model
-from ..strings import NO_ID, Lookup, PackedLookup, Strings
-from .bpe import BPE, score_ranks
-
-SPACE = "\u2581"
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type` of a GGUF, the same numbers as in SentencePiece's model file."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
-class PartsAtSpaces:
-    """Cuts in front of each run of U+2581, but not after those characters that precede one inside a piece.
-
-    No merge can cross such a cut, so the ids are those of the whole text, and words can be remembered.
-    """
-
-    def __init__(self, joins: frozenset[str]) -> None:
-        self.joins = joins
-        joined_on = f"(?:(?<=[{''.join(map(re.escape, sorted(joins)))}]){SPACE}++)?" if joins else ""
-        word = f"(?:[^{SPACE}]++{joined_on})"
-        self._parts = re.compile(f"{SPACE}++{word}*+|{word}++")
-
-    def __call__(self, text: str) -> list[str]:
-        return self._parts.findall(text)
-
-
-def parts_at_spaces(pieces: Strings) -> PartsAtSpaces | None:
-    """How to cut texts for these pieces; None if too many characters precede U+2581."""
-    raw = pieces.raw
-    lead, middle, last = SPACE.encode()
-    spaces = np.flatnonzero((raw[:-2] == lead) & (raw[1:-1] == middle) & (raw[2:] == last))
-    begins = raw[spaces - 1] == 0
-    begins[1:] |= spaces[1:] == spaces[:-1] + 3
-    joins = {pieces.blob[max(0, i - 4) : i].decode(errors="ignore")[-1] for i in spaces[~begins].tolist()}
-    return PartsAtSpaces(frozenset(joins)) if len(joins) <= 64 else None
-
-
-def bpe_from_scores(
-    pieces: Strings, scores: np.ndarray, types: np.ndarray, changes: Mapping[str, int]
-) -> BPE:
-    """SentencePiece's BPE: of all neighbours that make a piece, the best score first.
-
-    `scores` is float [n] and `types` int [n] (TokenType); `changes` are ids by the texts that the vocabulary
-    spells in another way.
-    """
-    usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED))
-    vocab = PackedLookup(pieces, usable=usable.tobytes())
-    vocab.respell(changes)
-    unknown = np.flatnonzero(types == TokenType.UNKNOWN)
-    by_piece = Lookup((pieces[i], i) for i in np.flatnonzero(types == TokenType.BYTE).tolist())
-    return BPE(
-        vocab,
-        score_ranks(vocab, scores),
-        "",
-        byte_ids=byte_ids(by_piece),
-        unknown_id=int(unknown[0]) if unknown.size else None,
-        fuse_unknown=True,
-    )
-
-
-def byte_ids(vocab: Lookup) -> list[int] | None:
-    """The ids of "<0x00>" … "<0xFF>", None unless all are there."""
-    ids = [vocab[f"<0x{byte:02X}>"] for byte in range(256)]
-    return None if NO_ID in ids else ids
+from ..pretokenize.metaspace import SPACE
+from .files import read_file
+from .spm_model import plain_model
 
 
 class SentencePieceFile:

@@ -1,6 +1,6 @@
-"""Encoding by machine code: what the kernel of `kernels.py` needs in memory, and calls of it.
+"""Encoding by machine code: the arrays that the kernel (`kernel.py`) works on, and calls of it.
 
-The kernel itself is handed in; this part of the program neither compiles nor keeps machine code.
+The caller passes the compiled kernel in; this package neither compiles nor stores machine code.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from ..pretokenize.pretokenize import BYTE_SYMBOLS, PartsAtSpaces, spell_bytes
-from ..strings import NO_ID, Strings
-from .bpe import BPE, Tables
+from ...pretokenize.metaspace import SPACE, PartsAtMetaspace
+from ...pretokenize.pretokenize import BYTE_SYMBOLS, PartsAtSpaces, spell_bytes
+from ...strings import NO_ID, Strings
+from ..bpe import BPE, Tables
+from .patterns import Program, program
 from .records import (
     CALL,
     ENCODE,
@@ -30,24 +32,27 @@ from .records import (
     SCRATCH,
     VOCABULARY,
 )
-from .spm import SPACE
-from .spm import PartsAtSpaces as PartsAtMarks
-from .words import Program, program
 
-EncodeKernel = Callable[[int, int, int], None]  # addresses of records and what to do
+EncodeKernel = Callable[
+    [int, int, int], None
+]  # address of VOCABULARY, address of a record, operation (records.py)
 
-_PARTS, _BYTES, _IDS = 1 << 16, 1 << 20, 1 << 19  # that are remembered
+# Capacity of the table of chunks that were encoded before: chunks, their bytes, their ids.
+_PARTS, _BYTES, _IDS = 1 << 16, 1 << 20, 1 << 19
 
 
 def compiled_encoder(
-    kernel: EncodeKernel, model: BPE, parts: PartsAtSpaces | PartsAtMarks
+    kernel: EncodeKernel, model: BPE, parts: PartsAtSpaces | PartsAtMetaspace
 ) -> CompiledEncoder | None:
-    """A model in the kernel's memory, for texts cut by `parts`; None for one that does not allow it."""
+    """A compiled encoder for a BPE model whose texts are first cut into chunks by `parts`.
+
+    None if the vocabulary or the pre-tokenizer cannot be expressed in the kernel's tables.
+    """
     tables = model.tables()
     if tables is None:
         return None
     spelled = model.byte_level
-    if isinstance(parts, PartsAtMarks):
+    if isinstance(parts, PartsAtMetaspace):
         cutting, joins = program(()), frozenset(map(ord, filter(str.isascii, parts.joins)))
     else:
         cutting, joins = program(parts.steps), None
@@ -59,13 +64,13 @@ def compiled_encoder(
 
 
 def _point(record: np.ndarray, **arrays: np.ndarray) -> None:
-    """Set fields to the addresses of arrays, which somebody must keep."""
+    """Set fields of a record to the addresses of arrays; the caller keeps the arrays alive."""
     for name, array in arrays.items():
         record[name] = array.__array_interface__["data"][0]
 
 
 class CompiledEncoder:
-    """A vocabulary in the kernel's memory. One thread at a time encodes."""
+    """A vocabulary in arrays that the kernel reads. A lock lets one thread encode at a time."""
 
     def __init__(
         self,
@@ -75,32 +80,49 @@ class CompiledEncoder:
         cutting: Program,
         joins: frozenset[int] | None,
     ) -> None:
-        """`spelled`: pieces are spelled in byte symbols. `cutting` cuts parts into words.
+        """`spelled`: pieces are spelled in GPT-2's byte symbols. `cutting` cuts chunks into words.
 
-        With `joins`, texts are cut into parts in front of U+2581, but not behind these bytes; without, at
-        spaces. ValueError for a vocabulary that does not allow it.
+        With `joins`, a text is cut into chunks before U+2581, except after these bytes; without, at spaces.
+        Raises ValueError for a vocabulary that the tables cannot express.
         """
         self._kernel = kernel
         self._lock = threading.Lock()
-        self._arrays: dict[str, np.ndarray] = {}
+        self._arrays: dict[str, np.ndarray] = {}  # kept alive here, since the record has only their addresses
         self._v = np.zeros(1, VOCABULARY)
-        texts, n_ids, order = tables.texts, tables.n_ids, tables.order
+        self._enter_entries(tables, joins, cutting)
+        self.byte_symbols = self._enter_symbols(spelled, joins).astype(np.int64)
+        self._enter_ranks(tables)
+        self._array("slots", np.zeros(4 * _PARTS, np.int32))
+        self._array("parts", np.empty(_PARTS, PART))
+        self._array("bytes", np.empty(_BYTES, np.uint8))
+        self._array("ids", np.empty(_IDS, np.int32))
+        self._set(slot_mask=4 * _PARTS - 1, most_parts=_PARTS, most_bytes=_BYTES, most_ids=_IDS)
+        self._scratch = np.zeros(1, SCRATCH)
+        self._call = np.zeros(1, CALL)
+        self._call["scratch"] = self._scratch.ctypes.data
+
+    def _enter_entries(self, tables: Tables, joins: frozenset[int] | None, cutting: Program) -> None:
+        """The hash table of entries and the patterns. The hash has a secret base, so that nobody can choose
+        entries that collide."""
         secret = np.frombuffer(os.urandom(8 * 258), np.uint64)
         base = int(secret[256]) | 1
         if base % 8 in (1, 7):  # with a base near ±1 the lowest bits would say little
             base ^= 2
         self._set(base=base, seed=int(secret[257]), whole=int(tables.whole))
         self._array("values", secret[:256] | np.uint64(1))
-        self._table("key", "keys", "key_ids", np.int32, len(texts))
-        self._array("numbers", np.zeros(n_ids, np.uint64))
-        self._array("powers", np.zeros(n_ids, np.uint64))
-        self._array("sizes", np.zeros(n_ids, np.int32))
+        self._table("key", "keys", "key_ids", np.int32, len(tables.texts))
+        self._array("numbers", np.zeros(tables.n_ids, np.uint64))
+        self._array("powers", np.zeros(tables.n_ids, np.uint64))
+        self._array("sizes", np.zeros(tables.n_ids, np.int32))
         joined = np.zeros(256, np.uint8)
         joined[list(joins or ())] = 1
         self._array("joins", joined)
         self._array("classes", cutting.classes)
         self._array("program", cutting.table)
-        self._enter(ENTER_PIECES, texts, tables.ids)
+        self._enter(ENTER_PIECES, tables.texts, tables.ids)
+
+    def _enter_symbols(self, spelled: bool, joins: frozenset[int] | None) -> np.ndarray:
+        """The ids of single bytes, int32 [256]. ValueError if a space has none where it must have one."""
         symbols = np.full(256, NO_ID, np.int32)
         symbols[1:128] = self.find([*map(chr, range(1, 128))])
         if spelled:
@@ -110,6 +132,11 @@ class CompiledEncoder:
         if joins is not None and space == NO_ID:
             raise ValueError("no entry for a space")
         self._set(space=space)
+        return symbols
+
+    def _enter_ranks(self, tables: Tables) -> None:
+        """The rank of the pair that makes each id, and where that pair is cut."""
+        order, n_ids = tables.order, tables.n_ids
         ranks = np.full(n_ids, NO_RANK)
         if isinstance(order, np.ndarray):
             ranks[: len(order)] = order[:n_ids]
@@ -121,15 +148,6 @@ class CompiledEncoder:
             ranks[first : first + len(at)], cuts[first : first + len(at)] = np.arange(len(at)), at
         elif isinstance(order, Strings):
             self._enter(ENTER_MERGES, order)
-        self._array("slots", np.zeros(4 * _PARTS, np.int32))
-        self._array("parts", np.empty(_PARTS, PART))
-        self._array("bytes", np.empty(_BYTES, np.uint8))
-        self._array("ids", np.empty(_IDS, np.int32))
-        self._set(slot_mask=4 * _PARTS - 1, most_parts=_PARTS, most_bytes=_BYTES, most_ids=_IDS)
-        self._scratch = np.zeros(1, SCRATCH)
-        self._call = np.zeros(1, CALL)
-        self._call["scratch"] = self._scratch.ctypes.data
-        self.byte_symbols = symbols.astype(np.int64)
 
     def _set(self, **fields: int) -> None:
         for name, value in fields.items():
@@ -140,7 +158,7 @@ class CompiledEncoder:
         self._v[name] = array.ctypes.data
 
     def _table(self, prefix: str, keys: str, values: str, dtype: Any, n: int) -> None:
-        """A hash table for n keys, at most half full."""
+        """Allocate a hash table for n keys, at most half full."""
         bits = max(8, (2 * n).bit_length())
         self._array(keys, np.zeros(1 << bits, np.uint64))
         self._array(values, np.zeros(1 << bits, dtype))
@@ -165,7 +183,7 @@ class CompiledEncoder:
         self._kernel(self._v.ctypes.data, record.ctypes.data, operation)
 
     def find(self, texts: Sequence[str]) -> list[int]:
-        """The ids of entries, NO_ID for other texts. None has NUL in it."""
+        """The ids of texts (without NUL), NO_ID for a text that is no entry."""
         packed = Strings.pack(texts)
         assert packed is not None
         e = np.zeros(1, ENTERING)
@@ -184,7 +202,7 @@ class CompiledEncoder:
     def merge(
         self, symbols: np.ndarray, sizes: np.ndarray, fit: np.ndarray
     ) -> Iterator[tuple[np.ndarray, list[list[int]]]]:
-        """As `BatchMerger.merge`."""
+        """Like `BatchMerger.merge`, by the kernel."""
         m = np.zeros(1, MERGING)
         counts = np.zeros(len(sizes), np.int64)
         out = np.empty(len(symbols), np.int32)
@@ -207,7 +225,10 @@ class CompiledEncoder:
     def encode(
         self, segments: Sequence[str | int], others: Callable[[list[str]], list[Iterable[int]]]
     ) -> list[int]:
-        """The ids of texts, and of tokens given as ids, in order. `others` encodes what is left to it."""
+        """The ids of segments in order: texts are encoded, ids are passed through.
+
+        `others` encodes the chunks that the kernel leaves to Python.
+        """
         raw = [b"" if isinstance(s, int) else s.encode() for s in segments]
         text = b"".join(raw)
         items = np.empty((len(raw), 2), np.int64)

@@ -11,8 +11,8 @@ import pytest
 
 from kukri.tokenizer import TokenizerError
 from kukri.tokenizer.added import AddedToken, AddedTokens
-from kukri.tokenizer.bpe.spm import parts_at_spaces as piece_parts
 from kukri.tokenizer.normalize import chain, unicode_form
+from kukri.tokenizer.pretokenize.metaspace import parts_at_metaspace
 from kukri.tokenizer.pretokenize.presets import PRESETS, preset
 from kukri.tokenizer.pretokenize.pretokenize import (
     Split,
@@ -113,7 +113,7 @@ def test_cuts_in_front_of_spaces_never_part_a_piece() -> None:
     def cut(pieces: list[str], text: str) -> list[str]:
         packed = Strings.pack(pieces)
         assert packed is not None
-        parts = piece_parts(packed)
+        parts = parts_at_metaspace(packed)
         assert parts is not None
         return parts(text)
 
@@ -122,7 +122,7 @@ def test_cuts_in_front_of_spaces_never_part_a_piece() -> None:
     assert cut(["é▁", "字▁▁", "▁"], "é▁x字▁▁y▁z") == ["é▁x字▁▁y", "▁z"]
     many = Strings.pack([chr(0x4E00 + i) + "▁" for i in range(100)])
     assert many is not None
-    assert piece_parts(many) is None
+    assert parts_at_metaspace(many) is None
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

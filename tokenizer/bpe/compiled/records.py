@@ -1,23 +1,22 @@
-"""What the compiled encoder is told and keeps: records of int64 fields, most of them addresses of arrays."""
+"""Records that the compiled encoder and its kernel share: int64 fields, most of them addresses of arrays."""
 
 from __future__ import annotations
 
 import numpy as np
 
-LONGEST = 96  # bytes of a part that is encoded here
-MOST_ITEMS = 8  # of an alternative of a pattern, see words.py
+MAX_PART_BYTES = 96  # of a chunk that the kernel encodes; longer ones are left to Python
+MAX_ITEMS = 8  # of an alternative of a pattern, see patterns.py
 NO_RANK = np.int64((1 << 63) - 1)
 CUT_BITS = 24
-ENCODE, MERGE, FIND, ENTER_PIECES, ENTER_MERGES, ENTER_MORE = range(
-    6
-)  # what the kernel is called for, its third argument
+# Operations, the third argument of the kernel.
+ENCODE, MERGE, FIND, ENTER_PIECES, ENTER_MERGES, ENTER_MORE = range(6)
 
 
 def _record(*fields: str) -> np.dtype:
     return np.dtype([(field, np.int64) for field in fields])
 
 
-# A vocabulary. Numbers of texts are those of `batch.Entries`.
+# A vocabulary. A text's number is its hash, as in `batch.Entries`.
 VOCABULARY = _record(
     "keys",  # uint64 [slots]: numbers of texts by a hash of them, 0 where there is none
     "key_ids",  # int32 [slots]
@@ -39,18 +38,18 @@ VOCABULARY = _record(
     "space",  # the id of U+2581 where texts are cut in front of that, else -1
     "joins",  # uint8 [256]: whether a piece has U+2581 behind this byte
     "classes",  # uint64 [128]: of which classes an ASCII character is, a bit each
-    "program",  # int32: the patterns, see words.py
-    # Parts of texts that were seen before:
+    "program",  # int32: the patterns, see patterns.py
+    # The table of chunks that were encoded before:
     "seed",
     "slots",  # int32 [slot_mask + 1]: places in `parts` plus one, by hash
     "slot_mask",
     "parts",  # PART [most_parts]
     "n_parts",
     "most_parts",
-    "bytes",  # uint8 [most_bytes]: what they are
+    "bytes",  # uint8 [most_bytes]: the chunks' texts
     "n_bytes",
     "most_bytes",
-    "ids",  # int32 [most_ids]: and became
+    "ids",  # int32 [most_ids]: the chunks' ids
     "n_ids",
     "most_ids",
 )
@@ -62,7 +61,7 @@ CALL = _record(
     "n_items",
     "out",  # int32: the ids
     "n_out",
-    "left",  # int64 [n_left, 3]: parts left to others, as (place in out, begin, end)
+    "left",  # int64 [n_left, 3]: chunks left to Python, as (place in out, begin, end)
     "n_left",
     "scratch",  # SCRATCH
 )
@@ -70,7 +69,7 @@ CALL = _record(
 MERGING = _record(
     "symbols",  # int64: of all words, one after the other
     "sizes",  # int64 [n]: how many each has
-    "fit",  # uint8 [n]: whether it is to be merged; it has 1 to LONGEST symbols then
+    "fit",  # uint8 [n]: whether it is to be merged; it has 1 to MAX_PART_BYTES symbols then
     "n",
     "out",  # int32: the ids
     "counts",  # int64 [n]: how many each became
@@ -89,11 +88,11 @@ ENTERING = _record(
 )
 SCRATCH = np.dtype(
     [
-        ("marks", np.uint8, LONGEST + 8),  # where words begin
-        ("symbols", np.int32, LONGEST + 8),
-        ("made", np.int32, LONGEST + 8),
-        ("ranks", np.int64, LONGEST + 8),
-        ("begins", np.int64, MOST_ITEMS),
-        ("counts", np.int64, MOST_ITEMS),
+        ("marks", np.uint8, MAX_PART_BYTES + 8),  # where words begin
+        ("symbols", np.int32, MAX_PART_BYTES + 8),
+        ("made", np.int32, MAX_PART_BYTES + 8),
+        ("ranks", np.int64, MAX_PART_BYTES + 8),
+        ("begins", np.int64, MAX_ITEMS),
+        ("counts", np.int64, MAX_ITEMS),
     ]
 )

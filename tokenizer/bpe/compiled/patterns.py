@@ -14,9 +14,9 @@ from functools import cache
 
 import numpy as np
 
-from ..pretokenize.patterns import ASCII_3_DIGITS, DIGIT, DIGITS, UP_TO_3_DIGITS, in_ascii, known
-from ..pretokenize.pretokenize import Split, Step, spell_bytes
-from .records import MOST_ITEMS
+from ...pretokenize.patterns import ASCII_3_DIGITS, DIGIT, DIGITS, UP_TO_3_DIGITS, in_ascii, known
+from ...pretokenize.pretokenize import Split, Step, spell_bytes
+from .records import MAX_ITEMS
 
 _UNLIMITED = 1 << 30
 _MOST_CLASSES = 64
@@ -138,7 +138,7 @@ def program(steps: Sequence[Step]) -> Program | None:
         except ValueError:
             return None
         found = [a for a in found if all(item.characters for item in a.items if item.least)]
-        if any(len(a.items) > MOST_ITEMS for a in found):
+        if any(len(a.items) > MAX_ITEMS for a in found):
             return None
         table.append(len(found))
         for alternative in found:

@@ -1,0 +1,132 @@
+"""A tokenizer.json, or a tekken.json, as a Tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..added import AddedToken
+from ..bpe.bpe import BPE
+from ..bpe.ranks import merge_ranks, packed_ranks
+from ..bpe.scored import byte_ids
+from ..core import Tokenizer
+from ..detokenize import Detokenizer
+from ..errors import TokenizerError
+from ..normalize import chain
+from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
+from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
+from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
+from .components import decoder, kind, leaves_no_space, normalizers, steps, value
+from .files import read_file, read_object
+from .packed_json import PackedVocabulary, read_packed
+from .settings import MAX_VOCAB, added_token, settings_of
+from .tekken import tekken_tokenizer
+
+
+def tokenizer_from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
+    packed = None
+    if path.exists():
+        try:
+            packed = read_packed(read_file(path))
+        except OSError as error:
+            raise TokenizerError(f"{path}: {error}") from None
+    content = packed.rest if packed else read_object(path)
+    if not content:
+        raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
+    try:
+        if path.name.startswith("tekken") or ("model" not in content and "vocab" in content):
+            return tekken_tokenizer(content, templates)
+        return _build(content, packed, config, templates)
+    except TokenizerError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+    except RecursionError:
+        raise TokenizerError(f"{path}: nested too deeply") from None
+
+
+def _build(
+    content: Mapping[str, Any],
+    packed: PackedVocabulary | None,
+    config: Mapping[str, Any],
+    templates: Mapping[str, str],
+) -> Tokenizer:
+    name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
+    if name != "BPE":
+        raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
+    vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
+    added = [added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+    pieces = _pieces(packed.pieces if packed else vocab, added)
+    cutting = steps(content.get("pre_tokenizer"))
+    if leaves_no_space(content.get("normalizer")):  # Gemma cuts at spaces that are no longer there
+        cutting = [step for step in cutting if not (isinstance(step, Split) and step.source == r"\ ")]
+    byte_level = bool(cutting) and cutting[-1] is spell_bytes
+    if byte_level:
+        cutting.pop()  # the model spells only the words that it has not seen before
+    parts: PartsAtSpaces | PartsAtMetaspace | None = parts_at_spaces(cutting)
+    if not cutting and not byte_level:
+        texts = packed.pieces if packed else Strings.pack([*vocab])
+        parts = parts_at_metaspace(texts) if texts else None
+    normalizer = chain(normalizers(content.get("normalizer")))
+    spelled = added
+    if normalizer is not None:
+        spelled = [replace(t, content=normalizer(t.content)) if t.normalized else t for t in added]
+    if packed:
+        ranks, joiner = packed_ranks(packed.merges, vocab, packed.pieces), " "
+    else:
+        ranks, joiner = _ranks(model, vocab)
+    return Tokenizer(
+        len(pieces),
+        spelled,
+        _bpe(model, vocab, ranks, joiner, byte_level),
+        chain_steps(cutting),
+        Detokenizer(pieces, **decoder(content.get("decoder"))),
+        settings_of(config, added, templates, content.get("post_processor")),
+        normalizer,
+        parts,
+    )
+
+
+def _valid(vocab: Mapping[str, int]) -> Mapping[str, int]:
+    for piece, id in vocab.items():
+        if type(id) is not int or not 0 <= id < MAX_VOCAB:
+            raise TokenizerError(f"the token {piece[:80]!a} has no valid id")
+    return vocab
+
+
+def _pieces(vocab: Lookup | Strings, added: Iterable[AddedToken]) -> Sequence[str | None]:
+    """The vocabulary by id, None for ids that it skips."""
+    changes = {token.id: token.content for token in added}
+    if isinstance(vocab, Strings):
+        return Replaced(vocab, changes)
+    by_id = {**{id: piece for piece, id in vocab.items()}, **changes}
+    if not by_id:
+        raise TokenizerError("the vocabulary is empty")
+    return [by_id.get(id) for id in range(max(by_id) + 1)]
+
+
+def _ranks(model: Mapping[str, Any], vocab: Lookup) -> tuple[Lookup, str]:
+    """The merges as ranks, and what joins the pairs in them."""
+    merges = value(model, "merges", list)
+    joiner = "\0" if merges and isinstance(merges[0], list) else " "
+    try:
+        return merge_ranks(merges if joiner == " " else list(map(joiner.join, merges)), vocab, joiner), joiner
+    except (TypeError, AttributeError):
+        raise TokenizerError("merges are neither all pairs of texts nor all texts") from None
+
+
+def _bpe(model: Mapping[str, Any], vocab: Lookup, ranks: Lookup, joiner: str, byte_level: bool) -> BPE:
+    for unsupported in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(unsupported):
+            raise TokenizerError(f"unsupported: {unsupported} {model[unsupported]!a}")
+    unknown = vocab[model["unk_token"]] if isinstance(model.get("unk_token"), str) else NO_ID
+    return BPE(
+        vocab,
+        ranks,
+        joiner,
+        byte_level=byte_level,
+        ignore_merges=bool(model.get("ignore_merges")),
+        byte_ids=byte_ids(vocab) if model.get("byte_fallback") else None,
+        unknown_id=None if unknown == NO_ID else unknown,
+        fuse_unknown=bool(model.get("fuse_unk")),
+    )
