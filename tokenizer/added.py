@@ -1,4 +1,4 @@
-"""Added tokens: entries of the vocabulary that are found in a text before anything else looks at it."""
+"""Added tokens: entries of the vocabulary that are matched in a text before pre-tokenisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids back to bytes: what each entry of the vocabulary stands for."""
+"""Ids to bytes: the bytes that each entry of the vocabulary stands for."""
 
 from __future__ import annotations
 

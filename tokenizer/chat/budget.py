@@ -1,8 +1,7 @@
-"""What the rendering of a chat template may spend: characters that it makes, and processor time.
+"""The budget of one rendering of a chat template: characters made, and processor time.
 
-Nothing that a template builds may stand for more than it could have written out: every list and text is
-weighed when it is made, lists inside lists with all their parts each time that they occur. So there is no
-value that could not be hashed, compared or written out in bounded time.
+Every list and text is counted when it is made; a list inside a list counts with all its parts each time
+that it occurs. So no value exists that could not be hashed, compared or written out in bounded time.
 """
 
 from __future__ import annotations
@@ -26,15 +25,16 @@ _CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
 
 
 def deadline() -> float:
-    """When a prompt that is begun now must be done, on the clock time.thread_time(): one that stands still
-    while other programs have the processor, or the machine sleeps."""
+    """The deadline of a prompt that begins now, in seconds of time.thread_time(), a clock that stands still
+    while other programs have the processor and while the machine sleeps.
+    """
     return time.thread_time() + MAX_SECONDS
 
 
 class Budget:
-    """What one rendering may still spend, until a deadline that it may share with others.
+    """The characters that one rendering may still make, and its deadline, which renderings may share.
 
-    `given` are the characters that it has to work with.
+    `given` is the number of characters in its inputs.
     """
 
     def __init__(self, deadline: float, given: int = 0) -> None:
@@ -87,7 +87,7 @@ class Budget:
             check_bits(value.bit_length())
 
     def look_at(self, value: Any) -> None:
-        """Count what an operator looks at: all parts of a list, a text at the speed of memory."""
+        """Count what an operator reads: all parts of a list; of a text, 1/256 of its characters."""
         if isinstance(value, str):
             if len(value) > 4096:
                 self.spend(len(value) >> 8)
@@ -101,6 +101,6 @@ def check_bits(bits: int) -> None:
 
 
 def check_numbers(values: Any) -> None:
-    """What filters and methods take for a width, a count or a precision is bounded."""
+    """SecurityError for a width, count or precision above MAX_NUMBER."""
     if any(isinstance(value, int) and abs(value) > MAX_NUMBER for value in values):
         raise SecurityError(f"a number over {MAX_NUMBER}")

@@ -1,4 +1,6 @@
-"""From a conversation to the ids of a prompt."""
+"""A conversation to the ids of a prompt: renders the chat template, then encodes, safe against forged
+turns.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def encode_chat(
 
 
 class _Prompt:
-    """A template and its variables; all that is rendered with them for one prompt shares one deadline."""
+    """A template with its variables. All renderings for one prompt share one deadline."""
 
     def __init__(self, tokenizer: Tokenizer, template: str, variables: Mapping[str, Any]) -> None:
         from .budget import deadline
@@ -112,7 +114,9 @@ class _Prompt:
         return render_until(self._deadline, self._template, messages, tools, add, now, variables)
 
     def _plain_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """Null content as "", arguments as objects, and text parts joined if the template wants one text."""
+        """The message with null content as "", tool-call arguments as objects, and text parts joined unless
+        the template reads parts.
+        """
         plain = dict(message)
         if plain.get("content", "") is None:
             plain["content"] = ""
@@ -124,7 +128,7 @@ class _Prompt:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the template writes the text of a content that is a list of parts."""
+        """Whether the template itself reads a content that is a list of parts."""
         probe = [{"role": "user", "content": [{"type": "text", "text": _PROBE}]}]
         try:
             text = self._render_once(probe, None, {"bos_token": "", "eos_token": ""})

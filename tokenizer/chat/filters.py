@@ -1,7 +1,7 @@
-"""Jinja's filters and tests for chat templates, each with a look at what it is about to make or to read.
+"""Jinja's filters and tests for chat templates, each wrapped so that it is charged to the rendering's budget.
 
-A filter gets the budget of the rendering through its context. Being given the context, it is never run while
-a template is compiled.
+A wrapped filter reads the budget from the context; filters that take the context are never run while a
+template is compiled.
 """
 
 from __future__ import annotations

@@ -26,16 +26,19 @@ MAX_TEMPLATE = 1 << 16  # characters of a source; the longest of well-known mode
 
 
 class _Step:
-    """What the environment itself puts into a template, to be told from what the template calls."""
+    """A function that the environment inserts into templates; the type distinguishes it from the template's
+    own callables.
+    """
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.run = run
 
 
 class _Instrument(NodeTransformer):
-    """Puts calls of an environment's steps into a template: `count` for each loop, turn of a loop, call of a
-    macro and constant text, `counted` around what is cut out of a text or list, `weighed` around what is
-    compared, looked up or a list of something, and makes a ~ b a call of `join_texts`."""
+    """Inserts calls of an environment's steps into a template's syntax tree: `count` for each loop,
+    iteration, macro call and constant text; `counted` around slices; `weighed` around operands of
+    comparisons and look-ups and around list displays; and `join_texts` in place of a ~ b.
+    """
 
     def visit_Const(self, node: nodes.Const) -> nodes.Node:
         if isinstance(node.value, int):
@@ -105,7 +108,7 @@ def _is_constant(node: nodes.Node) -> bool:
 
 @pass_context
 def _shown(context: Context, value: Any) -> Any:
-    """What is written out, counted; a list as what it will be written as."""
+    """Count a value that is written into the prompt, a list by the length of its text."""
     budget: Budget = context.parent[BUDGET]
     parts, characters = budget.measure(value)
     budget.spend(characters + parts)

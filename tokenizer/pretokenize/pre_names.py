@@ -1,7 +1,7 @@
-"""Which name a GGUF file gives to a tokenizer.json's normaliser and pre-tokeniser: `tokenizer.ggml.pre`.
+"""The `tokenizer.ggml.pre` that a GGUF file gives for a tokenizer.json's normaliser and pre-tokeniser.
 
-Compared by their patterns, and where these are spelled otherwise by what they make of a text that has a bit
-of everything.
+Presets are compared by their patterns; if no preset has the same patterns, by how they cut a probe text
+that has every kind of character.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `tokenizer.ggml.pre` of a GGUF stands for: the normaliser and pre-tokeniser of the models it names.
+"""The values of `tokenizer.ggml.pre` in GGUF files, each the normaliser and pre-tokeniser of a model family.
 
 The patterns are those of the models' own tokenizer.json.
 """
@@ -35,10 +35,11 @@ _DEFAULT = (SYMBOLS, GPT2, DIGITS, ASCII_3_DIGITS)
 
 @dataclass(frozen=True)
 class Preset:
-    """Patterns applied one after the other; None among them is where bytes become symbols, if not after all.
+    """Split patterns, applied in order. A None among them marks where bytes become GPT-2's symbols; without
+    it they do after the last pattern.
 
-    `nfc`: the text is normalised to NFC first. `ignore_merges`: words that are entries are not merged.
-    `add_bos`: where the file does not say.
+    `nfc`: texts are normalised to NFC first. `ignore_merges`: a word that is an entry is not merged.
+    `add_bos`: the default for files without `add_bos_token`.
     """
 
     patterns: tuple[str | None, ...]

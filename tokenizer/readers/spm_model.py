@@ -1,4 +1,4 @@
-"""What a tokenizer.model says: the fields of SentencePiece's protocol buffer that encoding depends on."""
+"""Reads the fields of SentencePiece's protocol buffer (tokenizer.model) that encoding depends on."""
 
 from __future__ import annotations
 
