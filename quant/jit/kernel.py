@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass
 from functools import cached_property
 
-from .jit import EntryPoint
+from .decorators import EntryPoint
 from .kernel_cache import KernelCache, MachineCode, kernel_cache
 
 # Numba is imported and used by one thread at a time: another one would find it half set up.

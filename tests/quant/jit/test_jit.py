@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.jit import compiler, jit, kernel_cache, precompile
+from kukri.quant.jit import compiler, decorators, kernel_cache, precompile
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import UNUSED_SECONDS, KernelCache
 from kukri.runtime.cpu import kernels
@@ -25,8 +25,8 @@ from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 KERNELS = '''
 """Eight kernels of one factory: number i writes i."""
 import numpy as np
-from kukri.quant.jit.jit import jit, kernel
-from kukri.quant.jit.simd import store_f32
+from kukri.quant.jit.decorators import jit, kernel
+from kukri.quant.jit.simd.memory import store_f32
 
 def number(n):
     @jit
@@ -291,7 +291,7 @@ def test_every_kernel_has_a_file_of_its_own():
     assert len({kernel.key for kernel in found}) == len(found)
     for kernel in found:
         assert re.fullmatch(r"[\w.-]+", kernel.key)
-        assert isinstance(kernel.entry_point(), jit.EntryPoint)
+        assert isinstance(kernel.entry_point(), decorators.EntryPoint)
 
 
 def test_what_a_kernel_raises_is_lost(home):
@@ -299,7 +299,7 @@ def test_what_a_kernel_raises_is_lost(home):
         if step == 0:
             raise ValueError("no steps")
 
-    code, symbols = jit.kernel(divide).machine_code()
+    code, symbols = decorators.kernel(divide).machine_code()
     kernel_cache.MachineCode(code).ctypes(0, 0, 0)
     assert symbols == []
     assert b"PyErr" not in code
