@@ -1,4 +1,4 @@
-"""Intrinsics for a team of threads: atomics, the pause of a spin loop, the call of a kernel by its address."""
+"""Intrinsics for a team of threads: atomics, the pause of a spin loop, calls of kernels by address."""
 
 from __future__ import annotations
 
