@@ -1,4 +1,4 @@
-"""Model files in memory without being read: the kernel fetches a page when it is first touched."""
+"""Memory-mapped model files: the operating system reads a page when it is first accessed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .errors import DamagedFile
 class MappedFile:
     """A whole file as a read-only uint8 array `[n_bytes]`.
 
-    The mapping lives as long as the last array that points into it. Raises OSError where the file
-    cannot be opened, DamagedFile where it is empty or no ordinary file.
+    The mapping lives as long as the last array that points into it. Raises OSError if the file cannot be
+    opened, and DamagedFile if it is empty or not an ordinary file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,18 +33,18 @@ class MappedFile:
         self._address = self.bytes.__array_interface__["data"][0]
 
     def will_read(self) -> None:
-        """Let the kernel read far ahead, for whoever goes through the file from front to back.
+        """Ask the operating system to read far ahead, before the file is read from front to back.
 
-        Faulting pages in one by one off a disk is more than ten times slower. Nothing happens on systems
-        without madvise.
+        From a disk, page faults one by one are more than ten times slower. Without madvise, this does
+        nothing.
         """
         if hasattr(mmap, "MADV_SEQUENTIAL"):
             self.buffer.madvise(mmap.MADV_SEQUENTIAL)
 
     def release(self, array: np.ndarray) -> None:
-        """Let the kernel take back the memory of a contiguous view of this file.
+        """Let the operating system drop the pages of a contiguous view of this file from memory.
 
-        Reading it again fetches it again. Nothing happens for arrays that lie elsewhere, and on
+        They are read anew at the next access. Nothing happens to an array outside this mapping, and on
         systems without madvise.
         """
         if not hasattr(mmap, "MADV_DONTNEED") or not array.size:

@@ -75,8 +75,8 @@ def kernels() -> dict[str, Any]:
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
     """The instructions of quant.jit.simd and runtime.cpu.simd.dot8, each in a kernel of its own."""
-    from kukri.quant.jit import simd
-    from kukri.quant.jit.simd import loadv_f32, loadv_i32, storev_f32, storev_i32
+    from kukri.quant.jit.simd import arithmetic, memory, threads
+    from kukri.quant.jit.simd.memory import loadv_f32, loadv_i32, storev_f32, storev_i32
     from kukri.runtime.cpu.simd import dot8
 
     table = tuple(range(16))
@@ -89,26 +89,26 @@ def instructions() -> dict[str, Callable[[int, int, int], None]]:
     return {
         "simd.dot": dot,
         "simd.lookup16": lambda a, b, c: storev_i32(a, dot8.lookup16(table, loadv_i32(a))),
-        "simd.fma": lambda a, b, c: storev_f32(a, simd.fma(loadv_f32(a), loadv_f32(b), loadv_f32(c))),
-        "simd.round_even": lambda a, b, c: storev_f32(a, simd.round_even(loadv_f32(a))),
-        "simd.absolute": lambda a, b, c: storev_f32(a, simd.absolute(loadv_f32(a))),
-        "simd.to_f32": lambda a, b, c: storev_f32(a, simd.to_f32(loadv_i32(a))),
-        "simd.to_i32": lambda a, b, c: storev_i32(a, simd.to_i32(loadv_f32(a))),
-        "simd.loadv_f16": lambda a, b, c: storev_f32(a, simd.loadv_f16(b)),
-        "simd.loadv_bf16": lambda a, b, c: storev_f32(a, simd.loadv_bf16(b)),
-        "simd.loadv_u16": lambda a, b, c: storev_i32(a, simd.loadv_u16(b)),
-        "simd.loadv_u8": lambda a, b, c: storev_i32(a, simd.loadv_u8(b)),
-        "simd.store_f16": lambda a, b, c: simd.store_f16(a, simd.load_f32(b)),
-        "simd.splat_f32": lambda a, b, c: storev_f32(a, simd.splat_f32(simd.load_f32(b))),
-        "simd.prefetch": lambda a, b, c: simd.prefetch(a),
-        "simd.pause": lambda a, b, c: simd.pause(),
-        "simd.atomic_load": lambda a, b, c: simd.store_i32(b, simd.atomic_load(a)),
+        "simd.fma": lambda a, b, c: storev_f32(a, arithmetic.fma(loadv_f32(a), loadv_f32(b), loadv_f32(c))),
+        "simd.round_even": lambda a, b, c: storev_f32(a, arithmetic.round_even(loadv_f32(a))),
+        "simd.absolute": lambda a, b, c: storev_f32(a, arithmetic.absolute(loadv_f32(a))),
+        "simd.to_f32": lambda a, b, c: storev_f32(a, arithmetic.to_f32(loadv_i32(a))),
+        "simd.to_i32": lambda a, b, c: storev_i32(a, arithmetic.to_i32(loadv_f32(a))),
+        "simd.loadv_f16": lambda a, b, c: storev_f32(a, memory.loadv_f16(b)),
+        "simd.loadv_bf16": lambda a, b, c: storev_f32(a, memory.loadv_bf16(b)),
+        "simd.loadv_u16": lambda a, b, c: storev_i32(a, memory.loadv_u16(b)),
+        "simd.loadv_u8": lambda a, b, c: storev_i32(a, memory.loadv_u8(b)),
+        "simd.store_f16": lambda a, b, c: memory.store_f16(a, memory.load_f32(b)),
+        "simd.splat_f32": lambda a, b, c: storev_f32(a, arithmetic.splat_f32(memory.load_f32(b))),
+        "simd.prefetch": lambda a, b, c: memory.prefetch(a),
+        "simd.pause": lambda a, b, c: threads.pause(),
+        "simd.atomic_load": lambda a, b, c: memory.store_i32(b, threads.atomic_load(a)),
     }
 
 
 def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
     """The assembly of what has one of `words` in its name, by name; this process pretends already."""
-    from kukri.quant.jit.jit import EntryPoint
+    from kukri.quant.jit.decorators import EntryPoint
 
     sources = {name: kernel.entry_point() for name, kernel in kernels().items()}
     sources |= {name: EntryPoint(function) for name, function in instructions().items()}

@@ -1,4 +1,7 @@
-"""From a Python function to object code that needs no Numba to run."""
+"""Compiling a Python function to object code that runs without Numba.
+
+Numba types and lowers the function to LLVM code; the rest of its pipeline is replaced: see `machine_code`.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,21 @@ from numba.core.cpu import CPUContext
 from .kernel_cache import SYMBOL
 from .levels import cpu_features
 
-# LLVM goes on to ask what Numba compiled for its owner, for as long as the process lives.
-_OWNERS: list[Any] = []
+# What Numba compiled, kept for as long as the process lives: LLVM may call its code library for the addresses
+# of symbols at any later compilation, and crashes if that has been collected.
+_COMPILED: list[Any] = []
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 
 
 def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tuple[bytes, list[str]]:
-    """The object code of a kernel, whose entry point is `SYMBOL`, and the outside symbols that it names.
+    """The object code of a kernel with the entry point `SYMBOL`, and the outside symbols that it needs.
 
-    Numba's own entry point for C reports exceptions and so drags half of Python's C interface in. What
-    it compiled is taken from behind that, and given an entry point that drops them.
+    The entry point that Numba makes for C callers reports exceptions, and so needs much of Python's C API.
+    It is replaced by one that calls the compiled function and drops exceptions.
     """
     with global_compiler_lock, _only_typed_and_lowered():
         compiled = numba.cfunc(_SIGNATURE, nogil=True, error_model="numpy", fastmath=fastmath)(function)
-        _OWNERS.append(compiled)
+        _COMPILED.append(compiled)
         native = compiled.native_name.removeprefix("cfunc.")
         module = llvm.parse_assembly(compiled.inspect_llvm())
     module.link_in(llvm.parse_assembly(_entry(native)))
@@ -46,15 +50,17 @@ def machine_code(function: Callable[[int, int, int], None], fastmath: Any) -> tu
 
 @contextmanager
 def _only_typed_and_lowered() -> Iterator[None]:
-    """Within this, Numba does not optimise and emit every helper by itself, to do it again in its callers.
+    """A context in which Numba types and lowers functions, but neither optimises nor emits them.
 
-    That is most of what LLVM would have to do. The lock that Numba compiles under keeps others out.
+    Numba would do that for every inlined function by itself and again within its callers, which is most of
+    LLVM's work. The four methods are patched for the whole process; Numba's compiler lock, which the caller
+    holds, keeps other threads from compiling meanwhile.
     """
     saved = [
         (CPUCodeLibrary, "_optimize_final_module", lambda self: None),
         (JITCodeLibrary, "_finalize_specific", lambda self: None),
         (JITCodeLibrary, "get_pointer_to_function", lambda self, name: self._ensure_finalized() or 0),
-        (CPUContext, "get_executable", lambda self, library, fndesc, env: [].append),  # one of its own
+        (CPUContext, "get_executable", lambda self, library, fndesc, env: [].append),  # any new callable
     ]
     before = [getattr(owner, name) for owner, name, _ in saved]
     try:
@@ -67,7 +73,7 @@ def _only_typed_and_lowered() -> Iterator[None]:
 
 
 def _optimize(module: Any, machine: Any) -> None:
-    """What Numba would do to the whole; first without what the entry point does not need."""
+    """Optimise the whole module like Numba does, after removing what the entry point does not call."""
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = True
     builder = llvm.create_pass_builder(machine, options)
@@ -76,8 +82,8 @@ def _optimize(module: Any, machine: Any) -> None:
     before.add_always_inliner_pass()
     before.add_sroa_pass()
     before.add_instruction_combine_pass()
-    # Views of memory have no owner whose references could be counted: without this, calls that do nothing
-    # stay in the loops, and loading a kernel takes all of Numba's runtime.
+    # Kernels view memory that no Python object owns, so that Numba's reference counting has no effect. Unless
+    # it is pruned, its calls stay in the loops, and a kernel needs the symbols of Numba's runtime.
     before.add_refprune_pass()
     before.run(module, builder)
     builder.getModulePassManager().run(module, builder)
@@ -88,7 +94,7 @@ def _optimize(module: Any, machine: Any) -> None:
 
 
 def _entry(native: str) -> str:
-    """LLVM code of the entry point: calls the function as Numba does and drops result and exception."""
+    """LLVM code of the entry point: a call by Numba's convention that drops result and exception."""
     return f"""
         declare i32 @"{native}"(ptr, ptr, i64, i64, i64)
         define void @{SYMBOL}(i64 %arguments, i64 %step, i64 %thread) {{

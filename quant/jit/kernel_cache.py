@@ -1,7 +1,6 @@
 """Compiled kernels on disk: one file each, in a folder for these sources, this CPU and these compilers.
 
-A file holds a digest, the names of outside symbols and the object code. It appears under its name at once and
-complete, whoever writes it and however often; one that is damaged all the same counts as missing.
+A file is the names of the outside symbols that the object code needs, and the object code (`FileCache`).
 Folders of other versions are removed when nobody has used them for a month.
 """
 
@@ -24,28 +23,42 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..home import home
+from .file_cache import UNFINISHED, FileCache
+from .sources import SourceSet
+
 SYMBOL = "kernel"  # the entry point's name in the object code
 UNUSED_SECONDS = 30 * 86400  # after which a folder of another version is removed
-_DIGEST_BYTES = 32
+
+# What CPU kernels are compiled from. `CpuKernel.compile` refuses a kernel that imports anything else.
+CPU_SOURCES = SourceSet(
+    f"{__name__}.CPU_SOURCES",
+    (
+        *("quant/block.py", "quant/errors.py", "quant/home.py"),
+        *("quant/formats", "quant/jit", "quant/rounding"),
+        *("runtime/cpu/abi", "runtime/cpu/kernels", "runtime/cpu/simd"),
+    ),
+)
 _CALL = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
-
-_loaded: list[Any] = []  # engines, never let go: nobody knows which tables still hold an address
+# LLVM execution engines, which own the machine code. They live as long as the process does: addresses of
+# kernels are in the instruction tables of compiled programs, which cannot keep a Python object alive.
+_ENGINES: list[Any] = []
 
 
 class MachineCode:
-    """A kernel in memory, for as long as this process lives: the address of its entry point."""
+    """A kernel in memory for as long as this process lives: `address` of its entry point."""
 
     def __init__(self, code: bytes) -> None:
         llvm = _llvm()
-        engine = _engine(llvm)  # of its own, since all kernels use the same symbol
+        engine = _new_engine(llvm)  # one for each kernel, since the entry points of all have the same name
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         self.address: int = engine.get_function_address(SYMBOL)
 
     @cached_property
     def ctypes(self) -> Callable[[int, int, int], None]:
-        """The kernel as a Python function. Other threads run while it does."""
+        """The kernel as a Python function, which runs without the GIL."""
         return _CALL(self.address)
 
 
@@ -54,47 +67,36 @@ class KernelCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._files = FileCache(folder, ".kernel")
 
     def has(self, key: str) -> bool:
-        return self._path(key).exists()
+        """Whether there is a file for the kernel, be it damaged."""
+        return self._files.has(key)
 
     def load(self, key: str) -> MachineCode | None:
-        """The kernel, or None if it is not there, or not as it was written."""
-        try:
-            content = self._path(key).read_bytes()
-        except OSError:
+        """The kernel; None if it is missing or damaged, or needs a symbol that this process lacks."""
+        content = self._files.load(key)
+        if content is None:
             return None
-        body = content[_DIGEST_BYTES:]
-        if hashlib.sha256(body).digest() != content[:_DIGEST_BYTES]:
-            return None
-        symbols, _, code = body.partition(b"\n")
+        symbols, _, code = content.partition(b"\n")
         return MachineCode(code) if _resolved(json.loads(symbols)) else None
 
     def store(self, key: str, code: bytes, symbols: list[str]) -> MachineCode:
-        """Keep a kernel that needs outside `symbols`. A full disk only means that it is compiled again."""
-        body = json.dumps(symbols).encode() + b"\n" + code
-        path = self._path(key)
-        with suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(prefix="unfinished-", dir=path.parent)
-            try:
-                with open(descriptor, "wb") as file:
-                    file.write(hashlib.sha256(body).digest() + body)
-                os.replace(name, path)
-            except BaseException:
-                with suppress(OSError):
-                    os.unlink(name)
-                raise
+        """Write object code that needs outside `symbols`, if the disk allows it, and load it."""
+        self._files.store(key, json.dumps(symbols).encode() + b"\n" + code)
         return MachineCode(code)
 
     def remove(self, key: str) -> None:
-        with suppress(OSError):
-            self._path(key).unlink()
+        """Delete the kernel's file, if there is one."""
+        self._files.remove(key)
 
     def tidy(self, now: float | None = None) -> None:
-        """Remove what killed processes left here, and the folders beside this one that nobody uses."""
+        """Remove unfinished files of killed processes, and sibling folders that nobody has used for a month.
+
+        `now` is in seconds since 1970; default: the clock's.
+        """
         oldest = (time.time() if now is None else now) - UNUSED_SECONDS
-        for path in [*self.folder.glob("unfinished-*"), *self.folder.parent.glob("*-*")]:
+        for path in [*self.folder.glob(f"{UNFINISHED}*"), *self.folder.parent.glob("*-*")]:
             with suppress(OSError):
                 if path == self.folder or path.stat().st_mtime > oldest:
                     continue
@@ -102,9 +104,6 @@ class KernelCache:
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink()
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}.kernel"
 
 
 @cache
@@ -115,23 +114,18 @@ def kernel_cache() -> KernelCache:
 
 @cache
 def cache_folder() -> Path:
-    """The folder for compiled kernels: made if need be, writable, and marked as used now.
+    """The folder for compiled kernels: it exists, is writable, and counts as used now.
 
-    `KUKRI_HOME` or the user's cache folder; where neither can be written, a private temporary one.
+    It is in kukri's own folder (`home`). Where that cannot be written, and without sources, which would tell
+    whether a kernel is stale, it is a temporary folder that goes when this process ends.
     """
-    base, user = os.environ.get("KUKRI_HOME"), os.environ.get("XDG_CACHE_HOME", "")
-    user = user if os.path.isabs(user) else ""  # others are to be ignored, as the specification has it
-    name = f"{_level()}-{_fingerprint()}" if _sources() else ""
     try:
-        if not name:
-            raise OSError("without its sources nobody can tell whether a kernel is stale")
-        root = Path(base).expanduser() if base else Path(user or Path.home() / ".cache") / "kukri"
-        folder = root / "kernels" / name
+        folder = home() / "kernels" / f"{_level()}-{_fingerprint()}"
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             os.utime(folder)
             return folder
-    except (OSError, RuntimeError):  # RuntimeError: no home folder at all
+    except OSError:
         private = Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
         atexit.register(shutil.rmtree, private, ignore_errors=True)
         return private
@@ -143,61 +137,56 @@ def _level() -> str:
     return LEVEL
 
 
-def _sources() -> list[Path]:
-    package = Path(__file__).parent.parent.parent
-    return sorted([*package.glob("quant/**/*.py"), *package.glob("runtime/cpu/**/*.py")])
-
-
 def _fingerprint() -> str:
-    """What a kernel depends on: sources, compilers, and the very CPU, since a home may be shared."""
+    """A digest of sources, compilers, and the very CPU, since several machines may share a home folder."""
     llvm = _llvm()
     system = (platform.system(), platform.machine(), sys.implementation.cache_tag, _level())
-    tools = [_version(package) for package in ("numba", "llvmlite", "numpy")]
+    compilers = [_version(package) for package in ("numba", "llvmlite", "numpy")]
     cpu = (llvm.get_host_cpu_name(), sorted(llvm.get_host_cpu_features().items()))
-    digest = hashlib.sha256(repr((system, tools, cpu)).encode())
-    for path in _sources():
-        digest.update(path.read_bytes())
+    digest = hashlib.sha256(repr((system, compilers, cpu)).encode())
+    digest.update(CPU_SOURCES.digest())
     return digest.hexdigest()[:16]
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # in a bundle; its kernels change with it
+    except PackageNotFoundError:  # in a bundled application, whose sources change with its packages
         return "unknown"
 
 
 @cache
 def _llvm() -> Any:
-    """LLVM, ready for this CPU."""
+    """The `llvmlite.binding` module, with LLVM ready for this CPU."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
-    _engine(llvm)  # only with its first does LLVM look for symbols in this process and its libraries
+    _new_engine(llvm)  # LLVM looks for symbols in this process and its libraries once there is an engine
     if platform.machine().lower() in ("x86_64", "amd64") and not llvm.get_host_cpu_features().get("f16c"):
-        _bring_numba_symbols()  # conversions from and to fp16 are calls there
+        _add_numba_symbols()  # without the instructions of F16C, conversions from and to fp16 are calls
     return llvm
 
 
-def _engine(llvm: Any) -> Any:
-    """What makes object code run."""
+def _new_engine(llvm: Any) -> Any:
+    """An LLVM execution engine (MCJIT), which makes object code executable."""
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
-    _loaded.append(engine)
+    _ENGINES.append(engine)
     return engine
 
 
 def _resolved(symbols: list[str]) -> bool:
-    """Whether this process has all of these; LLVM would end it if one were missing."""
+    """Whether this process has all symbols; LLVM would end it if one were missing."""
     llvm = _llvm()
     if all(llvm.address_of_symbol(symbol) for symbol in symbols):
         return True
-    _bring_numba_symbols()
+    _add_numba_symbols()
     return all(llvm.address_of_symbol(symbol) for symbol in symbols)
 
 
-def _bring_numba_symbols() -> None:
+def _add_numba_symbols() -> None:
+    """Make the symbols of Numba's runtime known to LLVM, which takes an import of all of Numba."""
     from numba.core.registry import cpu_target
 
     cpu_target.target_context.refresh()

@@ -1,4 +1,8 @@
-"""Building blocks of instructions: what `simd`, `dot8`, `dot16`, `tiles` and `outer` write LLVM code with."""
+"""Helpers to emit LLVM code: types, constants and short instruction sequences for the SIMD intrinsics.
+
+The intrinsics are in `quant/jit/simd` and `runtime/cpu/simd`. `builder` is an llvmlite `IRBuilder`, which
+emits at its position; values and types are llvmlite's. Addresses are i64 values.
+"""
 
 from __future__ import annotations
 
@@ -23,55 +27,57 @@ def call(builder: Any, name: str, result: Any, *args: Any) -> Any:
 
 
 def vector_of(vector: Any, values: Iterable[Any]) -> ir.Constant:
-    """A constant with these lanes."""
+    """A constant of the vector type `vector` with these lanes."""
     return ir.Constant(vector, [ir.Constant(vector.element, v) for v in values])
 
 
 def all_lanes(vector: Any, value: Any) -> ir.Constant:
-    """A constant with the same number in every lane."""
+    """A constant of the vector type `vector` with the same number in every lane."""
     return vector_of(vector, [value] * vector.count)
 
 
 def splat(builder: Any, scalar: Any, vector: Any) -> Any:
-    """The same value in every lane."""
+    """Broadcast a scalar to all lanes of the vector type `vector`."""
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, ir.Constant(I32_, 0))
     return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(I32_, vector.count), None))
 
 
 def beside(builder: Any, address: Any, offset: int) -> Any:
-    """An address plus a constant."""
+    """An address plus a constant number of bytes."""
     return builder.add(address, ir.Constant(I64, offset))
 
 
 def load(builder: Any, address: Any, kind: Any, align: int) -> Any:
+    """Load a value of type `kind` from an address that is a multiple of `align` bytes."""
     value = builder.load(builder.inttoptr(address, kind.as_pointer()))
     value.align = align
     return value
 
 
 def store(builder: Any, value: Any, address: Any, align: int) -> None:
+    """Store a value at an address that is a multiple of `align` bytes."""
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
 def fetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line at an address, which need not exist."""
+    """Prefetch the cache line at an address, which may be invalid, for reading, into all cache levels."""
     pointer = builder.inttoptr(address, cgutils.voidptr_t)
     read, keep, data = (ir.Constant(I32_, i) for i in (0, 3, 1))
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, read, keep, data)
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """a · b + c of F32 vectors, fused where the CPU can."""
+    """a · b + c of F32 vectors, fused if the CPU has such an instruction."""
     return call(builder, f"llvm.fmuladd.v{LANES}f32", F32V, a, b, c)
 
 
 def larger(builder: Any, a: Any, b: Any) -> Any:
-    """The larger of two floats in each lane; b if either is NaN."""
+    """The larger of two floats in each lane; b where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
 def fold(builder: Any, a: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """A vector's lanes combined to one, by halves."""
+    """Reduce a vector to a scalar: combine its halves, then the halves of the result, and so on."""
     width = LANES
     while width > 1:
         width //= 2

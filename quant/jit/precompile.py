@@ -1,27 +1,19 @@
-"""Compiling many kernels at once. LLVM works for one thread at a time, so other processes help."""
+"""Compiling a list of kernels with several processes, because LLVM compiles in one thread at a time."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from .child_process import start_python
 from .kernel import CpuKernel
 from .kernel_cache import KernelCache, kernel_cache
 
-LEAST_MISSING = 4  # kernels to compile for each process: a new one needs the time of one to get going
-MOST_PROCESSES = 5  # each takes some 200 MB
-
-_START = f"""
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from {__name__} import help_out
-help_out(sys.argv[2:])
-"""
+KERNELS_PER_PROCESS = 4  # at least: starting a process takes as long as compiling one kernel
+MAX_PROCESSES = 5  # each takes some 200 MB
 
 
 def compile_kernels(
@@ -29,11 +21,12 @@ def compile_kernels(
     progress: Callable[[int, int], None] | None = None,
     processes: int | None = None,
 ) -> int:
-    """Give all kernels an address, out of the cache where they are there; returns how many were not.
+    """Load all kernels, compiling those that are not in the cache; returns how many had to be compiled.
 
-    `progress` is called with how many of those are compiled, of how many; not at all where none must be.
-    `processes` compile at most, this one among them; default: one a processor. The others only fill the
-    cache, each beginning elsewhere in the list; where they cannot start, or die, this one does their share.
+    `progress(compiled, total)` counts the kernels to compile; it is not called if there are none. At most
+    `processes` compile, this one included; default: one per processor. The child processes only fill the
+    cache, each starting at another place in the list. What they leave undone, because they cannot start or
+    die, this process compiles.
     """
     cache = kernel_cache()
     missing = [kernel for kernel in dict.fromkeys(kernels) if kernel.load(cache) is None]
@@ -41,59 +34,40 @@ def compile_kernels(
         return 0
     cache.tidy()
     for kernel in missing:
-        cache.remove(kernel.key)  # one that is damaged would look finished to the others
-    report = progress or (lambda done, total: None)
-    n = min(processes or _processors(), len(missing) // LEAST_MISSING, MOST_PROCESSES)
-    helpers = _Helpers()
+        cache.remove(kernel.key)  # a damaged file would count as compiled in the other processes
+    report = progress or (lambda compiled, total: None)
+    n = min(processes or _processors(), len(missing) // KERNELS_PER_PROCESS, MAX_PROCESSES)
+    workers = _Workers()
     try:
         for i in range(1, n):
             first = len(missing) * i // n
-            helpers.start(cache, missing[first:] + missing[:first])
+            workers.start(cache, missing[first:] + missing[:first])
         for kernel in missing:
             report(sum(cache.has(other.key) for other in missing), len(missing))
             if kernel.load(cache) is None:
                 kernel.compile(cache)
     finally:
-        helpers.stop()
+        workers.stop()
     report(len(missing), len(missing))
     return len(missing)
 
 
-class _Helpers:
-    """Python processes that compile as well. They end when told to, and when this process does."""
+class _Workers:
+    """Child processes that compile kernels into a cache. They end at `stop`, or when this process does."""
 
     def __init__(self) -> None:
-        self._running: list[subprocess.Popen] = []
+        self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, cache: KernelCache, kernels: Sequence[CpuKernel]) -> None:
-        """Start one more, if this is a Python that can."""
-        program = Path(sys.executable or "")
-        if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
-            return  # bundled or embedded: who knows what that program does when it is started
+        """Start a process that compiles the kernels in this order, if there can be one."""
         work = [f"{kernel.module}:{kernel.name}:{kernel.item}" for kernel in kernels]
-        command = [
-            str(program),
-            "-c",
-            _START,
-            json.dumps(sys.path),
-            str(cache.folder),
-            *work,
-        ]
-        flags = getattr(subprocess, "CREATE_NO_WINDOW", 0)
-        try:
-            self._running.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    creationflags=flags,
-                )
-            )
-        except (OSError, ValueError):
-            return
+        arguments = [str(cache.folder), *work]
+        process = start_python(f"{__name__}:compile_into_cache", arguments, stdin=subprocess.PIPE)
+        if process is not None:
+            self._running.append(process)
 
     def stop(self) -> None:
+        """Kill all processes. Nothing is lost but what they are compiling."""
         for process in self._running:
             process.kill()
         for process in self._running:
@@ -102,9 +76,10 @@ class _Helpers:
             process.stdin.close()
 
 
-def help_out(arguments: Sequence[str]) -> None:
-    """Fill the cache in a folder with what it lacks of kernels `module:name:item`: what a helper runs."""
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+def compile_into_cache(arguments: Sequence[str]) -> None:
+    """Run in a child process: compile what a cache lacks. `arguments`: its folder, then
+    "module:name:item" for each kernel."""
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     cache = KernelCache(Path(arguments[0]))
     for name in arguments[1:]:
         kernel = CpuKernel(*name.split(":"))
@@ -112,8 +87,8 @@ def help_out(arguments: Sequence[str]) -> None:
             kernel.compile(cache)
 
 
-def _die_with_parent() -> None:
-    """End this process when the one that started it is gone: then nobody holds the other end of its stdin."""
+def _exit_with_parent() -> None:
+    """End this process as soon as its standard input is closed, which happens when its parent ends."""
     while os.read(0, 1):
         pass
     os._exit(1)

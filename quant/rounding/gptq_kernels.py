@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from ..jit.jit import kernel
-from ..jit.simd import as_pointer
+from ..jit.decorators import kernel
+from ..jit.simd.memory import as_pointer
 from .gptq import COMPENSATE
 
 

@@ -12,27 +12,20 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ..jit.jit import EntryPoint, jit, kernel
+from ..jit.decorators import EntryPoint, jit, kernel
 from ..jit.levels import LANES
-from ..jit.simd import (
+from ..jit.simd.arithmetic import lane_max, lane_sum, maximum, minimum, splat_f32, splat_i32, to_f32, to_i32
+from ..jit.simd.memory import (
     as_pointer,
-    lane_max,
-    lane_sum,
     load_f32,
     loadv_bf16,
     loadv_f16,
     loadv_f32,
-    maximum,
-    minimum,
-    splat_f32,
-    splat_i32,
     store_f16,
     store_f32,
     store_i64,
     storev_f32,
     storev_i8,
-    to_f32,
-    to_i32,
 )
 from .plain import BF16_SOURCE, F16_SOURCE, PLAIN
 

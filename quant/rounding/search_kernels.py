@@ -12,20 +12,10 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from ..jit.jit import EntryPoint, jit, kernel
+from ..jit.decorators import EntryPoint, jit, kernel
 from ..jit.levels import LANES
-from ..jit.simd import (
-    absolute,
-    as_pointer,
-    load_f32,
-    loadv_f32,
-    maximum,
-    minimum,
-    splat_f32,
-    storev_f32,
-    storev_i8,
-    to_i32,
-)
+from ..jit.simd.arithmetic import absolute, maximum, minimum, splat_f32, to_i32
+from ..jit.simd.memory import as_pointer, load_f32, loadv_f32, storev_f32, storev_i8
 from .codebook import FIT, NEAREST
 from .search import FLAT, REFITS, ROUNDS
 from .search_lanes import (

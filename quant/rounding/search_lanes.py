@@ -7,21 +7,12 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from ..jit.jit import jit
+from ..jit.decorators import jit
 from ..jit.levels import LANES
 from ..jit.llvm_ir import F32V, HALF, I32V, all_lanes
-from ..jit.simd import (
-    F32,
-    absolute,
-    instruction,
-    load_f32,
-    maximum,
-    minimum,
-    round_even,
-    splat_f32,
-    store_f32,
-    storev_f32,
-)
+from ..jit.simd.arithmetic import absolute, maximum, minimum, round_even, splat_f32
+from ..jit.simd.memory import load_f32, store_f32, storev_f32
+from ..jit.simd.vectors import F32, instruction
 from .search import LARGEST, LARGEST_HALF, SMALLEST
 
 VECTOR = 4 * LANES  # bytes

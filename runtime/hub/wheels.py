@@ -19,6 +19,7 @@ import zipfile
 from pathlib import Path
 
 from ...cli.console.progress import Progress
+from ...quant.jit.child_process import child_environment, python_command
 from .catalogue import WheelFile
 from .download import exclusive, require_space
 from .errors import StoreError, Unreachable
@@ -82,8 +83,9 @@ def _lock(target: Path) -> Path:
 
 def _pip() -> list[str]:
     """How to call pip here: this interpreter's own, or else one on the PATH."""
-    if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+    command = python_command("pip")
+    if command is not None and importlib.util.find_spec("pip") is not None:
+        return command
     for name in ("pip3", "pip"):
         if found := shutil.which(name):
             return [found]
@@ -112,7 +114,7 @@ def _fetch_part(
 
 def _run_pip(command: list[str], requirement: str, folder: Path, progress: Progress, done: int) -> None:
     """Run pip to its end, reporting how much it has written into `folder` so far."""
-    environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
+    environment = {**child_environment(), "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     log = folder / "pip.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -22,7 +22,7 @@ from ..engine.sampler import SamplingParams
 from ..engine.stats import GenerationStats
 from .source import Source, is_gguf
 from .stop_strings import StopFilter
-from .tokenizer_kernel import token_kernel
+from .tokenizer_kernel import tokenizer_kernel
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
@@ -185,5 +185,5 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         tokenizer = tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
     else:
         tokenizer = tokenizer_from_files(path)
-    tokenizer.accelerate(token_kernel())
+    tokenizer.accelerate(tokenizer_kernel())
     return tokenizer

@@ -12,7 +12,7 @@ from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
 from ..config.from_files import ModelConfig, config_from_gguf, config_from_hf
-from .tokenizer_kernel import token_kernel
+from .tokenizer_kernel import tokenizer_kernel
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of files that have none
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
@@ -95,7 +95,7 @@ def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Itera
     """Let a tokenizer encode as fast as it can, and give a chat model without a template a built-in one; the
     name of its family, or ""."""
     if tokenizer is not None:
-        tokenizer.accelerate(token_kernel())
+        tokenizer.accelerate(tokenizer_kernel())
     if tokenizer is None or tokenizer.chat_template:
         return ""
     from ...tokenizer.chat.builtin import builtin_template

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ....quant.jit.jit import jit
+from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
 from ..simd.tile_sizes import GROUP, MOST_FACTORS, PANELS, RECORD, SECOND, TOKENS, VECTOR, weights_record
 

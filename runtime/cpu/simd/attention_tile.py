@@ -30,7 +30,7 @@ from ....quant.jit.llvm_ir import (
     splat,
     store,
 )
-from ....quant.jit.simd import F32, I32, intrinsic
+from ....quant.jit.simd.vectors import F32, I32, intrinsic
 from .dot16 import add_products, bytes_as_pairs, nibbles_as_pairs
 
 WIDTH = 2  # vectors

@@ -39,7 +39,7 @@ from ....quant.jit.llvm_ir import (
     store,
     vector_of,
 )
-from ....quant.jit.simd import F32, I32, instruction
+from ....quant.jit.simd.vectors import F32, I32, instruction
 
 _WIDE = ir.VectorType(I32_, 2 * LANES)
 

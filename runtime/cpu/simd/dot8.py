@@ -16,7 +16,7 @@ from numba.core.typing.templates import signature
 
 from ....quant.jit.levels import LANES, LEVEL
 from ....quant.jit.llvm_ir import F32V, I8, I8V, I16V, I32_, I32V, all_lanes, beside, call, load, splat
-from ....quant.jit.simd import F32, I32, compile_time, intrinsic
+from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 
 VNNI = LEVEL in ("avx512vnni", "avxvnni")
 REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vector register

@@ -36,7 +36,7 @@ from ....quant.jit.llvm_ir import (
     splat,
     store,
 )
-from ....quant.jit.simd import F32, I32, compile_time, intrinsic
+from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 from .dot8 import VNNI, Codes, Sums, broadcast4
 from .tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, PANELS, TOKENS, TOTALS, UNITS, VECTOR, weights_record
 

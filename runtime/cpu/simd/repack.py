@@ -8,8 +8,9 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types
 
-from ....quant.jit.jit import jit, kernel
-from ....quant.jit.simd import as_pointer, instruction, prefetch
+from ....quant.jit.decorators import jit, kernel
+from ....quant.jit.simd.memory import as_pointer, prefetch
+from ....quant.jit.simd.vectors import instruction
 from .panels import GATHER, PLANE
 
 CHUNK = 16  # elements of a row at once: whole cache lines, since rows may lie where they evict each other

@@ -10,24 +10,27 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
-import os
 import re
 import struct
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from ....quant.jit.file_cache import FileCache
 from ....quant.jit.kernel_cache import cache_folder
+from ....quant.jit.sources import SourceSet
 from ..driver.device import Device
 from ..driver.errors import CudaUnavailable
 
 ENTRY = "kernel"
 KERNELS = f"{__package__.rpartition('.')[0]}.kernels"  # the package of their modules
-_DIGEST_BYTES = 32
+# What kernels are compiled from. `CudaKernel.ptx` refuses a kernel that imports anything else.
+SOURCES = SourceSet(
+    f"{__name__}.SOURCES", ("runtime/cuda/compile", "runtime/cuda/kernels", "runtime/cuda/ptx")
+)
+_SUFFIX = ".cubin"
 MISSING = (
     "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
 )
@@ -63,6 +66,7 @@ class CudaKernel:
 
     def ptx(self, capability: tuple[int, int]) -> str:
         """Compiled to PTX, whose entry point is called `ENTRY`. Imports Numba."""
+        SOURCES.check(f"{KERNELS}.{self.module}")
         return compiled(self.function(), self.values(), capability, self.threads, self.resident)
 
 
@@ -107,7 +111,7 @@ class Kernels:
             self._wanted.append(what)
             return 0
         if key not in self._functions:
-            code = self._load(what) or self._compile(what)
+            code = self._files.load(self._key(what)) or self._compile(what)
             self._functions[key] = self.device.load(code, ENTRY, shared_bytes)
         return self._functions[key]
 
@@ -122,7 +126,7 @@ class Kernels:
             wanted = self._wanted
         finally:
             self._wanted = None
-        missing = [what for what in dict.fromkeys(wanted) if not self._path(what).exists()]
+        missing = [what for what in dict.fromkeys(wanted) if not self._files.has(self._key(what))]
         if len(missing) < 2:
             return
         if compiler_version() is None:
@@ -134,17 +138,14 @@ class Kernels:
             if self.progress is not None:
                 self.progress("compiling kernels (only once)", done + 1, len(missing))
 
-    def _path(self, what: CudaKernel) -> Path:
+    def _key(self, what: CudaKernel) -> str:
+        """The name of the kernel's file, without its suffix."""
         digest = hashlib.sha256(repr(what).encode()).hexdigest()[:24]
-        return cache_folder() / f"{_prefix(self.device.capability)}-{what.name}-{digest}.cubin"
+        return f"{_prefix(self.device.capability)}-{what.name}-{digest}"
 
-    def _load(self, what: CudaKernel) -> bytes | None:
-        try:
-            content = self._path(what).read_bytes()
-        except OSError:
-            return None
-        digest, code = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
-        return code if hashlib.sha256(code).digest() == digest else None
+    @property
+    def _files(self) -> FileCache:
+        return FileCache(cache_folder(), _SUFFIX)
 
     def _compile(self, what: CudaKernel) -> bytes:
         if self.progress is not None:
@@ -157,17 +158,17 @@ class Kernels:
 
     def _store(self, what: CudaKernel, ptx: str) -> bytes:
         code = self.device.assemble(ptx)
-        _write(self._path(what), hashlib.sha256(code).digest() + code)
+        self._files.store(self._key(what), code)
         return code
 
 
 def compiled_kernels(capability: tuple[int, int]) -> int:
-    """How many kernels of these sources are on disk for cards of that compute capability."""
-    return sum(1 for _ in cache_folder().glob(f"{_prefix(capability)}-*.cubin"))
+    """The number of kernels of these sources on disk for cards of that compute capability."""
+    return sum(1 for _ in cache_folder().glob(f"{_prefix(capability)}-*{_SUFFIX}"))
 
 
 def compiler_version() -> str | None:
-    """Of numba-cuda; None if it is not installed."""
+    """The version of numba-cuda; None if it is not installed."""
     try:
         return importlib.metadata.version("numba-cuda")
     except importlib.metadata.PackageNotFoundError:
@@ -175,7 +176,7 @@ def compiler_version() -> str | None:
 
 
 def _prefix(capability: tuple[int, int]) -> str:
-    """How names of files begin whose kernels are for such cards, made of these sources by these compilers."""
+    """The start of the names of all files for cards of that compute capability, by sources and compilers."""
     return f"sm{capability[0]}{capability[1]}-{_fingerprint()[:16]}"
 
 
@@ -190,31 +191,13 @@ def pack_arguments(*values: int | float) -> bytes:
     return out
 
 
-def _write(path: Path, content: bytes) -> None:
-    """A full disk only means that the kernel is compiled again."""
-    with suppress(OSError):
-        descriptor, name = tempfile.mkstemp(prefix="unfinished-", dir=path.parent)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(name, path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(name)
-            raise
-
-
 @cache
 def _fingerprint() -> str:
-    digest = hashlib.sha256(_ENVIRONMENT.encode())
+    """A digest of the sources, and of the compilers to PTX."""
+    digest = hashlib.sha256()
+    with suppress(OSError):  # without sources the cache is this process's own
+        digest.update(SOURCES.digest())
     for name in ("numba-cuda", "numba", "llvmlite"):
         with suppress(importlib.metadata.PackageNotFoundError):
             digest.update(importlib.metadata.version(name).encode())
-    cuda = Path(__file__).parent.parent
-    for folder in ("kernels", "ptx", "compile"):
-        for path in sorted((cuda / folder).glob("**/*.py")):
-            digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-_ENVIRONMENT = "PTX 1"

@@ -1,7 +1,4 @@
-"""Compiling kernels to PTX in several Python processes at once: Numba works for one thread at a time.
-
-The processes run nothing of the program that asks for kernels, so that it may be any script.
-"""
+"""Compiling kernels to PTX in several child processes at once: Numba compiles in one thread at a time."""
 
 from __future__ import annotations
 
@@ -11,49 +8,43 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
 
+from ....quant.jit.child_process import start_python
 from .kernel import CudaKernel
 
-MOST_PROCESSES = 16
-
-_START = f"""
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from {__name__} import help_out
-help_out()
-"""
+MAX_PROCESSES = 16
+_ENTRY = f"{__name__}:serve"  # what a child process runs
 
 
 def compile_elsewhere(
     kernels: Sequence[CudaKernel], capability: tuple[int, int]
 ) -> Iterator[tuple[CudaKernel, str]]:
-    """PTX of kernels for cards of that compute capability, in the order in which they are ready.
+    """Pairs of kernel and PTX for cards of that compute capability, in the order in which they are ready.
 
-    Those are left out that no other process could compile.
+    Kernels that no child process could compile are left out.
     """
-    n = min(len(kernels), os.cpu_count() or 1, MOST_PROCESSES)
-    program = Path(sys.executable or "")
-    if getattr(sys, "frozen", False) or not program.stem.lower().startswith(("python", "pypy")):
-        return  # bundled or embedded: who knows what that program does when it is started
-    running: list[subprocess.Popen[str]] = []
-    ready: SimpleQueue[tuple[CudaKernel, str] | None] = SimpleQueue()
+    n = min(len(kernels), os.cpu_count() or 1, MAX_PROCESSES)
+    running: list[subprocess.Popen[bytes]] = []
+    ready: SimpleQueue[tuple[CudaKernel, str] | None] = SimpleQueue()  # None: a process has ended
     todo, lock = iter(kernels), Lock()
 
-    def work() -> None:
+    def feed_process() -> None:
+        """Start a process, and hand it one kernel after the other until none is left or it dies."""
         try:
-            process = _start(program)
+            process = start_python(_ENTRY, [], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            if process is None:
+                return
             running.append(process)
             while True:
                 with lock:
                     kernel = next(todo, None)
-                text = "" if kernel is None else _ask(process, kernel, capability)
-                if kernel is None or not text:
-                    break
-                ready.put((kernel, text))
-        except (OSError, ValueError):  # it could not be started, or died
+                ptx = "" if kernel is None else _request(process, kernel, capability)
+                if kernel is None or not ptx:
+                    return
+                ready.put((kernel, ptx))
+        except (OSError, ValueError):  # the process died
             pass
         finally:
             ready.put(None)
@@ -61,14 +52,14 @@ def compile_elsewhere(
     with ThreadPoolExecutor(n) as pool:
         try:
             for _ in range(n):
-                pool.submit(work)
-            left = n
-            while left:
-                found = ready.get()
-                if found is None:
-                    left -= 1
+                pool.submit(feed_process)
+            alive = n
+            while alive:
+                result = ready.get()
+                if result is None:
+                    alive -= 1
                 else:
-                    yield found
+                    yield result
         finally:
             for process in running:
                 process.kill()
@@ -76,31 +67,22 @@ def compile_elsewhere(
         process.communicate()
 
 
-def _start(program: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [str(program), "-c", _START, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="utf-8",
-        creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-    )
-
-
-def _ask(process: subprocess.Popen[str], kernel: CudaKernel, capability: tuple[int, int]) -> str:
-    """PTX; empty if the process is gone."""
+def _request(process: subprocess.Popen[bytes], kernel: CudaKernel, capability: tuple[int, int]) -> str:
+    """The PTX of a kernel, from a process that runs `serve`; empty if the process died."""
     assert process.stdin is not None
     assert process.stdout is not None
-    what = kernel.module, kernel.name, kernel.threads, kernel.constants, kernel.resident
-    process.stdin.write(json.dumps([what, capability]) + "\n")
+    fields = kernel.module, kernel.name, kernel.threads, kernel.constants, kernel.resident
+    process.stdin.write(json.dumps([fields, capability]).encode() + b"\n")
     process.stdin.flush()
     line = process.stdout.readline()
-    return json.loads(line) if line.endswith("\n") else ""
+    return json.loads(line) if line.endswith(b"\n") else ""
 
 
-def help_out() -> None:
-    """Answer kernels on stdin by their PTX on stdout, both lines of JSON: what a helper runs."""
+def serve(arguments: Sequence[str]) -> None:
+    """Run in a child process: read kernels from stdin and write their PTX to stdout, each a line of JSON.
+
+    There are no `arguments`.
+    """
     for line in sys.stdin:
         (module, name, threads, constants, resident), (major, minor) = json.loads(line)
         kernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)

@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.jit import compiler, jit, kernel_cache, precompile
+from kukri.quant.jit import compiler, decorators, kernel_cache, precompile
 from kukri.quant.jit.kernel import CpuKernel
-from kukri.quant.jit.kernel_cache import UNUSED_SECONDS, KernelCache
+from kukri.quant.jit.kernel_cache import CPU_SOURCES, UNUSED_SECONDS, KernelCache
+from kukri.quant.jit.sources import SourceSet
 from kukri.runtime.cpu import kernels
 from kukri.runtime.cpu.kernels import FLOAT_MATMULS, LEAD, RMS_NORM
 from kukri.runtime.cpu.simd.panels import GATHER_ROWS
@@ -25,8 +26,8 @@ from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 KERNELS = '''
 """Eight kernels of one factory: number i writes i."""
 import numpy as np
-from kukri.quant.jit.jit import jit, kernel
-from kukri.quant.jit.simd import store_f32
+from kukri.quant.jit.decorators import jit, kernel
+from kukri.quant.jit.simd.memory import store_f32
 
 def number(n):
     @jit
@@ -45,7 +46,7 @@ WRITERS = {str(i): writer(number(i)) for i in range(8)}
 RUN = """
 import sys
 import numpy as np
-from kukri.quant import compiler
+from kukri.quant.jit import compiler
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.precompile import compile_kernels
 writers = {i: CpuKernel("many_kernels", "WRITERS", str(i)) for i in range(8)}
@@ -103,7 +104,7 @@ def result(kernel: CpuKernel) -> int:
 
 
 def test_a_second_process_compiles_nothing(home):
-    """Kernels of one factory, told apart by what a helper closes over; with and without helping processes."""
+    """Kernels of one factory, told apart by what a helper closes over; with and without worker processes."""
     out = finish(start())
     assert out[-2] == "8 8"
     assert len(files(home)) == 8
@@ -131,7 +132,7 @@ def test_damaged_files_are_compiled_again(home):
 
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
 def test_killed_while_compiling(home):
-    """Whenever it is killed, the next process goes on, and no helper outlives it."""
+    """Whenever it is killed, the next process goes on, and no worker outlives it."""
     for delay in (0.0, 0.05, 0.1, 0.2, 0.3):
         process = start()
         assert process.stdout is not None
@@ -139,7 +140,7 @@ def test_killed_while_compiling(home):
         time.sleep(delay)
         process.send_signal(signal.SIGKILL)
         process.wait()
-        # Helpers have the pipe of stderr no longer than they live, or never had it.
+        # Worker processes that live on would keep the pipe of stderr open, if they had it.
         assert process.stderr is not None
         process.stderr.read()
     assert finish(start())[-1] in ("True", "False")
@@ -155,8 +156,8 @@ def test_two_at_once(home):
     assert not list(home.glob("kernels/*/unfinished-*"))
 
 
-def test_helpers_take_a_part(home, monkeypatch):
-    """A helper fills the cache with what this process has not done yet."""
+def test_workers_take_a_part(home, monkeypatch):
+    """A worker process fills the cache with what this process has not done yet."""
     begun = []
     compile_kernel = CpuKernel.compile
 
@@ -178,7 +179,7 @@ def test_helpers_take_a_part(home, monkeypatch):
 
 
 @pytest.mark.parametrize("program", ["", None, "/opt/blender", "/nowhere/python3"])
-def test_without_helpers(home, monkeypatch, program):
+def test_without_workers(home, monkeypatch, program):
     """Embedded interpreters, and programs that do not start: the work is done all the same."""
     monkeypatch.setattr(sys, "executable", program)
     kernels = list(writers().values())
@@ -186,10 +187,10 @@ def test_without_helpers(home, monkeypatch, program):
     assert [result(kernel) for kernel in kernels] == list(range(8))
 
 
-def test_helpers_end_with_their_parent(home):
-    """A helper whose parent is gone leaves at once, in the middle of its work."""
-    script = "import sys, time; from kukri.quant import precompile as p; "
-    script += "p.CpuKernel.compile = lambda *_: time.sleep(60); p.help_out(sys.argv[1:])"
+def test_workers_end_with_their_parent(home):
+    """A worker whose parent is gone leaves at once, in the middle of its work."""
+    script = "import sys, time; from kukri.quant.jit import precompile as p; "
+    script += "p.CpuKernel.compile = lambda *_: time.sleep(60); p.compile_into_cache(sys.argv[1:])"
     work = [f"many_kernels:WRITERS:{i}" for i in range(8)]
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(kernel_cache.cache_folder()), *work], stdin=subprocess.PIPE
@@ -272,13 +273,11 @@ def test_the_folder_depends_on_sources_and_cpu(monkeypatch):
 
     before = kernel_cache._fingerprint()
     assert kernel_cache._fingerprint() == before
-    sources = kernel_cache._sources()
-    assert {Path(kernels.__file__).parent, Path(kernel_cache.__file__).parent} <= {p.parent for p in sources}
     with monkeypatch.context() as patch:
         patch.setattr(kernel_cache, "_llvm", OtherCpu)
         assert kernel_cache._fingerprint() != before
     with monkeypatch.context() as patch:
-        patch.setattr(kernel_cache, "_sources", lambda: sources[:-1])
+        patch.setattr(kernel_cache, "CPU_SOURCES", SourceSet("S", CPU_SOURCES.places[:-1]))
         assert kernel_cache._fingerprint() != before
 
 
@@ -291,7 +290,7 @@ def test_every_kernel_has_a_file_of_its_own():
     assert len({kernel.key for kernel in found}) == len(found)
     for kernel in found:
         assert re.fullmatch(r"[\w.-]+", kernel.key)
-        assert isinstance(kernel.entry_point(), jit.EntryPoint)
+        assert isinstance(kernel.entry_point(), decorators.EntryPoint)
 
 
 def test_what_a_kernel_raises_is_lost(home):
@@ -299,7 +298,7 @@ def test_what_a_kernel_raises_is_lost(home):
         if step == 0:
             raise ValueError("no steps")
 
-    code, symbols = jit.kernel(divide).machine_code()
+    code, symbols = decorators.kernel(divide).machine_code()
     kernel_cache.MachineCode(code).ctypes(0, 0, 0)
     assert symbols == []
     assert b"PyErr" not in code

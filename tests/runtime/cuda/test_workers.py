@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kukri.runtime.cuda.compile import workers as helpers
+from kukri.runtime.cuda.compile import workers
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
 from kukri.runtime.cuda.driver import device as driver
 from kukri.runtime.cuda.driver.device import Device
@@ -18,18 +18,22 @@ KERNELS = [kernel("common.pointwise", "add", 256, PDL=0), kernel("common.pointwi
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 def test_other_processes_compile():
-    found = dict(helpers.compile_elsewhere(KERNELS, (9, 0)))
+    found = dict(workers.compile_elsewhere(KERNELS, (9, 0)))
     assert set(found) == set(KERNELS)
     for text in found.values():
         assert f".entry {ENTRY}(" in text
         assert ".target sm_90" in text
 
 
-def test_helpers_that_die_leave_their_kernels_out(monkeypatch):
-    monkeypatch.setattr(helpers, "_START", "import sys; sys.stdin.readline(); sys.exit(1)")
-    assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
+def test_workers_that_die_leave_their_kernels_out(tmp_path, monkeypatch):
+    (tmp_path / "dying.py").write_text(
+        "import sys\ndef serve(arguments): sys.exit(len(sys.stdin.readline()))"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(workers, "_ENTRY", "dying:serve")
+    assert list(workers.compile_elsewhere(KERNELS, (9, 0))) == []
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert list(helpers.compile_elsewhere(KERNELS, (9, 0))) == []
+    assert list(workers.compile_elsewhere(KERNELS, (9, 0))) == []
 
 
 class Functions:

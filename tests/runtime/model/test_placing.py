@@ -158,7 +158,8 @@ def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
     with pytest.raises(CudaUnavailable, match="pip install"):
         load(folder, device="cuda")
     assert card.closed == 2
-    kernel = Kernels(card)._path(CudaKernel("common.pointwise", "add", 256))
+    kernels = Kernels(card)
+    kernel = kernels._files.path(kernels._key(CudaKernel("common.pointwise", "add", 256)))
     kernel.write_bytes(b"")
     assert kernel.parent == tmp_path
     model, said = load(folder)

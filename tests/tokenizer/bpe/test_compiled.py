@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from kukri.quant.jit.kernel_cache import KernelCache, kernel_cache
-from kukri.runtime.model import tokenizer_kernel as token_kernel
-from kukri.runtime.model.tokenizer_kernel import TokenKernel, compile_into, kernel_key
+from kukri.runtime.model import tokenizer_kernel
+from kukri.runtime.model.tokenizer_kernel import TokenizerKernel, compile_into_cache, kernel_key
 from kukri.tokenizer import Tokenizer, core, load_tokenizer, tokenizer_from_gguf
 from kukri.tokenizer.bpe.bpe import BPE
 from kukri.tokenizer.bpe.compiled import encoder as compiled
@@ -34,7 +34,7 @@ ENGLISH = "The Quick brown fox's 2,345 jumps; they'LL (over) the lazy dogs...\n\
 
 @cache
 def the_kernel() -> EncodeKernel:
-    compile_into(kernel_cache().folder)
+    compile_into_cache([str(kernel_cache().folder)])
     code = kernel_cache().load(kernel_key())
     assert code is not None
     return code.ctypes
@@ -202,10 +202,10 @@ def test_the_kernel_is_compiled_elsewhere(tmp_path: Path, monkeypatch: pytest.Mo
             return None
 
     monkeypatch.setattr(
-        token_kernel, "_compile_elsewhere", lambda cache, key: started.append(key) or Process()
+        tokenizer_kernel, "_start_compiler", lambda cache, key: started.append(key) or Process()
     )
-    monkeypatch.setattr(token_kernel, "_ASK_AGAIN", 0)
-    kernels = TokenKernel(lambda: KernelCache(tmp_path))
+    monkeypatch.setattr(tokenizer_kernel, "_POLL_SECONDS", 0)
+    kernels = TokenizerKernel(lambda: KernelCache(tmp_path))
     assert kernels(100) is None
     assert not started  # that little text is not worth it
     assert kernels(100_000) is None
@@ -226,10 +226,10 @@ def test_one_process_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(subprocess, "Popen", start)
     cache = KernelCache(tmp_path)
-    assert token_kernel._compile_elsewhere(cache, "key") == "process"
-    assert token_kernel._compile_elsewhere(cache, "key") is None
-    monkeypatch.setattr(token_kernel, "_GIVE_UP", -1)  # the other one must be dead
-    assert token_kernel._compile_elsewhere(cache, "key") == "process"
+    assert tokenizer_kernel._start_compiler(cache, "key") == "process"
+    assert tokenizer_kernel._start_compiler(cache, "key") is None
+    monkeypatch.setattr(tokenizer_kernel, "_GIVE_UP", -1)  # the other one must be dead
+    assert tokenizer_kernel._start_compiler(cache, "key") == "process"
     assert len(started) == 2
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .....quant.jit.jit import EntryPoint, jit, kernel
+from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import fma, lane_sum, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
+from .....quant.jit.simd.arithmetic import fma, lane_sum, splat_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, storev_f32
 from ...abi.sizes import CACHE_TYPES, QUERIES, SPAN, SPANS, scratch_at
 from ...simd.dot8 import Codes
 from ..common.floats import constant

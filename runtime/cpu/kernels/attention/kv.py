@@ -28,23 +28,10 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from .....quant.jit.jit import EntryPoint, jit, kernel
+from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import (
-    lane_max,
-    lane_sum,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    maximum,
-    minimum,
-    round_even,
-    splat_f32,
-    store_f16,
-    store_f32,
-    storev_i8,
-    to_i32,
-)
+from .....quant.jit.simd.arithmetic import lane_max, lane_sum, maximum, minimum, round_even, splat_f32, to_i32
+from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f16, store_f32, storev_i8
 from ...abi.records import ATTENTION
 from ...abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ...simd.dot8 import Codes

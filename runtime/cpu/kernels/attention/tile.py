@@ -17,23 +17,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.extending import overload
 
-from .....quant.jit.jit import jit
+from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import (
+from .....quant.jit.simd.arithmetic import (
     absolute,
     lane_max,
     lane_sum,
+    maximum,
+    round_even,
+    splat_f32,
+    to_i32,
+)
+from .....quant.jit.simd.memory import (
     load_f32,
     loadv_f16,
     loadv_f32,
-    maximum,
     prefetch,
-    round_even,
-    splat_f32,
     store_f32,
     store_i64,
     storev_f32,
-    to_i32,
 )
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.attention_tile import (

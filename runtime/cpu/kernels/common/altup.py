@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....quant.jit.jit import jit, kernel
+from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
+from .....quant.jit.simd.arithmetic import fma, splat_f32
+from .....quant.jit.simd.memory import load_f32, loadv_f32, storev_f32
 from ...abi.records import STREAMS
 from ...simd.dot16 import load_i64
 from .floats import constant

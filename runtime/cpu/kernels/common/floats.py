@@ -7,21 +7,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from .....quant.jit.jit import jit
-from .....quant.jit.simd import (
-    bits_to_f32,
-    fma,
-    loadv_bf16,
-    loadv_f16,
-    loadv_f32,
-    maximum,
-    minimum,
-    round_even,
-    splat_f32,
-    store_f16,
-    store_f32,
-    to_i32,
-)
+from .....quant.jit.decorators import jit
+from .....quant.jit.simd.arithmetic import bits_to_f32, fma, maximum, minimum, round_even, splat_f32, to_i32
+from .....quant.jit.simd.memory import loadv_bf16, loadv_f16, loadv_f32, store_f16, store_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 

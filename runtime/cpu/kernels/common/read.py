@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .....quant.jit.jit import kernel
-from .....quant.jit.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
+from .....quant.jit.decorators import kernel
+from .....quant.jit.simd.arithmetic import lane_sum_i32, splat_i32
+from .....quant.jit.simd.memory import loadv_i32, prefetch
 from ...abi.records import READ, READ_BLOCK
 from ...simd.tile_sizes import VECTOR
 from .views import reader

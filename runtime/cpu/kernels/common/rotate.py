@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import carray
 
-from .....quant.jit.jit import jit
-from .....quant.jit.simd import as_pointer
+from .....quant.jit.decorators import jit
+from .....quant.jit.simd.memory import as_pointer
 
 
 @jit

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from .....quant.jit.jit import jit, kernel
+from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import as_pointer, lane_max, lane_sum, load_f32, loadv_f32, maximum, splat_f32
+from .....quant.jit.simd.arithmetic import lane_max, lane_sum, maximum, splat_f32
+from .....quant.jit.simd.memory import as_pointer, load_f32, loadv_f32
 from ...abi.records import ROW_SCORES
 from .floats import constant, exp
 from .views import reader

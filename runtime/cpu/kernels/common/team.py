@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .....quant.jit.jit import jit, kernel
-from .....quant.jit.simd import atomic_add, atomic_load, call_kernel, pause
+from .....quant.jit.decorators import jit, kernel
+from .....quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
 from ...abi.records import INSTRUCTION, TEAM
 from .views import reader, step_at
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from .....quant.jit.jit import jit
-from .....quant.jit.simd import as_pointer, load_i32
+from .....quant.jit.decorators import jit
+from .....quant.jit.simd.memory import as_pointer, load_i32
 from ...abi.records import STEP
 from ...simd.tile_sizes import TOKENS
 

@@ -22,25 +22,21 @@ from typing import Any
 
 import numpy as np
 
-from .....quant.jit.jit import jit, kernel
+from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import (
+from .....quant.jit.simd.arithmetic import (
     absolute,
     fma,
     lane_max,
     lane_sum,
     lane_sum_i32,
-    load_i32,
-    loadv_f32,
     maximum,
     round_even,
     splat_f32,
     splat_i32,
-    store_f32,
-    store_i32,
-    storev_i8,
     to_i32,
 )
+from .....quant.jit.simd.memory import load_i32, loadv_f32, store_f32, store_i32, storev_i8
 from ...abi.records import QUANTIZE
 from ...abi.sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from ...simd.tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS

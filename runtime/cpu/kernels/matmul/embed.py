@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numba.extending import overload
 
-from .....quant.jit.jit import EntryPoint, kernel
+from .....quant.jit.decorators import EntryPoint, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import load_f32, load_i32, store_f32, storev_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, store_f32, storev_f32
 from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes

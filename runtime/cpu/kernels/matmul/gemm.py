@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .....quant.jit.jit import EntryPoint, jit, kernel
-from .....quant.jit.simd import load_i32, loadv_f32, store_i64, storev_f32
+from .....quant.jit.decorators import EntryPoint, jit, kernel
+from .....quant.jit.simd.memory import load_i32, loadv_f32, store_i64, storev_f32
 from ...abi.sizes import BLOCK, SLOT
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import TileCodes, add_products, add_seconds, load_sums, no_sums, store_sums

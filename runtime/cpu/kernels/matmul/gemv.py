@@ -9,9 +9,10 @@ from numba import types
 from numba.extending import overload
 
 from .....quant.formats import FORMATS
-from .....quant.jit.jit import EntryPoint, jit, kernel
+from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import fma, load_f32, load_i32, prefetch, splat_f32, splat_i32, storev_f32, to_f32
+from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, storev_f32
 from ...abi.sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES

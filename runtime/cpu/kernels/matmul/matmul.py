@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .....quant.jit.jit import EntryPoint, jit, kernel
+from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, maximum, minimum, splat_f32, storev_f32
+from .....quant.jit.simd.arithmetic import fma, maximum, minimum, splat_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, storev_f32
 from ...abi.records import CLIPPED, GELU_TANH, MATMUL
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes

@@ -11,18 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from .....quant.jit.jit import jit, kernel
+from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import (
-    fma,
-    load_f32,
-    load_i32,
-    loadv_f32,
-    splat_f32,
-    store_f32,
-    store_i32,
-    storev_f32,
-)
+from .....quant.jit.simd.arithmetic import fma, splat_f32
+from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, store_i32, storev_f32
 from ...abi.records import DEAL, ROUTE
 from ...simd.tile_sizes import TOKENS
 from ..common.floats import constant, exp, sigmoid

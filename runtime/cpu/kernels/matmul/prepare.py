@@ -8,8 +8,9 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from .....quant.jit.jit import jit
-from .....quant.jit.simd import splat_f32, storev_f32, storev_i32
+from .....quant.jit.decorators import jit
+from .....quant.jit.simd.arithmetic import splat_f32
+from .....quant.jit.simd.memory import storev_f32, storev_i32
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import TileCodes, raise_codes, tile_codes
 from ...simd.tile_sizes import PANELS, VECTOR

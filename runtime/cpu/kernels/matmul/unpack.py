@@ -22,18 +22,11 @@ from numba.extending import overload
 
 from .....quant.formats.iq4 import IQ4_VALUES
 from .....quant.formats.mxfp4 import E2M1_DOUBLED
-from .....quant.jit.jit import jit
+from .....quant.jit.decorators import jit
 from .....quant.jit.levels import LANES
-from .....quant.jit.simd import (
-    ConstantType,
-    bits_to_f32,
-    loadv_f16,
-    loadv_i32,
-    loadv_u8,
-    loadv_u16,
-    splat_f32,
-    to_f32,
-)
+from .....quant.jit.simd.arithmetic import bits_to_f32, splat_f32, to_f32
+from .....quant.jit.simd.memory import loadv_f16, loadv_i32, loadv_u8, loadv_u16
+from .....quant.jit.simd.vectors import ConstantType
 from ...simd.dot8 import Codes, lookup16
 from ...simd.panels import PLANES
 from ...simd.tile_sizes import VECTOR

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.jit.levels import LANES
-from kukri.quant.jit.simd import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
+from kukri.quant.jit.simd.memory import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
 from kukri.runtime.cpu.simd.dot16 import (
     coarse_exp2,
     dot_pairs,

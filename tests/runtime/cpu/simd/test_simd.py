@@ -10,17 +10,23 @@ from hypothesis import strategies as st
 
 from kukri.quant.jit import levels
 from kukri.quant.jit.levels import LANES
-from kukri.quant.jit.simd import (
+from kukri.quant.jit.simd.arithmetic import (
     absolute,
-    as_pointer,
-    atomic_add,
-    atomic_load,
     bits_to_f32,
-    call_kernel,
     fma,
     lane_max,
     lane_sum,
     lane_sum_i32,
+    maximum,
+    minimum,
+    round_even,
+    splat_f32,
+    splat_i32,
+    to_f32,
+    to_i32,
+)
+from kukri.quant.jit.simd.memory import (
+    as_pointer,
     load_f32,
     load_i32,
     loadv_bf16,
@@ -29,19 +35,12 @@ from kukri.quant.jit.simd import (
     loadv_i32,
     loadv_u8,
     loadv_u16,
-    maximum,
-    minimum,
-    pause,
-    round_even,
-    splat_f32,
-    splat_i32,
     store_f16,
     store_f32,
     storev_f32,
     storev_i8,
-    to_f32,
-    to_i32,
 )
+from kukri.quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
 from kukri.runtime.cpu.simd.dot8 import Codes, code_offset, dot, lookup16
 
 RNG = np.random.default_rng(7)
