@@ -7,7 +7,31 @@
         for piece in model.chat(messages, kukri.SamplingParams(temperature=0.7)):
             print(piece, end="", flush=True)
 
-Importing the package costs next to nothing; NumPy, Numba and the rest are imported by what needs them.
+Importing the package costs next to nothing: NumPy, Numba and the rest are imported by the calls that need
+them. The package prints nothing. It logs to the logger "kukri", and `load` takes callbacks for progress and
+warnings.
+
+Errors. All of the following are KukriErrors, and each is also of the built-in kind in brackets. Messages have
+one line. Arguments out of range raise ValueError or TypeError; errors of the operating system are OSErrors.
+
+- ModelNotFound (a LookupError): check the name, or the licence and HF_TOKEN of a model on the Hub.
+- Unreachable (a ModelNotFound): check the network, HF_ENDPOINT and the proxy, or give a file.
+- StoreError (a RuntimeError): make room on the disk, or load again to resume a download that broke off.
+- DamagedFile (a ValueError): download or convert the file anew.
+- UnsupportedModel (a DamagedFile): take another model or format; the message says which are supported.
+- NotEnoughMemory (a RuntimeError): take a smaller context, fewer `gpu_layers` or a smaller quantisation.
+- CudaError (a RuntimeError): the GPU's driver failed; load with device="cpu", or restart the process.
+- CudaUnavailable (a CudaError): install a driver and kukri[cuda], or load with device="cpu".
+- CudaOutOfMemory (a CudaError): free memory of the GPU, or load with a smaller context or fewer `gpu_layers`.
+- TokenizerError (a ValueError): take a model whose files have a supported tokenizer, or use token ids.
+- TemplateError (a ValueError): change the messages, or pass another template to `render_chat`; where its
+  `raised` is true, the template itself refused the messages.
+- ContextExceeded (a ValueError): shorten the prompt, or load the model with a larger context.
+- CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
+- BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
+  kv_type="f32".
+- StaleGeneration (a RuntimeError): a later call took the KV cache over; finish a generation before the next.
+- ModelClosed (a RuntimeError): load the model again.
 """
 
 from __future__ import annotations
@@ -16,15 +40,74 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from .quant.errors import DamagedFile, UnsupportedModel
+    from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
+    from .runtime.engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, StaleGeneration
     from .runtime.engine.sampler import SamplingParams
+    from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
+    from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
-    from .tokenizer import Tokenizer
+    from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
 __version__ = "0.1.0"
 
-__all__ = ["Model", "SamplingParams", "load", "load_tokenizer", "render_chat"]
+__all__ = [
+    "BadLogits",
+    "CacheFull",
+    "ContextExceeded",
+    "CudaError",
+    "CudaOutOfMemory",
+    "CudaUnavailable",
+    "DamagedFile",
+    "KukriError",
+    "Model",
+    "ModelClosed",
+    "ModelNotFound",
+    "NotEnoughMemory",
+    "SamplingParams",
+    "StaleGeneration",
+    "StoreError",
+    "TemplateError",
+    "Tokenizer",
+    "TokenizerError",
+    "Unreachable",
+    "UnsupportedModel",
+    "load",
+    "load_tokenizer",
+    "render_chat",
+]
+
+_HOMES = {  # public name → the module that defines it, imported when the name is first used
+    "BadLogits": "runtime.engine.errors",
+    "CacheFull": "runtime.engine.errors",
+    "ContextExceeded": "runtime.engine.errors",
+    "CudaError": "runtime.cuda.driver.errors",
+    "CudaOutOfMemory": "runtime.cuda.driver.errors",
+    "CudaUnavailable": "runtime.cuda.driver.errors",
+    "DamagedFile": "quant.errors",
+    "Model": "runtime.model.model",
+    "ModelClosed": "runtime.engine.errors",
+    "ModelNotFound": "runtime.hub.errors",
+    "NotEnoughMemory": "runtime.model.memory_check",
+    "SamplingParams": "runtime.engine.sampler",
+    "StaleGeneration": "runtime.engine.errors",
+    "StoreError": "runtime.hub.errors",
+    "TemplateError": "tokenizer.chat.template",
+    "Tokenizer": "tokenizer.core",
+    "TokenizerError": "tokenizer.errors",
+    "Unreachable": "runtime.hub.errors",
+    "UnsupportedModel": "quant.errors",
+}
+
+
+class KukriError(Exception):
+    """The base of all errors that kukri itself raises.
+
+    It is defined here because `quant`, `tokenizer` and `runtime` all need it, and the first two import no
+    sibling; the package itself is imported before any of them.
+    """
 
 
 def load(
@@ -34,39 +117,49 @@ def load(
     threads: int | None = None,
     kv_type: str = "auto",
     gpu_layers: int | None = None,
+    *,
+    progress: Callable[[str, int, int], None] | None = None,
+    warn: Callable[[str], None] | None = None,
 ) -> Model:
-    """Load a model, given as a GGUF file, a Hugging Face folder, a short name (`smollm2`) or
-    `org/repo[:quant]` on the Hugging Face Hub. What is not on this machine yet is downloaded.
+    """Load a model: a GGUF file, a Hugging Face folder, a short name (`smollm2`), or `org/repo[:quant]` on
+    the Hugging Face Hub. A model that is not on this machine yet is downloaded.
 
-    - `device`: "cpu", "cuda" (the first NVIDIA card), "reference" (NumPy in float32: slow, for comparison),
-      or "auto", the card if there is one with room for the model or a part of it, else the CPU.
-    - `context`: tokens that prompt and answer may have together. Default: what the model was trained
-      for, at most 8192, and less, down to 1024, if memory is short. The memory of the KV cache is only
-      committed as it fills.
-    - `threads`: of the CPU machine; default: the logical processors this process may use.
-    - `kv_type`: how the CPU machine stores keys and values: "f16", "f32", or "auto", which is f16
-      unless all weights are floats.
+    - `device`: "cpu", "cuda" (the first NVIDIA GPU), "reference" (NumPy in float32: slow, for comparison), or
+      "auto": the GPU if there is one that can run the model, with as many of the last layers as its memory
+      holds, else the CPU.
+    - `context`: the most tokens that prompt and answer may have together. Default: what the model was trained
+      for, at most 8192, and less, down to 1024, where memory is short. On the CPU, memory of the KV cache is
+      only committed as it fills.
+    - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within a
+      container's quota.
+    - `kv_type`: how the KV cache stores keys and values: "f32", "f16", "q8_0", "q4_0", or "auto". "auto" is
+      f32 if all weights are floats. For quantised weights it is f16 on the GPU, and on the CPU q8_0, but f16
+      for models whose keys have a bias or a norm, since these lose too much in 8 bits.
+    - `gpu_layers`: run only this many layers, the last ones, on the GPU and the others on the CPU. Default:
+      all, or with "auto" as many as fit. 0 runs all on the CPU.
+    - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
+      and those in all (0: unknown), while the model is downloaded and loaded.
+    - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
+      a context that had to shrink, layers that do not fit on the GPU, a built-in chat template in place of a
+      missing one. Default: a warning in the log, which is invisible unless `logging` is configured.
 
-    - `gpu_layers`: run only so many layers on the card, the last ones, and the others on the CPU.
+    "reference" ignores `threads` and `kv_type`: it computes in NumPy and stores float32.
 
-    `threads` and `kv_type` mean nothing to "reference", which computes on its own and keeps float32.
-
-    Use the result as a context manager, or call its `close`. Raises, each with a message of one line:
-
-    - `kukri.runtime.hub.errors.ModelNotFound`: no such file, name or repository, or none within reach;
-    - `kukri.runtime.hub.errors.StoreError`: a download that broke off or came false, no room on the disk;
-    - `kukri.quant.errors.DamagedFile`, also for what is not supported, and
-      `kukri.tokenizer.TokenizerError`;
-    - `kukri.runtime.model.memory_check.NotEnoughMemory`;
-    - OSError: the operating system does not let a file be read or written;
-    - ValueError: arguments out of range.
-
-    A context above what the model was trained for is a warning.
+    Use the result as a context manager, or call its `close`. Raises ModelNotFound, Unreachable or StoreError
+    when the files cannot be had; DamagedFile, UnsupportedModel or TokenizerError when they cannot be used;
+    NotEnoughMemory; with device "cuda" CudaError, CudaUnavailable or CudaOutOfMemory; ValueError for
+    arguments out of range; and OSError when the operating system does not let a file be read or written.
     """
+    from functools import partial
+
+    from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
+    from .runtime.model.options import LoadOptions
 
-    return load_model(resolve(str(model)), device, context, threads, kv_type, gpu_layers=gpu_layers)
+    options = LoadOptions(device, context, threads, kv_type, gpu_layers)
+    path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
+    return load_model(path, options, warn=warn, progress=progress)
 
 
 def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
@@ -74,12 +167,11 @@ def load_tokenizer(source: str | os.PathLike[str]) -> Tokenizer:
     tokenizer.json or a SentencePiece tokenizer.model.
 
     `encode(text, special=False)` gives ids without BOS and EOS; with `special=True` control tokens
-    written in the text count as such. `decode(ids)` gives the text back.
+    written in the text become control tokens. `decode(ids)` gives the text back.
 
-    Raises FileNotFoundError, `kukri.tokenizer.TokenizerError`, or
-    `kukri.quant.errors.DamagedFile` for a broken GGUF file.
+    Raises FileNotFoundError, TokenizerError, or DamagedFile for a broken GGUF file.
     """
-    from .runtime.model.model import load_tokenizer
+    from .runtime.model.source import load_tokenizer
 
     return load_tokenizer(source)
 
@@ -92,15 +184,16 @@ def render_chat(
     now: str | None = None,
     **variables: Any,
 ) -> str:
-    """A conversation as the text that a model was trained on, by its Jinja chat template.
+    """Render a conversation with a Jinja chat template: the text that a model was trained on.
 
-    - `messages`: dicts with `role` and `content` as chat APIs have them; `tools`: JSON schemas.
+    - `messages`: dicts with `role` and `content` as chat APIs have them.
+    - `tools`: JSON schemas of functions that the model may call.
     - `add_generation_prompt`: end with the beginning of the model's answer.
     - `now`: ISO time for `strftime_now` in the template; default: the present.
     - `variables`: what else the template reads: `bos_token`, `eos_token`, `enable_thinking`, …
 
-    Templates run in an immutable sandbox. Raises `kukri.tokenizer.chat.template.TemplateError` for a template
-    that is broken, reaches out of it, or refuses the conversation.
+    Templates run in an immutable sandbox with bounded time and memory. Raises TemplateError for a template
+    that is broken, reaches out of the sandbox, or refuses the conversation.
     """
     from .tokenizer.chat.template import render_chat
 
@@ -108,13 +201,15 @@ def render_chat(
 
 
 def __getattr__(name: str) -> Any:
-    """`Model` and `SamplingParams`, imported when first asked for."""
-    if name == "Model":
-        from .runtime.model.model import Model
+    """A public class, imported when it is first used."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
 
-        return Model
-    if name == "SamplingParams":
-        from .runtime.engine.sampler import SamplingParams
+    found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found
 
-        return SamplingParams
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
-from ..runtime.hub.errors import ModelNotFound, StoreError, explain
+from ..runtime.hub.errors import ModelNotFound, StoreError
 from .commands import bench, chat, doctor, pull, quantize, rm, run, show, tokenize
 from .commands import eval as eval_
 from .commands import list as list_
 from .console import terminal
+from .console.explain import explain
+from .console.log import log_on_stderr
 from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -65,7 +67,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error becomes one line on stderr."""
-    with unwinding():
+    with unwinding(), log_on_stderr():
         return _main(arguments)
 
 
@@ -132,7 +134,7 @@ def exit_code(problem: BaseException) -> int:
     if isinstance(problem, (StoreError, OSError, MemoryError)):
         return EXIT_FAILURE
     from ..quant.errors import DamagedFile
-    from ..runtime.engine.engine import ContextExceeded
+    from ..runtime.engine.errors import ContextExceeded
     from ..tokenizer import TemplateError, TokenizerError
 
     if isinstance(problem, ContextExceeded):

@@ -33,9 +33,10 @@ import kukri
 from kukri.cli.bench.plan import Test, numbers
 from kukri.cli.bench.report import markdown_table
 from kukri.cli.commands.doctor import cpu_name
+from kukri.cli.console.explain import explain
 from kukri.cli.console.terminal import note
 from kukri.runtime.cpu.processors import default_threads
-from kukri.runtime.hub.errors import ModelNotFound, explain
+from kukri.runtime.hub.errors import ModelNotFound
 from kukri.runtime.hub.resolve import resolve
 
 OURS = "kukri"

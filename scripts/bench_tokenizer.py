@@ -35,7 +35,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def measure(text: str, path: str) -> str:
-    from kukri.runtime.model.model import load_tokenizer
+    from kukri.runtime.model.source import load_tokenizer
 
     times = []
 

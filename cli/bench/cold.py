@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -50,13 +50,13 @@ def main(arguments: list[str]) -> None:
     n_prompt, threads = map(int, arguments[1:3])
     from ...runtime.engine.sampler import SamplingParams
     from ...runtime.model.loading import load_model
+    from ...runtime.model.options import LoadOptions
     from .measure import random_ids
 
     greedy = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     context = n_prompt + 1
-    options: dict[str, Any] = {"context": context, "threads": threads, "kv_type": kv_type, "text": False}
-    options |= {"device": device, "gpu_layers": None if layers == "all" else int(layers)}
-    with load_model(path, warn=lambda _: None, **options) as model:
+    options = LoadOptions(device, context, threads, kv_type, None if layers == "all" else int(layers))
+    with load_model(path, options, warn=lambda _: None, text=False) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
             print("first token", flush=True)
 

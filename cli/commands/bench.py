@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ... import __version__
-from ...runtime.hub import resolve as store
+from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
 from ..bench.report import WRITERS, Result
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, ModelsOption, flag
+from ..console.progress import Progress
 
 if TYPE_CHECKING:
     from ...runtime.cpu.bandwidth import ReadBandwidth
@@ -96,7 +97,7 @@ def bench(
     from ..console.description import describe
 
     names = models or [DEFAULT_MODEL]
-    paths = [store.resolve(name) for name in names]
+    paths = [resolve(name, Progress) for name in names]
     abouts = [describe(path) for path in paths]  # all of them before the first is measured
     results: list[Result] = []
     for name, path, about in zip(names, paths, abouts, strict=True):
@@ -157,19 +158,11 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
     warnings: list[str] = []
     with terminal.status(f"loading {name} …"):
         from ...runtime.model.loading import load_model
+        from ...runtime.model.options import LoadOptions
 
         with LoadTimes(cache_folder()) as times:
-            model = load_model(
-                path,
-                context=context,
-                threads=n_threads,
-                kv_type=plan.kv_type,
-                device=plan.device,
-                gpu_layers=plan.gpu_layers,
-                warn=warnings.append,
-                progress=times.stage,
-                text=False,
-            )
+            options = LoadOptions(plan.device, context, n_threads, plan.kv_type, plan.gpu_layers)
+            model = load_model(path, options, warn=warnings.append, progress=times.stage, text=False)
     for warning in warnings:
         terminal.note(warning)
     return times, model

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...runtime.hub import resolve as store
-from ...runtime.hub.errors import explain
+from ...quant.home import home
 from ..chat.conversation import Conversation, Turn
 from ..chat.repetition import LoopWatch
 from ..chat.slash import COMMANDS, handle
 from ..console import terminal
+from ..console.explain import explain
 from ..console.options import (
     DEFAULT_MODEL,
     GenerationOptions,
@@ -186,7 +186,7 @@ def _line_editor() -> Callable[[str], str]:
     from prompt_toolkit.output import ColorDepth, create_output
 
     history: History
-    path = store.home() / "chat_history"
+    path = home() / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("ab").close()

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ... import __version__
-from ...runtime.hub import repository as hub
-from ...runtime.hub import resolve as store
+from ...quant.home import home
+from ...quant.units import human_bytes
+from ...runtime.hub import repository
 from ..console import terminal
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
@@ -28,8 +29,8 @@ def doctor() -> None:
         ("memory", _or_error(_memory)),
         ("GPU", _or_error(_gpu)),
         ("GPU kernels", _or_error(_gpu_kernels)),
-        ("models", _or_error(lambda: _folder(store.home() / "models"))),
-        ("Hub cache", _or_error(lambda: _folder(hub.cache_folder()))),
+        ("models", _or_error(lambda: _folder(home() / "models"))),
+        ("Hub cache", _or_error(lambda: _folder(repository.cache_folder()))),
         ("kernels", _or_error(_kernels)),
     ]
     terminal.write(terminal.pairs(rows))
@@ -96,7 +97,7 @@ def _memory() -> str:
     from ...runtime.model.memory_check import available_memory
 
     available = available_memory()
-    return "not known" if available is None else f"{terminal.human_bytes(available)} available"
+    return "not known" if available is None else f"{human_bytes(available)} available"
 
 
 def _gpu() -> str:
@@ -107,7 +108,7 @@ def _gpu() -> str:
         card = Device()
     except CudaError as problem:
         return f"none: {problem}"
-    free, total = (terminal.human_bytes(n) for n in card.memory())
+    free, total = (human_bytes(n) for n in card.memory())
     version, (major, minor) = card.driver_version(), card.capability
     card.close()
     return (
@@ -144,4 +145,4 @@ def _folder(path: Path) -> str:
             state = "writable"
     except OSError as problem:
         state = f"NOT writable ({problem.strerror})"
-    return f"{path}, {state}, {terminal.human_bytes(shutil.disk_usage(existing).free)} free"
+    return f"{path}, {state}, {human_bytes(shutil.disk_usage(existing).free)} free"

@@ -6,8 +6,9 @@ import json
 import time
 from typing import Annotated
 
-from ...runtime.hub import catalogue
-from ...runtime.hub import resolve as store
+from ...quant.units import human_bytes
+from ...runtime.hub.catalogue import ENTRIES
+from ...runtime.hub.installed import installed
 from ..console import terminal
 from ..console.options import TextOrJson, flag
 
@@ -20,7 +21,7 @@ def list_models(
     if every:
         _catalogue(output)
         return
-    models = store.installed()
+    models = installed()
     if output is TextOrJson.json:
         rows = [
             {
@@ -41,7 +42,7 @@ def list_models(
                 [
                     (
                         model.name,
-                        terminal.human_bytes(model.n_bytes),
+                        human_bytes(model.n_bytes),
                         "partial" if model.partial else model.quant,
                         _time(model.modified, "%Y-%m-%d %H:%M"),
                     )
@@ -68,17 +69,14 @@ def _catalogue(output: TextOrJson) -> None:
                 "file": entry.file,
                 "licence": entry.licence,
             }
-            for entry in catalogue.ENTRIES
+            for entry in ENTRIES
         ]
         terminal.write(json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
         return
     terminal.write(
         terminal.table(
             ("NAME", "SIZE", "LICENCE", "HUB"),
-            [
-                (e.name, terminal.human_bytes(e.n_bytes), e.licence, f"{e.repo}/{e.file}")
-                for e in catalogue.ENTRIES
-            ],
+            [(e.name, human_bytes(e.n_bytes), e.licence, f"{e.repo}/{e.file}") for e in ENTRIES],
             right=(1,),
         )
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from ...runtime.hub import resolve as store
+from ...runtime.hub.resolve import download
 from ..console import terminal
 from ..console.options import ModelArgument
+from ..console.progress import Progress
 
 
 def pull(model: ModelArgument) -> None:
@@ -12,5 +13,5 @@ def pull(model: ModelArgument) -> None:
 
     The path of its file or folder goes to stdout.
     """
-    path = store.pull(model)
+    path = download(model, Progress)
     terminal.write(f"{path}\n")

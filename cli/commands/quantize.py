@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...quant.units import human_bytes
 from ...runtime.hub import files
-from ...runtime.hub import resolve as store
+from ...runtime.hub.names import HubName, parse_name
+from ...runtime.hub.resolve import resolve
 from ..console import terminal
 from ..console.options import flag
+from ..console.progress import Progress
 
 if TYPE_CHECKING:
     from ...quant.block import BlockFormat
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from ...quant.recipes.recipes import Planned, Recipe
     from ...runtime.calibration.encoder import Calibrated
     from ...runtime.model.convert import Convertible
+
+DEFAULT_TEXT = "default"  # of --calibration
 
 
 def quantize(
@@ -85,11 +90,10 @@ def quantize(
     from ...quant.recipes.quantize import checked, nearest, write_quantized
     from ...quant.recipes.recipes import plan
     from ...runtime.model.convert import open_convertible
-    from ..console.progress import Progress
 
     recipe = _recipe(kind)
     formats = [_override(text) for text in overrides or []]
-    path = store.resolve(source)
+    path = resolve(source, Progress)
     name = model_name(source, path)
     target = _target(target, name, recipe)
     began = time.perf_counter()
@@ -148,20 +152,35 @@ def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
 
 
 def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
-    from ...runtime.calibration.encoder import Calibrated, TextTooShort, calibration_text, calibration_windows
+    from ...runtime.calibration.encoder import Calibrated, TextTooShort, calibration_windows
     from ...runtime.model.source import open_source
     from ...tokenizer import TokenizerError
     from ..console.bounded_io import TooLong
 
     source = open_source(path)
-    if source.tokenizer is None:
+    tokenizer = source.tokenizer
+    if tokenizer is None:
         raise TokenizerError("the source has no tokenizer to read a calibration text with")
     try:
-        windows = calibration_windows(calibration_text(text), source.tokenizer)
+        ids = tokenizer.encode(_calibration_text(text))
+        windows = calibration_windows(ids, tokenizer.bos_id if tokenizer.add_bos else None)
     except (TextTooShort, TooLong, OSError) as problem:
         why = getattr(problem, "strerror", None) or problem
         raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
-    return Calibrated(source, windows, threads or len(os.sched_getaffinity(0)), zero_nonfinite)
+    threads = threads or len(os.sched_getaffinity(0))
+    return Calibrated(source.config, source.tensors, source.release, windows, threads, zero_nonfinite)
+
+
+def _calibration_text(named: str) -> str:
+    """The contents of the file `named`, or for `default` the text that comes with kukri, unless a file has
+    that name. Raises OSError or TooLong."""
+    from ...runtime.calibration.encoder import default_text
+    from ..console.bounded_io import read_file
+    from ..eval.text import LONGEST_TEXT
+
+    if named == DEFAULT_TEXT and not Path(named).exists():
+        return default_text()
+    return read_file(Path(named), LONGEST_TEXT).decode("utf-8", errors="replace")
 
 
 def _recipe(kind: str) -> Recipe:
@@ -192,9 +211,9 @@ def _override(text: str) -> tuple[str, BlockFormat]:
 
 def model_name(source: str, path: Path) -> str:
     """What to call a model, without the format it has: a repository's, folder's or file's name."""
-    what = store.parse(source)
-    if isinstance(what, store.HubName):
-        return what.repo.rpartition("/")[2]
+    parsed = parse_name(source)
+    if isinstance(parsed, HubName):
+        return parsed.repo.rpartition("/")[2]
     if path.is_dir():
         return path.resolve().name
     stem, quant = files.stem(path.name), files.quant_of(path.name)
@@ -263,5 +282,5 @@ def summary(written: Written, planned: Sequence[Planned], source_bytes: int, sec
         for form, n in weights.most_common()
         if n * 200 >= written.n_weights
     )
-    size = f"{terminal.human_bytes(written.n_bytes)}, {written.bits_per_weight:.2f} bits a weight ({shares})"
+    size = f"{human_bytes(written.n_bytes)}, {written.bits_per_weight:.2f} bits a weight ({shares})"
     return f"{size}; {seconds:.1f} s, {source_bytes / 1e6 / seconds:.0f} MB/s of source"

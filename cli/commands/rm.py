@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...runtime.hub import resolve as store
+from ...quant.units import human_bytes
+from ...runtime.hub.installed import remove
 from ..console import terminal
 from ..console.options import ModelArgument
 
@@ -12,5 +13,5 @@ def rm(model: ModelArgument) -> None:
 
     What interrupted downloads of it left goes too. org/repo deletes all that was fetched from there.
     """
-    freed = store.remove(model)
-    terminal.note(f"removed {model}, {terminal.human_bytes(freed)} freed")
+    freed = remove(model)
+    terminal.note(f"removed {model}, {human_bytes(freed)} freed")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from ...runtime.hub import resolve as store
+from ...quant.units import human_bytes
 from ...runtime.hub.catalogue import Entry
 from ...runtime.hub.errors import ModelNotFound
+from ...runtime.hub.names import parse_name
+from ...runtime.hub.resolve import find_local
 from ..console import terminal
 from ..console.options import ModelArgument, TextOrJson, flag
 
@@ -20,9 +22,9 @@ def show(
 
     Nothing is downloaded: of a model that is not on this machine it tells what the catalogue knows.
     """
-    what = store.parse(model)
-    path = store.find(model)
-    entry = what if isinstance(what, Entry) else None
+    parsed = parse_name(model)
+    path = find_local(model)
+    entry = parsed if isinstance(parsed, Entry) else None
     if path is not None:
         from ..console.description import describe, human_count
 
@@ -57,7 +59,7 @@ def show(
             ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
             ("chat template", "yes" if about.chat_template else _builtin(path)),
             ("licence", licence or "not stated"),
-            ("size", terminal.human_bytes(sum(file.stat().st_size for file in about.paths))),
+            ("size", human_bytes(sum(file.stat().st_size for file in about.paths))),
             *(("file", str(file)) for file in about.paths),
         ]
     elif entry is not None:
@@ -72,7 +74,7 @@ def show(
         rows = [
             ("name", entry.name),
             ("Hub", f"{entry.repo}/{entry.file}"),
-            ("size", terminal.human_bytes(entry.n_bytes)),
+            ("size", human_bytes(entry.n_bytes)),
             ("licence", entry.licence),
             ("on disk", f"no; llm pull {entry.name} fetches it"),
         ]

@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.hub import resolve as store
+from ...runtime.hub.resolve import resolve
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, Model_, flag
+from ..console.progress import Progress
 from ..console.prompt import check_utf8, read_stdin
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
@@ -40,8 +41,8 @@ def tokenize(
         content = read_stdin()
     else:
         raise typer.BadParameter("no text: give one as an argument or on stdin")
-    path = store.resolve(model)
-    from ...runtime.model.model import load_tokenizer
+    path = resolve(model, Progress)
+    from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     ids = tokenizer.encode(content)

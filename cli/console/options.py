@@ -21,6 +21,7 @@ from .prompt import check_utf8
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
     from ...runtime.model.model import Model
+    from ...runtime.model.options import LoadOptions
 
 Model_ = Annotated[
     str,
@@ -162,24 +163,22 @@ class GenerationOptions:
 
         CudaUnavailable, before anything is fetched, where there is no card for `--device cuda`.
         """
-        from ...runtime.hub import resolve as store
+        from ...runtime.hub.resolve import resolve
+        from ...runtime.model.options import LoadOptions
+        from .progress import Progress
 
         if self.device is Device.cuda and self.gpu_layers != 0:
-            from ...runtime.model.cuda_device import check_card
+            from ...runtime.model.cuda_device import check_cuda_device
 
-            check_card()
+            check_cuda_device()
         return load_quietly(
-            store.resolve(name),
+            resolve(name, Progress),
             name,
-            device=self.device.value,
-            context=self.context,
-            threads=self.threads,
-            kv_type=self.kv_type.value,
-            gpu_layers=self.gpu_layers,
+            LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
         )
 
 
-def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
+def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:
     """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
 
     NumPy's about numbers that overflow are no news for people: what comes of them the sampler tells.
@@ -194,7 +193,7 @@ def load_quietly(path: Path, name: str, **arguments: Any) -> Model:
         python_warnings.simplefilter("ignore", RuntimeWarning)
         from ...runtime.model.loading import load_model
 
-        model = load_model(path, warn=warnings.append, progress=loading.at, **arguments)
+        model = load_model(path, options, warn=warnings.append, progress=loading.at, text=text)
     for warning in warnings:
         note(warning)
     return model

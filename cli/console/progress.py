@@ -8,6 +8,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
+from ...quant.units import human_bytes
 from . import terminal
 
 LINE_SECONDS = 10.0  # between two lines of a log
@@ -50,7 +51,7 @@ class Progress:
             self._task = self._bar.add_task(self._label, total=self._total)
             self._bar.start()
         else:
-            size = "" if self._total is None else f" ({terminal.human_bytes(self._total)})"
+            size = "" if self._total is None else f" ({human_bytes(self._total)})"
             terminal.note(f"{self._verb} {self._label}{size}")
         return self
 
@@ -66,8 +67,8 @@ class Progress:
             self._bar.update(self._task, completed=done)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self._last_line = time.monotonic()
-            of = "" if self._total is None else f" of {terminal.human_bytes(self._total)}"
-            terminal.note(f"{self._verb} {self._label}: {terminal.human_bytes(done)}{of}")
+            of = "" if self._total is None else f" of {human_bytes(self._total)}"
+            terminal.note(f"{self._verb} {self._label}: {human_bytes(done)}{of}")
 
 
 class StatusLine:

@@ -149,15 +149,6 @@ class ModelText:
         write("\n")
 
 
-def human_bytes(n: float) -> str:
-    """A size for people, in powers of 1000 as on the Hub: 98.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 999.5:
-            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    return f"{n:.1f} TB"
-
-
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     """Columns two spaces apart, never wrapped or cut; the columns numbered in `right` align right.
 

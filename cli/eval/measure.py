@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...runtime.hub import resolve as store
+from ...quant.units import human_bytes
 from ...runtime.hub.errors import StoreError
+from ...runtime.hub.resolve import resolve
 from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..console.description import Description, describe
 from ..console.options import load_quietly
-from ..console.terminal import human_bytes, note
+from ..console.progress import Progress
+from ..console.terminal import note
 from .progress import Scoring
 from .report import Report
 from .results import Result, about_files, about_saved, empty, told_scores
@@ -54,7 +56,7 @@ class Subject:
     @classmethod
     def find(cls, name: str) -> Subject:
         """Find or fetch the model `name`, and read what it is."""
-        path = store.resolve(name)
+        path = resolve(name, Progress)
         return cls(name, path, describe(path))
 
     @property
@@ -102,7 +104,7 @@ def measure(plan: Plan, subjects: Sequence[Subject], baseline: Subject | Path | 
 
 def _windows(plan: Plan, subject: Subject) -> np.ndarray:
     """The text as a model's tokenizer, but for which nothing of the model is loaded, cuts it."""
-    from ...runtime.model.model import load_tokenizer
+    from ...runtime.model.source import load_tokenizer
 
     return plan.text.windows(load_tokenizer(subject.path), plan.context, plan.limit)
 
@@ -171,15 +173,10 @@ def _measure(
 
 
 def _load(plan: Plan, subject: Subject, device: str) -> Model:
-    return load_quietly(
-        subject.path,
-        subject.label,
-        device=device,
-        context=plan.context,
-        threads=plan.threads,
-        kv_type=plan.kv_type,
-        text=False,
-    )
+    from ...runtime.model.options import LoadOptions
+
+    options = LoadOptions(device, plan.context, plan.threads, plan.kv_type)
+    return load_quietly(subject.path, subject.label, options, text=False)
 
 
 def _writer(path: Path, plan: Plan, subject: Subject, vocab_size: int, windows: np.ndarray) -> LogitsWriter:

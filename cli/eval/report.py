@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...quant.units import human_bytes
 from ..bench.report import markdown_table
 from ..console import terminal
 from .results import Result
@@ -85,7 +86,7 @@ def _row(r: Result) -> list[str]:
         ]
     return [
         r["name"],
-        "" if r["size"] is None else terminal.human_bytes(r["size"]),
+        "" if r["size"] is None else human_bytes(r["size"]),
         "" if r["bits_per_weight"] is None else f"{r['bits_per_weight']:.3f}",
         _with_error(r["perplexity"], r["perplexity_stderr"], 4),
         _with_error(r["perplexity_all"], r["perplexity_all_stderr"], 4),

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from ... import KukriError
 from ..block import BlockFormat
 from .metadata import ARRAY, STRING
 from .string_array import Texts
@@ -29,7 +30,7 @@ SPARE_BYTES = 1 << 24  # beside the tensors: metadata, and what a file system ne
 _SHARD_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
-class NoRoom(OSError):
+class NoRoom(KukriError, OSError):
     """The disk has not enough room for the file; the message says how much it has."""
 
 

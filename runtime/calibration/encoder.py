@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ...cli.console.bounded_io import read_file
-from ...cli.eval.text import LONGEST_TEXT
+from ... import KukriError
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, NonFinite
 from ...quant.recipes.recipes import Planned
@@ -20,25 +18,20 @@ from ...quant.rounding.gptq import encode_compensated
 from ...quant.rounding.hessian import Factor, factor
 from ..config.from_files import ModelConfig
 from ..evaluation.scores import cut_into_windows
-from ..model.source import Source
 from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
 from .moments import ExpertMoments, Layer, Moments, moments
 from .sensitivity import sensitivities
 
-if TYPE_CHECKING:
-    from ...tokenizer import Tokenizer
-
 CONTEXT = 512  # tokens a window
-DEFAULT_TEXT = "default"
 SENSITIVITY_CONTEXT = 128
 WINDOWS = 32  # at most, spread over the text
 # What files have that the program has not: what it is part of or equal to. The inputs are the same.
 _SAME_INPUTS = {"attn_qkv.": "attn_q.", "output.": "token_embd."}
 
 
-class TextTooShort(ValueError):
+class TextTooShort(KukriError, ValueError):
     """The calibration text does not fill one window."""
 
 
@@ -48,18 +41,25 @@ class Calibrated:
     Experts are rounded to nearest, with scales searched for by what they read; tensors that nothing is
     known of, such as embeddings that are no output matrix too, without calibration.
 
-    `windows` int32 [n, context]. Tensors must come in the order of `in_order`.
+    `config` and `tensors` are the model's; `release` is called with each tensor that is not needed any more.
+    `windows` int32 [n, context]: the calibration text. Tensors must come in the order of `in_order`.
     """
 
     def __init__(
-        self, source: Source, windows: np.ndarray, threads: int, zero_nonfinite: bool = False
+        self,
+        config: ModelConfig,
+        tensors: Mapping[str, QTensor],
+        release: Callable[[QTensor], None],
+        windows: np.ndarray,
+        threads: int,
+        zero_nonfinite: bool = False,
     ) -> None:
-        weights = Weights(source.config, source.tensors)
-        program = build_program(source.config, weights)
-        self._stacks = _stacks(source.config, weights)
+        weights = Weights(config, tensors)
+        program = build_program(config, weights)
+        self._stacks = _stacks(config, weights)
         names = {id(stack[0]): name for name, stack in self._stacks.items()}
-        self._program, self._windows, self._release = program, windows, source.release
-        self._layers: Iterator[Layer] = moments(program, names, windows, threads, source.release)
+        self._program, self._windows, self._release = program, windows, release
+        self._layers: Iterator[Layer] = moments(program, names, windows, threads, release)
         self._ahead = _multiplied(program, names)
         self._found: dict[str, Moments | ExpertMoments] = {}
         self._factors: dict[tuple[str, ...], Factor] = {}
@@ -145,17 +145,17 @@ def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
     return {names[id(matrix)] for matrix in matrices if id(matrix) in names}
 
 
-def calibration_text(named: str) -> str:
-    """The contents of the file `named`, or for `default` of the one that ships. Raises OSError, TooLong."""
-    shipped = Path(__file__).with_name("calibration.txt")
-    path = shipped if named == DEFAULT_TEXT and not Path(named).exists() else Path(named)
-    return read_file(path, LONGEST_TEXT).decode("utf-8", errors="replace")
+def default_text() -> str:
+    """The calibration text that comes with kukri."""
+    return Path(__file__).with_name("calibration.txt").read_text("utf-8")
 
 
-def calibration_windows(text: str, tokenizer: Tokenizer) -> np.ndarray:
-    """int32 [n, CONTEXT]: WINDOWS of the text's at most, evenly spread. Raises TextTooShort."""
-    bos = tokenizer.bos_id if tokenizer.add_bos else None
-    cut = cut_into_windows(tokenizer.encode(text), CONTEXT, bos)
+def calibration_windows(ids: Sequence[int], bos: int | None) -> np.ndarray:
+    """int32 [n, CONTEXT]: at most WINDOWS windows of a text's token ids, evenly spread over the text.
+
+    Each begins with `bos`, unless it is None. Raises TextTooShort.
+    """
+    cut = cut_into_windows(ids, CONTEXT, bos)
     if not len(cut):
         raise TextTooShort(f"the calibration text has fewer than {CONTEXT} tokens")
     some = np.linspace(0, len(cut) - 1, min(WINDOWS, len(cut))).astype(int)

@@ -9,6 +9,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.errors import ModelClosed
 from ..engine.state import SequenceStates
 from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
@@ -86,7 +87,7 @@ class CpuMachine:
             self.program.n_positions,
         )
         if self._team.closed:
-            raise RuntimeError("the machine is closed")
+            raise ModelClosed("the machine is closed")
         if n == 0:
             return self._logits[:0]
         self.states.begin(batch)

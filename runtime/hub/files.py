@@ -1,11 +1,11 @@
-"""Which files of a repository or a folder make up a model, and what their names tell."""
+"""Choosing the files of a model among those of a repository or a folder, by their names."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-# TopK first, where nobody asked for a quantisation.
+# The first of these that a repository has is taken where no quantisation is asked for.
 PREFERRED = (
     "Q4_K_M", "Q4_K_S", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "Q5_K_M", "Q5_K_S", "Q5_0", "Q5_1", "Q6_K",
     "Q8_0", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K", "MXFP4", "BF16", "F16", "F32",
@@ -29,20 +29,20 @@ _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 
 
 def quant_of(path: str) -> str:
-    """The quantisation a file name states ("Q4_K_M"), or ""."""
+    """The quantisation that a file name states ("Q4_K_M"), or ""."""
     found = _QUANT.findall(path)
     return found[-1].upper().replace("FP", "F") if found else ""
 
 
 def stem(path: str) -> str:
-    """The file name without folder, ending and shard number."""
+    """The file name of `path` without folder, ending and shard number."""
     return _SHARD.sub("", path).rsplit("/", 1)[-1].removesuffix(".gguf").removesuffix(".GGUF")
 
 
 def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
     """The GGUF models among `paths`: name (the path without shard number) → its files in order.
 
-    A split model is there only if all its shards are.
+    A split model is left out unless all its shards are among them.
     """
     models: dict[str, list[str]] = {}
     shards: dict[str, int] = {}
@@ -57,9 +57,10 @@ def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def choose_gguf(paths: Iterable[str], quant: str | None) -> list[str]:
-    """The files of the one model that `quant` asks for: a quantisation or a file name; None: the best.
+    """The files of the GGUF model whose quantisation or file name is `quant`; empty if there is none.
 
-    Empty if there is none. Of several with the same quantisation the shortest name wins.
+    None takes the model whose quantisation comes first in PREFERRED. Of several models with the same
+    quantisation the one with the shortest name is taken.
     """
     models = gguf_models(paths)
     if quant is not None:
@@ -75,7 +76,7 @@ def choose_gguf(paths: Iterable[str], quant: str | None) -> list[str]:
 def choose_checkpoint(paths: Iterable[str]) -> list[str]:
     """The files of a Hugging Face checkpoint among `paths`; empty without config.json and safetensors.
 
-    Only data is ever taken: JSON, text and safetensors, never pickles.
+    Only JSON, text and safetensors are taken, never pickles, which can run code.
     """
     paths = list(paths)
     root = [path for path in paths if "/" not in path]

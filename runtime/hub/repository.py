@@ -1,7 +1,7 @@
-"""Models on the Hugging Face Hub, kept in huggingface-hub's own cache.
+"""Models in repositories on the Hugging Face Hub, kept in huggingface-hub's own cache.
 
 huggingface-hub does authentication, endpoints, the cache's layout and its links; `download.transfer`
-fetches the files.
+downloads the files.
 """
 
 from __future__ import annotations
@@ -18,25 +18,29 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from . import files
-from .download import exclusive, transfer
+from .download import RemoteFile, exclusive, transfer
 from .errors import ModelNotFound, StoreError, Unreachable
+from .progress import NoProgress, ProgressFactory
 
-CONNECT_SECONDS = 4.0  # a Hub that takes longer to pick up counts as out of reach
+CONNECT_SECONDS = 4.0  # a Hub that takes longer to accept a connection counts as out of reach
 
 
 @dataclass(frozen=True)
-class RemoteFile:
+class ListedFile:
+    """A file as the Hub's listing of a repository states it; size and SHA-256 may be missing."""
+
     path: str
     n_bytes: int | None
     sha256: str | None
 
 
 def cache_folder() -> Path:
+    """huggingface-hub's cache: HF_HUB_CACHE, or `hub` in HF_HOME. StoreError for a bad HF_… variable."""
     return Path(_constants().HF_HUB_CACHE)
 
 
 def _constants() -> Any:
-    """huggingface-hub's settings, which it reads when it is imported."""
+    """huggingface-hub's settings, read from the environment when it is first imported."""
     try:
         from huggingface_hub import constants
     except ValueError as problem:
@@ -45,11 +49,12 @@ def _constants() -> Any:
 
 
 def repo_folder(repo: str) -> Path:
+    """The folder of the repository `repo` in the cache."""
     return cache_folder() / ("models--" + repo.replace("/", "--"))
 
 
 def snapshot(repo: str) -> Path | None:
-    """The folder of the newest snapshot of `repo` on disk."""
+    """The folder of the snapshot of `repo` that `main` stands for, or else the newest; None if none is."""
     folder = repo_folder(repo)
     try:
         commit = (folder / "refs" / "main").read_text().strip()
@@ -64,12 +69,12 @@ def snapshot(repo: str) -> Path | None:
 
 
 def snapshot_files(folder: Path) -> list[str]:
-    """Paths of the files in a snapshot, relative, with slashes; broken links do not count."""
+    """Relative paths (with slashes) of the files in a snapshot; broken links do not count."""
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
 
 
 def find(repo: str, quant: str | None) -> Path | None:
-    """The model's file (its first shard) or folder, if it is on disk whole."""
+    """The file (first shard) or folder of a model of `repo`; None unless all its files are on disk."""
     folder = snapshot(repo)
     if folder is None:
         return None
@@ -82,6 +87,7 @@ def find(repo: str, quant: str | None) -> Path | None:
 
 
 def _shards_complete(folder: Path) -> bool:
+    """Whether a checkpoint's folder has every shard that its index names."""
     import json
 
     index = folder / "model.safetensors.index.json"
@@ -94,10 +100,17 @@ def _shards_complete(folder: Path) -> bool:
     return all((folder / str(shard)).is_file() for shard in shards)
 
 
-def pull(repo: str, quant: str | None, label: str, sha256: str | None = None) -> Path:
-    """Download a model unless it is on disk already; returns its file (first shard) or its folder.
+def download(
+    repo: str,
+    quant: str | None,
+    label: str,
+    progress: ProgressFactory = NoProgress,
+    sha256: str | None = None,
+) -> Path:
+    """Download a model's files that are not on disk; returns the path of its file (first shard) or folder.
 
-    `sha256`, if given, is what the (single) file must have. Raises ModelNotFound, Unreachable, StoreError.
+    `label` names the model in messages. `sha256`: the checksum that the model's only file must have. Raises
+    ModelNotFound, Unreachable, StoreError or OSError.
     """
     with _hub_errors(repo):
         remote = {file.path: file for file in _list(repo)}
@@ -106,13 +119,14 @@ def pull(repo: str, quant: str | None, label: str, sha256: str | None = None) ->
             chosen = files.choose_checkpoint(remote)
         if not chosen:
             raise ModelNotFound(_nothing_to_choose(repo, quant, remote))
-        paths = [_fetch(repo, remote[path], label, sha256) for path in chosen]
+        paths = [_download_file(repo, remote[path], label, progress, sha256) for path in chosen]
     if chosen[0].lower().endswith(".gguf"):
         return paths[0]
     return paths[chosen.index("config.json")].parent
 
 
-def _nothing_to_choose(repo: str, quant: str | None, paths: dict[str, RemoteFile]) -> str:
+def _nothing_to_choose(repo: str, quant: str | None, paths: dict[str, ListedFile]) -> str:
+    """The message about a repository that has no model for `quant`."""
     quants = sorted({files.quant_of(name) or files.stem(name) for name in files.gguf_models(paths)})
     if quants:
         return f"{repo} has no {quant}; it has {', '.join(quants)}"
@@ -121,7 +135,8 @@ def _nothing_to_choose(repo: str, quant: str | None, paths: dict[str, RemoteFile
     return f"{repo} has neither GGUF nor safetensors files (pickled weights are never loaded)"
 
 
-def _list(repo: str) -> list[RemoteFile]:
+def _list(repo: str) -> list[ListedFile]:
+    """The files of a repository, from the Hub. StoreError if its answer is no list of files."""
     from huggingface_hub import HfApi, errors
 
     try:
@@ -134,14 +149,19 @@ def _list(repo: str) -> list[RemoteFile]:
             raise
         raise StoreError(f"the Hub's answer about {repo} is no list of files") from None
     return [
-        RemoteFile(path, _n_bytes(size), sha256 if _is_sha256(sha256) else None)
+        ListedFile(path, _n_bytes(size), sha256 if _is_sha256(sha256) else None)
         for path, size, sha256 in siblings
         if isinstance(path, str)
     ]
 
 
-def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
-    """One file into the cache: transfer its blob, then let huggingface-hub link it into the snapshot."""
+def _download_file(
+    repo: str, file: ListedFile, label: str, progress: ProgressFactory, sha256: str | None
+) -> Path:
+    """Download one file into the cache: transfer its blob, then let huggingface-hub link the snapshot to it.
+
+    The Hub's ETag names the blob; for large files it is their SHA-256.
+    """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
@@ -168,21 +188,22 @@ def _fetch(repo: str, file: RemoteFile, label: str, sha256: str | None) -> Path:
         if not blob.exists():
             headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
             shown = label if file.path.lower().endswith(".gguf") else f"{label} {file.path}"
-            transfer(url, headers, blob, n_bytes, sha256, shown)
+            transfer(RemoteFile(url, headers, n_bytes, sha256, shown), blob, progress)
     return Path(hf_hub_download(repo, file.path))
 
 
 def _is_sha256(etag: object) -> bool:
+    """Whether an ETag is a SHA-256 in hexadecimal, as those of large files are."""
     return isinstance(etag, str) and re.fullmatch(r"[0-9a-f]{64}", etag) is not None
 
 
 def _n_bytes(size: object) -> int | None:
-    """A size that can be one; None, which is unknown, for others."""
+    """`size` if it is a whole number of bytes, else None (unknown)."""
     return size if isinstance(size, int) and size >= 0 else None
 
 
 def _is_file_name(path: str) -> bool:
-    """Whether a path of the Hub is one below a folder here, as it is meant to be."""
+    """Whether a path that the Hub lists stays below the snapshot's folder and can be a file's name."""
     parts = path.split("/")
     plain = path.isprintable() and "\\" not in path
     return plain and all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
@@ -190,7 +211,7 @@ def _is_file_name(path: str) -> bool:
 
 @contextmanager
 def _hub_errors(repo: str) -> Iterator[None]:
-    """Say in one of our own errors what any of huggingface-hub's means."""
+    """Raise one of kukri's errors in place of any of huggingface-hub's, and show none of its warnings."""
     constants = _constants()
     from huggingface_hub import errors
     from huggingface_hub.utils import logging
@@ -222,13 +243,13 @@ def _hub_errors(repo: str) -> Iterator[None]:
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as problem:
         raise Unreachable(f"{repo} is not on disk, and the Hub cannot be reached: {problem}") from None
     except Exception as problem:
-        if type(problem).__name__ != "InvalidURL":  # of whichever HTTP client huggingface-hub has
+        if type(problem).__name__ != "InvalidURL":  # the class belongs to huggingface-hub's HTTP client
             raise
         raise Unreachable(f"{repo} is not on disk, and a proxy's or the Hub's address is none") from None
 
 
 def _reachable(endpoint: str) -> bool:
-    """Whether somebody picks up at `endpoint`, within CONNECT_SECONDS whatever the resolver does."""
+    """Whether a server accepts connections at `endpoint` within CONNECT_SECONDS, name resolution included."""
     import urllib.request  # here, because it is slow to import
 
     try:
@@ -239,7 +260,7 @@ def _reachable(endpoint: str) -> bool:
     if not host:
         return False
     if url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return True  # the proxy's business
+        return True  # the proxy connects, and its answer says more
     try:
         port = url.port or (443 if url.scheme == "https" else 80)
     except ValueError:

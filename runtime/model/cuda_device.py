@@ -1,4 +1,4 @@
-"""Whether a model runs on an NVIDIA card: what `--device auto` and `cuda` mean."""
+"""Whether a program can run on an NVIDIA GPU: what the devices "auto" and "cuda" mean."""
 
 from __future__ import annotations
 
@@ -10,63 +10,63 @@ from ..engine.split import weight_bytes
 from ..engine.state import state_bytes
 from ..ops import Program
 from .memory_check import MemoryNeed, cache_bytes_per_token
+from .options import LoadOptions
 
 if TYPE_CHECKING:
     from ..cuda.driver.device import Device
 
-CARD_OVERHEAD = 700_000_000  # bytes of activations, kernels, and the driver's own
+CUDA_OVERHEAD = 700_000_000  # bytes of GPU memory for activations, kernels and the driver
 
 
-def card_need(program: Program, kv_type: str) -> MemoryNeed:
-    """What a program needs of a card's memory; ValueError for a cache that the card cannot have."""
+def cuda_memory_need(program: Program, kv_type: str) -> MemoryNeed:
+    """The GPU memory that a program needs. ValueError for a KV cache type that the CUDA machine has not."""
     from ..cuda.machine import cache_type
 
     per_token = cache_bytes_per_token(program.cache_layers, cache_type(program, kv_type))
-    return MemoryNeed(weight_bytes(program) + CARD_OVERHEAD, per_token, state_bytes(program.state_layers))
+    return MemoryNeed(weight_bytes(program) + CUDA_OVERHEAD, per_token, state_bytes(program.state_layers))
 
 
-def open_card(
-    device: str, program: Program, kv_type: str, warn: Callable[[str], None], expected: bool = False
-) -> Device | None:
-    """The card that a program is to run on; None: the CPU runs it.
+def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str], None]) -> Device | None:
+    """The GPU that is to run `program`, or None if the CPU runs it.
 
-    With "auto", a machine without a card says nothing, unless one was `expected`, and a card that cannot be
-    used, or not for the program, is a warning. With "cuda" that is UnsupportedModel, ValueError for the
-    cache's type, or CudaUnavailable.
+    With device "auto", a GPU that cannot be used, or not for this program, is a warning; so is a missing one,
+    if `options.gpu_layers` asks for it. With "cuda" these are errors: CudaUnavailable, UnsupportedModel, or
+    ValueError for the type of the KV cache.
     """
-    if device not in ("auto", "cuda"):
+    if options.device not in ("auto", "cuda"):
         return None
     from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCard
 
     try:
-        card = Device()
+        device = Device()
     except CudaError as problem:
-        if device == "cuda":
+        if options.device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
-        if expected or not isinstance(problem, NoCard):
+        if options.gpu_layers is not None or not isinstance(problem, NoCard):
             warn(f"running on the CPU: {problem}")
         return None
+    # Imported here, so that a machine without a GPU does not wait for these modules.
     from ..cuda.compile.kernel import MISSING, compiled_kernels, compiler_version
     from ..cuda.lowering.support import check_supported
-    from ..cuda.machine import cache_type  # which most starts, having no card, do without
+    from ..cuda.machine import cache_type
 
     try:
-        if compiler_version() is None and not compiled_kernels(card.capability):
+        if compiler_version() is None and not compiled_kernels(device.capability):
             raise CudaUnavailable(MISSING)
         check_supported(program)
-        cache_type(program, kv_type)
+        cache_type(program, options.kv_type)
     except (UnsupportedModel, ValueError, CudaUnavailable) as problem:
-        name = card.name
-        card.close()
-        if device == "cuda":
+        name = device.name
+        device.close()
+        if options.device == "cuda":
             raise
-        warn(on_cpu(name, problem))
+        warn(cpu_instead(name, problem))
         return None
-    return card
+    return device
 
 
-def check_card() -> None:
-    """Raise CudaUnavailable unless there is a card."""
+def check_cuda_device() -> None:
+    """Raise CudaUnavailable unless this process can use an NVIDIA GPU."""
     from ..cuda.driver.device import CudaError, CudaUnavailable, Device
 
     try:
@@ -75,6 +75,6 @@ def check_card() -> None:
         raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
 
 
-def on_cpu(name: str, problem: Exception) -> str:
-    """The line that says that a card is left alone."""
+def cpu_instead(name: str, problem: Exception) -> str:
+    """The warning that the CPU runs a model although there is a GPU called `name`."""
     return f"running on the CPU, not on the {name}: {problem}"

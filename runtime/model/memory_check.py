@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...cli.console.terminal import human_bytes
+from ... import KukriError
+from ...quant.units import human_bytes
 from ..engine.cache import PAGE_SIZE
 from ..ops import CacheLayer
 
@@ -22,7 +23,7 @@ MOST_CONTEXT = 1 << 30  # of a model that keeps nothing of a token
 LEAST_CONTEXT = 512  # a context below this is not worth suggesting
 
 
-class NotEnoughMemory(RuntimeError):
+class NotEnoughMemory(KukriError, RuntimeError):
     """The model does not fit; the message says what would."""
 
 

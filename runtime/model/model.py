@@ -1,28 +1,24 @@
-"""A loaded model: files, tokenizer, machine and engine joined; text in, text out."""
+"""A loaded model: text or token ids in, text, token ids or logits out."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from ...quant.gguf.reader import GGUFFile
-from ...tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
-from ...tokenizer import load_tokenizer as tokenizer_from_files
+from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ...tokenizer.incremental import IncrementalDecoder
 from ..engine.engine import Engine
+from ..engine.errors import ModelClosed
 from ..engine.sampler import SamplingParams
 from ..engine.stats import GenerationStats
-from .source import Source, is_gguf
+from .source import Source
 from .stop_strings import StopFilter
-from .tokenizer_kernel import tokenizer_kernel
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
@@ -30,22 +26,24 @@ if TYPE_CHECKING:
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
 
-    AnyMachine = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
+    AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
 
 
 class Model:
-    """A model that is ready to run. Made by `kukri.load`; use as a context manager, or `close` it.
+    """A loaded model. Made by `kukri.load`; use it as a context manager, or call `close`.
 
-    - `config`: what kind of model it is (ModelConfig).
-    - `path`, `name`, `n_bytes`: its file or folder, the name it gives itself, the size of its files.
+    - `config`: ModelConfig, the sizes and options of the architecture.
+    - `path`, `name`, `n_bytes`: its file or folder, the name its files state, the size of its files in bytes.
     - `context`: the most tokens that prompt and answer may have together.
-    - `chat_template`: its Jinja template, or None.
-    - `tokenizer`: raises TokenizerError if the file brings none; then ids are the only way in.
+    - `chat_template`: the Jinja source of its chat template, or None.
+    - `tokenizer`: raises TokenizerError if its files have none; such a model takes token ids only.
     - `end_ids`: the tokens that end an answer, as the tokenizer, config.json and
       generation_config.json name them.
+    - `stats`: token counts and times of the latest generation, and why it ended.
 
-    One model holds one conversation: calls reuse the part of the prompt that the KV cache already has,
-    and starting a generation ends the one before. Not for use from several threads at once.
+    A model has one KV cache: a call computes only the part of its prompt that the cache does not begin with,
+    and a generation that was started earlier cannot go on (StaleGeneration). Not for use from several threads
+    at once. After `close`, calls raise ModelClosed.
     """
 
     def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
@@ -62,19 +60,21 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises TokenizerError if its files have none."""
         if self._tokenizer is None:
             raise TokenizerError(f"{self.name} has no tokenizer, so it takes token ids only")
         return self._tokenizer
 
     @property
     def stats(self) -> GenerationStats:
-        """Counts and times of the latest generation."""
+        """Token counts and times of the latest generation, and why it ended."""
         return self.engine.stats
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of a raw prompt, with the BOS token if the model wants one.
+        """The token ids of a raw prompt, with the BOS token in front if the model's files ask for it.
 
-        With `special`, control tokens written in the text count as such.
+        With `special`, control tokens written in the text become control tokens. Raises TokenizerError if the
+        model has no tokenizer.
         """
         ids = self.tokenizer.encode(text, special=special)
         bos = self.tokenizer.bos_id
@@ -85,46 +85,52 @@ class Model:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, **variables: Any
     ) -> list[int]:
-        """The ids of a conversation, rendered by the model's chat template up to where it answers.
+        """The token ids of a conversation, rendered by the model's chat template, up to the model's answer.
 
-        Special tokens written in message contents stay text. `variables` go to the template
-        (`enable_thinking`, …). Raises TemplateError if the model has no template, or if the template
-        refuses the conversation.
+        - `messages`: dicts with `role` and `content`, as chat APIs have them; control tokens that are written
+          in a content stay text.
+        - `tools`: JSON schemas of functions that the model may call.
+        - `variables`: what else the template reads, such as `enable_thinking`.
+
+        Raises TemplateError if the model has no template, or if the template refuses the conversation, and
+        TokenizerError if the model has no tokenizer.
         """
         if self.chat_template is None:
             raise TemplateError(f"{self.name} has no chat template; use raw completion instead (--raw)")
-        own = self.chat_template == self.tokenizer.chat_template  # which may have another one for tools
+        # With None, encode_chat chooses among the tokenizer's templates: it may have another one for tools.
+        own = self.chat_template == self.tokenizer.chat_template
         return encode_chat(self.tokenizer, None if own else self.chat_template, messages, tools, **variables)
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """float32 [len(ids), vocab_size]: the logits after each of `ids`, independent of earlier calls.
+        """float32 [len(ids), vocab_size]: the logits after each of `ids`, whatever was computed before.
 
-        Raises ContextExceeded for more ids than the context holds, ValueError or TypeError for ids
-        that are not in the vocabulary or no whole numbers.
+        Raises ContextExceeded for more ids than the context holds, ValueError for ids outside the vocabulary,
+        TypeError for ids that are not a flat sequence of whole numbers, ModelClosed.
         """
-        return self.engine.logits(ids)
+        return self._open_engine().logits(ids)
 
     def generate(
         self, ids: Sequence[int], params: SamplingParams | None = None
     ) -> Generator[int, None, None]:
-        """The token ids that follow `ids`, one by one as they are chosen; end tokens are left out.
+        """The token ids that follow `ids`, each as soon as it is chosen; end tokens are left out.
 
-        Stop strings are not looked at: those belong to text, see `stream`. Errors as for `logits`,
-        raised at the call.
+        `params.stop` has no effect, since it is about text: see `stream`. Raises what `logits` raises at the
+        call; and while it is iterated BadLogits, StaleGeneration, ModelClosed, or on a GPU CudaError.
         """
-        return self.engine.generate(ids, params)
+        return self._open_engine().generate(ids, params)
 
     def stream(
         self, ids: Sequence[int], params: SamplingParams | None = None, skip_special: bool = True
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
 
-        No part of a stop string is ever in a piece. Special tokens give no text unless
-        `skip_special` is false. Errors as for `generate`. `stats.finish_reason` says how it ended.
+        No piece has any part of a stop string. Special tokens give no text unless `skip_special` is false.
+        `stats.finish_reason` says afterwards why the text ended. Errors as for `generate`, and TokenizerError
+        at the call if the model has no tokenizer.
         """
         params = params or SamplingParams()
         decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
-        return self._text(self.engine.generate(ids, params), decoder, StopFilter(params.stop))
+        return self._text(self.generate(ids, params), decoder, StopFilter(params.stop))
 
     def chat(
         self,
@@ -133,16 +139,16 @@ class Model:
         tools: Sequence[Any] | None = None,
         **variables: Any,
     ) -> Generator[str, None, None]:
-        """The model's answer to a conversation, in pieces as it is written.
+        """The model's answer to a conversation, in pieces of text as it is generated.
 
-        `messages` are dicts with `role` and `content` as chat APIs have them, `tools` JSON schemas of
-        functions. Errors as for `encode_chat` and `stream`, raised at the call.
+        Arguments and errors are those of `encode_chat` and `stream`.
         """
         return self.stream(self.encode_chat(messages, tools, **variables), params)
 
     def _text(
         self, tokens: Generator[int, None, None], decoder: IncrementalDecoder, stops: StopFilter
     ) -> Generator[str, None, None]:
+        """The text of `tokens` up to the first stop string, and the reason in `stats` if there was one."""
         with closing(tokens):
             for token in tokens:
                 piece = stops.push(decoder.push(token))
@@ -157,8 +163,13 @@ class Model:
         if piece:
             yield piece
 
+    def _open_engine(self) -> Engine:
+        if self._machine is None:
+            raise ModelClosed(f"{self.name} is closed; load it again")
+        return self.engine
+
     def close(self) -> None:
-        """Stop the machine's threads and let its memory go. The model cannot be used afterwards."""
+        """Stop the machine's threads and free its memory. Later calls of other methods raise ModelClosed."""
         if self._machine is not None:
             self._machine.close()
             self._machine = None
@@ -170,20 +181,3 @@ class Model:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    """The tokenizer of a GGUF file (its tensors are not needed), a Hugging Face folder, a tokenizer.json
-    or a SentencePiece tokenizer.model.
-
-    Raises FileNotFoundError, DamagedFile for a broken GGUF file, TokenizerError for anything else.
-    """
-    path = Path(path)
-    if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.is_file() and is_gguf(path):
-        tokenizer = tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
-    else:
-        tokenizer = tokenizer_from_files(path)
-    tokenizer.accelerate(tokenizer_kernel())
-    return tokenizer

@@ -1,7 +1,8 @@
-"""A model's files, of either kind, as the rest of the program wants to see them."""
+"""Opening a model's files, GGUF or Hugging Face: config, tensors and tokenizer, without loading weights."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,32 +11,33 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import MAGIC, GGUFFile
-from ...tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
+from ...tokenizer import Tokenizer, tokenizer_from_gguf
+from ...tokenizer import load_tokenizer as tokenizer_from_files
 from ..config.from_files import ModelConfig, config_from_gguf, config_from_hf
 from .tokenizer_kernel import tokenizer_kernel
 
-NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of files that have none
+NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of GGUF files without a tokenizer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a model's files say, whichever kind they are."""
+    """A model's files, whichever kind they are."""
 
     path: Path
     name: str
     config: ModelConfig
-    tensors: Mapping[str, QTensor]
+    tensors: Mapping[str, QTensor]  # by their GGUF names or, of a folder, by those of its files
     tokenizer: Tokenizer | None
-    end_ids: frozenset[int]
-    n_bytes: int  # of its files
-    held_bytes: int  # of its weights in memory
-    release: Callable[[QTensor], None]
-    builtin: str = ""  # the family whose chat template the tokenizer was given, as the files have none
+    end_ids: frozenset[int]  # tokens that end an answer
+    n_bytes: int  # size of the files
+    held_bytes: int  # size of the weights in memory
+    release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
+    builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
 
 def open_source(path: Path, text: bool = True) -> Source:
-    """Open a GGUF file or a folder without loading its weights; without its tokenizer if not for `text`.
+    """Open a GGUF file or a folder without loading its weights; with `text` false, without its tokenizer.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile), TokenizerError.
     """
@@ -66,9 +68,9 @@ def open_source(path: Path, text: bool = True) -> Source:
 def _open_folder(path: Path, text: bool) -> Source:
     folder = Checkpoint.open(path)
     has_tokenizer = text and any((path / name).exists() for name in TOKENIZER_FILES)
-    tokenizer = load_tokenizer(path) if has_tokenizer else None
+    tokenizer = tokenizer_from_files(path) if has_tokenizer else None
     config = config_from_hf(folder.config, folder.tensors)
-    text_config = folder.config.get("text_config")  # where a model also sees or hears
+    text_config = folder.config.get("text_config")  # of a model that takes images or sound too
     ends = named_ends(folder.generation_config) | named_ends(folder.config) | named_ends(text_config)
     called = [folder.config.get(key) for key in ("_name_or_path", "model_type")]
     return Source(
@@ -86,14 +88,20 @@ def _open_folder(path: Path, text: bool) -> Source:
 
 
 def _folder_names(path: Path) -> list[str]:
-    """What a folder is called; in a cache of the Hub that is a hash, and one above it names the model."""
+    """The names of a folder: its own and, in huggingface-hub's cache, that of the repository's folder.
+
+    In that cache a model's own folder is named after a commit.
+    """
     names = [folder.name for folder in (path.resolve(), *path.resolve().parents)]
     return [names[0], *(name for name in names[1:3] if name.startswith("models--"))]
 
 
 def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Iterable[int]) -> str:
-    """Let a tokenizer encode as fast as it can, and give a chat model without a template a built-in one; the
-    name of its family, or ""."""
+    """Give a tokenizer its compiled kernel and, if it has no chat template, the built-in one of its family.
+
+    The family is known by the model's names (`called`) and by the tokens that end an answer (`ends`). Returns
+    the family's name, or "" if no template was given.
+    """
     if tokenizer is not None:
         tokenizer.accelerate(tokenizer_kernel())
     if tokenizer is None or tokenizer.chat_template:
@@ -110,13 +118,30 @@ def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Itera
 
 
 def named_ends(config: Any) -> frozenset[int]:
-    """`eos_token_id` of a Hugging Face configuration: a number, a list of them, or nothing."""
+    """The ids in `eos_token_id` of a Hugging Face configuration, which may be a number, a list or missing."""
     value = config.get("eos_token_id") if isinstance(config, Mapping) else None
     values = value if isinstance(value, list) else [value]
     return frozenset(id_ for id_ in values if type(id_) is int)
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is one, by its first bytes."""
+    """Whether a file is a GGUF file, by its first bytes."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a GGUF file (its tensors are not needed), a Hugging Face folder, a tokenizer.json
+    or a SentencePiece tokenizer.model.
+
+    Raises FileNotFoundError, DamagedFile for a broken GGUF file, TokenizerError for anything else.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_file() and is_gguf(path):
+        tokenizer = tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
+    else:
+        tokenizer = tokenizer_from_files(path)
+    tokenizer.accelerate(tokenizer_kernel())
+    return tokenizer

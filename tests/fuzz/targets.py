@@ -11,10 +11,11 @@ from random import Random
 import numpy as np
 
 from kukri.quant.errors import DamagedFile
-from kukri.runtime.engine.engine import ContextExceeded
-from kukri.runtime.engine.sampler import BadLogits, SamplingParams
+from kukri.runtime.engine.errors import BadLogits, ContextExceeded
+from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
+from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights
@@ -64,7 +65,7 @@ def _read_model(path: Path) -> None:
 
 def _run_model(path: Path) -> None:
     """Its kernels on what the file holds: a prompt, a few tokens, and logits of all positions."""
-    with load_model(path, context=64, threads=1, warn=lambda text: None) as model:
+    with load_model(path, LoadOptions(context=64, threads=1), warn=lambda text: None) as model:
         top = model.config.vocab_size
         ids = [0, top - 1, top // 2, *range(min(top, 5))]
         for kind in (0.0, 1.0):

@@ -7,6 +7,8 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ... import KukriError
+
 if TYPE_CHECKING:
     from jinja2 import Template
 
@@ -14,7 +16,7 @@ Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
 
-class TemplateError(ValueError):
+class TemplateError(KukriError, ValueError):
     """A template that cannot be used or does not accept the messages.
 
     `raised` is True where the template itself refused them; the message is its own then.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from .... import KukriError
 
-class CudaError(RuntimeError):
+
+class CudaError(KukriError, RuntimeError):
     """The driver did not do what it was asked for."""
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import typer
 
-import kukri.runtime.model.loading
+import kukri.runtime.model.placing
 from kukri.cli.bench import cold as bench_cold
 from kukri.cli.bench import measure as bench_measure
 from kukri.cli.bench.measure import LoadTimes, bytes_per_token, measure
@@ -198,7 +198,7 @@ def test_every_model_is_looked_at_before_the_first_is_measured(
 
 
 def test_what_does_not_fit_is_refused(llm_inside: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kukri.runtime.model.loading, "available_memory", lambda: 10**9)
+    monkeypatch.setattr(kukri.runtime.model.placing, "available_memory", lambda: 10**9)
     assert "KV cache for 10000001 tokens" in failed(
         llm_inside("bench", "-m", tiny, "-d", 10**7, "-p", 1, "-n", 1), 1
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kukri.runtime.hub import resolve as store
+import kukri.runtime.hub.resolve
 
 from ...running import LLM, Run, failed
 from ...tiny_model import write_tiny_model
@@ -275,7 +275,7 @@ def test_a_device_that_is_not_there_is_1(llm_inside: Run, tiny: Path) -> None:
 def test_a_device_that_is_not_there_is_told_before_a_download(
     llm_inside: Run, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, str], command: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(store, "resolve", lambda name: pytest.fail("a download"))
+    monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", lambda *_: pytest.fail("a download"))
     line = failed(llm_inside(*command, "-m", "smollm2", *flags, input=b"hi"), 1)
     assert "NVIDIA" in line
 

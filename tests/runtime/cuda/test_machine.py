@@ -16,7 +16,8 @@ from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.engine.top_k import top_k_of
-from kukri.runtime.model.cuda_device import open_card
+from kukri.runtime.model.cuda_device import open_cuda_device
+from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.reference.machine import ReferenceMachine
 
 from .stand_in import StandInDevice, StandInKernels
@@ -110,10 +111,10 @@ def test_a_batch_that_does_not_fit(program):
 
 @pytest.mark.skipif(card(), reason="there is a card")
 def test_without_a_card(program):
-    assert open_card("auto", program, "auto", pytest.fail) is None
-    assert open_card("cpu", program, "auto", pytest.fail) is None
+    assert open_cuda_device(LoadOptions(), program, pytest.fail) is None
+    assert open_cuda_device(LoadOptions("cpu"), program, pytest.fail) is None
     with pytest.raises(CudaUnavailable, match="--device cpu"):
-        open_card("cuda", program, "auto", pytest.fail)
+        open_cuda_device(LoadOptions("cuda"), program, pytest.fail)
 
 
 @pytest.mark.skipif(not card(), reason="there is no card")

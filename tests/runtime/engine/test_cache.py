@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from kukri.runtime.engine.cache import PAGE_SIZE, Batch, CacheFull, PageTable
+from kukri.runtime.engine.cache import PAGE_SIZE, Batch, PageTable
+from kukri.runtime.engine.errors import CacheFull
 
 
 def owned(table: PageTable) -> list[int]:

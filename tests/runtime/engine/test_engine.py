@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
-from kukri.runtime.engine.engine import ContextExceeded, Engine
-from kukri.runtime.engine.sampler import BadLogits, SamplingParams
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.errors import BadLogits, ContextExceeded
+from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.engine.top_k import TopK, top_k_of
 
 VOCAB = 50

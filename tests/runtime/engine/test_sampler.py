@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from kukri.runtime.engine.sampler import BadLogits, Sampler, SamplingParams, _truncate
+from kukri.runtime.engine.errors import BadLogits
+from kukri.runtime.engine.sampler import Sampler, SamplingParams, _truncate
 from kukri.runtime.engine.top_k import largest, top_k_of
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw

@@ -12,7 +12,7 @@ import pytest
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.cpu.kernels.common import scores as kernels
 from kukri.runtime.cpu.row_scores import RowScorer
-from kukri.runtime.engine.sampler import BadLogits
+from kukri.runtime.engine.errors import BadLogits
 from kukri.runtime.evaluation import scores as evaluation
 from kukri.runtime.evaluation.saved_logits import (
     FORMAT,
@@ -380,9 +380,10 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_perplexity_is_that_of_llama_cpp(name: str, real_model) -> None:
     """The beginning of WikiText-2 in windows of 512, on the CPU machine."""
     from kukri.runtime.model.loading import load_model
+    from kukri.runtime.model.options import LoadOptions
 
     recorded = json.loads((DATA / "reference" / "llama_perplexity.json").read_text())["models"][name]
-    with load_model(real_model(name), context=512) as loaded:
+    with load_model(real_model(name), LoadOptions(context=512)) as loaded:
         bos = loaded.tokenizer.bos_id if loaded.tokenizer.add_bos else None
         windows = cut_into_windows(recorded["ids"], 512, bos)
         got = evaluate(loaded.engine.logits_in_parts, windows)

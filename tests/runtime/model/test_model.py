@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,14 +12,17 @@ import pytest
 
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.cache import Batch, PageTable
-from kukri.runtime.engine.engine import ContextExceeded, Engine
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.errors import ContextExceeded
 from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.engine.top_k import TopK, top_k_of
-from kukri.runtime.model import loading as loading_module
+from kukri.runtime.model import placing as placing_module
 from kukri.runtime.model import source as source_module
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
-from kukri.runtime.model.model import Model, load_tokenizer
+from kukri.runtime.model.model import Model
+from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.model.source import load_tokenizer
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
 from kukri.tokenizer.chat.template import TemplateError
 
@@ -317,7 +319,7 @@ def gguf(tmp_path_factory):
 
 def test_load_gguf(gguf):
     path = gguf()
-    with load_model(path, device="reference") as model:
+    with load_model(path, LoadOptions(device="reference")) as model:
         assert (model.path, model.name, model.n_bytes) == (path, "tiny", path.stat().st_size)
         assert model.context == 128  # what it was trained for
         assert model.config.vocab_size == VOCAB
@@ -337,18 +339,18 @@ def test_load_gguf(gguf):
 def test_the_file_may_have_any_name_and_gives_the_model_its_name(gguf, tmp_path):
     blob = tmp_path / "sha256-0123"
     shutil.copy(gguf("named", **{"general.name": "My Tiny Model"}), blob)
-    with load_model(str(blob), device="reference") as model:
+    with load_model(str(blob), LoadOptions(device="reference")) as model:
         assert model.name == "My Tiny Model"
 
 
 def test_cpu_and_reference_agree(gguf):
     ids = [1, 5, 9, 200, 258, 3]
-    with load_model(gguf(), device="reference") as reference, load_model(gguf()) as cpu:
+    with load_model(gguf(), LoadOptions(device="reference")) as reference, load_model(gguf()) as cpu:
         np.testing.assert_allclose(cpu.logits(ids), reference.logits(ids), atol=1e-3)
 
 
 def test_without_tokenizer_ids_still_work(gguf):
-    with load_model(gguf("ids-only", tokenizer=False), device="reference") as model:
+    with load_model(gguf("ids-only", tokenizer=False), LoadOptions(device="reference")) as model:
         assert model.chat_template is None
         assert model.end_ids == frozenset()
         assert model.logits([1, 2]).shape == (2, VOCAB)
@@ -363,12 +365,12 @@ def test_without_tokenizer_ids_still_work(gguf):
 def test_damaged_tokenizer_is_found_before_the_weights_are_read(gguf):
     path = gguf("damaged", **{"tokenizer.ggml.model": "no-such-kind"})
     with pytest.raises(TokenizerError, match="no-such-kind"):
-        load_model(path, device="reference")
+        load_model(path, LoadOptions(device="reference"))
 
 
 @pytest.mark.parametrize(("context", "n_pages"), [(1, 1), (64, 1), (65, 2), (128, 2)])
 def test_context_is_what_was_asked_for(gguf, context, n_pages):
-    with load_model(gguf(), device="reference", context=context) as model:
+    with load_model(gguf(), LoadOptions(device="reference", context=context)) as model:
         assert model.context == context
         assert model.engine.table.n_pages == n_pages
         with pytest.raises(ContextExceeded, match=rf"{context + 1}.*{context}"):
@@ -376,21 +378,24 @@ def test_context_is_what_was_asked_for(gguf, context, n_pages):
 
 
 def test_default_context_is_bounded(gguf):
-    with load_model(gguf("long", context_length=100_000), device="reference") as model:
+    with load_model(gguf("long", context_length=100_000), LoadOptions(device="reference")) as model:
         assert model.context == 8192
 
 
-def test_context_above_the_trained_one_is_a_warning(gguf):
+def test_context_above_the_trained_one_is_a_warning(gguf, caplog):
     said = []
-    with load_model(gguf(), device="reference", context=129, warn=said.append) as model:
+    with load_model(gguf(), LoadOptions(device="reference", context=129), warn=said.append) as model:
         assert model.context == 129
     assert len(said) == 1
     assert "128" in said[0]
-    with pytest.warns(UserWarning, match="trained for 128 tokens"):
-        load_model(gguf(), device="reference", context=129).close()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_model(gguf(), device="reference", context=128).close()
+    assert not caplog.records
+    load_model(gguf(), LoadOptions(device="reference", context=128)).close()
+    assert not caplog.records
+    load_model(gguf(), LoadOptions(device="reference", context=129)).close()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.name.startswith("kukri.")
+    assert "trained for 128 tokens" in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -404,7 +409,7 @@ def test_context_above_the_trained_one_is_a_warning(gguf):
 )
 def test_arguments_out_of_range(gguf, kwargs, message):
     with pytest.raises(ValueError, match=message) as error:
-        load_model(gguf(), **kwargs)
+        load_model(gguf(), LoadOptions(**kwargs))
     assert "\n" not in str(error.value)
 
 
@@ -420,19 +425,21 @@ def test_missing_and_foreign_files(tmp_path):
 
 
 def test_memory_is_checked_before_the_machine_is_made(gguf, monkeypatch):
-    monkeypatch.setattr(loading_module, "available_memory", lambda: 160_000_000)
+    monkeypatch.setattr(placing_module, "available_memory", lambda: 160_000_000)
     with pytest.raises(NotEnoughMemory, match=r"long needs about .*-c \d+"):
-        load_model(gguf("long", context_length=10**9), device="reference", context=10**9)
-    monkeypatch.setattr(loading_module, "available_memory", lambda: 150_000_000)
+        load_model(gguf("long", context_length=10**9), LoadOptions(device="reference", context=10**9))
+    monkeypatch.setattr(placing_module, "available_memory", lambda: 150_000_000)
     with pytest.raises(NotEnoughMemory, match="free some memory"):
-        load_model(gguf(), device="reference")
+        load_model(gguf(), LoadOptions(device="reference"))
 
 
 def test_default_context_shrinks_where_memory_is_short(gguf, monkeypatch):
     # 256 bytes a token in float32: 8192 tokens need 2.1 MB
-    monkeypatch.setattr(loading_module, "available_memory", lambda: 151_500_000)
+    monkeypatch.setattr(placing_module, "available_memory", lambda: 151_500_000)
     said = []
-    with load_model(gguf("long", context_length=100_000), device="reference", warn=said.append) as model:
+    with load_model(
+        gguf("long", context_length=100_000), LoadOptions(device="reference"), warn=said.append
+    ) as model:
         assert 1024 <= model.context < 8192
         assert model.context % 64 == 0
     assert len(said) == 1
@@ -462,7 +469,7 @@ def folder(conformance, tmp_path):
 def test_load_folder(folder):
     path = folder()
     reference = np.load(path / "reference.npz")
-    with load_model(path, device="reference") as model:
+    with load_model(path, LoadOptions(device="reference")) as model:
         assert model.name == "my-model"
         assert model.path == path
         assert model.n_bytes == (path / "model.safetensors").stat().st_size
@@ -489,7 +496,7 @@ def test_end_tokens_of_a_folder(folder, generation_config, config, ends, monkeyp
         monkeypatch.setattr(source_module, "config_from_hf", lambda *_: SimpleNamespace())
         assert source_module.open_source(path).end_ids == ends
         return
-    with load_model(path, device="reference") as model:
+    with load_model(path, LoadOptions(device="reference")) as model:
         assert model.end_ids == ends
 
 
@@ -531,7 +538,7 @@ def test_generation_stops_at_an_end_token_of_generation_config(folder):
     greedy = reference["greedy_ids"].tolist()
     end = next(t for i, t in enumerate(greedy) if i >= 3 and t not in greedy[:i])
     path = folder({"eos_token_id": [end]}, eos_token_id=None)
-    with load_model(path, device="reference") as model:
+    with load_model(path, LoadOptions(device="reference")) as model:
         tokens = list(model.generate(reference["input_ids"][:16], GREEDY))
         assert tokens == greedy[: greedy.index(end)]
         assert model.stats.finish_reason == "stop"
@@ -565,8 +572,8 @@ def test_load_tokenizer_errors(tmp_path, gguf):
 def test_a_model_with_a_table_of_positions_has_no_more_context(conformance):
     folder = conformance("gpt2-original")
     with pytest.raises(ValueError, match="64 positions"):
-        load_model(folder, device="reference", context=65)
-    with load_model(folder, device="reference") as model:
+        load_model(folder, LoadOptions(device="reference", context=65))
+    with load_model(folder, LoadOptions(device="reference")) as model:
         assert model.context == 64
 
 
@@ -574,7 +581,7 @@ def test_the_prompt_decides_how_keys_are_rotated(conformance):
     """A prompt beyond LongRoPE's threshold, in one chunk or in many."""
     folder = conformance("phi4-mini")
     reference = np.load(folder / "reference.npz")
-    with load_model(folder, device="reference") as model:
+    with load_model(folder, LoadOptions(device="reference")) as model:
         for rows in (512, 7):
             model.engine.machine.max_rows = rows
             logits = model.logits(reference["input_ids"])[reference["rows"]]

@@ -1,5 +1,5 @@
-"""Where a model runs: the card, the CPU or both, by the card's memory and what is asked for. The card is a
-stand-in, and so is its machine: NumPy's."""
+"""Where a model runs: the GPU, the CPU or both, by the GPU's memory and the options. The GPU is a stand-in,
+and the reference machine stands in for the CUDA machine."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ import pytest
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
 from kukri.runtime.engine.split import SplitMachine, split
-from kukri.runtime.model.cuda_device import card_need
+from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
+from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
 
 
-class Card(SimpleNamespace):
+class StandInDevice(SimpleNamespace):
     name = "Stand-in 100"
     capability = 9, 0
     free = 10**12
@@ -34,8 +35,8 @@ class Card(SimpleNamespace):
         self.closed += 1
 
 
-class CardMachine(ReferenceMachine):
-    """As CudaMachine."""
+class StandInMachine(ReferenceMachine):
+    """In place of CudaMachine."""
 
     problem: Exception | None = None
 
@@ -47,13 +48,13 @@ class CardMachine(ReferenceMachine):
 
 
 @pytest.fixture
-def card(monkeypatch):
-    found = Card()
-    monkeypatch.setattr(CardMachine, "problem", None)
+def gpu(monkeypatch):
+    found = StandInDevice()
+    monkeypatch.setattr(StandInMachine, "problem", None)
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", lambda: found)
-    monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", CardMachine)
+    monkeypatch.setattr("kukri.runtime.cuda.machine.CudaMachine", StandInMachine)
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: "0.30")
-    monkeypatch.setattr("kukri.runtime.model.cuda_device.CARD_OVERHEAD", 0)
+    monkeypatch.setattr("kukri.runtime.model.cuda_device.CUDA_OVERHEAD", 0)
     monkeypatch.setattr("kukri.runtime.model.memory_check.OVERHEAD", 0)
     return found
 
@@ -63,33 +64,33 @@ def folder(conformance) -> Path:
     return conformance("gemma3")  # of several layers, float
 
 
-def load(folder, **how):
+def load(folder, **options):
     said: list[str] = []
-    model = load_model(folder, context=64, threads=1, warn=said.append, text=False, **how)
+    model = load_model(folder, LoadOptions(context=64, threads=1, **options), warn=said.append, text=False)
     return model, said
 
 
-def layers_on_card(model) -> int:
+def layers_on_gpu(model) -> int:
     machine = model._machine
     part = machine.back if isinstance(machine, SplitMachine) else machine
-    return len(part.program.layers) - 1 if isinstance(part, CardMachine) else 0
+    return len(part.program.layers) - 1 if isinstance(part, StandInMachine) else 0
 
 
 def n_layers(model) -> int:
     return model.config.n_layers
 
 
-def test_a_model_that_fits_runs_on_the_card(card, folder):
+def test_a_model_that_fits_runs_on_the_gpu(gpu, folder):
     model, said = load(folder)
-    assert layers_on_card(model) == n_layers(model)
+    assert layers_on_gpu(model) == n_layers(model)
     assert not said
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
 @pytest.mark.parametrize("asked", [0, 1, 2, 100])
-def test_so_many_layers(card, folder, device, asked):
+def test_as_many_layers_run_on_the_gpu_as_the_options_say(gpu, folder, device, asked):
     model, said = load(folder, device=device, gpu_layers=asked)
-    assert layers_on_card(model) == min(asked, n_layers(model))
+    assert layers_on_gpu(model) == min(asked, n_layers(model))
     assert not said
     expected, _ = load(folder, device="reference")
     ids = list(range(2, 12))
@@ -102,29 +103,29 @@ def room_for(folder, n: int) -> int:
     source = open_source(folder, text=False)
     program = build_program(source.config, Weights(source.config, source.tensors))
     cut = len(program.layers) - 1 - n
-    return card_need(split(program, cut)[1] if cut else program, "auto").total(64)
+    return cuda_memory_need(split(program, cut)[1] if cut else program, "auto").total(64)
 
 
-def test_auto_takes_the_layers_that_fit_and_says_so(card, folder):
-    card.free = room_for(folder, 2)
+def test_auto_takes_the_layers_that_fit_and_says_so(gpu, folder):
+    gpu.free = room_for(folder, 2)
     model, said = load(folder)
-    assert layers_on_card(model) == 2 < n_layers(model)
+    assert layers_on_gpu(model) == 2 < n_layers(model)
     assert len(said) == 1
     assert f"the last 2 of {n_layers(model)} layers run on it" in said[0]
 
 
-def test_auto_runs_on_the_cpu_where_no_layer_fits_and_says_why(card, folder):
-    card.free = room_for(folder, 1) - 1
+def test_auto_runs_on_the_cpu_where_no_layer_fits_and_says_why(gpu, folder):
+    gpu.free = room_for(folder, 1) - 1
     model, said = load(folder)
-    assert layers_on_card(model) == 0
+    assert layers_on_gpu(model) == 0
     assert len(said) == 1
     assert "running on the CPU, not on the Stand-in 100" in said[0]
     assert "are free" in said[0]
-    assert card.closed == 1
+    assert gpu.closed == 1
 
 
-def test_cuda_refuses_what_does_not_fit_with_the_numbers(card, folder):
-    card.free = room_for(folder, 3) - 1
+def test_cuda_refuses_what_does_not_fit_with_the_numbers(gpu, folder):
+    gpu.free = room_for(folder, 3) - 1
     with pytest.raises(
         NotEnoughMemory, match=r"of memory of the Stand-in 100.* are free;.*--gpu-layers 2"
     ) as error:
@@ -133,53 +134,53 @@ def test_cuda_refuses_what_does_not_fit_with_the_numbers(card, folder):
     with pytest.raises(NotEnoughMemory, match=r"3 of its \d+ layers"):
         load(folder, device="cuda", gpu_layers=3)
     model, said = load(folder, device="cuda", gpu_layers=2)
-    assert layers_on_card(model) == 2
+    assert layers_on_gpu(model) == 2
     assert not said
 
 
 @pytest.mark.parametrize("kind", [CudaOutOfMemory, CudaUnavailable, CudaError])
-def test_a_card_that_fails_while_loading(card, folder, monkeypatch, kind):
-    monkeypatch.setattr(CardMachine, "problem", kind("it did not work"))
+def test_a_gpu_that_fails_while_loading(gpu, folder, monkeypatch, kind):
+    monkeypatch.setattr(StandInMachine, "problem", kind("it did not work"))
     model, said = load(folder)
-    assert layers_on_card(model) == 0
+    assert layers_on_gpu(model) == 0
     assert said == ["running on the CPU, not on the Stand-in 100: it did not work"]
     with pytest.raises(kind):
         load(folder, device="cuda")
-    assert card.closed == 2
+    assert gpu.closed == 2
 
 
-def test_without_a_compiler(card, folder, monkeypatch, tmp_path):
+def test_without_a_compiler(gpu, folder, monkeypatch, tmp_path):
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: None)
     monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.cache_folder", lambda: tmp_path)
     model, said = load(folder)
-    assert layers_on_card(model) == 0
+    assert layers_on_gpu(model) == 0
     assert len(said) == 1
     assert "pip install kukri[cuda]" in said[0]
     with pytest.raises(CudaUnavailable, match="pip install"):
         load(folder, device="cuda")
-    assert card.closed == 2
-    kernels = Kernels(card)
+    assert gpu.closed == 2
+    kernels = Kernels(gpu)
     kernel = kernels._files.path(kernels._key(CudaKernel("common.pointwise", "add", 256)))
     kernel.write_bytes(b"")
     assert kernel.parent == tmp_path
     model, said = load(folder)
-    assert layers_on_card(model) == n_layers(model)
+    assert layers_on_gpu(model) == n_layers(model)
 
 
-def test_layers_without_a_card(folder, monkeypatch):
+def test_layers_without_a_gpu(folder, monkeypatch):
     def none():
         raise NoCard("no NVIDIA driver was found on this machine")
 
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", none)
     model, said = load(folder, gpu_layers=2)
-    assert layers_on_card(model) == 0
+    assert layers_on_gpu(model) == 0
     assert said == ["running on the CPU: no NVIDIA driver was found on this machine"]
     assert load(folder)[1] == []
     with pytest.raises(CudaUnavailable, match="--device cpu"):
         load(folder, device="cuda", gpu_layers=2)
 
 
-def test_a_card_that_cannot_be_used(folder, monkeypatch):
+def test_a_gpu_that_cannot_be_used(folder, monkeypatch):
     def old():
         raise CudaUnavailable("the Stand-in 100 is too old")
 

@@ -1,0 +1,43 @@
+"""What a caller chooses when a model is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVICES = ("auto", "cpu", "cuda", "reference")
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """The options of `load_model`. Values out of range raise ValueError.
+
+    - `device`: "cpu", "cuda" (the first NVIDIA GPU), "reference" (NumPy in float32: slow, for comparison), or
+      "auto": the GPU if there is one that can run the model, with as many of the last layers as its memory
+      holds, else the CPU.
+    - `context`: the most tokens that prompt and answer may have together. Default: what the model was trained
+      for, at most 8192, and less, down to 1024, where memory is short.
+    - `threads`: threads of the CPU machine. Default: the physical cores that this process may use, within a
+      container's quota.
+    - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0" or "auto". "auto" is f32 if all
+      weights are floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have
+      a bias or a norm. The reference machine always stores float32.
+    - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
+      CPU. Default: all, or with "auto" as many as fit.
+    """
+
+    device: str = "auto"
+    context: int | None = None
+    threads: int | None = None
+    kv_type: str = "auto"
+    gpu_layers: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"unknown device {self.device!r}; there are {', '.join(DEVICES)}")
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"the context must be at least one token, not {self.context}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
+        if self.gpu_layers is not None and self.gpu_layers < 0:
+            raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

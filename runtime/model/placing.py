@@ -1,0 +1,244 @@
+"""Placing a model: which machine runs which of its layers, and whether their memory holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from ...quant.units import human_bytes
+from ..cuda.driver.errors import CudaError
+from ..engine.cache import PAGE_SIZE, PageTable
+from ..engine.engine import SAVED_STATES, Engine
+from ..engine.split import SplitMachine, cuts, split, weight_bytes
+from ..engine.state import state_bytes
+from ..ops import MatMul, MoE, Program
+from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
+from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
+from .model import Model
+from .options import LoadOptions
+from .source import Source
+
+if TYPE_CHECKING:
+    from ..cpu.machine import CpuMachine
+    from ..cuda.driver.device import Device
+    from ..cuda.machine import CudaMachine
+    from .model import AnyMachine
+
+LEAST_DEFAULT_CONTEXT = 1024  # tokens, down to which the default context shrinks where memory is short
+PREFILL_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
+CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on the GPU
+SPLIT_PREFILL_ROWS = 512  # the same where the CPU runs the first layers
+REFERENCE_BYTES = 3 << 30  # of float32 copies of matrices that the reference machine keeps
+
+
+@dataclass(frozen=True)
+class Placing:
+    """A model whose weights are not loaded yet, and the options for its machines.
+
+    `context` is the number of tokens to make room for; it may shrink if `options` names none. `warn` and
+    `progress` as for `load_model`.
+    """
+
+    source: Source
+    program: Program
+    options: LoadOptions
+    context: int
+    warn: Callable[[str], None]
+    progress: Callable[[str, int, int], None] | None
+
+    def place(self) -> Model:
+        """The model on the device that the options name, or with "auto" on the best one that can run it.
+
+        Errors as for `load_model`.
+        """
+        if self.options.device == "reference":
+            return self._on_reference()
+        gpu_layers, n_layers = self.options.gpu_layers, self._n_layers
+        cut = 0 if gpu_layers is None else _cut(self.program, n_layers - gpu_layers)
+        if self.options.device == "cpu" or cut >= n_layers:
+            return self._on_cpu()
+        part = split(self.program, cut)[1] if cut else self.program
+        device = open_cuda_device(self.options, part, self.warn)
+        if device is None:
+            return self._on_cpu()
+        try:
+            return self._on_both(device, cut) if cut else self._on_cuda_or_both(device)
+        except (CudaError, NotEnoughMemory) as problem:
+            device.close()
+            if self.options.device == "cuda":
+                raise
+            self.warn(cpu_instead(device.name, problem))
+        except BaseException:
+            device.close()
+            raise
+        return self._on_cpu()
+
+    @property
+    def _n_layers(self) -> int:
+        return len(self.program.layers) - 1
+
+    def _on_reference(self) -> Model:
+        from ..reference.machine import ReferenceMachine
+
+        n_weights = sum(prod(tensor.shape) for tensor in self.source.tensors.values())
+        copied = min(4 * n_weights, REFERENCE_BYTES)
+        need = MemoryNeed(
+            self.source.held_bytes + copied,
+            cache_bytes_per_token(self.program.cache_layers, "f32"),
+            (1 + SAVED_STATES) * state_bytes(self.program.state_layers),
+        )
+        context = self._fitting_context(need, available_memory())
+        machine = ReferenceMachine(self.program, _pages(context), keep_bytes=copied)
+        return self._model(machine, context, _prefill_rows(self.program, 1))
+
+    def _on_cpu(self) -> Model:
+        context = self._fitting_context(self._cpu_need(self.program), available_memory())
+        machine = self._cpu_machine(self.program, context)
+        return self._model(machine, context, _prefill_rows(self.program, machine.n_threads))
+
+    def _on_cuda(self, device: Device) -> Model:
+        need = cuda_memory_need(self.program, self.options.kv_type)
+        context = self._fitting_context(need, device.memory()[0], f"memory of the {device.name}")
+        machine = self._cuda_machine(device, self.program, context, CUDA_PREFILL_ROWS)
+        return self._model(machine, context, machine.max_rows)
+
+    def _on_cuda_or_both(self, device: Device) -> Model:
+        """All layers on the GPU or, if the options leave that open, as many of the last ones as fit."""
+        try:
+            return self._on_cuda(device)
+        except NotEnoughMemory as problem:
+            cut = self._fitting_cut(device)
+            n, n_layers = self._n_layers - cut, self._n_layers
+            if not n or self.options.gpu_layers is not None:
+                raise
+            if self.options.device == "cuda":
+                raise NotEnoughMemory(f"{problem}; or --gpu-layers {n}, and the rest on the CPU") from None
+        free = human_bytes(device.memory()[0])
+        self.warn(
+            f"the {device.name} has no room for all of {self.source.name}, {free} are free: the last {n} of "
+            f"{n_layers} layers run on it, the others on the CPU"
+        )
+        return self._on_both(device, cut)
+
+    def _on_both(self, device: Device, cut: int) -> Model:
+        """The layers below number `cut` on the CPU, the others and the logits on the GPU. Raises
+        NotEnoughMemory."""
+        context = self.context
+        front, back = split(self.program, cut)
+        cuda_memory_need(back, self.options.kv_type).check(
+            self._part_name(back), context, device.memory()[0], f"memory of the {device.name}"
+        )
+        if (available := available_memory()) is not None:
+            self._cpu_need(front).check(self._part_name(front), context, available)
+        cuda_machine = self._cuda_machine(device, back, context, SPLIT_PREFILL_ROWS)
+        cpu_machine = self._cpu_machine(front, context)
+        rows = _prefill_rows(front, cpu_machine.n_threads)
+        return self._model(SplitMachine(cpu_machine, cuda_machine), context, rows)
+
+    def _fitting_cut(self, device: Device) -> int:
+        """The first of the layers that the GPU's memory holds; the number of layers if it holds none."""
+        free = device.memory()[0]
+        for cut in cuts(self.program):
+            part = split(self.program, cut)[1]
+            if cuda_memory_need(part, self.options.kv_type).total(self.context) <= free:
+                return cut
+        return self._n_layers
+
+    def _fitting_context(self, need: MemoryNeed, available: int | None, memory: str = "memory") -> int:
+        """The context in tokens, shrunk if the options allow that and `available` bytes of `memory` hold only
+        less. Raises NotEnoughMemory."""
+        context = self.context
+        if available is None:
+            return context
+        if self.options.context is None:
+            fitting = need.largest_context(available)
+            if min(context, LEAST_DEFAULT_CONTEXT) <= fitting < context:
+                self.warn(f"{memory} is short: the context is {fitting} tokens instead of {context}")
+                context = fitting
+        need.check(self.source.name, context, available, memory)
+        return context
+
+    def _part_name(self, part: Program) -> str:
+        return f"{self.source.name} ({len(part.layers) - 1} of its {self._n_layers} layers)"
+
+    def _cpu_need(self, part: Program) -> MemoryNeed:
+        from ..cpu.machine import cache_type
+
+        # The CPU machine keeps values beside their keys, even where the program takes them out of the keys.
+        layers = [replace(layer, value_dim=None) for layer in part.cache_layers]
+        weights = self.source.held_bytes
+        if part is not self.program:
+            weights = round(weights * weight_bytes(part) / max(1, weight_bytes(self.program)))
+        return MemoryNeed(
+            weights,
+            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower()),
+            (1 + SAVED_STATES) * state_bytes(part.state_layers),
+        )
+
+    def _cpu_machine(self, part: Program, context: int) -> CpuMachine:
+        from ..cpu.machine import CpuMachine, default_threads
+
+        return CpuMachine(
+            part,
+            _pages(context),
+            threads=self.options.threads or default_threads(),
+            kv_type=self.options.kv_type,
+            release=self.source.release,
+            progress=self.progress,
+        )
+
+    def _cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
+        from ..cuda.machine import CudaMachine
+
+        return CudaMachine(
+            part,
+            _pages(context),
+            max_rows=max_rows,
+            kv_type=self.options.kv_type,
+            release=self.source.release,
+            progress=self.progress,
+            device=device,
+        )
+
+    def _model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
+        """The model with an engine that feeds `machine` prompts in steps of `prefill_rows` tokens."""
+        source = self.source
+        engine = Engine(
+            machine,
+            PageTable(_pages(context)),
+            source.config,
+            source.end_ids,
+            context=context,
+            n_tokens=source.tokenizer.vocab_size if source.tokenizer else None,
+            prefill_chunk=prefill_rows,
+            original_context=self.program.original_context,
+            states=machine.states,
+        )
+        return Model(source, machine, engine)
+
+
+def _pages(context: int) -> int:
+    return -(-context // PAGE_SIZE)
+
+
+def _cut(program: Program, layer: int) -> int:
+    """The first layer on the GPU: `layer`, or the next one at which the program can be cut.
+
+    0 puts all layers on the GPU, the number of layers puts none there.
+    """
+    if layer <= 0:
+        return 0
+    return min((cut for cut in cuts(program) if cut >= layer), default=len(program.layers) - 1)
+
+
+def _prefill_rows(program: Program, threads: int) -> int:
+    """Tokens of a prefill step: fewer for a larger model, so that Ctrl-C is answered soon."""
+    n_weights = 0  # multiplied with one token
+    for op in program.ops:
+        if isinstance(op, MatMul) and not op.out.logits_rows:
+            n_weights += prod(op.weight.shape)
+        elif isinstance(op, MoE):  # a token is multiplied with the experts chosen for it only
+            n_weights += op.experts.width * sum(prod(m[0].shape) for m in (op.gate, op.up, op.down) if m)
+    return max(64, min(512, int(PREFILL_WORK * threads / max(1, n_weights)) // 32 * 32))
