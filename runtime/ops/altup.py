@@ -1,6 +1,6 @@
-"""The ops of models with several residual streams and sparse FFNs.
+"""The ops of AltUp, a model with several residual streams. `reference/altup.py` is the specification.
 
-`reference_streams.py` is the specification.
+Baykal et al. 2023, "Alternating Updates for Efficient Transformers".
 """
 
 from __future__ import annotations
@@ -10,14 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from .buffer import Buffer
-
-
-@dataclass(frozen=True, eq=False)
-class Sparsify:
-    """x = max(x - (mean + deviations · std), 0), in place, with the mean and standard deviation of a row."""
-
-    x: Buffer
-    deviations: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +25,7 @@ class MatchMagnitude:
 class AltUpPredict:
     """streams_j += Σ_i coefficients[j · n + i] · streams_i for all n streams at once; out = streams_active.
 
-    Baykal et al. 2023, "Alternating Updates for Efficient Transformers". `coefficients` is [rows, n · n].
+    `coefficients` is [rows, n · n].
     """
 
     streams: tuple[Buffer, ...]
@@ -44,10 +36,10 @@ class AltUpPredict:
 
 @dataclass(frozen=True, eq=False)
 class AltUpCorrect:
-    """streams_j += (1 + coefficients[j]) · (x - streams_active) for all n streams, by what streams_active was
-    before; then x = streams_active · weight.
+    """streams_j += (1 + coefficients[j]) · (x - streams_active) for all n streams, all with the old
+    streams_active; then x = streams_active · weight.
 
-    `x` is what a layer made of the active stream, `coefficients` [rows, n], `weight` float32 [width].
+    `x` is the output of the layer for the active stream, `coefficients` [rows, n], `weight` float32 [width].
     """
 
     streams: tuple[Buffer, ...]

@@ -1,4 +1,4 @@
-"""What ops read and write."""
+"""Buffer: a matrix that ops read and write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Buffer:
-    """A float32 matrix [rows, width] that ops read and write; `name` is unique in a program."""
+    """A float32 matrix [rows, width] that ops read and write; `name` is unique in a program.
+
+    With `logits_rows` it has one line for each row whose logits are asked for, else one for each row of the
+    step.
+    """
 
     name: str
     width: int
@@ -17,12 +21,12 @@ class Buffer:
 
 
 def buffers_of(ops: Iterable[Any]) -> tuple[Buffer, ...]:
-    """All that ops, dataclasses, read and write, each once."""
-    found: dict[str, Buffer] = {}
+    """All buffers that `ops`, dataclasses, read and write, each once, in the order of first use."""
+    buffers: dict[str, Buffer] = {}
     for op in ops:
         for field in fields(op):
             value = getattr(op, field.name)
             for b in value if isinstance(value, tuple) else (value,):
                 if isinstance(b, Buffer):
-                    found[b.name] = b
-    return tuple(found.values())
+                    buffers[b.name] = b
+    return tuple(buffers.values())

@@ -1,4 +1,4 @@
-"""Ops of a program that compiled machines run as one."""
+"""A fused op: compiled machines run several ops of a program as one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...quant.block import QTensor
-from . import GatedActivation, MatMul, Op
+from .activation import GatedActivation
 from .buffer import Buffer
+from .dense import MatMul
+from .program import Op
 
-GATED_OPS = 3  # that a GatedMatMul stands for
+GATED_OPS = 3  # the number of ops that a GatedMatMul replaces
 
 
 @dataclass(frozen=True, eq=False)
 class GatedMatMul:
-    """Two products and their activation in one: out = f(x @ gateᵀ) · (x @ upᵀ)."""
+    """Both input projections of a gated FFN and its activation: out = f(x @ gateᵀ) · (x @ upᵀ)."""
 
     x: Buffer
     out: Buffer
@@ -24,8 +26,11 @@ class GatedMatMul:
 
 
 def gated(ops: Sequence[Op], kinds: Collection[str]) -> GatedMatMul | None:
-    """What the first GATED_OPS ops are as one, if they are gate, up and an activation of these kinds, of
-    block-quantised matrices of one format."""
+    """The GatedMatMul that the first GATED_OPS ops are equal to, or None.
+
+    They must be gate, up and an activation of one of `kinds`, without biases, and both matrices
+    block-quantised in the same format.
+    """
     match ops[:GATED_OPS]:
         case [
             MatMul(x=x, out=gate, weight=a, bias=None, accumulate=False),

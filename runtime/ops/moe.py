@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts. `reference_experts.py` is the specification."""
+"""The ops of a mixture of experts. `reference/moe.py` is the specification."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .buffer import Buffer
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Choose the top experts for each row: numbers into `experts`, their weights into `routing_weights`.
+    """Top-k routing: expert numbers into `experts`, and their weights into `routing_weights`.
 
-    The scores, [rows, n], become probabilities by "softmax" or each by its "sigmoid". The best are those
-    with the highest probability + `bias` (float32 [n], or None), lower numbers first among equals; with
-    `groups` > 1 only of the `top_groups` groups of neighbours whose `group_best` best add up to most. Routing
-    weights are probabilities, without the bias, divided by their sum if `normalised`, times `scale`, times
-    each expert's own `expert_scales` (float32 [n], or None). `experts` and `routing_weights` have one column
-    for each choice; numbers are whole float32.
+    Probabilities are the "softmax" of the scores, [rows, n], or the "sigmoid" of each. The top k experts of a
+    row are those with the highest probability + `bias` (float32 [n], or None), lower numbers first among
+    equals. With `groups` > 1 experts are taken only from the `top_groups` best groups of n / groups
+    consecutive experts; a group's merit is the sum of its `group_best` highest values. Routing weights are the
+    probabilities without the bias, divided by their sum if `normalised`, times `scale`, times `expert_scales`
+    (float32 [n], or None). `experts` and `routing_weights` are [rows, k]; expert numbers are stored as float32.
     """
 
     scores: Buffer
@@ -37,12 +37,12 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class MoE:
-    """out = Σ_e weight_e · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` chose.
+    """out = Σ_e weight_e · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` selected.
 
-    act(g, u) is f(g) · u as for GatedActivation; with a `limit` it is, for g at most `limit` and u clipped
-    to ±limit, g · sigmoid(alpha · g) · (u + 1). `gate` and `up` hold a (width, inputs) and `down` a
-    (outputs, width) matrix for each expert, of which only the chosen are read; biases are float32
-    [experts, …] or None, and added to the products. Without matrices for the `gate`, act is f(u).
+    act(g, u) is f(g) · u as for GatedActivation. With a `limit` it is g · sigmoid(alpha · g) · (u + 1), with g
+    clipped to at most `limit` and u to ±limit (clamped SwiGLU). Without `gate` matrices it is f(u).
+    `gate` and `up` have a (width, inputs) and `down` an (outputs, width) matrix for each expert, of which only
+    the selected are read. Biases, float32 [experts, …] or None, are added to the products.
     """
 
     x: Buffer

@@ -1,10 +1,10 @@
-"""The ops that go on where a sequence stopped: what they keep of it has one size, however long it is.
+"""The recurrent ops. They carry a state of fixed size from one position of a sequence to the next.
 
-Each has its state in a layer of `Program.state_layers`, float32 of the shape given here for every
-sequence. All zeros stand for a sequence that begins; a step's rows of a sequence are consecutive
-positions, and where a prompt is cut makes no difference to a sequence's state.
+The state of each op is a layer of `Program.state_layers`: a float32 array a sequence, of the shape given below.
+The state in front of the first position is zero. The rows of a sequence in a step are consecutive positions;
+the chunks in which a prompt is processed make no difference to its state.
 
-`reference_scan.py` is the specification.
+`reference/recurrent.py` is the specification.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .buffer import Buffer
 
 @dataclass(frozen=True, eq=False)
 class CausalConv:
-    """out[p] = Σ_j weight[:, j] · x[p - taps + 1 + j] + bias for each channel by itself, then SiLU if `silu`.
+    """Depthwise convolution: out[p] = Σ_j weight[:, j] · x[p - taps + 1 + j] + bias, then SiLU if `silu`.
 
-    `weight` is float32 [channels, taps], `bias` [channels] or None; before its first position a sequence
-    has zeros. `out` may be `x`. State: [taps - 1, channels], the latest rows of x, oldest first.
+    `weight` is float32 [channels, taps], `bias` float32 [channels] or None; x is zero before the first
+    position. `out` may be `x`. State: [taps - 1, channels], the latest rows of x, oldest first.
     """
 
     x: Buffer
@@ -34,9 +34,9 @@ class CausalConv:
 
 @dataclass(frozen=True, eq=False)
 class DeltaRule:
-    """Linear attention whose memory forgets, and replaces what it has under a key (gated delta rule).
+    """The gated delta rule: linear attention whose state decays, and whose value under a key is replaced.
 
-    A row of `qkv` is `groups` queries, as many keys, both of `key_dim`, and `heads` values. Head h reads
+    A row of `qkv` is `groups` queries and `groups` keys of `key_dim`, and `heads` values of `head_dim`. Head h reads
     query and key h // (heads / groups), or with `tiled` h % groups. Both are divided by
     sqrt(Σ their squares + eps), and the query by sqrt(key_dim) as well. With
     β = sigmoid(beta) and d = exp(a · softplus(step + step_bias)), one of each a head, for every position
@@ -67,9 +67,9 @@ class DeltaRule:
 
 @dataclass(frozen=True, eq=False)
 class StateScan:
-    """Mamba-2's recurrence: a memory that decays, one factor a head and position, and takes in x under B.
+    """The selective scan of Mamba-2: a state that decays by one factor a head and position, plus x ⊗ B.
 
-    A row of `xbc` is `heads` x, then `groups` B and as many C, both of `state_size`; head h reads
+    A row of `xbc` is `heads` x of `head_dim`, then `groups` B and `groups` C of `state_size`; head h reads
     B and C h // (heads / groups). With t = softplus(step · step_scale + step_bias), one a head, for
     every position
 
@@ -98,6 +98,6 @@ class StateScan:
 
 @dataclass(frozen=True)
 class StateLayer:
-    """What one recurrent op keeps of a sequence: float32 of this shape."""
+    """The shape of one recurrent op's state of a sequence, in float32."""
 
     shape: tuple[int, ...]
