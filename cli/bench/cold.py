@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from ...quant.jit.child_process import start_python
+from ...quant.child_process import start_python
 
 if TYPE_CHECKING:
     from .plan import Plan

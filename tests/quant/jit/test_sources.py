@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kukri.quant.child_process import child_environment
 from kukri.quant.jit import sources
-from kukri.quant.jit.child_process import child_environment
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import CPU_SOURCES
 from kukri.quant.jit.sources import PACKAGE_FOLDER, SourceSet, UntrackedSource, reachable_sources
