@@ -198,13 +198,16 @@ def test_imports_are_followed(package, tmp_path):
     )
     package("a/__init__.py", "from . import unrelated\n")
     package("a/unrelated.py", "")
+    package("__init__.py", "from .a import unrelated\n")
     package("b/__init__.py", "from . import shared\n")
     package("b/deep/__init__.py", "from .. import shared\nimport kukri.b.absolute\nimport numpy\n")
-    package("b/lazy.py", "from kukri.b import named\n")
+    package("b/lazy.py", "from kukri.b import named\nfrom .. import KukriError, b\n")
     package("b/shared.py", "if TYPE_CHECKING:\n    from . import types\nelse:\n    from . import real\n")
     for name in ("types", "real", "absolute", "named"):
         package(f"b/{name}.py", "")
     found = {str(path.relative_to(tmp_path)) for path in reachable_sources("kukri.a.kernel")}
+    package("version.py", "from kukri import KukriError, __version__\n")
+    assert tmp_path / "__init__.py" in reachable_sources("kukri.version")
     expected = "a/kernel a/helper b/__init__ b/deep/__init__ b/shared b/lazy b/real b/absolute b/named"
     assert found == {f"{name.replace('/', os.sep)}.py" for name in expected.split()}
 
