@@ -13,6 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ...quant.child_process import start_python
+
 if TYPE_CHECKING:
     from .plan import Plan
 
@@ -22,25 +24,20 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
 
     None if there is no Python to start or the process fails, for example because memory is short.
     """
-    if not sys.executable:
-        return None
     layers = "all" if plan.gpu_layers is None else str(plan.gpu_layers)
-    command = [sys.executable, "-m", __name__, str(path.resolve()), str(n_prompt), str(threads)]
-    command += [plan.kv_type, plan.device, layers]
+    arguments = [str(path.resolve()), str(n_prompt), str(threads), plan.kv_type, plan.device, layers]
     start = perf_counter()
-    try:
-        with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        ) as process:
-            assert process.stdout is not None
-            try:
-                line = process.stdout.readline()
-                seconds = perf_counter() - start
-            except BaseException:  # also Ctrl-C: nobody waits for the answer any more
-                process.kill()
-                raise
-    except OSError:
+    process = start_python(f"{__name__}:main", arguments, stdout=subprocess.PIPE)
+    if process is None:
         return None
+    with process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            seconds = perf_counter() - start
+        except BaseException:  # also Ctrl-C: nobody waits for the answer any more
+            process.kill()
+            raise
     return seconds if line and process.returncode == 0 else None
 
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .child_process import start_python
+from ..child_process import start_python
 from .kernel import CpuKernel
 from .kernel_cache import KernelCache, kernel_cache
 

@@ -70,7 +70,8 @@ def reachable_sources(module: str) -> frozenset[Path]:
     """The source files of `module` and of what it imports of this package, directly or through others.
 
     Imports inside functions count, those for type checkers do not. The `__init__.py` of a package counts
-    where something is imported from it; one that Python merely runs on the way to a module does not.
+    where something is imported from it; one that Python merely runs on the way to a module does not. The
+    package's own `__init__.py`, which imports the whole public API, does not count for its exceptions.
     """
     found: set[Path] = set()
     todo = [path] if (path := _source(module)) else []
@@ -87,6 +88,8 @@ def _source(module: str) -> Path | None:
     root, *names = module.split(".")
     if root != PACKAGE:
         return None
+    if not names:
+        return PACKAGE_FOLDER / "__init__.py"
     path = PACKAGE_FOLDER.joinpath(*names)
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
@@ -102,7 +105,9 @@ def _imported_sources(path: Path) -> frozenset[Path]:
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = ".".join([*above, *([node.module] if node.module else [])])
-            modules |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+            names = {f"{base}.{alias.name}" for alias in node.names}
+            errors_only = all(_source(name) or name.endswith("Error") for name in names)
+            modules |= names if base == PACKAGE and errors_only else {base, *names}
     return frozenset(file for module in modules if (file := _source(module)))
 
 

@@ -19,7 +19,7 @@ import zipfile
 from pathlib import Path
 
 from ...quant.home import home
-from ...quant.jit.child_process import child_environment, python_command
+from ...quant.child_process import child_environment, python_command
 from .catalogue import Entry, WheelFile
 from .download import exclusive, require_space
 from .errors import StoreError, Unreachable

@@ -111,7 +111,7 @@ def _start_compiler(cache: KernelCache, key: str) -> subprocess.Popen[bytes] | N
 
     None if another process is compiling it, or if no process can be started.
     """
-    from ...quant.jit.child_process import start_python
+    from ...quant.child_process import start_python
 
     claim = _claim(cache, key)
     try:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from threading import Lock
 
-from ....quant.jit.child_process import start_python
+from ....quant.child_process import start_python
 from .kernel import CudaKernel
 
 MAX_PROCESSES = 16

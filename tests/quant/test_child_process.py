@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kukri.quant.jit import child_process
-from kukri.quant.jit.child_process import child_environment, python_command, start_python
+from kukri.quant import child_process
+from kukri.quant.child_process import child_environment, python_command, start_python
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import KernelCache
 from kukri.quant.jit.precompile import _Workers
@@ -199,3 +199,15 @@ def test_without_an_interpreter(monkeypatch, program):
 def test_frozen_applications_start_nothing(monkeypatch):
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     assert python_command("pip") is None
+
+
+def test_nothing_else_starts_an_interpreter():
+    """Whoever starts one otherwise, may import from the current folder there."""
+    root = child_process.PACKAGE_FOLDER
+    found = {
+        str(path.relative_to(root).as_posix())
+        for part in ("cli", "quant", "runtime", "tokenizer")
+        for path in (root / part).rglob("*.py")
+        if "sys.executable" in path.read_text("utf-8")
+    }
+    assert found == {"quant/child_process.py", "runtime/hub/wheels.py"}  # the other one only for a message
