@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import gemma, gemma_n, hybrid, latent, layer_norm, llama, moe, post_norm
+from . import gemma, gemma_n, hybrid, layer_norm, llama, mla, moe, post_norm
 from .arch import Arch
 
-FAMILIES = (llama, gemma, gemma_n, post_norm, layer_norm, moe, latent, hybrid)
+FAMILIES = (llama, gemma, gemma_n, post_norm, layer_norm, moe, mla, hybrid)
 ARCHS: Mapping[str, Arch] = MappingProxyType({row.name: row for family in FAMILIES for row in family.ROWS})
 
 __all__ = ["ARCHS", "Arch"]

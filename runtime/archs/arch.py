@@ -24,8 +24,8 @@ LLAMA_LAYER = MappingProxyType(
         "ffn_down": "mlp.down_proj",
     }
 )
-TOGETHER_QKV = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv"}
-TOGETHER_FFN = {"ffn_gate": "ffn_up", "ffn_up": "ffn_up"}
+FUSED_QKV = {"attn_q": "attn_qkv", "attn_k": "attn_qkv", "attn_v": "attn_qkv"}
+FUSED_FFN = {"ffn_gate": "ffn_up", "ffn_up": "ffn_up"}
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 # The parts of a larger model around the text model, in files of models that see.
 VISION = (
@@ -86,11 +86,11 @@ class Arch:
     attention_scale: float | None = None  # of scores, where it is the same for all sizes
     value_norm: bool = False  # values are normed like keys, without weights
     values_from_keys: bool = False  # a GGUF file's layers without attn_v take keys for values
-    # The kind of Recurrence that layers may have in the place of attention, or beside it; and which parts a
-    # layer has, its tensors tell.
-    recurrence: Literal["", "conv", "delta", "scan"] = ""
+    # The kind of RecurrentConfig that layers may have in the place of attention, or beside it; and which
+    # parts a layer has, its tensors tell.
+    recurrence: Literal["", "short_conv", "gated_delta", "mamba2"] = ""
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
-    dense_beside_experts: bool = False  # layers with experts have a usual FFN as well
+    moe_parallel_dense: bool = False  # layers with experts have a usual FFN as well
     swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: they have the usual activation
     logits_divided: bool = False  # by the scale that the metadata names, not multiplied
     # GGUF: the one size, by its number of layers, whose scores are scaled by hidden / heads, not head_dim
@@ -104,15 +104,15 @@ class Arch:
     )
     tied: bool = False  # where config.json does not say; GGUF files leave the output matrix out
     gguf_names: Mapping[str, str] = field(default_factory=dict)  # stems that GGUF calls otherwise
-    together_in_gguf: Mapping[str, str] = field(
+    fused_in_gguf: Mapping[str, str] = field(
         default_factory=dict
     )  # stems that converters leave in one tensor
     bare_in_gguf: frozenset[str] = frozenset()  # stems without ".weight" there
     output_in_gguf: bool = False  # readers want an output matrix even where embeddings are tied
-    scales_in_gguf_weights: bool = (
+    multipliers_in_gguf_weights: bool = (
         False  # what is multiplied on the way has no keys there; matrices have it in them
     )
-    tiled_in_gguf: bool = False  # see Recurrence.tiled
+    tiled_in_gguf: bool = False  # see RecurrentConfig.tiled
     normalised_in_gguf: bool = True  # the shares of chosen experts, where metadata does not say
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what metadata may leave out
     hf_defaults: Mapping[str, Any] = field(default_factory=dict)  # what config.json may leave out

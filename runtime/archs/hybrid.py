@@ -55,7 +55,7 @@ LFM2 = Arch(
         "ffn_up": "feed_forward.w3",
         "ffn_down": "feed_forward.w2",
     },
-    recurrence="conv",
+    recurrence="short_conv",
     rope_base=1e6,
     tied=True,
     gguf_names={
@@ -104,7 +104,7 @@ QWEN3_NEXT = Arch(
         "ssm_beta": "linear_attn.in_proj_ba",
         "ssm_step": "linear_attn.in_proj_ba",
     },
-    recurrence="delta",
+    recurrence="gated_delta",
     rotary_factor=0.25,
     gguf_names={
         "attn_q_gate": "attn_q",
@@ -163,7 +163,7 @@ GRANITE4 = replace(
         ),
         **_in("mamba", MAMBA),
     },
-    recurrence="scan",
+    recurrence="mamba2",
     gguf_names=MAMBA_IN_GGUF,
     hf_defaults={
         **MAMBA_DEFAULTS,
@@ -201,7 +201,7 @@ NEMOTRON_H = Arch(
     },
     activation="relu2",
     nope="all",
-    recurrence="scan",
+    recurrence="mamba2",
     scoring="sigmoid",
     gguf_names=MAMBA_IN_GGUF,
     hf_biases={},
@@ -297,9 +297,9 @@ ROWS = (
             **_in("mamba", MAMBA),
         },
         optional=frozenset({"ssm_norm"}),
-        recurrence="scan",
+        recurrence="mamba2",
         gguf_names=MAMBA_IN_GGUF,
-        scales_in_gguf_weights=True,
+        multipliers_in_gguf_weights=True,
         bare_in_gguf=frozenset({"ffn_norm"}),
         hf_keys={"logit_scale": "lm_head_multiplier"},
         hf_defaults={

@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ..config.from_files import ModelConfig
+from ..config.model_config import ModelConfig
 from .cache import Batch, PageTable
 from .sampler import BadLogits, Sampler, SamplingParams
 from .state import SavedState, States

@@ -11,7 +11,9 @@ from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, load_tokenizer, tokenizer_from_gguf
-from ..config.from_files import ModelConfig, config_from_gguf, config_from_hf
+from ..config.from_gguf import config_from_gguf
+from ..config.from_hf import config_from_hf
+from ..config.model_config import ModelConfig
 from .tokenizer_kernel import token_kernel
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of files that have none
