@@ -52,13 +52,13 @@ def experts(b: LayerBuilder, moe: MoEConfig, router_input: Buffer, x: Buffer, ou
         )
     )
     gate, up, down = (tensors.matrices.get(stem, ()) for stem in PROJECTIONS)
-    biases = (tensors.biases.get(stem) for stem in PROJECTIONS)
+    gate_bias, up_bias, down_bias = (tensors.biases.get(stem) for stem in PROJECTIONS)
     b.emit(
         MoE(
             *(x, selected, routing_weights, out),  # out [rows, hidden]
             *(gate, up, down),
             c.activation,
-            *biases,
+            *(gate_bias, up_bias, down_bias),
             limit=moe.limit,
             alpha=moe.alpha,
         )
