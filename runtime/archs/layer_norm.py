@@ -1,4 +1,4 @@
-"""Those with LayerNorm: Command R, and the older GPTs, whose FFN has no gate."""
+"""Models with LayerNorm: Command R, StableLM, and GPTs and StarCoder 2, whose FFN has no gate."""
 
 from __future__ import annotations
 

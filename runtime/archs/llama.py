@@ -1,4 +1,4 @@
-"""Llama, and those that follow it: RMS norm before each part, gated FFN."""
+"""Llama and the models that follow it: RMS norm in front of attention and of a gated FFN."""
 
 from __future__ import annotations
 

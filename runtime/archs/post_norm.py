@@ -1,4 +1,4 @@
-"""Those with norms behind attention and FFN: OLMo 2 and 3 and EXAONE 4 have only these, GLM-4 both kinds."""
+"""Models with norms behind attention and FFN: OLMo 2 and 3 and EXAONE 4 only there, GLM-4 also in front."""
 
 from __future__ import annotations
 
