@@ -50,7 +50,7 @@ def correct(b: LayerBuilder) -> None:
     """Correct all streams by the layer's output x; then x = the active stream times a learned scale."""
     altup = b.config.altup
     assert altup
-    weight = b.weights.vector(f"{b.tensor('altup_correct_scale')}.weight")
+    weight = b.vector("altup_correct_scale")
     weight = weight if altup.scaled else np.ones_like(weight)
     modalities = route(b, b.x)  # [rows, n]
     correction = b.buffer("correction", altup.streams)
@@ -60,7 +60,7 @@ def correct(b: LayerBuilder) -> None:
 
 def route(b: LayerBuilder, x: Buffer) -> Buffer:
     """tanh(router(norm(x) / hidden)): [rows, n]."""
-    b.layer_norm("altup_router_norm", x, b.h, scale=1 / x.width)
+    b.norm("altup_router_norm", x, b.h, scale=1 / x.width)
     modalities = b.buffer("modalities", len(b.streams))
     b.linear("altup_router", b.h, modalities)
     b.emit(Activation(modalities, modalities, "tanh"))
@@ -73,7 +73,7 @@ def laurel(b: LayerBuilder, x: Buffer) -> None:
     low, out = b.buffer("laurel low", b.config.altup.laurel_rank), laurel_out(b)
     b.linear("laurel_l", x, low)  # low [rows, rank]
     b.linear("laurel_r", low, out)  # out [rows, hidden]
-    b.layer_norm("laurel_post_norm", out, out)
+    b.norm("laurel_post_norm", out, out)
     b.emit(Add(x, out))
 
 

@@ -13,7 +13,7 @@ from .builder import LayerBuilder
 
 def attention(b: LayerBuilder, x: Buffer) -> Buffer:
     """softmax(q kᵀ · scale) v, in front of the output projection: [rows, heads · head_dim]."""
-    c, layer, name = b.config, b.layer, b.tensor
+    c, layer = b.config, b.layer
     (head_dim, kv_heads, _), (first_dim, first_kv_heads, _) = c.sizes(layer), c.sizes(c.layers[0])
     q = b.sized("q", c.n_heads * head_dim, c.n_heads * first_dim)
     k = b.sized("k", kv_heads * head_dim, first_kv_heads * first_dim)
@@ -40,7 +40,7 @@ def attention(b: LayerBuilder, x: Buffer) -> Buffer:
             scale=c.attention_scale,
             window=layer.window,
             softcap=c.attention_softcap,
-            sinks=b.weights.vector(f"{name('attn_sinks')}.weight") if c.sinks else None,
+            sinks=b.vector("attn_sinks") if c.sinks else None,
             append=layer.kv_from is None,
         )
     )
@@ -59,17 +59,18 @@ def prepare_qk(b: LayerBuilder, q: Buffer, k: Buffer) -> None:
     heads = [("attn_q_norm", q, c.n_heads)]
     if b.layer.kv_from is None:
         heads.append(("attn_k_norm", k, c.sizes(b.layer)[1]))
-
-    def norm() -> None:
-        for stem, x, n in heads:
-            if stem in c.norms:
-                b.layer_norm(stem, x, x, groups=1 if c.qk_norm == "whole" else n)
-
-    def rotate() -> None:
-        for _, x, n in heads:
-            b.rope(x, n)
-
-    for step in (rotate, norm) if c.qk_norm_after_rope else (norm, rotate):
-        step()
+    if not c.qk_norm_after_rope:
+        _norm_heads(b, heads)
+    for _, x, n in heads:
+        b.rope(x, n)
+    if c.qk_norm_after_rope:
+        _norm_heads(b, heads)
     if c.attention_temperature[0]:
         b.emit(ScaleQueries(q, *c.attention_temperature))
+
+
+def _norm_heads(b: LayerBuilder, heads: list[tuple[str, Buffer, int]]) -> None:
+    """The norms of queries and keys, over each head or over the whole row; `heads`: stem, buffer, heads."""
+    for stem, x, n in heads:
+        if stem in b.config.norms:
+            b.norm(stem, x, x, groups=1 if b.config.qk_norm == "whole" else n)

@@ -73,17 +73,29 @@ class Builder:
         p = self.config.per_layer_input
         return self.buffer("per-layer inputs", self.config.n_layers * p.width if p else 0)
 
+    def tensor(self, stem: str) -> str:
+        """The name of a tensor, without ".weight" or ".bias"."""
+        return stem
+
+    def vector(self, stem: str, ending: str = "weight") -> np.ndarray:
+        """A vector of weights or biases, in float32."""
+        return self.weights.vector(f"{self.tensor(stem)}.{ending}")
+
+    def bias(self, stem: str) -> np.ndarray | None:
+        """The bias of a matrix or norm, float32 [outputs]; None in a model without it."""
+        return self.vector(stem, "bias") if stem in self.config.biases else None
+
     def norm(
-        self, name: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0, eps: float | None = None
+        self, stem: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0, eps: float | None = None
     ) -> Buffer:
         """out = norm(x) · weight · scale, with the model's kind of norm. Returns `out`."""
         eps = self.config.norm_eps if eps is None else eps
-        weight = self.weights.norm(f"{name}.weight") * np.float32(scale)
+        weight = self.weights.norm(f"{self.tensor(stem)}.weight") * np.float32(scale)
         if self.config.norm == "rms":
             self.emit(RMSNorm(x, out, weight, eps, groups))
             return out
-        has_bias = name.rpartition(".")[2] in self.config.biases
-        bias = self.weights.vector(f"{name}.bias") * np.float32(scale) if has_bias else None
+        bias = self.bias(stem)
+        bias = None if bias is None else bias * np.float32(scale)
         self.emit(LayerNorm(x, out, weight.reshape(-1), bias, eps, groups))
         return out
 
@@ -116,28 +128,23 @@ class LayerBuilder(Builder):
         return self.buffer(name if width == first else f"{name} {width}", width)
 
     def tensor(self, stem: str) -> str:
-        """The name of a tensor of this layer, without its ending."""
+        """The name of a tensor of this layer, without ".weight" or ".bias"."""
         return f"blk.{self.index}.{stem}"
-
-    def layer_norm(self, stem: str, x: Buffer, out: Buffer, groups: int = 1, scale: float = 1.0) -> Buffer:
-        """`norm` with a weight of this layer."""
-        return self.norm(self.tensor(stem), x, out, groups, scale)
 
     def pre_norm(self, stem: str, out: Buffer, scale: float = 1.0) -> Buffer:
         """The input of a block: out = norm(x), or x itself in a model without this norm."""
-        return self.layer_norm(stem, self.x, out, scale=scale) if stem in self.config.norms else self.x
+        return self.norm(stem, self.x, out, scale=scale) if stem in self.config.norms else self.x
 
     def linear(self, stem: str, x: Buffer, out: Buffer, accumulate: bool = False) -> Buffer:
         """out = x @ weightᵀ + bias, or out += with `accumulate`. Returns `out`."""
-        name = self.tensor(stem)
-        bias = self.weights.vector(f"{name}.bias") if stem in self.config.biases else None
-        self.emit(MatMul(x, out, self.weights.matrix(f"{name}.weight"), bias, accumulate))
+        weight = self.weights.matrix(f"{self.tensor(stem)}.weight")
+        self.emit(MatMul(x, out, weight, self.bias(stem), accumulate))
         return out
 
     def add_h(self, post_norm: str, scale: float = 1.0) -> None:
         """x += h · residual_scale · scale, behind a norm of h if the model has `post_norm`."""
         if post_norm in self.config.norms:
-            self.layer_norm(post_norm, self.h, self.h)
+            self.norm(post_norm, self.h, self.h)
         self.emit(Add(self.h, self.x, self.config.residual_scale * scale))
 
     def residual(self, stem: str, source: Buffer, post_norm: str, scale: float = 1.0) -> None:

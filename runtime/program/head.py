@@ -14,9 +14,8 @@ def head(b: Builder) -> Buffer:
         merge_streams(b)
     b.norm("output_norm", b.x, b.x, scale=c.logit_scale)  # x [logits rows, hidden]
     weight = w.matrix("token_embd.weight" if c.tied else "output.weight")
-    bias = w.vector("output.bias") if "output" in c.biases else None
     logits = Buffer("logits", c.vocab_size, logits_rows=True)
-    b.emit(MatMul(b.x, logits, weight, bias))  # logits [logits rows, vocab]
+    b.emit(MatMul(b.x, logits, weight, b.bias("output")))  # logits [logits rows, vocab]
     if c.logit_softcap:
         b.emit(SoftCap(logits, c.logit_softcap))
     return logits

@@ -101,7 +101,7 @@ def finish_layer(b: LayerBuilder) -> None:
     """Behind the FFN: AltUp's correction, the per-layer input, and a scale of the residual stream."""
     c, scale = b.config, 1.0
     if c.layer_scales:
-        scale = float(b.weights.vector(f"{b.tensor('layer_output_scale')}.weight")[0])
+        scale = float(b.vector("layer_output_scale")[0])
     if c.altup:
         altup.correct(b)
     if c.per_layer_input:

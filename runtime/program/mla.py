@@ -22,12 +22,12 @@ def latent_attention(b: LayerBuilder, x: Buffer) -> Buffer:
     if mla.q_rank:
         q_latent = b.buffer("latent query", mla.q_rank)
         b.linear("attn_q_a", x, q_latent)  # q_latent [rows, q_rank]
-        b.norm(b.tensor("attn_q_a_norm"), q_latent, q_latent, eps=NORM_EPS)
+        b.norm("attn_q_a_norm", q_latent, q_latent, eps=NORM_EPS)
         b.linear("attn_q_b", q_latent, q)  # q [rows, heads · (nope_dim + rope_dim)]
     else:
         b.linear("attn_q", x, q)  # q [rows, heads · (nope_dim + rope_dim)]
     b.linear("attn_kv_a_mqa", x, kv)  # kv [rows, kv_rank + rope_dim]
-    b.norm(b.tensor("attn_kv_a_norm"), kv, kv, eps=NORM_EPS)  # the first kv_rank columns
+    b.norm("attn_kv_a_norm", kv, kv, eps=NORM_EPS)  # the first kv_rank columns
     b.rope(q, c.n_heads, start=mla.nope_dim)
     b.rope(kv, 1, start=mla.kv_rank)
 

@@ -32,7 +32,7 @@ def mixture_of_experts(b: LayerBuilder, x: Buffer) -> None:
 
 def experts(b: LayerBuilder, moe: MoEConfig, router_input: Buffer, x: Buffer, out: Buffer) -> None:
     """out = Σ routing weight · expert(x) over the top k experts of each row."""
-    c, name, tensors = b.config, b.tensor, b.weights.experts(b.index)
+    c, tensors = b.config, b.weights.experts(b.index)
     scores = b.buffer("scores", moe.n_experts)
     selected, routing_weights = b.buffer("experts", moe.top_k), b.buffer("routing weights", moe.top_k)
     b.linear("ffn_gate_inp", router_input, scores)  # scores [rows, n_experts]
@@ -40,15 +40,13 @@ def experts(b: LayerBuilder, moe: MoEConfig, router_input: Buffer, x: Buffer, ou
         Route(
             *(scores, selected, routing_weights),  # selected, routing_weights [rows, top_k]
             scoring=moe.scoring,
-            bias=b.weights.vector(f"{name('exp_probs_b')}.bias") if moe.correction_bias else None,
+            bias=b.vector("exp_probs_b", "bias") if moe.correction_bias else None,
             normalised=moe.normalised,
             scale=moe.scale,
             groups=moe.groups,
             top_groups=moe.top_groups,
             group_best=moe.group_best,
-            expert_scales=(
-                b.weights.vector(f"{name('ffn_down_exps_scale')}.weight") if moe.parallel_dense else None
-            ),
+            expert_scales=(b.vector("ffn_down_exps_scale") if moe.parallel_dense else None),
         )
     )
     gate, up, down = (tensors.matrices.get(stem, ()) for stem in PROJECTIONS)
@@ -89,14 +87,14 @@ def experts_beside_ffn(b: LayerBuilder, x: Buffer) -> None:
     assert moe
     inner = ffn_inner(b, x)
     b.linear("ffn_down", inner, b.h)  # h [rows, hidden]
-    b.layer_norm("post_ffw_norm_1", b.h, b.h)
+    b.norm("post_ffw_norm_1", b.h, b.h)
     # The router reads the stream behind a norm whose weight is a learned scale over √hidden.
-    scale = b.weights.vector(f"{b.tensor('ffn_gate_inp_scale')}.weight") * np.float32(c.hidden**-0.5)
+    scale = b.vector("ffn_gate_inp_scale") * np.float32(c.hidden**-0.5)
     router_input, out = b.ffn_input, _moe_out(b, moe)
     b.emit(RMSNorm(b.x, router_input, scale, c.norm_eps))
-    b.layer_norm("pre_ffw_norm_2", b.x, out)
+    b.norm("pre_ffw_norm_2", b.x, out)
     experts(b, moe, router_input, x=out, out=out)  # out [rows, hidden]
-    b.layer_norm("post_ffw_norm_2", out, out)
+    b.norm("post_ffw_norm_2", out, out)
     b.emit(Add(out, b.h))
     b.add_h("post_ffw_norm")
 

@@ -35,7 +35,7 @@ def add_per_layer_input(b: LayerBuilder, scale: float) -> None:
     b.linear("inp_gate", b.x, gate)  # gate [rows, width]
     b.emit(GatedActivation(gate, b.per_layer_inputs, gate, c.activation, up_start=b.index * gate.width))
     b.linear("proj", gate, b.h)  # h [rows, hidden]
-    b.layer_norm("post_norm", b.h, b.h)
+    b.norm("post_norm", b.h, b.h)
     if c.altup:
         b.emit(*(Add(b.h, stream) for stream in b.streams[1:]))
     else:

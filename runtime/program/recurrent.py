@@ -72,7 +72,7 @@ def mamba2(b: LayerBuilder, r: RecurrentConfig, x: Buffer, state: int) -> Buffer
     grouped = r.groups * r.state_size
     weight = weight * np.repeat(np.array(mix_scales, np.float32), (r.inner, grouped, grouped))[:, None]
     a, step_bias = _decay_tensors(b)
-    skip = b.weights.vector(f"{b.tensor('ssm_d')}.weight")
+    skip = b.vector("ssm_d")
     sizes = (r.groups, r.heads, r.state_size)
     b.emit(
         CausalConv(mix, mix, weight, bias, state, silu=True),
@@ -107,4 +107,4 @@ def _conv_tensors(b: LayerBuilder) -> tuple[np.ndarray, np.ndarray | None]:
 
 def _decay_tensors(b: LayerBuilder) -> tuple[np.ndarray, np.ndarray]:
     """The decay rates a and the bias of the time step, float32 [heads]."""
-    return b.weights.decay(f"{b.tensor('ssm_a')}.weight"), b.weights.vector(f"{b.tensor('ssm_dt')}.bias")
+    return b.weights.decay(f"{b.tensor('ssm_a')}.weight"), b.vector("ssm_dt", "bias")

@@ -45,14 +45,14 @@ def test_gate_with_a_part_of_a_row():
     np.testing.assert_allclose(got, gate / (1 + np.exp(-gate)) * up[:, 6:], rtol=1e-5)
 
 
-@pytest.mark.parametrize("deviations", [-0.5, 0.0, 1.2])
-def test_sparsify(deviations):
+@pytest.mark.parametrize("std_multiplier", [-0.5, 0.0, 1.2])
+def test_gaussian_top_k(std_multiplier):
     x = normal(3, 50) + 1
-    got = run(machine_of(ops.GaussianTopK(buffer("x", 50), deviations), x=x), batch([0, 1, 2]), "x")
+    got = run(machine_of(ops.GaussianTopK(buffer("x", 50), std_multiplier), x=x), batch([0, 1, 2]), "x")
     for row in range(3):
         values = x[row].astype(float)
         mean = sum(values) / 50
-        cut = mean + deviations * math.sqrt(sum((v - mean) ** 2 for v in values) / 50)
+        cut = mean + std_multiplier * math.sqrt(sum((v - mean) ** 2 for v in values) / 50)
         np.testing.assert_allclose(got[row], [max(v - cut, 0.0) for v in values], atol=1e-5)
     assert (got == 0).any()
 
@@ -67,7 +67,7 @@ def test_match_magnitude():
     np.testing.assert_array_equal(got[1], 0)
 
 
-def test_predict_and_correct_streams():
+def test_altup_predict_and_correct():
     n, active = 3, 1
     streams = {f"s{i}": normal(2, 4) for i in range(n)}
     names = tuple(buffer(name, 4) for name in streams)

@@ -117,7 +117,7 @@ def test_scaled_add_and_activation():
     np.testing.assert_array_equal(run(machine_of(activation, x=x), batch([0, 1]), "x"), expected)
 
 
-def test_grow_queries():
+def test_scale_queries():
     q = np.ones((4, 2), np.float32)
     op = ops.ScaleQueries(buffer("q", 2), beta=0.5, length=8)
     got = run(machine_of(op, q=q), batch([0, 7, 8, 31]), "q")

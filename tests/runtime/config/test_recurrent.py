@@ -86,7 +86,16 @@ def test_ffn_width_of_lfm2(conformance):
     assert width(block_auto_adjust_ff_dim=False) == 160
 
 
-def test_scales_of_falcon_h1(conformance):
+@pytest.mark.parametrize("name", ["granite4-h", "lfm2-moe"])
+def test_keys_shared_with_a_layer_without_attention(conformance, name):
+    with pytest.raises(
+        DamagedFile, match="layer 1 shares the keys and values of layer 0, which has no attention"
+    ):
+        hf(conformance, name, num_kv_shared_layers=2)
+    assert hf(conformance, name, num_kv_shared_layers=1).layers[2].kv_from == 1  # no attention, nothing read
+
+
+def test_multipliers_of_falcon_h1(conformance):
     config = hf(conformance, "falcon-h1")
     assert config.multipliers.gate == pytest.approx(0.8838834764831844)
     assert config.attention_scale == pytest.approx(0.390625 / 32**0.5)
