@@ -18,7 +18,7 @@ from .plan import Test
 if TYPE_CHECKING:
     from ...runtime.cuda.driver.device import Device
     from ...runtime.engine.cache import PageTable
-    from ...runtime.engine.engine import Machine
+    from ...runtime.engine.machine import Machine
 
 WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that count
 

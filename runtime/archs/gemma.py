@@ -1,4 +1,4 @@
-"""The Gemmas: scaled embeddings, norms stored as w of 1 + w, tanh-GELU; norms behind each part from 2 on."""
+"""Gemma 1 to 3: scaled embeddings, norm weights stored minus 1, tanh-GELU; from 2 on norms behind blocks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from .arch import QK_NORMS, VISION, Arch, layer_names
 
-NORMS_AROUND = {  # each part
+NORMS_AROUND = {  # norms in front of and behind each block
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",

@@ -1,11 +1,11 @@
-"""Gemma 3n and 4: inputs for each layer, layers that share keys and values, scores that are not scaled."""
+"""Gemma 3n and 4: per-layer inputs, shared keys and values, attention scores that are not scaled."""
 
 from __future__ import annotations
 
 from .arch import QK_NORMS, VISION, Arch, layer_names
 from .gemma import NORMS_AROUND
 
-SENSES = (*VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
+MULTIMODAL = (*VISION, "model.audio_tower.", "model.embed_vision.", "model.embed_audio.")
 TOP = {
     "token_embd": "embed_tokens",
     "output_norm": "norm",
@@ -15,7 +15,7 @@ TOP = {
     "per_layer_proj_norm": "per_layer_projection_norm",
 }
 
-WITH_INPUTS = {  # of its own for each layer
+PER_LAYER_INPUT = {  # and the norms of a layer
     **QK_NORMS,
     **NORMS_AROUND,
     "inp_gate": "per_layer_input_gate",
@@ -28,7 +28,7 @@ GEMMA3N = Arch(
     gguf="gemma3n",
     hf=("gemma3n_text", "gemma3n"),
     layer=layer_names(
-        **WITH_INPUTS,
+        **PER_LAYER_INPUT,
         laurel_l="laurel.linear_left",
         laurel_r="laurel.linear_right",
         laurel_post_norm="laurel.post_laurel_norm",
@@ -77,7 +77,7 @@ GEMMA3N = Arch(
         "num_kv_shared_layers": 15,
         "laurel_rank": 64,
     },
-    hf_skip=SENSES,
+    hf_skip=MULTIMODAL,
 )
 
 ROWS = (
@@ -87,7 +87,7 @@ ROWS = (
         gguf="gemma4",
         hf=("gemma4_text", "gemma4"),
         layer=layer_names(
-            **WITH_INPUTS,
+            **PER_LAYER_INPUT,
             layer_output_scale="layer_scalar",
             ffn_gate_inp="router.proj",
             ffn_gate_inp_scale="router.scale",
@@ -111,9 +111,9 @@ ROWS = (
         attention_scale=1.0,
         value_norm=True,
         values_from_keys=True,
-        dense_beside_experts=True,
+        moe_parallel_dense=True,
         hf_top=TOP,
-        together_in_gguf={"ffn_gate_exps": "ffn_gate_up_exps", "ffn_up_exps": "ffn_gate_up_exps"},
+        fused_in_gguf={"ffn_gate_exps": "ffn_gate_up_exps", "ffn_up_exps": "ffn_gate_up_exps"},
         gguf_names={"ffn_gate_inp_scale": "ffn_gate_inp.scale", "ffn_down_exps_scale": "ffn_down_exps.scale"},
         hf_keys={"num_experts_per_tok": "top_k_experts"},
         hf_defaults={
@@ -139,6 +139,6 @@ ROWS = (
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             },
         },
-        hf_skip=SENSES,
+        hf_skip=MULTIMODAL,
     ),
 )

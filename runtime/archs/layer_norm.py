@@ -1,10 +1,10 @@
-"""Those with LayerNorm: Command R, and the older GPTs, whose FFN has no gate."""
+"""Models with LayerNorm: Command R, StableLM, and GPTs and StarCoder 2, whose FFN has no gate."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import ATTENTION, FFN, QK_NORMS, QKV, TOGETHER_QKV, Arch, layer_names
+from .arch import ATTENTION, FFN, FUSED_QKV, QK_NORMS, QKV, Arch, layer_names
 
 COHERE = Arch(
     name="cohere",
@@ -109,7 +109,7 @@ ROWS = (
         hf_layers="h",
         hf_top={"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head"},
         hf_transposed=True,
-        together_in_gguf=TOGETHER_QKV,
+        fused_in_gguf=FUSED_QKV,
     ),
     Arch(
         name="gpt-neox",
@@ -138,6 +138,6 @@ ROWS = (
         hf_prefixes=("gpt_neox.",),
         hf_top={"token_embd": "embed_in", "output_norm": "final_layer_norm", "output": "embed_out"},
         hf_qkv_by_head=True,
-        together_in_gguf=TOGETHER_QKV,
+        fused_in_gguf=FUSED_QKV,
     ),
 )

@@ -1,10 +1,10 @@
-"""Llama, and those that follow it: RMS norm before each part, gated FFN."""
+"""Llama and the models that follow it: RMS norm in front of attention and of a gated FFN."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import FFN, QK_NORMS, QKV, TOGETHER_FFN, TOGETHER_QKV, VISION, Arch, layer_names
+from .arch import FFN, FUSED_FFN, FUSED_QKV, QK_NORMS, QKV, VISION, Arch, layer_names
 
 LLAMA = Arch(
     name="llama",
@@ -108,7 +108,7 @@ ROWS = (
         ),
         window="all",
         window_in_gguf="all",
-        together_in_gguf={**TOGETHER_QKV, **TOGETHER_FFN},
+        fused_in_gguf={**FUSED_QKV, **FUSED_FFN},
         hf_biases={},  # published files have the keys of other models
         hf_defaults={
             "max_position_embeddings": 4096,

@@ -1,21 +1,19 @@
-"""Those whose FFN is a mixture of experts."""
+"""Llama-like models with a mixture of experts: Mixtral, Qwen-MoE, gpt-oss, GLM-4.5, MiniMax-M2, ERNIE 4.5."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from . import llama
-from .arch import ATTENTION, QK_NORMS, QKV, Arch, layer_names
+from .arch import ATTENTION, DENSE_FFN, QK_NORMS, QKV, Arch, layer_names, without
 
 BY_NAME = {row.name: row for row in llama.ROWS}
-DENSE = ("ffn_gate", "ffn_up", "ffn_down")
 
 
 def experts(
     block: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
 ) -> dict[str, str]:
-    """The router of `block`, and its experts."""
+    """The names of the router of `block` and of its experts, "{}" for the number of an expert."""
     return {
         "ffn_gate_inp": f"{block}.gate",
         "ffn_gate_exps": f"{block}.experts.{{}}.{gate}",
@@ -25,12 +23,8 @@ def experts(
 
 
 def shared(block: str) -> dict[str, str]:
-    """The FFN that all tokens pass."""
+    """The names of the shared expert of `block`."""
     return {f"ffn_{part}_shexp": f"{block}.{part}_proj" for part in ("gate", "up", "down")}
-
-
-def _with(layer: Mapping[str, str], more: Mapping[str, str], *without: str) -> dict[str, str]:
-    return {stem: name for stem, name in {**layer, **more}.items() if stem not in without}
 
 
 MIXTRAL_EXPERTS = experts("block_sparse_moe", "w1", "w3", "w2")
@@ -40,7 +34,7 @@ ROWS = (
         BY_NAME["mistral"],
         name="mixtral",  # in GGUF files it is called llama
         hf=("mixtral",),
-        layer=_with(llama.LLAMA.layer, MIXTRAL_EXPERTS, *DENSE),
+        layer={**without(llama.LLAMA.layer, *DENSE_FFN), **MIXTRAL_EXPERTS},
         rope_base=1e6,
         hf_defaults={
             "max_position_embeddings": 131072,
@@ -56,14 +50,12 @@ ROWS = (
         gguf="qwen2moe",
         output_in_gguf=True,
         hf=("qwen2_moe",),
-        layer=_with(
-            llama.LLAMA.layer,
-            {
-                **experts("mlp"),
-                **shared("mlp.shared_expert"),
-                "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            },
-        ),
+        layer={
+            **llama.LLAMA.layer,
+            **experts("mlp"),
+            **shared("mlp.shared_expert"),
+            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        },
         normalised_in_gguf=False,
         biases=frozenset(),
         hf_biases={"qkv_bias": QKV},
@@ -82,7 +74,7 @@ ROWS = (
         name="qwen3moe",
         gguf="qwen3moe",
         hf=("qwen3_moe",),
-        layer=_with(BY_NAME["qwen3"].layer, experts("mlp")),
+        layer={**BY_NAME["qwen3"].layer, **experts("mlp")},
         hf_defaults={
             **llama.QWEN2.hf_defaults,
             "num_key_value_heads": 4,
@@ -97,7 +89,7 @@ ROWS = (
         output_in_gguf=True,
         hf=("gpt_oss",),
         layer=layer_names(
-            *DENSE,
+            *DENSE_FFN,
             attn_sinks="self_attn.sinks",
             ffn_gate_inp="mlp.router",
             ffn_gate_exps="mlp.experts.gate_up_proj",
@@ -152,7 +144,7 @@ ROWS = (
         output_in_gguf=True,
         hf=("minimax_m2",),
         layer=layer_names(
-            *DENSE,
+            *DENSE_FFN,
             **QK_NORMS,
             **MIXTRAL_EXPERTS,
             exp_probs_b="block_sparse_moe.e_score_correction_bias",
@@ -174,14 +166,12 @@ ROWS = (
         name="ernie4.5-moe",
         gguf="ernie4_5-moe",
         hf=("ernie4_5_moe",),
-        layer=_with(
-            llama.LLAMA.layer,
-            {
-                **experts("mlp"),
-                **shared("mlp.shared_experts"),
-                "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
-            },
-        ),
+        layer={
+            **llama.LLAMA.layer,
+            **experts("mlp"),
+            **shared("mlp.shared_experts"),
+            "exp_probs_b": "mlp.moe_statics.e_score_correction_bias",
+        },
         hf_keys={"num_experts_per_tok": "moe_k"},
         hf_defaults={
             "max_position_embeddings": 131072,

@@ -1,10 +1,10 @@
-"""Those with norms behind attention and FFN: OLMo 2 and 3 and EXAONE 4 have only these, GLM-4 both kinds."""
+"""Models with norms behind attention and FFN: OLMo 2 and 3 and EXAONE 4 only there, GLM-4 also in front."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from .arch import FFN, QK_NORMS, QKV, TOGETHER_FFN, Arch, layer_names
+from .arch import FFN, FUSED_FFN, QK_NORMS, QKV, Arch, layer_names
 
 OLMO2 = Arch(
     name="olmo2",
@@ -65,7 +65,7 @@ ROWS = (
         interleaved_in_gguf=True,
         interleaved_in_hf=True,
         rotary_factor=0.5,
-        together_in_gguf=TOGETHER_FFN,
+        fused_in_gguf=FUSED_FFN,
         hf_biases={"attention_bias": QKV, "mlp_bias": FFN},
         hf_defaults={
             "max_position_embeddings": 131072,

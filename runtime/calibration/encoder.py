@@ -16,7 +16,7 @@ from ...quant.rounding.codebooks import GRIDS
 from ...quant.rounding.encode import encode_tensor
 from ...quant.rounding.gptq import encode_compensated
 from ...quant.rounding.hessian import Factor, factor
-from ..config.from_files import ModelConfig
+from ..config.model_config import ModelConfig
 from ..evaluation.scores import cut_into_windows
 from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
@@ -132,7 +132,7 @@ def _stacks(config: ModelConfig, weights: Weights) -> dict[str, tuple[QTensor, .
     stacks: dict[str, tuple[QTensor, ...]] = {}
     stacks |= {name: (tensor,) for name, tensor in weights.bound.items() if len(tensor.shape) == 2}
     for i, layer in enumerate(config.layers):
-        if layer.experts and config.experts:
+        if layer.is_moe and config.moe:
             for stem, stack in weights.experts(i).matrices.items():
                 stacks[f"blk.{i}.{stem}.weight"] = stack
     return stacks

@@ -1,4 +1,4 @@
-"""What differs between the layers of a model: sliding windows, and which layers rotate how, if at all."""
+"""Layer: what differs between the layers of a model; the sliding window and RoPE of each layer."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ..archs import Arch
-from .fields import Fields, UnsupportedModel, show
-from .moe import Experts
+from .metadata import Metadata, show
 from .rope import Rope
 
 LAYER_TYPES = {  # spellings of config.json → whether the layer has the sliding window
@@ -17,36 +17,36 @@ LAYER_TYPES = {  # spellings of config.json → whether the layer has the slidin
     "attention": False,
     "sliding_attention": True,
 }
-RECURRENT_TYPES = ("conv", "mamba", "linear_attention")  # of architectures that have such layers
+RECURRENT_TYPES = ("conv", "mamba", "linear_attention")  # spellings for layers with a recurrent mixer
 
 
 @dataclass(frozen=True)
 class Layer:
     """What may differ between layers."""
 
-    rope: Rope | None  # None: positions are not told apart, but by causality
-    window: int = 0  # sliding window of attention, in tokens; 0: all
-    experts: bool = False  # its FFN is a mixture of experts
-    head_dim: int | None = None  # where these differ from the model's
+    rope: Rope | None  # None: no rotary embeddings
+    window: int = 0  # sliding window of attention, in tokens; 0: attention to all
+    is_moe: bool = False  # the FFN is a mixture of experts
+    head_dim: int | None = None  # None: the model's, as with the next two
     kv_heads: int | None = None
     ffn: int | None = None
-    kv_from: int | None = None  # the earlier layer whose keys and values it reads; it has none of its own
-    values_are_keys: bool = False  # its values are its keys, before norm and rotation
-    # Only gates of the FFN so many standard deviations above their mean take part; None: all do.
-    deviations: float | None = None
-    attends: bool = True
-    recurs: bool = False  # see ModelConfig.recurrence
-    feeds: bool = True  # has an FFN
+    kv_from: int | None = None  # the earlier layer whose keys and values it shares; None: it has its own
+    values_are_keys: bool = False  # values are the keys in front of norm and rotation
+    std_multiplier: float | None = None  # see ops.GaussianTopK, over the gate of the FFN; None: not used
+    has_attention: bool = True
+    has_recurrence: bool = False  # see ModelConfig.recurrence
+    has_ffn: bool = True
 
 
 def layers_from_gguf(
-    keys: Fields, arch: Arch, ropes: tuple[Rope, Rope], experts: list[bool]
+    keys: Metadata, arch: Arch, ropes: tuple[Rope, Rope], is_moe: list[bool]
 ) -> tuple[Layer, ...]:
-    """The layers of a GGUF file; `ropes` of full and of sliding ones, `experts` for each whether it has them.
+    """The layers of a GGUF file.
 
-    Raises DamagedFile.
+    `ropes` are those of layers with full attention and with a sliding window; `is_moe` says for each layer
+    whether it has experts. Raises DamagedFile.
     """
-    n_layers = len(experts)
+    n_layers = len(is_moe)
     window = keys.integer("attention.sliding_window", 0, low=0)
     pattern = keys.values.get(f"{keys.prefix}attention.sliding_window_pattern")
     if arch.window_in_gguf == "none":
@@ -63,17 +63,17 @@ def layers_from_gguf(
             window, keys.integer("attention.sliding_window_pattern", arch.window_period), n_layers
         )
     rotates = arch.nope != "switch" or keys.flag("rope.scaling.finetuned", True)
-    return _layers(windows, ropes, _rotating(arch, windows, rotates), experts)
+    return _layers(windows, ropes, _rotating(arch, windows, rotates), is_moe)
 
 
 def layers_from_hf(
-    keys: Fields, arch: Arch, ropes: tuple[Rope, Rope], experts: list[bool]
+    keys: Metadata, arch: Arch, ropes: tuple[Rope, Rope], is_moe: list[bool]
 ) -> tuple[Layer, ...]:
     """The layers of a Hugging Face checkpoint; arguments as for `layers_from_gguf`.
 
-    Raises DamagedFile, or UnsupportedModel for layers that are no attention.
+    Raises DamagedFile, or UnsupportedModel for an unknown layer type.
     """
-    n_layers = len(experts)
+    n_layers = len(is_moe)
     windows = _windows_hf(keys, arch, n_layers)
     rotates = arch.nope != "switch" or keys.text("position_embedding_type", "none") == "rope"
     rotating = _rotating(arch, windows, rotates)
@@ -82,25 +82,11 @@ def layers_from_hf(
         rotating = [bool((i + 1) % interval) for i in range(n_layers)]
         if "no_rope_layers" in keys:  # despite its name 1 where there is RoPE
             rotating = [bool(flag) for flag in _per_layer(keys, "no_rope_layers", n_layers)]
-    return _layers(windows, ropes, rotating, experts)
+    return _layers(windows, ropes, rotating, is_moe)
 
 
-def ffn_width(keys: Fields, default: int | None, experts: Experts | None) -> int:
-    """The width of a dense FFN from config.json; of a model that has none, any. Raises DamagedFile.
-
-    LFM2 (`block_auto_adjust_ff_dim`) says how to work it out from what it names.
-    """
-    width = keys.integer("intermediate_size", default or (experts.width if experts else None))
-    if not keys.flag("block_auto_adjust_ff_dim", False):
-        return width
-    width = 2 * width // 3
-    if "block_ffn_dim_multiplier" in keys:
-        unit = keys.integer("block_multiple_of")
-        width = -(-int(keys.number("block_ffn_dim_multiplier") * width) // unit) * unit
-    return width
-
-
-def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
+def _windows_hf(keys: Metadata, arch: Arch, n_layers: int) -> list[int]:
+    """The sliding window of each layer, 0 for full attention, from config.json."""
     window = keys.integer("sliding_window", 0, low=0)
     types = None
     if "layer_types" in keys:
@@ -123,7 +109,7 @@ def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
         first = keys.integer("max_window_layers", low=0)
         return [0 if i < first else window for i in range(n_layers)]
     pattern = keys.values.get("sliding_window_pattern")
-    if isinstance(pattern, str):  # a letter a layer, over and over
+    if isinstance(pattern, str):  # a letter for each layer, repeated
         if not pattern or set(pattern) - set("LG"):
             raise keys.fail("sliding_window_pattern", "a word of L (local) and G (global), or a number")
         return [window if pattern[i % len(pattern)] == "L" else 0 for i in range(n_layers)]
@@ -132,7 +118,8 @@ def _windows_hf(keys: Fields, arch: Arch, n_layers: int) -> list[int]:
     return _periodic(window, period, n_layers) if window else [0] * n_layers
 
 
-def _per_layer(keys: Fields, key: str, n_layers: int) -> list[Any]:
+def _per_layer(keys: Metadata, key: str, n_layers: int) -> list[Any]:
+    """A list with a value for each layer. Raises DamagedFile."""
     values = keys.values[key]
     if not isinstance(values, list) or len(values) != n_layers:
         raise keys.fail(key, f"a list of {n_layers}")
@@ -140,12 +127,12 @@ def _per_layer(keys: Fields, key: str, n_layers: int) -> list[Any]:
 
 
 def _periodic(window: int, period: int, n_layers: int) -> list[int]:
-    """Every `period`-th layer is full."""
+    """The window of each layer, where every `period`-th layer has full attention."""
     return [window if (i + 1) % period else 0 for i in range(n_layers)]
 
 
 def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
-    """Which layers have RoPE; `rotates`: whether any does."""
+    """Whether each layer has RoPE; `rotates` says whether any layer has it."""
     if arch.nope == "period":
         return [bool((i + 1) % arch.nope_period) for i in range(len(windows))]
     if arch.nope == "full" and any(windows):
@@ -154,10 +141,10 @@ def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
 
 
 def _layers(
-    windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool], experts: list[bool]
+    windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool], is_moe: list[bool]
 ) -> tuple[Layer, ...]:
     full, local = ropes
     return tuple(
-        Layer((local if window else full) if turns else None, window, has_experts)
-        for window, turns, has_experts in zip(windows, rotating, experts, strict=True)
+        Layer((local if window else full) if rotates else None, window, experts)
+        for window, rotates, experts in zip(windows, rotating, is_moe, strict=True)
     )

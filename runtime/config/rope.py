@@ -1,4 +1,4 @@
-"""Rotary position embeddings: how fast each pair of dimensions turns, for every way of scaling it.
+"""Rotary position embeddings (RoPE): the frequency of each pair of dimensions, with every kind of scaling.
 
 Su et al. 2021, "RoFormer". Scaling: Chen et al. 2023, "Extending Context Window of Large Language Models
 via Positional Interpolation" (linear); dynamic NTK as first described by its users and kept by
@@ -19,7 +19,8 @@ from ...quant.errors import DamagedFile
 class Llama3Scaling:
     """Divide low frequencies by `factor`, keep high ones, blend in between.
 
-    Low and high are measured in turns over the `original_context` that the model was trained with.
+    A frequency is measured in turns over the `original_context` tokens that the model was trained with: below
+    `low_turns` it is low, above `high_turns` high.
     """
 
     factor: float
@@ -42,10 +43,10 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class Yarn:
-    """Divide low frequencies by `factor`, keep high ones, blend in between, linearly in the pair's number.
+    """Divide low frequencies by `factor`, keep high ones, and blend linearly over the pairs in between.
 
-    The ramp lies between the pairs that make `fast_turns` and `slow_turns` over `original_context`
-    tokens, widened to whole pairs if `truncate`.
+    The ramp is between the pairs that make `fast_turns` and `slow_turns` over `original_context` tokens; with
+    `truncate` its ends are rounded outwards to whole pairs.
     """
 
     factor: float
@@ -58,9 +59,9 @@ class Yarn:
         dims = 2 * len(inv_freq)
 
         def pair(turns: float) -> float:
-            """The pair, as a fraction, that turns so often; never infinite."""
-            found = dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
-            return min(max(found, -1e9), 1e9)
+            """The index, as a finite fraction, of the pair that makes this number of turns."""
+            index = dims * math.log(self.original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+            return min(max(index, -1e9), 1e9)
 
         if not base > 1:
             raise DamagedFile(f"YaRN needs a RoPE base above 1, not {base:g}")
@@ -75,7 +76,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class DynamicNTK:
-    """A base that grows with the sequence, once that is longer than `original_context` tokens."""
+    """A base that grows with the length of a sequence of more than `original_context` tokens."""
 
     factor: float
     original_context: int
@@ -87,7 +88,7 @@ class DynamicNTK:
 
 @dataclass(frozen=True)
 class LongRope:
-    """Divisors [dims / 2] of sequences of more than `original_context` tokens, instead of `Rope.divisors`."""
+    """Divisors [dims / 2] for sequences of more than `original_context` tokens; see `Rope.divisors`."""
 
     divisors: tuple[float, ...]
     original_context: int
@@ -95,11 +96,11 @@ class LongRope:
 
 @dataclass(frozen=True)
 class Rope:
-    """How a layer rotates its queries and keys.
+    """The rotary embeddings of a layer's queries and keys.
 
-    The first `dims` dimensions of a head turn; pairs are (2i, 2i+1) if `interleaved`, else
-    (i, i + dims/2). Pair i turns by position · base^(-2i/dims), divided by `factor` (linear scaling)
-    and by `divisors[i]` if there are any, and changed by `scaling`. cos and sin are multiplied by
+    The first `dims` dimensions of a head are rotated in pairs, (2i, 2i+1) if `interleaved`, else (i, i +
+    dims/2). The angle of pair i is position · base^(-2i/dims), divided by `factor` (linear scaling) and,
+    unless it is empty, by `divisors[i]`, and changed by `scaling`. cos and sin are multiplied by
     `attention_factor`.
     """
 
@@ -113,11 +114,11 @@ class Rope:
 
     @property
     def original_context(self) -> int:
-        """The length of a sequence, in tokens, beyond which its frequencies are others; 0: they never are."""
+        """The sequence length in tokens above which the frequencies change; 0: they never do."""
         return self.scaling.original_context if isinstance(self.scaling, DynamicNTK | LongRope) else 0
 
     def inv_freq(self, length: int = 0) -> np.ndarray:
-        """Radians a position turns each pair by, float32 [dims / 2], in a sequence of `length` tokens.
+        """The frequency of each pair in radians a position, float32 [dims / 2], in a sequence of this length.
 
         Raises DamagedFile if base, scaling or divisors make a frequency that is not finite.
         """
@@ -126,7 +127,7 @@ class Rope:
             base = scaling.base(base, self.dims, length)
         elif isinstance(scaling, LongRope) and length > scaling.original_context:
             divisors = scaling.divisors
-        with np.errstate(all="ignore"):  # the check below speaks for all of them
+        with np.errstate(all="ignore"):  # the check at the end reports every problem
             # Exponents, powers and reciprocals are rounded to float32, as models are trained with them.
             exponents = np.arange(0, self.dims, 2, dtype=np.float32) / np.float32(self.dims)
             powers = (base ** exponents.astype(np.float64)).astype(np.float32)
@@ -145,24 +146,24 @@ class Rope:
 
 
 def ntk_base(base: float, dims: int, alpha: float) -> float:
-    """The base with which the slowest pair turns 1 / alpha as fast, and the fastest as fast as before."""
+    """The base that divides the lowest frequency by `alpha` and keeps the highest (NTK-aware scaling)."""
     return base * alpha ** (dims / (dims - 2)) if dims > 2 else base
 
 
-def yarn_growth(factor: float, scale: float = 1.0) -> float:
-    """What queries and keys, stretched by `factor`, are multiplied by for YaRN."""
+def yarn_mscale(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor of queries and of keys for a context that is longer by `factor`: 0.1 · scale · ln + 1."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def yarn_attention_factor(factor: float, scale: float = 1.0, scale_all: float = 0.0) -> float:
-    """What YaRN multiplies cos and sin by: it grows with `scale` and shrinks again with `scale_all`."""
+    """YaRN's factor of cos and sin: mscale(`scale`) / mscale(`scale_all`), or mscale(1) without both."""
     if not scale or not scale_all:
-        return yarn_growth(factor)
-    return yarn_growth(factor, scale) / yarn_growth(factor, scale_all)
+        return yarn_mscale(factor)
+    return yarn_mscale(factor, scale) / yarn_mscale(factor, scale_all)
 
 
 def longrope_attention_factor(factor: float, original_context: int) -> float:
-    """What LongRoPE multiplies cos and sin by, at any length; `factor` is new over original context."""
+    """LongRoPE's factor of cos and sin, at any length; `factor` is the new context over the original one."""
     if factor <= 1 or original_context <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original_context))

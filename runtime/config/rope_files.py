@@ -1,4 +1,4 @@
-"""Reading a model's RoPE from config.json, in either spelling, or from GGUF metadata and tensors."""
+"""Reading a model's rotary embeddings from config.json, or from GGUF metadata and tensors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ...quant.block import QTensor
-from ...quant.errors import DamagedFile
+from ...quant.errors import DamagedFile, UnsupportedModel
 from ..archs import Arch
-from .fields import Fields, UnsupportedModel, show
+from .metadata import Metadata, show
 from .rope import (
     DynamicNTK,
     Llama3Scaling,
@@ -22,16 +22,16 @@ from .rope import (
 )
 
 SUPPORTED = ("default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional")
-MAX_HEAD_DIM = 1 << 16  # far beyond any; some kinds of scaling take a number for each
+MAX_HEAD_DIM = 1 << 16  # a bound on memory: some kinds of scaling make a number for each dimension
 SUPPORTED_IN_GGUF = ("none", "linear", "yarn", "longrope")
 
 
 def rope_from_hf(
-    config: Fields, head_dim: int, arch: Arch, full_head_dim: int | None = None
+    config: Metadata, head_dim: int, arch: Arch, full_head_dim: int | None = None
 ) -> tuple[Rope, Rope]:
-    """The Ropes of full and of sliding layers from config.json in either spelling.
+    """The RoPE of layers with full attention and that of layers with a sliding window, from config.json.
 
-    `full_head_dim`: where heads of full layers have another size.
+    `full_head_dim` is the length of a head of layers with full attention, if it is another than `head_dim`.
 
     Published files have `rope_theta` and `rope_scaling` (with `rope_local_base_freq` for sliding
     layers that differ); transformers 5 writes `rope_parameters`, with one entry a layer type where
@@ -45,7 +45,7 @@ def rope_from_hf(
     full = _from_entry(config, entry, base, full_head_dim or head_dim, arch)
     if arch.local_rope_base is None and not arch.local_rope_unscaled:
         return full, full
-    entry = None  # a flat one is for the full layers
+    entry = None  # an entry without layer types is for layers with full attention
     if parameters is not None and "sliding_attention" in parameters:
         entry = parameters.section("sliding_attention")
     if arch.local_rope_base is not None:
@@ -55,21 +55,21 @@ def rope_from_hf(
     return full, _from_entry(config, entry, base, head_dim, arch)
 
 
-def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int, arch: Arch) -> Rope:
-    """The Rope for one entry of `rope_scaling` or `rope_parameters`, which may leave out anything."""
+def _from_entry(config: Metadata, entry: Metadata | None, base: float, head_dim: int, arch: Arch) -> Rope:
+    """The RoPE of one entry of `rope_scaling` or `rope_parameters`, all of whose keys are optional."""
     part = arch.rotary_factor
     if head_dim > MAX_HEAD_DIM:
         raise DamagedFile(f"{config.source}: heads of {head_dim} dimensions; at most {MAX_HEAD_DIM} are read")
     if "rotary_dim" in config:
         part = config.integer("rotary_dim", high=head_dim) / head_dim
     part = config.number("partial_rotary_factor", part, high=1.0)
-    entry = entry or Fields({}, config.source)
+    entry = entry or Metadata({}, config.source)
     part = entry.number("partial_rotary_factor", part, high=1.0)
     dims = int(head_dim * part)
     interleaved = config.flag("rope_interleave", arch.interleaved_in_hf)
     rope = Rope(entry.number("rope_theta", base), dims, interleaved)
     kind = entry.text("rope_type", entry.text("type", "default"))
-    if kind == "proportional":  # frequencies and pairs of the whole head, of which the slow ones do not turn
+    if kind == "proportional":  # the lowest frequencies of the whole head are 0
         still = head_dim // 2 - int(part * head_dim // 2)
         divisors = (1.0,) * (head_dim // 2 - still) + (math.inf,) * still
         return replace(rope, dims=head_dim, divisors=divisors, factor=entry.number("factor", 1.0))
@@ -77,7 +77,7 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
         return rope
     if kind == "linear":
         return replace(rope, factor=entry.number("factor"))
-    if kind == "dynamic" and "alpha" in entry:  # HunYuan's name for a base that is the same at any length
+    if kind == "dynamic" and "alpha" in entry:  # HunYuan calls a constant NTK base dynamic
         return replace(rope, base=ntk_base(rope.base, dims, entry.number("alpha")))
     if kind == "dynamic":
         trained = config.integer("max_position_embeddings")
@@ -115,7 +115,7 @@ def _from_entry(config: Fields, entry: Fields | None, base: float, head_dim: int
     )
 
 
-def _factors(entry: Fields, key: str, n: int) -> tuple[float, ...]:
+def _factors(entry: Metadata, key: str, n: int) -> tuple[float, ...]:
     """A list of `n` divisors of the frequencies."""
     values = entry.values.get(key)
     numbers = values if isinstance(values, list) else []
@@ -125,15 +125,15 @@ def _factors(entry: Fields, key: str, n: int) -> tuple[float, ...]:
 
 
 def rope_from_gguf(
-    metadata: Fields, tensors: Mapping[str, QTensor], head_dim: int, arch: Arch
+    metadata: Metadata, tensors: Mapping[str, QTensor], head_dim: int, arch: Arch
 ) -> tuple[Rope, Rope]:
-    """The Ropes of full and of sliding layers from GGUF keys `rope.freq_base`, `rope.scaling.*`.
+    """The RoPE of layers with full attention and that of layers with a sliding window, from GGUF metadata.
 
-    Llama 3's scaling has no key there: its file brings the tensor `rope_freqs.weight` to divide by;
-    LongRoPE's brings `rope_factors_short.weight` and `rope_factors_long.weight`.
+    The divisors of Llama 3's scaling are the tensor `rope_freqs.weight`, those of LongRoPE
+    `rope_factors_short.weight` and `rope_factors_long.weight`.
     """
     dims = metadata.integer("rope.dimension_count", int(head_dim * arch.rotary_factor), high=head_dim)
-    # Files from before rope.scaling.type only have the factor.
+    # Older files have only the factor, and no rope.scaling.type.
     old = metadata.number("rope.scale_linear", 1.0, zero=True)
     factor = metadata.number("rope.scaling.factor", old, zero=True) or 1.0
     kind = metadata.text("rope.scaling.type", "none" if factor == 1.0 else "linear")
@@ -162,13 +162,13 @@ def rope_from_gguf(
             metadata.number("rope.scaling.yarn_beta_slow", 1.0),
         )
         scale = metadata.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True) / arch.yarn_log_unit
-        # Where latent attention scales the scores, the growth of cos and sin cancels.
-        grown = yarn_attention_factor(factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
-        grown = metadata.number("rope.scaling.yarn_attn_factor", grown)
+        # With multi-head latent attention the scores are scaled instead, and mscale / mscale_all is 1.
+        mscale = yarn_attention_factor(factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
+        mscale = metadata.number("rope.scaling.yarn_attn_factor", mscale)
         full = replace(
             full,
             scaling=Yarn(factor, original, *beta, arch.yarn_truncates),
-            attention_factor=attention_factor * grown,
+            attention_factor=attention_factor * mscale,
         )
     if arch.local_rope_unscaled:
         return full, plain
@@ -184,6 +184,7 @@ def rope_from_gguf(
 
 
 def _divisors(tensors: Mapping[str, QTensor], name: str, n: int) -> tuple[float, ...]:
+    """The `n` divisors of frequencies in the tensor `name`. Raises DamagedFile."""
     if name not in tensors:
         raise DamagedFile(f"tensor {name} is missing")
     if tensors[name].shape != (n,):

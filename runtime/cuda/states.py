@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..engine.state import SequenceStates
-from ..ops.recurrent import StateLayer
+from ..ops import StateLayer
 from .driver.allocator import Region
 from .driver.device import Device
 
@@ -21,7 +21,7 @@ class CardStates(SequenceStates):
     def __init__(
         self, layers: Sequence[StateLayer], max_sequences: int, device: Device, regions: Sequence[Region]
     ) -> None:
-        super().__init__(layers, max_sequences, held=False)
+        super().__init__(layers, max_sequences, allocate=False)
         self._device = device
         self._regions = tuple(regions)
 

@@ -1,8 +1,7 @@
 """The paged KV cache: which page of the pool holds which tokens of which sequence.
 
-The pages' contents belong to the machine; this table only hands page numbers out, so that every
-machine shares it. (Kwon et al. 2023, "Efficient Memory Management for LLM Serving with
-PagedAttention".)
+The contents of the pages belong to the machine. The table only hands out page numbers, so that all machines
+use the same one. (Kwon et al. 2023, "Efficient Memory Management for LLM Serving with PagedAttention".)
 """
 
 from __future__ import annotations
@@ -14,27 +13,27 @@ import numpy as np
 from .errors import CacheFull
 
 PAGE_SIZE = 64  # tokens a page
+NO_LOGITS = np.empty(0, np.int32)  # logits_indices of a step that only fills the cache
 
 
 @dataclass(frozen=True)
 class Batch:
     """The rows of one step: any mix of prefill chunks and decode tokens of several sequences.
 
-    Rows of one sequence stand in order of position. `logits_indices` lists, in ascending order, the rows
-    whose logits are asked for (possibly none). `lengths` says how long each row's sequence is going to be
-    before anything is generated, where a prompt comes in several steps: some models rotate by it.
+    The rows of a sequence are in order of position. `logits_indices` are the rows whose logits are asked for,
+    in ascending order; there may be none. `lengths` is the length of each row's sequence at the end of its
+    prompt, for a prompt that is prefilled in several steps: the rotary embeddings of some models depend on
+    it.
     """
 
     tokens: np.ndarray  # int32 [n]
     sequences: np.ndarray  # int32 [n], rows of PageTable.blocks
     positions: np.ndarray  # int32 [n]
     logits_indices: np.ndarray  # int32 [m]
-    lengths: np.ndarray | None = (
-        None  # int32 [n], above the positions; None: the sequences end with this step
-    )
+    lengths: np.ndarray | None = None  # int32 [n], above the positions; None: sequences end with this step
 
     def sequence_lengths(self) -> np.ndarray:
-        """int32 [n]: the length of each row's sequence, which is the same for all rows of a sequence."""
+        """The length of each row's sequence, int32 [n]; all rows of a sequence have the same."""
         reached = self.positions + 1 if self.lengths is None else np.maximum(self.lengths, self.positions + 1)
         lengths = np.zeros(int(self.sequences.max(initial=0)) + 1, np.int32)
         np.maximum.at(lengths, self.sequences, reached)
@@ -43,10 +42,11 @@ class Batch:
     def check(
         self, table: PageTable, n_pages: int, vocab: int, max_rows: int, max_logits: int, n_positions: int = 0
     ) -> None:
-        """ValueError unless a machine of `n_pages` pages and `vocab` token ids (0: nobody looks at them) can
-        run this step, of a model that knows `n_positions` (0: any number).
+        """Raise ValueError unless a machine of `n_pages` pages can run this step.
 
-        Compiled kernels do not check their indices: everything that they index with is checked here.
+        `vocab` is the number of token ids (0: the model does not embed tokens), `n_positions` that of learned
+        positions (0: there is no limit). Compiled kernels do not check their indices, so that all are checked
+        here.
         """
         n = len(self.tokens)
         if not len(self.sequences) == len(self.positions) == n <= max_rows:
@@ -59,7 +59,7 @@ class Batch:
             )
         if table.n_pages > n_pages:
             raise ValueError(f"the table hands out {table.n_pages} pages, the machine has {n_pages}")
-        if not n or (n == 1 and self._fits_alone(table, vocab, n_positions)):
+        if not n or (n == 1 and self._is_valid_row(table, vocab, n_positions)):
             return
         if n_positions and int(self.positions.max()) >= n_positions:
             raise ValueError(f"the model knows {n_positions} positions, and no more")
@@ -72,15 +72,16 @@ class Batch:
         if len(self.logits_indices) and not 0 <= self.logits_indices.min() <= self.logits_indices.max() < n:
             raise ValueError("an index of logits is out of range")
 
-    def _fits_alone(self, table: PageTable, vocab: int, n_positions: int) -> bool:
-        """Whether a batch of one row is as `check` wants it, found without NumPy, whose overhead for each
-        question would make a tenth of a step on a card.
+    def _is_valid_row(self, table: PageTable, vocab: int, n_positions: int) -> bool:
+        """Whether a batch of one row passes `check`.
+
+        It is tested without NumPy, whose calls would take a tenth of a decode step on a GPU.
         """
         token, sequence, position = int(self.tokens[0]), int(self.sequences[0]), int(self.positions[0])
         if not (0 <= sequence < len(table.lengths) and 0 <= position < table.lengths[sequence]):
             return False
-        known = (not vocab or 0 <= token < vocab) and (not n_positions or position < n_positions)
-        return known and (
+        in_range = (not vocab or 0 <= token < vocab) and (not n_positions or position < n_positions)
+        return in_range and (
             not len(self.logits_indices)
             or (len(self.logits_indices) == 1 and int(self.logits_indices[0]) == 0)
         )
@@ -89,10 +90,10 @@ class Batch:
 class PageTable:
     """Block tables of up to `max_sequences` sequences over a pool of `n_pages` pages.
 
-    `blocks`, int32 [max_sequences, n_pages]: `blocks[s, i]` is the page that holds positions
-    i·page_size … of sequence s (-1: none yet). `lengths`, int32 [max_sequences]: how many tokens each
-    sequence has room for. Low page numbers are handed out first, so that a pool whose memory is
-    committed on first touch grows with what is used of it.
+    `blocks`, int32 [max_sequences, n_pages]: `blocks[s, i]` is the page of positions i·page_size … of
+    sequence s (-1: none yet). `lengths`, int32 [max_sequences], is the number of tokens that each sequence
+    has room for. Low page numbers are handed out first, so that a pool whose memory is committed on first
+    touch only takes the memory of the pages in use.
     """
 
     def __init__(self, n_pages: int, max_sequences: int = 1, page_size: int = PAGE_SIZE) -> None:
@@ -109,36 +110,39 @@ class PageTable:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that fit into the pages nobody holds."""
+        """The number of tokens that fit into the free pages."""
         return len(self._free) * self.page_size
 
     def extend(self, sequence: int, n_tokens: int) -> None:
-        """Make room for `n_tokens` more; raises CacheFull, changing nothing, if they do not fit."""
+        """Make room for `n_tokens` more tokens.
+
+        Raises CacheFull if they do not fit; the table is unchanged then.
+        """
         if n_tokens < 0:
             raise ValueError(f"cannot extend a sequence by {n_tokens} tokens")
         length = int(self.lengths[sequence])
-        held = -(-length // self.page_size)
+        owned = -(-length // self.page_size)
         needed = -(-(length + n_tokens) // self.page_size)
-        new = needed - held
+        new = needed - owned
         if new > len(self._free):
             raise CacheFull(f"{n_tokens} tokens need {new} pages, {len(self._free)} are free")
         if new:
-            # No call stands between these lines: Python delivers Ctrl-C at calls and jumps, so it
-            # cannot come between them and leave a page with two owners or with none.
-            self.blocks[sequence, held:needed] = self._free[: -new - 1 : -1]
+            # There is no call between these two lines: Python delivers Ctrl-C at calls and jumps, so that it
+            # cannot leave a page with two owners or with none.
+            self.blocks[sequence, owned:needed] = self._free[: -new - 1 : -1]
             del self._free[-new:]
         self.lengths[sequence] = length + n_tokens
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget everything from position `length` on; does nothing if the sequence is no longer."""
+        """Cut a sequence to `length` tokens and free its other pages; a shorter sequence stays as it is."""
         if length < 0:
             raise ValueError(f"cannot truncate a sequence to {length} tokens")
         before = int(self.lengths[sequence])
         if length >= before:
             return
-        held = -(-before // self.page_size)
+        owned = -(-before // self.page_size)
         kept = -(-length // self.page_size)
-        pages = self.blocks[sequence, kept:held].tolist()
-        self._free += pages[::-1]  # from here on no call, as in extend
-        self.blocks[sequence, kept:held] = -1
+        pages = self.blocks[sequence, kept:owned].tolist()
+        self._free += pages[::-1]  # no call from here to the end, as in extend
+        self.blocks[sequence, kept:owned] = -1
         self.lengths[sequence] = length

@@ -1,16 +1,17 @@
-"""Ids in, ids out: prefix reuse, chunked prefill, then one token at a time."""
+"""Engine: token ids in, token ids out; prefix reuse, chunked prefill, then decode of one token at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from ..config.from_files import ModelConfig
-from .cache import Batch, PageTable
+from ..config.model_config import ModelConfig
+from .cache import NO_LOGITS, Batch, PageTable
 from .errors import BadLogits, ContextExceeded, StaleGeneration
+from .machine import Machine
 from .sampler import Sampler, SamplingParams
 from .state import SavedState, States
 from .stats import FinishReason, GenerationStats
@@ -18,49 +19,25 @@ from .top_k import MAX_TOP_K, TopK
 
 PREFILL_CHUNK = 512  # rows a step
 Result = TypeVar("Result")
-NONE = np.empty(0, np.int32)  # logits_indices of a step whose logits nobody needs
-SAVED_STATES = 2  # copies of a recurrent state that are kept
-REWIND = 16  # tokens before the end of a prompt where one is taken: the next prompt may end otherwise
-
-
-class Machine(Protocol):
-    """What runs the steps; see ReferenceMachine and CpuMachine."""
-
-    @property
-    def max_rows(self) -> int: ...  # rows a step at most
-
-    @property
-    def max_logits(self) -> int: ...  # rows of a step that may have logits
-
-    @property
-    def states(self) -> States: ...  # of recurrent ops, if the model has any
-
-    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """float32 [len(batch.logits_indices), vocab], valid until the next step."""
-        ...
-
-    def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
-        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`.
-
-        `k` is at most MAX_TOP_K; if there are fewer ids, all of them. Valid until the next step.
-        """
-        ...
+SAVED_STATES = 2  # saved copies of a recurrent state
+REWIND = 16  # tokens before the end of a prompt where a state is saved: the next prompt may differ there
 
 
 class Engine:
     """One sequence on one machine.
 
-    `config` needs `vocab_size` only. `end_ids` end a generation. `context` is the most tokens the sequence
-    may have: what the page table holds unless given. Only ids below `n_tokens` are generated: many
-    models pad their logits beyond the tokens that there are (default: all). `prefill_chunk` bounds the
-    rows of a prefill step, and with them how long Ctrl-C waits for an answer. `original_context`: the keys of
-    a longer sequence are rotated otherwise (`Program.original_context`), and not mixed with the others.
+    Of `config` only `vocab_size` is read. A token of `end_ids` ends a generation. `context` is the maximum
+    number of tokens of the sequence (default: the capacity of the page table). Only ids below `n_tokens` are
+    generated, since the logits of many models are padded beyond their vocabulary (default: all).
+    `prefill_chunk` is the maximum number of rows of a prefill step, which also bounds the delay of Ctrl-C.
+    Sequences longer than `original_context` have keys with other rotary embeddings
+    (`Program.original_context`); the cache never has keys of both kinds.
 
-    The tokens of a generation stay in the cache, and the next one computes only what follows the
-    longest common prefix. `states` are the machine's, of a model with recurrent ops: these cannot be cut
-    short, so copies of the latest prompts' are kept, and it goes on from the longest that is part of the
-    new one, or from the start. Between two steps the engine is always consistent, so a generation may be
-    closed or interrupted anywhere. Not for use from several threads at once.
+    The tokens of a generation stay in the cache, and the next generation computes only the tokens behind the
+    longest common prefix. `states` are the machine's states of recurrent ops. They cannot be truncated, so
+    that the engine saves copies during prefill and continues from the longest one that belongs to a prefix of
+    the new prompt, or from the start. Between two steps the engine is always consistent, so that a generation
+    may be closed or interrupted anywhere. Not thread-safe.
     """
 
     def __init__(
@@ -89,11 +66,11 @@ class Engine:
         self._n_tokens = min(n_tokens or config.vocab_size, config.vocab_size)
         self._chunk = max(1, min(prefill_chunk, machine.max_rows))
         self._sequence = sequence
-        self._sequences = np.full(machine.max_rows, sequence, np.int32)  # of the rows of a step
+        self._sequences = np.full(machine.max_rows, sequence, np.int32)  # for the rows of a Batch
         self._original_context = original_context
-        self._short = 0  # how many of the cached ids were read when the sequence was no longer than that
+        self._n_original = 0  # cached ids whose keys are those of a sequence up to the original context
         self._states = states if states and states.layers else None
-        self._saved: list[SavedState] = []  # of beginnings of the sequence, the longest last
+        self._saved: list[SavedState] = []  # states of prefixes of the sequence, the longest last
         self._cached: list[int] = []  # the ids whose keys and values are in the cache
         self._running: object = None  # the generation that the cache belongs to
 
@@ -102,10 +79,10 @@ class Engine:
     ) -> Generator[int, None, None]:
         """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
 
-        Raises at once TypeError or ValueError for ids that are none, ContextExceeded for too many; and
-        while running BadLogits. `stats` is of this generation from its first token on; iterating an
-        earlier generation further raises StaleGeneration, since the cache is no longer its own.
-        `params.stop` is not looked at here: the engine does not know text.
+        The call raises TypeError or ValueError for invalid ids, and ContextExceeded for too many; the
+        iterator raises BadLogits. From the first token on `stats` are those of this generation. Continuing
+        the iterator of an earlier generation raises StaleGeneration, since the cache now belongs to this one.
+        `params.stop` is ignored: the engine has no text.
         """
         prompt = self._check(ids)
         if not prompt:
@@ -113,9 +90,9 @@ class Engine:
         return self._generate(prompt, params or SamplingParams())
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """float32 [len(ids), vocab]: the logits after each of `ids`, independent of earlier calls.
+        """The logits behind each of `ids`, float32 [len(ids), vocab], independent of earlier calls.
 
-        The cached sequence is dropped. Raises as `generate` does.
+        Clears the cache. Raises like `generate`.
         """
         tokens = self._check(ids)
         out = np.empty((len(tokens), self.config.vocab_size), np.float32)
@@ -126,15 +103,17 @@ class Engine:
         return out
 
     def logits_in_parts(self, ids: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
-        """The same in parts [rows, vocab], as many rows as the machine gives at once. A part is valid until
-        the next one is asked for, or anything else of this engine. Raises at once, as `generate` does.
+        """The logits behind each of `ids` in chunks, float32 [rows, vocab] each.
+
+        A chunk is valid until the next call of this engine or the next chunk. Clears the cache. The call
+        raises like `generate`.
         """
         tokens = self._check(ids)
         self._running = None
-        self._keep(0)
-        return self._parts(tokens)
+        self._truncate(0)
+        return self._logits_chunks(tokens)
 
-    def _parts(self, tokens: list[int]) -> Iterator[np.ndarray]:
+    def _logits_chunks(self, tokens: list[int]) -> Iterator[np.ndarray]:
         chunk = min(self.machine.max_rows, self.machine.max_logits)
         for start in range(0, len(tokens), chunk):
             part = tokens[start : start + chunk]
@@ -142,11 +121,12 @@ class Engine:
             yield self._step(part, logits_indices, len(tokens), self.machine.step)
 
     def reset(self) -> None:
-        """Forget the cached sequence."""
+        """Clear the cache."""
         self._running = None
-        self._keep(0)
+        self._truncate(0)
 
     def _check(self, ids: Sequence[int] | np.ndarray) -> list[int]:
+        """`ids` as a list. Raises TypeError, ValueError or ContextExceeded."""
         array = np.asarray(ids)
         if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             raise TypeError("token ids must be a flat sequence of whole numbers")
@@ -205,49 +185,51 @@ class Engine:
             raise BadLogits(f"cannot choose {step}: {error}") from None
 
     def _reuse(self, prompt: list[int]) -> int:
-        """Keep what the cache has in common with `prompt`, but never its last token: that one's logits
-        are needed. Returns the number of tokens kept, which is less where a state cannot be rewound."""
+        """Truncate the cache to its common prefix with `prompt`, but its last token, whose logits are needed.
+
+        Returns the number of cached tokens, which is smaller than the prefix if no state was saved there.
+        """
         common = 0
         for ours, theirs in zip(self._cached, prompt[:-1], strict=False):
             if ours != theirs:
                 break
             common += 1
         if len(prompt) <= self._original_context:
-            common = min(common, self._short)
-        elif self._original_context and self._short:
+            common = min(common, self._n_original)
+        elif self._original_context and self._n_original:
             common = 0
-        self._keep(common)
+        self._truncate(common)
         return len(self._cached)
 
     def _prefill(self, tokens: list[int], sampler: Sampler) -> np.ndarray | TopK:
-        """Feed `tokens` in chunks; the logits after the last, or what `sampler` needs of them."""
+        """Run `tokens` in chunks; the logits behind the last, or their top k if `sampler` needs no more."""
         length = len(self._cached) + len(tokens)
         if self._states and len(tokens) > REWIND:
-            self._feed(tokens[:-REWIND], length)
+            self._fill(tokens[:-REWIND], length)
             del self._saved[: 1 - SAVED_STATES]
             self._saved.append(self._states.save(self._sequence))
             tokens = tokens[-REWIND:]
         last = (len(tokens) - 1) // self._chunk * self._chunk
-        self._feed(tokens[:last], length)
+        self._fill(tokens[:last], length)
         rest = tokens[last:]
         return self._last(rest, sampler, length)
 
     def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | TopK:
-        """Run `tokens`; the logits after the last one, or the best of them, if `sampler` needs no more."""
+        """Run `tokens` in a step; the logits behind the last, or their top k if `sampler` needs no more."""
         logits_indices = np.array([len(tokens) - 1], np.int32)
-        best = sampler.top_k_needed(self._n_tokens, len(self._cached) + len(tokens))
-        if not 0 < best <= MAX_TOP_K:
+        k = sampler.top_k_needed(self._n_tokens, len(self._cached) + len(tokens))
+        if not 0 < k <= MAX_TOP_K:
             return self._step(tokens, logits_indices, length, self.machine.step)[0]
 
-        def choose(batch: Batch, table: PageTable) -> list[TopK]:
-            return self.machine.top_k(batch, table, best, self._n_tokens)
+        def top_k(batch: Batch, table: PageTable) -> list[TopK]:
+            return self.machine.top_k(batch, table, k, self._n_tokens)
 
-        return self._step(tokens, logits_indices, length, choose)[0]
+        return self._step(tokens, logits_indices, length, top_k)[0]
 
-    def _feed(self, tokens: list[int], length: int) -> None:
-        """Run `tokens` in chunks, for what they leave in the cache."""
+    def _fill(self, tokens: list[int], length: int) -> None:
+        """Run `tokens` in chunks, only to fill the cache."""
         for start in range(0, len(tokens), self._chunk):
-            self._step(tokens[start : start + self._chunk], NONE, length, self.machine.step)
+            self._step(tokens[start : start + self._chunk], NO_LOGITS, length, self.machine.step)
 
     def _step(
         self,
@@ -256,7 +238,10 @@ class Engine:
         length: int,
         run: Callable[[Batch, PageTable], Result],
     ) -> Result:
-        """`run` tokens, the next ones of a sequence that will have `length` (0: that ends with them)."""
+        """Append `tokens` to the sequence and call `run` with their batch.
+
+        `length` is that of the whole sequence at the end of its prompt (0: it ends with `tokens`).
+        """
         n = len(tokens)
         first = len(self._cached)
         batch = Batch(
@@ -270,15 +255,15 @@ class Engine:
             self.table.extend(self._sequence, n)
             result = run(batch, self.table)
         except BaseException:  # also Ctrl-C
-            self._keep(first)
+            self._truncate(first)
             raise
         self._cached += tokens
         if max(length, first + n) <= self._original_context:
-            self._short = len(self._cached)
+            self._n_original = len(self._cached)
         return result
 
-    def _keep(self, length: int) -> None:
-        """Forget what comes after `length` tokens; more, where there is a state that is not known there."""
+    def _truncate(self, length: int) -> None:
+        """Truncate the cache to `length` tokens, or with recurrent states to their longest saved prefix."""
         if self._states:
             self._saved = [saved for saved in self._saved if saved.length <= length]
             if length and self._states.lengths[self._sequence] != length:
@@ -286,5 +271,5 @@ class Engine:
                 if self._saved:
                     self._states.restore(self._sequence, self._saved[-1])
         del self._cached[length:]
-        self._short = min(self._short, len(self._cached))
+        self._n_original = min(self._n_original, len(self._cached))
         self.table.truncate(self._sequence, length)

@@ -1,8 +1,8 @@
-"""From logits to the next token.
+"""Sampler: from logits to the next token.
 
-The chain, in this order: repeat penalty → top-k → top-p → min-p → temperature → draw. That is the
-order of llama.cpp's default chain: the truncating steps look at the model's own distribution, and
-the temperature only reshapes what they leave.
+The steps are repeat penalty → top-k → top-p → min-p → temperature → draw, in the order of llama.cpp's default
+chain. Top-k, top-p and min-p truncate the model's own distribution; the temperature changes only the
+probabilities of the tokens that remain.
 """
 
 from __future__ import annotations
@@ -22,22 +22,23 @@ LEAST_PENALTY, MOST_PENALTY = 1e-30, 1e30
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How tokens are chosen and when generation ends. Values out of range raise ValueError.
+    """How tokens are sampled and when generation ends. A value out of range raises ValueError.
 
-    The steps apply in the order in which they stand here, from the repeat penalty to the temperature:
+    The steps are applied in this order:
 
     - `repeat_penalty`: logits of ids among the last `repeat_last_n` of prompt and answer are divided
       by this if positive and multiplied if negative; 1 is off (Keskar et al. 2019, CTRL).
-      `repeat_last_n` 0 is off too, -1 means everything so far.
+      `repeat_last_n` 0 is off too, -1 is all of prompt and answer.
     - `top_k`: keep the k most likely tokens; 0, or more than the vocabulary, keeps all.
     - `top_p`: keep the most likely tokens until their probabilities reach p (Holtzman et al. 2019);
       1 is off, 0 keeps one token.
-    - `min_p`: keep tokens at least min_p times as likely as the best (Nguyen et al. 2024); 0 is off.
-    - `temperature`: divides the logits that are left; 0 takes the best token, the lowest id of equals.
+    - `min_p`: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024); 0 is
+    off. - `temperature`: divides the remaining logits; 0 takes the most likely token, the lowest id of
+    equals.
 
-    `seed` makes a generation reproducible on the same machine; None draws a fresh one. Generation ends
+    `seed` makes a generation reproducible on the same machine; None takes a random seed. Generation ends
     after `max_tokens` tokens (None: when the context is full), at an end token unless `ignore_eos`, or,
-    where text is produced, before the first of the strings in `stop`.
+    in text, in front of the first occurrence of a string in `stop`.
     """
 
     temperature: float = 0.8
@@ -93,15 +94,15 @@ class Sampler:
         self._penalised = np.empty(0, np.float32)
 
     def top_k_needed(self, n_logits: int, n_history: int) -> int:
-        """How many of the best tokens say as much to the next `sample` as all `n_logits` do; 0: only all do.
+        """The k with which `sample` draws the same from a TopK as from all logits; 0: there is none.
 
-        `n_history`: the length of the history that it will get.
+        `n_history` is the length of the history that `sample` will get.
         """
         params = self.params
         last = params.repeat_last_n
         penalised = 0
         if params.repeat_penalty != 1.0 and last != 0:
-            if params.repeat_penalty < 1.0:  # any token may become the best
+            if params.repeat_penalty < 1.0:  # any token may become the most likely one
                 return 0
             penalised = n_history if last < 0 else min(last, n_history)
         if params.temperature == 0.0 or params.top_k == 1:
@@ -109,21 +110,20 @@ class Sampler:
         return params.top_k + penalised if 0 < params.top_k < n_logits else 0
 
     def sample(self, logits: np.ndarray | TopK, history: Sequence[int] = ()) -> int:
-        """The next token id for `logits` (float32 [vocab], left unchanged), or for as many of the `TopK` as
-        `enough` says, which gives the same.
+        """The next token id for `logits`: float32 [vocab], or a TopK with the k of `top_k_needed`.
 
-        `history` is the ids of prompt and answer so far, for the repeat penalty; only its last
-        `repeat_last_n` entries are looked at. Raises BadLogits. -inf marks a token that may not be drawn.
+        `logits` are not changed; a token with -inf is never drawn. `history` are the ids of prompt and
+        answer, of which the last `repeat_last_n` are penalised. Raises BadLogits.
         """
         params = self.params
-        best = logits if isinstance(logits, TopK) else None
+        top = logits if isinstance(logits, TopK) else None
         if params.repeat_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
             if isinstance(logits, TopK):
-                best = self._penalise_best(logits, history)
+                top = self._penalise_top_k(logits, history)
             else:
                 logits = self._penalise(logits, history)
-        if best is not None:
-            first, peak = int(best.ids[0]), float(best.logits[0])
+        if top is not None:
+            first, peak = int(top.ids[0]), float(top.logits[0])
         else:
             assert isinstance(logits, np.ndarray)
             first = int(logits.argmax())  # the first NaN if there is one
@@ -133,12 +133,12 @@ class Sampler:
         if params.temperature == 0.0 or params.top_k == 1:
             return first
         temperature = max(params.temperature, 1e-20)
-        if best is not None:
-            ids, gaps = _truncate_best(best, params)
+        if top is not None:
+            ids, gaps = _truncate_top_k(top, params)
             weights = np.exp(gaps / temperature)
         else:
             assert isinstance(logits, np.ndarray)
-            with np.errstate(over="ignore"):  # -inf, so never drawn, is right for a tiny temperature
+            with np.errstate(over="ignore"):  # with a tiny temperature, -inf is right: it is never drawn
                 ids, gaps = _truncate(logits, peak, params)
                 weights = np.exp(gaps / temperature)
         sums = np.add.accumulate(weights, dtype=np.float64)
@@ -146,29 +146,34 @@ class Sampler:
         return int(ids[min(drawn, len(ids) - 1)])
 
     def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
+        """A copy of `logits` with the repeat penalty; it is valid until the next call."""
         ids = np.fromiter(self._recent(history), np.intp)
-        ids = ids[ids < len(logits)]  # a prompt may have ids that are never generated
+        ids = ids[ids < len(logits)]  # a prompt may have ids beyond the generated ones
         if self._penalised.shape != logits.shape:
             self._penalised = np.empty_like(logits)
         np.copyto(self._penalised, logits)
         self._penalised[ids] = self._lower(logits[ids])
         return self._penalised
 
-    def _penalise_best(self, best: TopK, history: Sequence[int]) -> TopK:
-        """What is penalised becomes less likely: the best of before that are not are among the best now."""
-        if math.isnan(best.logits[0]):
-            return best
+    def _penalise_top_k(self, top: TopK, history: Sequence[int]) -> TopK:
+        """`top` with the repeat penalty.
+
+        Penalised tokens only become less likely: the order of the others is the same, and `top` still has the
+        most likely of them.
+        """
+        if math.isnan(top.logits[0]):
+            return top
         recent = self._recent(history)
-        penalised = [i for i, id_ in enumerate(best.ids.tolist()) if id_ in recent]
+        penalised = [i for i, id_ in enumerate(top.ids.tolist()) if id_ in recent]
         if not penalised:
-            return best
-        values = best.logits.copy()
+            return top
+        values = top.logits.copy()
         values[penalised] = self._lower(values[penalised])
-        order = np.lexsort((best.ids, -values))
-        return TopK(best.ids[order], values[order])
+        order = np.lexsort((top.ids, -values))
+        return TopK(top.ids[order], values[order])
 
     def _recent(self, history: Sequence[int]) -> set[int]:
-        """The ids that are penalised."""
+        """The ids in the history that are penalised."""
         last = self.params.repeat_last_n
         return set(history[-last:] if last > 0 else history)
 
@@ -184,14 +189,14 @@ def _describe(peak: float) -> str:
 
 
 def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that top-k, top-p and min-p leave, and their logits minus `peak`.
+    """The ids that remain behind top-k, top-p and min-p, and their logits minus `peak`, the largest one.
 
-    Each of the three keeps a prefix of the tokens in order of likelihood, so only as many tokens as
-    could be left are ever put in order.
+    Each of the three steps keeps a prefix of the tokens in order of likelihood, so that only the tokens that
+    could remain are sorted.
     """
     floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
     limit = params.top_k if 0 < params.top_k < len(logits) else len(logits)
-    if limit == len(logits) and params.top_p == 1.0:  # nothing here depends on the order
+    if limit == len(logits) and params.top_p == 1.0:  # min-p alone needs no order
         below = logits - np.float32(peak)
         if floor == -math.inf:
             return np.arange(len(logits)), below
@@ -199,7 +204,7 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
         return ids, below[ids]
     if limit < len(logits):
         ids = largest(logits, limit)
-        return _truncate_best(TopK(ids, logits[ids]), params)
+        return _truncate_top_k(TopK(ids, logits[ids]), params)
     mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
     count = 64
     while True:
@@ -213,24 +218,26 @@ def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[
     return ids[:kept], gaps[:kept]
 
 
-def _truncate_best(best: TopK, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The same of a row whose best tokens are known, at least `top_k` of them.
+def _truncate_top_k(top: TopK, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
+    """Like `_truncate`, from a TopK with at least `top_k` tokens.
 
-    Each call of NumPy here is a thousandth of a step on a card.
+    There are few calls of NumPy, each of which takes a thousandth of a decode step on a GPU.
     """
-    logits = best.logits[: params.top_k]
+    logits = top.logits[: params.top_k]
     if logits[-1] == -np.inf:
         logits = logits[logits > -np.inf]
     gaps = logits.astype(np.float64)
     gaps -= gaps[0]
     sums = np.add.accumulate(np.exp(gaps))
     kept = _kept(gaps, sums, sums[-1], params)
-    return best.ids[:kept], gaps[:kept]
+    return top.ids[:kept], gaps[:kept]
 
 
 def _kept(gaps: np.ndarray, sums: np.ndarray, mass: float, params: SamplingParams) -> int:
-    """How many of the tokens in order of likelihood top-p and min-p leave. `sums`: of the first one, two, …
-    likelihoods, where all of them together are `mass`.
+    """The number of tokens, in order of likelihood, that remain behind top-p and min-p.
+
+    `gaps` are their logits minus the largest; `sums` the cumulative sums of exp(gaps), of which `mass` is the
+    sum over the whole vocabulary.
     """
     floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
     kept = len(gaps) - int(gaps[::-1].searchsorted(floor))

@@ -1,4 +1,4 @@
-"""A program in two parts on two machines: the first layers on one, the others and the logits on the other."""
+"""Layer split: a program on two machines, the first layers on one, the rest on the other."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ import numpy as np
 from ...quant.block import QTensor
 from ..ops import Attend, CausalConv, DeltaRule, Op, Program, StateScan
 from ..ops.buffer import buffers_of
-from .cache import Batch, PageTable
-from .engine import NONE, Machine
+from .cache import NO_LOGITS, Batch, PageTable
+from .machine import Machine
 from .state import UNKNOWN, SavedState, States
 from .top_k import TopK
 
 
 class Front(Machine, Protocol):
-    """What runs the first layers."""
+    """The machine of the first layers."""
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
-        """What the latest step, of so many rows, left in `boundary_out`, float32 [n_rows, width] each, until
-        the next step."""
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each.
+
+        They are valid until the next step.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class Back(Machine, Protocol):
-    """What runs the others."""
+    """The machine of the other layers."""
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the program's `boundary_in` for the next step, float32 [rows, width] each."""
+        """Set the `boundary_in` buffers for the next step, float32 [rows, width] each."""
         ...
 
     def close(self) -> None: ...
 
 
 def cuts(program: Program) -> list[int]:
-    """The layers that the second part of a program may begin with: none of the first part attends to what
-    one of the second keeps, nor the other way round."""
-    kept = [_cache_layers(program.ops[a:b]) for a, b in zip(program.layers, program.layers[1:], strict=False)]
-    return [i for i in range(1, len(kept)) if not set().union(*kept[:i]) & set().union(*kept[i:])]
+    """The layers that the second part of a program may begin with: both parts have their own cache layers."""
+    used = [_cache_layers(program.ops[a:b]) for a, b in zip(program.layers, program.layers[1:], strict=False)]
+    return [i for i in range(1, len(used)) if not set().union(*used[:i]) & set().union(*used[i:])]
 
 
 def split(program: Program, layer: int) -> tuple[Program, Program]:
-    """The layers in front of `layer`, one of `cuts`, and the others.
+    """The program of the layers in front of `layer`, one of `cuts`, and that of the other layers.
 
     The residual buffers at the cut are `boundary_out` of the first part and `boundary_in` of the second. The
-    first part has no logits; the first residual buffer stands in for them.
+    first part computes no logits; its `logits` is the first residual buffer.
     """
     at, residual = program.layers[layer], program.residual
     first = _part(program, program.ops[:at], program.layers[: layer + 1])
@@ -58,6 +59,7 @@ def split(program: Program, layer: int) -> tuple[Program, Program]:
 
 
 def _part(program: Program, ops: Sequence[Op], layers: tuple[int, ...]) -> Program:
+    """The program of `ops`, with the cache and state layers that they use."""
     caches, states = _cache_layers(ops), _state_layers(ops)
     return Program(
         tuple(_renumbered(op, caches, states) for op in ops),
@@ -71,10 +73,12 @@ def _part(program: Program, ops: Sequence[Op], layers: tuple[int, ...]) -> Progr
 
 
 def _cache_layers(ops: Sequence[Op]) -> list[int]:
+    """The cache layers that `ops` use, in ascending order."""
     return sorted({op.layer for op in ops if isinstance(op, Attend)})
 
 
 def _state_layers(ops: Sequence[Op]) -> list[int]:
+    """The state layers that `ops` use, in ascending order."""
     return sorted({op.state for op in ops if isinstance(op, CausalConv | DeltaRule | StateScan)})
 
 
@@ -87,10 +91,10 @@ def _renumbered(op: Op, caches: list[int], states: list[int]) -> Op:
 
 
 class SplitMachine:
-    """Two machines for the two parts of a program; calls and results as of one machine.
+    """Two machines for the two parts of a program, with the interface of one machine.
 
-    Each has the cache and the states of its own layers. Once a step what layers carry goes from one to the
-    other. Not for use from two threads at once.
+    Each machine has the cache and the states of its own layers. Once a step the residual buffers are copied
+    from the front to the back. Not thread-safe.
     """
 
     def __init__(self, front: Front, back: Back) -> None:
@@ -108,12 +112,12 @@ class SplitMachine:
         return self.back.step(batch, table)
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
-        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
+        """Run the rows of `batch`; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         self._begin(batch, table)
         return self.back.top_k(batch, table, k, n_tokens)
 
     def _begin(self, batch: Batch, table: PageTable) -> None:
-        self.front.step(replace(batch, logits_indices=NONE), table)
+        self.front.step(replace(batch, logits_indices=NO_LOGITS), table)
         self.back.write_boundary(self.front.read_boundary(len(batch.tokens)))
 
     def close(self) -> None:
@@ -131,18 +135,20 @@ class JoinedStates:
 
     @property
     def lengths(self) -> np.ndarray:
-        """As of one machine; where a step came to its end on the first only, nothing is known."""
+        """The positions of each sequence's state; UNKNOWN after a step that only the front completed."""
         used = [states.lengths for states in (self._front, self._back) if states.layers]
         if not used:
             return self._front.lengths
         return np.where(used[0] == used[-1], used[0], UNKNOWN)
 
     def save(self, sequence: int) -> SavedState:
+        """A copy of a sequence's state on both machines."""
         parts = [states.save(sequence) for states in (self._front, self._back) if states.layers]
         length = parts[0].length if parts else 0
         return SavedState(length, tuple(array for part in parts for array in part.arrays))
 
     def restore(self, sequence: int, saved: SavedState) -> None:
+        """Set a sequence's state on both machines."""
         n = len(self._front.layers)
         for states, arrays in ((self._front, saved.arrays[:n]), (self._back, saved.arrays[n:])):
             if states.layers:
@@ -150,12 +156,12 @@ class JoinedStates:
 
 
 def weight_bytes(program: Program) -> int:
-    """Bytes of all matrices of a program, each once."""
-    found: dict[int, int] = {}
+    """The size in bytes of all matrices of a program, each counted once."""
+    sizes: dict[int, int] = {}
     for op in program.ops:
         for field in fields(op):
             value = getattr(op, field.name)
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, QTensor):
-                    found[id(tensor)] = tensor.n_bytes
-    return sum(found.values())
+                    sizes[id(tensor)] = tensor.n_bytes
+    return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""The recurrent state of sequences, beside the paged cache: of one size a sequence, and not to be rewound."""
+"""The recurrent state of sequences: it has a fixed size, and unlike the KV cache it cannot be truncated."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
-from ..ops.recurrent import StateLayer
+from ..ops import StateLayer
 from .cache import Batch
 
-UNKNOWN = -1
+UNKNOWN = -1  # length of a state after a step that was interrupted
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class SavedState:
 
 
 class States(Protocol):
-    """What an engine does with the states of a machine: see SequenceStates."""
+    """The recurrent states of a machine, as an engine uses them; see SequenceStates."""
 
     @property
     def layers(self) -> tuple[StateLayer, ...]: ...
@@ -39,21 +39,21 @@ class States(Protocol):
 class SequenceStates:
     """The states of up to `max_sequences` sequences of a model with these `layers`; there may be none.
 
-    `arrays[i]`, float32 [max_sequences, *layers[i].shape], belongs to the machine's kernels. `lengths`,
-    int [max_sequences]: after how many positions each sequence's state is the one that stands there;
-    UNKNOWN (-1) after a step that did not come to its end. Unless `held`, the arrays lie elsewhere, and
-    `clear`, `read` and `write` are another class's.
+    `arrays[i]`, float32 [max_sequences, *layers[i].shape], is read and written by the machine's kernels.
+    `lengths`, int [max_sequences], is the number of positions that each sequence's state has seen, or UNKNOWN
+    after a step that was interrupted. A subclass whose arrays are in another memory passes `allocate` = False
+    and overrides `clear`, `read` and `write`.
     """
 
-    def __init__(self, layers: Sequence[StateLayer], max_sequences: int = 1, held: bool = True) -> None:
+    def __init__(self, layers: Sequence[StateLayer], max_sequences: int = 1, allocate: bool = True) -> None:
         self.layers = tuple(layers)
-        self.arrays = [np.zeros((max_sequences, *layer.shape), np.float32) for layer in layers if held]
+        self.arrays = [np.zeros((max_sequences, *layer.shape), np.float32) for layer in layers if allocate]
         self.lengths = np.zeros(max_sequences, np.int64)
 
     def begin(self, batch: Batch) -> None:
-        """Before a step: sequences whose first row is position 0 start from zeros.
+        """Call before a step. The state of a sequence whose first row is at position 0 is cleared.
 
-        Raises ValueError if another sequence's rows do not go on where its state stopped.
+        Raises ValueError if the rows of another sequence do not continue where its state ends.
         """
         if not self.layers or not len(batch.tokens):
             return
@@ -73,38 +73,38 @@ class SequenceStates:
         self.lengths[batch.sequences] = UNKNOWN
 
     def end(self, batch: Batch) -> None:
-        """After a step that came to its end."""
+        """Call after a complete step."""
         if self.layers:
             np.maximum.at(self.lengths, batch.sequences, batch.positions + 1)
 
     def save(self, sequence: int) -> SavedState:
-        """A copy of a sequence's state. Raises ValueError if it is not known."""
+        """A copy of a sequence's state. Raises ValueError after an interrupted step."""
         length = int(self.lengths[sequence])
         if length == UNKNOWN:
             raise ValueError(f"the state of sequence {sequence} is not known")
         return SavedState(length, self.read(sequence))
 
     def restore(self, sequence: int, saved: SavedState) -> None:
-        """Make `saved` a sequence's state."""
-        self.lengths[sequence] = UNKNOWN  # Ctrl-C may come in between
+        """Set a sequence's state to `saved`."""
+        self.lengths[sequence] = UNKNOWN  # in case Ctrl-C interrupts the copy
         self.write(sequence, saved.arrays)
         self.lengths[sequence] = saved.length
 
     def clear(self, sequence: int) -> None:
-        """Zeros for a sequence."""
+        """Set a sequence's state to zero."""
         for array in self.arrays:
             array[sequence] = 0
 
     def read(self, sequence: int) -> tuple[np.ndarray, ...]:
-        """Copies of a sequence's arrays."""
+        """Copies of a sequence's arrays, one a layer."""
         return tuple(array[sequence].copy() for array in self.arrays)
 
     def write(self, sequence: int, arrays: Sequence[np.ndarray]) -> None:
-        """Make copies of these a sequence's arrays."""
-        for array, kept in zip(self.arrays, arrays, strict=True):
-            array[sequence] = kept
+        """Copy `arrays`, one a layer, to a sequence's state."""
+        for array, saved in zip(self.arrays, arrays, strict=True):
+            array[sequence] = saved
 
 
 def state_bytes(layers: Sequence[StateLayer]) -> int:
-    """Bytes of the state of one sequence."""
+    """The size in bytes of the state of one sequence."""
     return sum(4 * int(np.prod(layer.shape, dtype=np.int64)) for layer in layers)

@@ -1,4 +1,4 @@
-"""What one generation did and how long it took."""
+"""GenerationStats: token counts and times of one generation."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"
 
 @dataclass
 class GenerationStats:
-    """Filled in while a generation runs. Times are seconds spent in the runtime: what the consumer of
-    the tokens does between two of them is not counted.
+    """Token counts and times, updated while a generation runs.
 
-    - `prompt_tokens`: ids in the prompt; `cached_tokens` of them were found in the KV cache.
-    - `new_tokens`: tokens handed out, so without an end token.
+    Times are in seconds and do not include what the consumer does between two tokens.
+
+    - `prompt_tokens`: ids in the prompt; the keys and values of `cached_tokens` of them were in the KV cache.
+    - `new_tokens`: tokens yielded, which does not include an end token.
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
-    - `prompt_seconds`, `decode_seconds`: steps over the prompt, and all after the first token.
-    - `decode_steps`: tokens fed one at a time.
+    - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
+    - `decode_steps`: steps of one token.
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
     """
@@ -33,11 +34,11 @@ class GenerationStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode speed; the first token comes out of the prompt and does not count. 0.0 if unknown."""
+        """Decode speed, without the first token, which comes from prefill. 0.0 if unknown."""
         return self.decode_steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def prompt_tokens_per_second(self) -> float:
-        """Prefill speed over the tokens that were not cached. 0.0 if unknown."""
+        """Prefill speed of the tokens that were not in the cache. 0.0 if unknown."""
         computed = self.prompt_tokens - self.cached_tokens
         return computed / self.prompt_seconds if self.prompt_seconds > 0 else 0.0

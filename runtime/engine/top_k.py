@@ -1,4 +1,4 @@
-"""The likeliest tokens of a row: what a machine gives instead of all logits where no more is needed."""
+"""Top-k: the largest logits of a row, which machines return instead of all logits where they suffice."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_TOP_K = 128  # tokens of a row that a machine gives at most
+MAX_TOP_K = 128  # the largest k that machines support
 GROUPS = 1024  # groups whose maxima bound the k-th largest logit from below
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest logits of a row, best first, the lowest id first among equals.
+    """The k largest logits of a row in descending order, the lowest id first among equals.
 
-    `ids`, int [k], and `logits`, float32 [k]. If a logit of the row is NaN, one is first, and what follows
-    means nothing. -inf may be left out, but not the first.
+    `ids` is int [k], `logits` float32 [k]. If the row has a NaN, the first logit is NaN, and the others are
+    undefined. Logits of -inf may be missing, but there is at least one logit.
     """
 
     ids: np.ndarray
@@ -24,21 +24,21 @@ class TopK:
 
 
 def top_k_of(logits: Iterable[np.ndarray], k: int) -> list[TopK]:
-    """The `k` best of each row of float32 [rows, vocab], or all, if there are fewer."""
-    return [_best(row, k) for row in logits]
+    """The top k of each row of float32 [rows, vocab], or all logits if there are fewer."""
+    return [_top_k_of_row(row, k) for row in logits]
 
 
-def _best(row: np.ndarray, k: int) -> TopK:
+def _top_k_of_row(row: np.ndarray, k: int) -> TopK:
     first = np.array([row.argmax()])  # the first NaN if there is one
     ids = first if k == 1 or not np.isfinite(row[first[0]]) else largest(row, k)
     return TopK(ids, row[ids])
 
 
 def largest(logits: np.ndarray, k: int) -> np.ndarray:
-    """Ids of the `k` largest finite logits, best first, the lowest id first among equals.
+    """Ids of the `k` largest finite logits in descending order, the lowest id first among equals.
 
-    The vocabulary is never sorted. It is cut into groups; the k-th largest of their maxima is a value
-    that at least k logits reach and few others do, and only these are ordered.
+    The vocabulary is not sorted. It is cut into groups; at least k logits, and hardly more, reach the k-th
+    largest of the groups' maxima, and only those logits are sorted.
     """
     n = len(logits)
     if k >= n:

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ..archs import ARCHS, Arch
-from ..config.fields import Fields, UnsupportedModel
-from ..config.latent import score_growth_from_gguf
 from ..config.layers import Layer
+from ..config.metadata import Metadata
+from ..config.mla import yarn_score_scale_from_gguf
 from ..config.model_config import ModelConfig
 from .rope import rope_keys
 
@@ -22,9 +23,9 @@ _NEAR = 1e-6  # float32 keys
 def gguf_architecture(config: ModelConfig) -> str:
     """`general.architecture` of a file for this model. UnsupportedModel if the format has none."""
     arch = ARCHS[config.arch]
-    if arch.name == "granite4" and not config.recurrence and not config.experts:
+    if arch.name == "granite4" and not config.recurrence and not config.moe:
         return "granite"  # what converters call one that is attention throughout
-    if arch.name == "nemotron-h" and config.experts:
+    if arch.name == "nemotron-h" and config.moe:
         return "nemotron_h_moe"
     if not arch.gguf:
         raise UnsupportedModel(f"GGUF has no {arch.name} models")
@@ -37,7 +38,7 @@ def exported_keys(config: ModelConfig, raw: Mapping[str, Any]) -> dict[str, Any]
     `raw` is the part of config.json about the text model, for what ModelConfig does not keep.
     """
     c, name = config, gguf_architecture(config)
-    arch, keys = ARCHS[c.arch], Fields(raw, "config.json")
+    arch, keys = ARCHS[c.arch], Metadata(raw, "config.json")
     norm = "attention.layer_norm_rms_epsilon" if arch.norm == "rms" else "attention.layer_norm_epsilon"
     own: dict[str, Any] = {
         "vocab_size": c.vocab_size,
@@ -70,31 +71,31 @@ def _each_layer(values: list[int]) -> int | np.ndarray:
 
 def _ffns(c: ModelConfig) -> int | np.ndarray:
     def width(layer: Layer) -> int:
-        if not layer.feeds:
+        if not layer.has_ffn:
             return 0
-        if layer.experts and c.experts and any(not each.feeds for each in c.layers):
-            return c.experts.width
+        if layer.is_moe and c.moe and any(not each.has_ffn for each in c.layers):
+            return c.moe.width
         return c.sizes(layer)[2]
 
     return _each_layer([width(layer) for layer in c.layers])
 
 
 def _kv_heads(c: ModelConfig) -> int | np.ndarray:
-    if c.recurrence and c.recurrence.kind == "delta":  # other keys tell which layers attend
+    if c.recurrence and c.recurrence.kind == "gated_delta":  # other keys tell which layers attend
         return c.n_kv_heads
-    return _each_layer([c.sizes(layer)[1] if layer.attends else 0 for layer in c.layers])
+    return _each_layer([c.sizes(layer)[1] if layer.has_attention else 0 for layer in c.layers])
 
 
 def _head_sizes(c: ModelConfig) -> dict[str, Any]:
-    if latent := c.latent:
+    if latent := c.mla:
         sizes = {
-            "attention.kv_lora_rank": latent.rank,
-            "attention.key_length": latent.cached,
-            "attention.value_length": latent.rank,
+            "attention.kv_lora_rank": latent.kv_rank,
+            "attention.key_length": latent.cache_width,
+            "attention.value_length": latent.kv_rank,
             "attention.key_length_mla": latent.head_dim,
-            "attention.value_length_mla": latent.value,
+            "attention.value_length_mla": latent.value_dim,
         }
-        return sizes | ({"attention.q_lora_rank": latent.query_rank} if latent.query_rank else {})
+        return sizes | ({"attention.q_lora_rank": latent.q_rank} if latent.q_rank else {})
     full = next((c.sizes(layer)[0] for layer in c.layers if not layer.window), c.head_dim)
     sizes = {"attention.key_length": full, "attention.value_length": full}
     local = {c.sizes(layer)[0] for layer in c.layers if layer.window}
@@ -124,13 +125,13 @@ def _windows(c: ModelConfig, arch: Arch) -> dict[str, Any]:
 def _scales(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     named = arch.nope == "switch"  # Granite's files name all of them
-    if not arch.scale_embedding and not arch.scales_in_gguf_weights and (named or c.embed_scale != 1.0):
+    if not arch.scale_embedding and not arch.multipliers_in_gguf_weights and (named or c.embed_scale != 1.0):
         found["embedding_scale"] = c.embed_scale
     if named or c.residual_scale != 1.0:
         found["residual_scale"] = c.residual_scale
-    if not arch.scales_in_gguf_weights and (named or c.logit_scale != 1.0):
+    if not arch.multipliers_in_gguf_weights and (named or c.logit_scale != 1.0):
         found["logit_scale"] = 1 / c.logit_scale if arch.logits_divided else c.logit_scale
-    scale = c.attention_scale / (c.scales.key if arch.scales_in_gguf_weights else 1.0)
+    scale = c.attention_scale / (c.multipliers.key if arch.multipliers_in_gguf_weights else 1.0)
     if named or not math.isclose(scale, _usual_attention_scale(c, arch, raw), rel_tol=_NEAR):
         found["attention.scale"] = scale
     if c.attention_softcap:
@@ -143,21 +144,23 @@ def _scales(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -> dict[str, Any
 def _usual_attention_scale(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -> float:
     """What a file's readers take scores times where it does not say."""
     by_hidden = c.n_layers == arch.scale_by_hidden_at
-    head_dim = c.latent.head_dim if c.latent else _head_sizes(c)["attention.key_length"]
+    head_dim = c.mla.head_dim if c.mla else _head_sizes(c)["attention.key_length"]
     usual: float = arch.attention_scale or (c.hidden / c.n_heads if by_hidden else head_dim) ** -0.5
     return usual * (
-        score_growth_from_gguf(Fields(rope_keys(c, arch, Fields(raw, "config.json")), "config.json"), arch)
-        if c.latent
+        yarn_score_scale_from_gguf(
+            Metadata(rope_keys(c, arch, Metadata(raw, "config.json")), "config.json"), arch
+        )
+        if c.mla
         else 1.0
     )
 
 
-def _experts(c: ModelConfig, keys: Fields) -> dict[str, Any]:
-    e = c.experts
+def _experts(c: ModelConfig, keys: Metadata) -> dict[str, Any]:
+    e = c.moe
     if e is None:
         return {"expert_count": 0} if ARCHS[c.arch].name == "granite4" and c.recurrence else {}
-    found: dict[str, Any] = {"expert_count": e.count, "expert_used_count": e.top}
-    dense = [i for i, layer in enumerate(c.layers) if layer.feeds and not layer.experts]
+    found: dict[str, Any] = {"expert_count": e.n_experts, "expert_used_count": e.top_k}
+    dense = [i for i, layer in enumerate(c.layers) if layer.has_ffn and not layer.is_moe]
     if e.width != c.ffn or ARCHS[c.arch].gguf != "llama":
         found["expert_feed_forward_length"] = e.width
     if e.shared_width:
@@ -168,13 +171,13 @@ def _experts(c: ModelConfig, keys: Fields) -> dict[str, Any]:
     arch = ARCHS[c.arch]
     if e.normalised != arch.normalised_in_gguf or e.scoring == "sigmoid":
         found["expert_weights_norm"] = e.normalised
-    if e.scale != 1.0 or c.latent:
+    if e.scale != 1.0 or c.mla:
         found["expert_weights_scale"] = e.scale
     if e.groups > 1:
         found |= {"expert_group_count": e.groups, "expert_group_used_count": e.top_groups}
-    if e.latent:
-        found["moe_latent_size"] = e.latent
-    leading = next((i for i, layer in enumerate(c.layers) if layer.experts), 0)
+    if e.latent_width:
+        found["moe_latent_size"] = e.latent_width
+    leading = next((i for i, layer in enumerate(c.layers) if layer.is_moe), 0)
     if arch.gguf in ("deepseek2", "glm4moe", "lfm2moe", "ernie4_5-moe"):
         found["leading_dense_block_count"] = leading
         later = [i for i in dense if i > leading]
@@ -185,11 +188,11 @@ def _experts(c: ModelConfig, keys: Fields) -> dict[str, Any]:
     return found
 
 
-def _recurrence(c: ModelConfig, keys: Fields) -> dict[str, Any]:
+def _recurrence(c: ModelConfig, keys: Metadata) -> dict[str, Any]:
     r = c.recurrence
     if r is None:
         return {}
-    if r.kind == "conv":
+    if r.kind == "short_conv":
         return {"shortconv.l_cache": r.taps}
     found: dict[str, Any] = {
         "ssm.conv_kernel": r.taps,
@@ -198,13 +201,13 @@ def _recurrence(c: ModelConfig, keys: Fields) -> dict[str, Any]:
         "ssm.time_step_rank": r.heads,
         "ssm.group_count": r.groups,
     }
-    if r.kind == "delta":
-        attends = [i for i, layer in enumerate(c.layers) if layer.attends]
+    if r.kind == "gated_delta":
+        attends = [i for i, layer in enumerate(c.layers) if layer.has_attention]
         interval = keys.integer("full_attention_interval", attends[0] + 1 if attends else c.n_layers)
         found["full_attention_interval"] = interval
         usual = [i for i in range(c.n_layers) if (i + 1) % interval == 0]
         if attends != usual:
-            found["attention.recurrent_layers"] = np.array([layer.recurs for layer in c.layers])
+            found["attention.recurrent_layers"] = np.array([layer.has_recurrence for layer in c.layers])
     return found
 
 
@@ -213,11 +216,11 @@ def _local_inputs(c: ModelConfig) -> dict[str, Any]:
     arch, found = ARCHS[c.arch], dict[str, Any]()
     if "inp_gate" not in arch.layer:
         return found
-    found["embedding_length_per_layer_input"] = c.per_layer.width if c.per_layer else 0
+    found["embedding_length_per_layer_input"] = c.per_layer_input.width if c.per_layer_input else 0
     found["attention.shared_kv_layers"] = sum(layer.kv_from is not None for layer in c.layers)
     if c.altup:
         found |= {"altup.num_inputs": c.altup.streams, "altup.active_idx": c.altup.active}
         never = -math.inf
-        each = [never if layer.deviations is None else layer.deviations for layer in c.layers]
+        each = [never if layer.std_multiplier is None else layer.std_multiplier for layer in c.layers]
         found["activation_sparsity_scale"] = np.array(each, np.float32)
     return found

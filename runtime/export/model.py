@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 from ...quant.block import QTensor
+from ...quant.errors import UnsupportedModel
 from ...quant.formats import FORMATS
 from ...quant.gguf.assembled import Assembled
 from ..archs import ARCHS
-from ..config.fields import UnsupportedModel
-from ..config.from_files import config_from_gguf
+from ..config.from_gguf import config_from_gguf
 from ..config.layers import Layer
 from ..config.model_config import ModelConfig
-from ..config.recurrence import Scales
+from ..config.recurrent import Multipliers
 from ..config.rope import Rope
 from ..weights.binding import Weights
 from .keys import exported_keys
@@ -74,20 +74,20 @@ def as_gguf(config: ModelConfig) -> ModelConfig:
         layers = tuple(
             replace(layer, rope=layer.rope and replace(layer.rope, interleaved=True)) for layer in layers
         )
-    changes: dict[str, Any] = {"from_gguf": True, "norm_offset": 0.0, "extra_layers": 0, "layers": layers}
+    changes: dict[str, Any] = {"from_gguf": True, "norm_offset": 0.0, "mtp_layers": 0, "layers": layers}
     if r:
         changes["recurrence"] = replace(r, tiled=arch.tiled_in_gguf, part_scales=(1.0,) * 5)
     changes["tied"] = config.tied and not splits_output(config)
-    if arch.scales_in_gguf_weights:
-        changes |= {"embed_scale": 1.0, "logit_scale": 1.0, "scales": Scales()}
-        changes["attention_scale"] = config.attention_scale / config.scales.key
+    if arch.multipliers_in_gguf_weights:
+        changes |= {"embed_scale": 1.0, "logit_scale": 1.0, "multipliers": Multipliers()}
+        changes["attention_scale"] = config.attention_scale / config.multipliers.key
     return replace(config, **changes)
 
 
 def difference(expected: ModelConfig, got: ModelConfig) -> str:
     """The first thing in which two configurations are not the same model, or ""."""
     for field in fields(ModelConfig):
-        if field.name in ("arch", "layers", "head_dim", "n_kv_heads", "ffn", "query_growth"):
+        if field.name in ("arch", "layers", "head_dim", "n_kv_heads", "ffn", "attention_temperature"):
             continue
         if field.name == "norms":  # of parts that no layer has they make no difference
             same = _used_norms(expected) == _used_norms(got)
@@ -97,8 +97,10 @@ def difference(expected: ModelConfig, got: ModelConfig) -> str:
             same = _same(getattr(expected, field.name), getattr(got, field.name))
         if not same:
             return f"{field.name} ({_shown(getattr(expected, field.name))})"
-    if expected.query_growth[0] != 0 and not _same(expected.query_growth, got.query_growth):
-        return "query_growth"
+    if expected.attention_temperature[0] != 0 and not _same(
+        expected.attention_temperature, got.attention_temperature
+    ):
+        return "attention_temperature"
     if len(expected.layers) != len(got.layers):
         return "number of layers"
     for i, (a, b) in enumerate(zip(expected.layers, got.layers, strict=True)):
@@ -108,8 +110,8 @@ def difference(expected: ModelConfig, got: ModelConfig) -> str:
             if not _same(getattr(a, field.name), getattr(b, field.name)):
                 return f"layer {i}'s {field.name} ({_shown(getattr(a, field.name))})"
         sizes, others = expected.sizes(a), got.sizes(b)
-        sees = a.attends and not expected.latent
-        if (sees and sizes[:2] != others[:2]) or (a.feeds and not a.experts and sizes[2] != others[2]):
+        sees = a.has_attention and not expected.mla
+        if (sees and sizes[:2] != others[:2]) or (a.has_ffn and not a.is_moe and sizes[2] != others[2]):
             return f"layer {i}'s sizes {sizes}"
     return ""
 

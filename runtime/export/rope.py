@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ...quant.gguf.assembled import Assembled
 from ..archs import Arch
-from ..config.fields import Fields, UnsupportedModel
+from ..config.metadata import Metadata
 from ..config.model_config import ModelConfig
 from ..config.rope import DynamicNTK, Llama3Scaling, LongRope, Rope, Yarn, yarn_attention_factor
 
@@ -21,7 +22,7 @@ _STILL = 1e30  # divides the frequency of pairs that do not turn
 _INFINITE = 1e29
 
 
-def rope_keys(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
+def rope_keys(c: ModelConfig, arch: Arch, keys: Metadata) -> dict[str, Any]:
     full = full_rope(c)
     switch: dict[str, Any] = {}
     if arch.nope == "switch":
@@ -43,17 +44,17 @@ def rope_keys(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
         found["rope.freq_base_swa"] = local.base
         if local.dims != full.dims:
             found["rope.dimension_count_swa"] = local.dims
-    if c.query_growth[0]:
-        found["attention.temperature_scale"] = c.query_growth[0]
-        if c.query_growth[1] != found.get("rope.scaling.original_context_length", c.context_length):
-            found["attention.temperature_length"] = c.query_growth[1]
+    if c.attention_temperature[0]:
+        found["attention.temperature_scale"] = c.attention_temperature[0]
+        if c.attention_temperature[1] != found.get("rope.scaling.original_context_length", c.context_length):
+            found["attention.temperature_length"] = c.attention_temperature[1]
     if arch.gguf.startswith("qwen35"):
         sections = (_entry(keys).values.get("mrope_section") or list(_MROPE_SECTIONS))[:4]
         found["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
     return found
 
 
-def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]:
+def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Metadata) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.factor,
@@ -70,9 +71,9 @@ def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]
     return found
 
 
-def _entry(keys: Fields) -> Fields:
+def _entry(keys: Metadata) -> Metadata:
     """What config.json says of RoPE, in either spelling."""
-    entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
+    entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Metadata({}, keys.source)
     return entry.section("full_attention") or entry
 
 

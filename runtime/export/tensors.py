@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ...quant.gguf.assembled import Assembled, place_in_file
 from ..archs import ARCHS
-from ..config.fields import UnsupportedModel
 from ..config.model_config import ModelConfig
-from ..config.moe import PROJECTIONS
-from ..config.recurrence import Recurrence
-from ..weights.binding import Weights, groups_of_rows
+from ..config.recurrent import RecurrentConfig
+from ..weights.binding import Weights, row_groups
 from ..weights.expected import shapes
+from ..weights.experts import PROJECTIONS
 from .rope import rope_tensors
 
 _BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"
@@ -38,7 +38,7 @@ def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
     ]
     if splits_output(config):
         table, scale = weights.matrix("token_embd.weight"), None
-        if ARCHS[config.arch].scales_in_gguf_weights:
+        if ARCHS[config.arch].multipliers_in_gguf_weights:
             scale = np.full(table.shape[0], config.logit_scale, np.float32)
         tensors.append(Assembled("output.weight", table.shape, (table,), scale=scale))
     return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
@@ -48,7 +48,7 @@ def splits_output(config: ModelConfig) -> bool:
     """Whether tied embeddings cannot stay so: scales that go into the weights are not the same for both, or
     readers want an output matrix."""
     arch = ARCHS[config.arch]
-    scaled = arch.scales_in_gguf_weights and config.embed_scale != config.logit_scale
+    scaled = arch.multipliers_in_gguf_weights and config.embed_scale != config.logit_scale
     return config.tied and (scaled or arch.output_in_gguf)
 
 
@@ -84,7 +84,7 @@ def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
             yield Assembled.of_values(stored, values)
             continue
         joined = _under_each_other(stored, parts)
-        if found := groups_of_rows(as_gguf, stored, names):
+        if found := row_groups(as_gguf, stored, names):
             order = _by_groups(*found)
             joined = replace(joined, order=order if joined.order is None else joined.order[order])
         yield joined
@@ -139,7 +139,7 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
         if scale is not None and kind == "bias":
             if stem not in ("ssm_mix", "ssm_z", "ssm_step"):
                 raise UnsupportedModel(f"tensor {name}: GGUF cannot hold a bias behind a scaled {stem}")
-            values = values * (np.float32(scale) / np.float32(c.scales.recurrent_in))
+            values = values * (np.float32(scale) / np.float32(c.multipliers.recurrent_in))
         return Assembled.of_values(name, values if order is None else values[order])
     columns = None
     if stem == "ssm_out" and r and _is_tiled(c):
@@ -149,9 +149,9 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
     return Assembled(name, tensor.shape, (tensor,), order, columns, rows)
 
 
-def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.ndarray | None:
+def _order(c: ModelConfig, r: RecurrentConfig | None, name: str, stem: str) -> np.ndarray | None:
     """The order in which a file has the rows of a tensor, None if it is the same."""
-    if stem in ("attn_q", "attn_k") and permutes(c) and not c.latent:
+    if stem in ("attn_q", "attn_k") and permutes(c) and not c.mla:
         layer = c.layers[int(name.split(".")[1])]
         head_dim, kv_heads, _ = c.sizes(layer)
         return _pairs(c.n_heads if stem == "attn_q" else kv_heads, head_dim, _rotated(c, name))
@@ -186,7 +186,7 @@ def _is_tiled(c: ModelConfig) -> bool:
     return bool(r and ARCHS[c.arch].tiled_in_gguf and not r.tiled and r.groups not in (1, r.heads))
 
 
-def _tiled_heads(r: Recurrence, head_dim: int) -> np.ndarray:
+def _tiled_heads(r: RecurrentConfig, head_dim: int) -> np.ndarray:
     """Rows of heads that follow each other group by group, in the order in which groups take turns."""
     rows = np.arange(r.heads * head_dim).reshape(r.groups, r.heads // r.groups, head_dim)
     return rows.swapaxes(0, 1).reshape(-1)
@@ -201,9 +201,9 @@ def _tiled(c: ModelConfig, values: np.ndarray, shape: tuple[int, ...]) -> np.nda
 
 def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
     """What the rows of a matrix are multiplied with, where the format has no keys for a model's scales."""
-    if not ARCHS[c.arch].scales_in_gguf_weights:
+    if not ARCHS[c.arch].multipliers_in_gguf_weights:
         return None
-    s, r = c.scales, c.recurrence
+    s, r = c.multipliers, c.recurrence
     parts = r.part_scales if r else (1.0,) * 5
     scale: np.ndarray | float = {
         "token_embd": c.embed_scale,
@@ -229,7 +229,7 @@ def _shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[in
     stem, r = stored.removesuffix(".weight").rpartition(".")[2], config.recurrence
     if stem == "ffn_gate_inp_shexp":
         return shape[1:]
-    if r and r.kind == "scan":
+    if r and r.kind == "mamba2":
         if stem in ("ssm_a", "ssm_d"):
             return (*shape, 1)
         if stem == "ssm_norm":
@@ -245,7 +245,7 @@ def gguf_name(config: ModelConfig, name: str) -> str:
     if stem.startswith("blk."):
         _, number, stem = stem.split(".")
         layer = f"blk.{number}."
-        stem = arch.together_in_gguf.get(stem, stem)
+        stem = arch.fused_in_gguf.get(stem, stem)
     if stem.startswith(("altup_proj.", "altup_unembd_proj.")):  # of several, stacked
         stem = stem.partition(".")[0]
     stem = arch.gguf_names.get(stem, stem)
@@ -257,18 +257,18 @@ def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
     """The stacked matrices of experts, and their biases."""
     arch = ARCHS[config.arch]
     for i, layer in enumerate(config.layers):
-        if not (layer.experts and config.experts):
+        if not (layer.is_moe and config.moe):
             continue
         held = weights.experts(i)
         together: dict[str, list[str]] = {}
         for stem in PROJECTIONS:
             if stem in held.matrices:
-                together.setdefault(arch.together_in_gguf.get(stem, stem), []).append(stem)
+                together.setdefault(arch.fused_in_gguf.get(stem, stem), []).append(stem)
         for stored, stems in together.items():
             turns = zip(*(held.matrices[stem] for stem in stems), strict=True)
             matrices = tuple(matrix for each in turns for matrix in each)
             rows = sum(held.matrices[stem][0].shape[0] for stem in stems)
-            shape = (config.experts.count, rows, matrices[0].shape[1])
+            shape = (config.moe.n_experts, rows, matrices[0].shape[1])
             yield Assembled(f"blk.{i}.{stored}.weight", shape, matrices)
             biases = [held.biases[stem] for stem in stems if stem in held.biases]
             if biases:
@@ -277,7 +277,7 @@ def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
 
 def _heads(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
     """The matrices of latent attention's heads."""
-    for i in range(config.n_layers if config.latent else 0):
+    for i in range(config.n_layers if config.mla else 0):
         held = weights.heads(i)
         for stem, matrices in (("attn_k_b", held.keys), ("attn_v_b", held.values)):
             yield Assembled(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)

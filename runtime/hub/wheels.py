@@ -18,8 +18,8 @@ import time
 import zipfile
 from pathlib import Path
 
-from ...quant.home import home
 from ...quant.child_process import child_environment, python_command
+from ...quant.home import home
 from .catalogue import Entry, WheelFile
 from .download import exclusive, require_space
 from .errors import StoreError, Unreachable

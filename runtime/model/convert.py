@@ -15,7 +15,7 @@ from ...quant.gguf.assembled import Assembled, place_in_file
 from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import Facts
 from ...tokenizer.readers.export import tokenizer_metadata
-from ..config.from_files import config_from_hf
+from ..config.from_hf import config_from_hf
 from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends

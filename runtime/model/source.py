@@ -13,7 +13,9 @@ from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, tokenizer_from_gguf
 from ...tokenizer import load_tokenizer as tokenizer_from_files
-from ..config.from_files import ModelConfig, config_from_gguf, config_from_hf
+from ..config.from_gguf import config_from_gguf
+from ..config.from_hf import config_from_hf
+from ..config.model_config import ModelConfig
 from .tokenizer_kernel import tokenizer_kernel
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of GGUF files without a tokenizer

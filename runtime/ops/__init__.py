@@ -7,7 +7,7 @@ buffers marked `logits_rows` have one line for each of those.
 The package `reference` is the specification: it has a NumPy function for every op.
 """
 
-from .activation import Activation, GatedActivation, GaussianTopK, SigmoidGate
+from .activations import Activation, GatedActivation, GaussianTopK, SigmoidGate
 from .altup import AltUpCorrect, AltUpPredict, MatchMagnitude
 from .attention import Attend, RoPE, ScaleQueries
 from .buffer import Buffer

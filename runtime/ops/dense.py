@@ -21,7 +21,10 @@ class Embed:
 
 @dataclass(frozen=True, eq=False)
 class AddPositions:
-    """x += table[position]: learned positions. `table` is (positions, width) and has a row for every position."""
+    """x += table[position]: learned positions.
+
+    `table` is (positions, width) and has a row for every position.
+    """
 
     x: Buffer
     table: QTensor

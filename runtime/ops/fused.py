@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...quant.block import QTensor
-from .activation import GatedActivation
+from .activations import GatedActivation
 from .buffer import Buffer
 from .dense import MatMul
 from .program import Op

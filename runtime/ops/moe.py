@@ -17,9 +17,10 @@ class Route:
     Probabilities are the "softmax" of the scores, [rows, n], or the "sigmoid" of each. The top k experts of a
     row are those with the highest probability + `bias` (float32 [n], or None), lower numbers first among
     equals. With `groups` > 1 experts are taken only from the `top_groups` best groups of n / groups
-    consecutive experts; a group's merit is the sum of its `group_best` highest values. Routing weights are the
-    probabilities without the bias, divided by their sum if `normalised`, times `scale`, times `expert_scales`
-    (float32 [n], or None). `experts` and `routing_weights` are [rows, k]; expert numbers are stored as float32.
+    consecutive experts; a group's merit is the sum of its `group_best` highest values. Routing weights are
+    the probabilities without the bias, divided by their sum if `normalised`, times `scale`, times
+    `expert_scales` (float32 [n], or None). `experts` and `routing_weights` are [rows, k]; expert numbers are
+    stored as float32.
     """
 
     scores: Buffer
@@ -39,10 +40,10 @@ class Route:
 class MoE:
     """out = Σ_e weight_e · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` selected.
 
-    act(g, u) is f(g) · u as for GatedActivation. With a `limit` it is g · sigmoid(alpha · g) · (u + 1), with g
-    clipped to at most `limit` and u to ±limit (clamped SwiGLU). Without `gate` matrices it is f(u).
-    `gate` and `up` have a (width, inputs) and `down` an (outputs, width) matrix for each expert, of which only
-    the selected are read. Biases, float32 [experts, …] or None, are added to the products.
+    act(g, u) is f(g) · u as for GatedActivation. With a `limit` it is g · sigmoid(alpha · g) · (u + 1), with
+    g clipped to at most `limit` and u to ±limit (clamped SwiGLU). Without `gate` matrices it is f(u). `gate`
+    and `up` have a (width, inputs) and `down` an (outputs, width) matrix for each expert, of which only the
+    selected are read. Biases, float32 [experts, …] or None, are added to the products.
     """
 
     x: Buffer

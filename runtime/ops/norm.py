@@ -14,8 +14,8 @@ class RMSNorm:
     """out = x / sqrt(mean(x²) + eps) * weight, over each of `groups` equal parts of a row.
 
     `weight` is float32 [width / groups], shared by all groups (the per-head q/k norm), or float32 [width].
-    `out` may be `x`. In that case the groups, each as long as the shared weight, may end before the end of the
-    row: the columns behind the last group stay as they are.
+    `out` may be `x`. In that case the groups, each as long as the shared weight, may end before the end of
+    the row: the columns behind the last group stay as they are.
     """
 
     x: Buffer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .activation import Activation, GatedActivation, GaussianTopK, SigmoidGate
+from .activations import Activation, GatedActivation, GaussianTopK, SigmoidGate
 from .altup import AltUpCorrect, AltUpPredict, MatchMagnitude
 from .attention import Attend, RoPE, ScaleQueries
 from .buffer import Buffer
@@ -69,8 +69,9 @@ class Program:
 
     `logits` is the buffer of the result, [len(logits_indices), vocab]. `layers` are the index of the first op
     of each layer, and at the end that of the first op behind the last layer. `residual` are the buffers that
-    a layer reads and updates for the next one: the residual stream, and per-layer inputs. In a part of a split
-    model (engine/split.py) the part before fills `boundary_in`, and the part after reads `boundary_out`.
+    a layer reads and updates for the next one: the residual stream, and per-layer inputs. In a part of a
+    split model (engine/split.py) the part before fills `boundary_in`, and the part after reads
+    `boundary_out`.
     """
 
     ops: tuple[Op, ...]

@@ -1,8 +1,8 @@
 """The recurrent ops. They carry a state of fixed size from one position of a sequence to the next.
 
-The state of each op is a layer of `Program.state_layers`: a float32 array a sequence, of the shape given below.
-The state in front of the first position is zero. The rows of a sequence in a step are consecutive positions;
-the chunks in which a prompt is processed make no difference to its state.
+The state of each op is a layer of `Program.state_layers`: a float32 array a sequence, of the shape given
+below. The state in front of the first position is zero. The rows of a sequence in a step are consecutive
+positions; the chunks in which a prompt is processed make no difference to its state.
 
 `reference/recurrent.py` is the specification.
 """
@@ -36,10 +36,10 @@ class CausalConv:
 class DeltaRule:
     """The gated delta rule: linear attention whose state decays, and whose value under a key is replaced.
 
-    A row of `qkv` is `groups` queries and `groups` keys of `key_dim`, and `heads` values of `head_dim`. Head h reads
-    query and key h // (heads / groups), or with `tiled` h % groups. Both are divided by
-    sqrt(Σ their squares + eps), and the query by sqrt(key_dim) as well. With
-    β = sigmoid(beta) and d = exp(a · softplus(step + step_bias)), one of each a head, for every position
+    A row of `qkv` is `groups` queries and `groups` keys of `key_dim`, and `heads` values of `head_dim`. Head
+    h reads query and key h // (heads / groups), or with `tiled` h % groups. Both are divided by sqrt(Σ their
+    squares + eps), and the query by sqrt(key_dim) as well. With β = sigmoid(beta) and d = exp(a ·
+    softplus(step + step_bias)), one of each a head, for every position
 
         S = d · S;  S += k ⊗ β · (v - k @ S);  out = q @ S
 

@@ -1,10 +1,14 @@
-"""Activation functions in NumPy float32, by the names that ops have for them."""
+"""Activation functions and gates in NumPy float32; `ACTIVATIONS` has the functions by the names in ops."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+
+from .. import ops
+
+Buffers = dict[str, np.ndarray]  # float32 [rows, width] by the name of the buffer
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -28,8 +32,8 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def relu2(x: np.ndarray) -> np.ndarray:
-    above = np.maximum(x, np.float32(0))
-    return above * above
+    positive = np.maximum(x, np.float32(0))
+    return positive * positive
 
 
 def identity(x: np.ndarray) -> np.ndarray:
@@ -50,3 +54,23 @@ ACTIVATIONS = {
     "identity": identity,
     "tanh": tanh,
 }
+
+
+def activation(op: ops.Activation, buffers: Buffers) -> None:
+    buffers[op.out.name] = ACTIVATIONS[op.kind](buffers[op.x.name])
+
+
+def gated_activation(op: ops.GatedActivation, buffers: Buffers) -> None:
+    gate, up = buffers[op.gate.name], buffers[op.up.name]
+    up = up[:, op.up_start : op.up_start + op.gate.width]
+    buffers[op.out.name] = ACTIVATIONS[op.kind](np.float32(op.scale) * gate) * up
+
+
+def sigmoid_gate(op: ops.SigmoidGate, buffers: Buffers) -> None:
+    buffers[op.x.name] = sigmoid(buffers[op.gate.name]) * buffers[op.x.name]
+
+
+def gaussian_top_k(op: ops.GaussianTopK, buffers: Buffers) -> None:
+    x = buffers[op.x.name]
+    mean, std = x.mean(axis=-1, keepdims=True), x.std(axis=-1, keepdims=True)
+    buffers[op.x.name] = np.maximum(x - (mean + std * np.float32(op.std_multiplier)), 0)

@@ -1,6 +1,6 @@
 """The NumPy machine: every op once, in the obvious way, in float32.
 
-It is the specification that the fast machines are tested against, and slow.
+It is slow, and the specification that the compiled machines are tested against.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.state import SequenceStates
 from ..engine.top_k import TopK, top_k_of
-from ..ops.buffer import Buffer
-from .activations import ACTIVATIONS, sigmoid
-from .altup import correct_streams, match_magnitude, predict_streams, sparsify
-from .moe import moe, route
-from .recurrent import causal_conv, delta_rule, state_scan
+from . import activations, altup, attention, dense, moe, norm, pointwise, recurrent
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept
 _LOGITS_BYTES = 1 << 26  # of logits a step
@@ -28,10 +24,10 @@ _LOGITS_BYTES = 1 << 26  # of logits a step
 class ReferenceMachine:
     """Runs a Program in NumPy float32.
 
-    `buffers` maps the names of the program's buffers to their contents after the latest op; `keys`
-    and `values` hold each cache layer as float32 [n_pages, page_size, kv_heads, head_dim or value_dim].
-    `states` are those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept up to
-    `keep_bytes`, first come first kept; beyond that each use makes them anew, in blocks.
+    `buffers` maps the names of the program's buffers to their contents after the latest op. `keys` and
+    `values` are the cache layers, float32 [n_pages, page_size, kv_heads, head_dim or value_dim]. `states` are
+    those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept, up to `keep_bytes`
+    in the order of first use; other matrices are dequantised at each use, in blocks.
     """
 
     def __init__(
@@ -48,12 +44,11 @@ class ReferenceMachine:
         self.max_rows = 512
         self.max_logits = max(1, min(self.max_rows, _LOGITS_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
-        pages = (n_pages, page_size)
-        layers = program.cache_layers
-        self.keys = [np.zeros((*pages, at.kv_heads, at.head_dim), np.float32) for at in layers]
+        pages, layers = (n_pages, page_size), program.cache_layers
+        self.keys = [np.zeros((*pages, layer.kv_heads, layer.head_dim), np.float32) for layer in layers]
         self.values = [
-            np.zeros((*pages, at.kv_heads, at.width // at.kv_heads - at.head_dim), np.float32)
-            for at in layers
+            np.zeros((*pages, layer.kv_heads, layer.width // layer.kv_heads - layer.head_dim), np.float32)
+            for layer in layers
         ]
         self.states = SequenceStates(program.state_layers, max_sequences)
         self._kept: dict[int, np.ndarray] = {}
@@ -62,19 +57,19 @@ class ReferenceMachine:
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(batch.logits_indices), vocab].
 
-        The rows' positions must have room in `table` already. Raises ValueError for a batch that does
-        not fit the machine or the table.
+        `table` must have room for the rows' positions. Raises ValueError for a batch that does not fit the
+        machine or the table.
         """
         for _ in self.trace(batch, table):
             pass
         return self.buffers[self.program.logits.name]
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
-        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
+        """Run the rows of `batch`; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
     def trace(self, batch: Batch, table: PageTable) -> Iterator[ops.Op]:
-        """Like `step`, but yields every op once it has run, for a look at `buffers`."""
+        """Like `step`, but yields every op once it has run, so that the caller can read `buffers`."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
@@ -87,107 +82,85 @@ class ReferenceMachine:
         self.states.end(batch)
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
-        """What a step of so many rows left in the `boundary_out` buffers, float32 [rows, width] each."""
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [rows, width] each."""
         return [self.buffers[b.name] for b in self.program.boundary_out]
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the `boundary_in` buffers for the next step, float32 [rows, width] each."""
+        """Set the `boundary_in` buffers for the next step, float32 [rows, width] each."""
         for b, rows in zip(self.program.boundary_in, values, strict=True):
             self.buffers[b.name] = rows.copy()
 
     def close(self) -> None:
+        """Free the buffers and dequantised matrices."""
         self.buffers.clear()
         self._kept.clear()
 
     def _run(self, op: ops.Op) -> None:
+        buffers, batch = self.buffers, self._batch
         match op:
             case ops.Embed():
                 self.embed(op)
             case ops.AddPositions():
-                self.add_positions(op)
+                dense.add_positions(op, buffers, batch.positions)
             case ops.RMSNorm():
-                self.rms_norm(op)
+                norm.rms_norm(op, buffers)
             case ops.LayerNorm():
-                self.layer_norm(op)
+                norm.layer_norm(op, buffers)
             case ops.MatMul():
-                self.matmul(op)
+                dense.matmul(op, buffers, self._dequantized)
             case ops.HeadMatMul():
-                self.head_matmul(op)
+                dense.head_matmul(op, buffers, self._dequantized)
             case ops.RoPE():
-                self.rope(op)
-            case ops.GrowQueries():
-                self.grow_queries(op)
+                attention.rope(op, buffers, batch)
+            case ops.ScaleQueries():
+                attention.scale_queries(op, buffers, batch)
             case ops.Attend():
                 self.attend(op)
             case ops.GatedActivation():
-                self.gated_activation(op)
+                activations.gated_activation(op, buffers)
             case ops.Activation():
-                self.activation(op)
+                activations.activation(op, buffers)
             case ops.SigmoidGate():
-                self.sigmoid_gate(op)
+                activations.sigmoid_gate(op, buffers)
+            case ops.GaussianTopK():
+                activations.gaussian_top_k(op, buffers)
             case ops.Route():
-                route(op, self.buffers)
+                moe.route(op, buffers)
             case ops.MoE():
-                moe(op, self.buffers, self._dequantized, self.expert_reads)
+                moe.moe(op, buffers, self._dequantized, self.expert_reads)
             case ops.Add():
-                self.add(op)
-            case ops.Sparsify():
-                sparsify(op, self.buffers)
+                pointwise.add(op, buffers)
             case ops.MatchMagnitude():
-                match_magnitude(op, self.buffers)
+                altup.match_magnitude(op, buffers)
             case ops.AltUpPredict():
-                predict_streams(op, self.buffers)
+                altup.altup_predict(op, buffers)
             case ops.AltUpCorrect():
-                correct_streams(op, self.buffers)
+                altup.altup_correct(op, buffers)
             case ops.SelectRows():
-                self.select_rows(op)
+                pointwise.select_rows(op, buffers, batch.logits_indices)
             case ops.SoftCap():
-                self.soft_cap(op)
+                pointwise.soft_cap(op, buffers)
             case ops.CausalConv():
-                self._recur(op, causal_conv, op.x)
+                self._recur(op, recurrent.causal_conv, op.x)
             case ops.DeltaRule():
-                self._recur(op, delta_rule, op.qkv, op.beta, op.step)
+                self._recur(op, recurrent.delta_rule, op.qkv, op.beta, op.step)
             case ops.StateScan():
-                self._recur(op, state_scan, op.xbc, op.step)
+                self._recur(op, recurrent.state_scan, op.xbc, op.step)
 
     def embed(self, op: ops.Embed) -> None:
-        tokens = np.where(self._batch.tokens < op.table.shape[0], self._batch.tokens, 0)
-        self.buffers[op.out.name] = op.table.rows(tokens) * np.float32(op.scale)
+        """Run an Embed; a method so that other machines can override it."""
+        dense.embed(op, self.buffers, self._batch.tokens)
 
-    def add_positions(self, op: ops.AddPositions) -> None:
-        self.buffers[op.x.name] = self.buffers[op.x.name] + op.table.rows(self._batch.positions)
+    def attend(self, op: ops.Attend) -> None:
+        """Run an Attend over the cache; a method so that other machines can override it."""
+        keys, values = self.keys[op.layer], self.values[op.layer]
+        attention.attend(op, self.buffers, self._batch, self._table, keys, values)
 
-    def rms_norm(self, op: ops.RMSNorm) -> None:
-        x = self.buffers[op.x.name]
-        each = op.groups * len(op.weight) > op.x.width  # parts have weights of their own
-        size = op.x.width // op.groups if each else len(op.weight)
-        parts = x[:, : op.groups * size].reshape(len(x), op.groups, size)
-        mean_square = np.mean(parts * parts, axis=-1, keepdims=True)
-        normed = parts / np.sqrt(mean_square + np.float32(op.eps)) * op.weight.reshape(-1, size)
-        rest = x[:, op.groups * size :]
-        self.buffers[op.out.name] = np.concatenate([normed.reshape(len(x), op.groups * size), rest], axis=1)
-
-    def layer_norm(self, op: ops.LayerNorm) -> None:
-        x = self.buffers[op.x.name]
-        parts = x.reshape(len(x), op.groups, -1)
-        parts = parts - np.mean(parts, axis=-1, keepdims=True)
-        variance = np.mean(parts * parts, axis=-1, keepdims=True)
-        normed = (parts / np.sqrt(variance + np.float32(op.eps))).reshape(x.shape) * op.weight
-        self.buffers[op.out.name] = normed if op.bias is None else normed + op.bias
-
-    def matmul(self, op: ops.MatMul) -> None:
-        x = self.buffers[op.x.name]
-        out = np.empty((len(x), op.out.width), np.float32)
-        for start, weight in self._dequantized(op.weight):
-            out[:, start : start + len(weight)] = x @ weight.T
-        if op.bias is not None:
-            out += op.bias
-        if op.accumulate:
-            out += self.buffers[op.out.name]
-        self.buffers[op.out.name] = out
+    def expert_reads(self, matrix: QTensor, x: np.ndarray) -> None:
+        """Called before an expert's matrix is multiplied with `x`, for machines that record inputs."""
 
     def _dequantized(self, tensor: QTensor) -> Iterator[tuple[int, np.ndarray]]:
-        """The matrix in float32, in blocks of rows, each with the number of its first row."""
+        """The matrix in float32, in blocks of rows, each with the index of its first row."""
         kept = self._kept.get(id(tensor))
         size = 4 * math.prod(tensor.shape)
         if kept is None and size <= self._keep_bytes:
@@ -201,114 +174,16 @@ class ReferenceMachine:
         for start in range(0, n_rows, block):
             yield start, tensor.rows(np.arange(start, min(start + block, n_rows)))
 
-    def expert_reads(self, matrix: QTensor, x: np.ndarray) -> None:
-        """Called before an expert's matrix multiplies `x`, for machines that look at it."""
-
-    def head_matmul(self, op: ops.HeadMatMul) -> None:
-        x = self.buffers[op.x.name]
-        heads = x.reshape(len(x), len(op.weights), -1)
-        parts = []
-        for h, tensor in enumerate(op.weights):
-            inputs = tensor.shape[1]
-            parts += [heads[:, h, :inputs] @ weight.T for _, weight in self._dequantized(tensor)]
-            parts.append(heads[:, h, inputs:])
-        self.buffers[op.out.name] = np.concatenate(parts, axis=1)
-
-    def rope(self, op: ops.RoPE) -> None:
-        x = self.buffers[op.x.name]
-        half = len(op.inv_freq)
-        heads = x.reshape(len(x), op.heads, -1).copy()
-        turned = heads[:, :, op.start : op.start + 2 * half]
-        first, second = (
-            (slice(0, None, 2), slice(1, None, 2)) if op.interleaved else (slice(half), slice(half, None))
-        )
-        a, b = turned[:, :, first].copy(), turned[:, :, second].copy()
-        angles = (
-            self._batch.positions.astype(np.float32)[:, None] * op.frequencies(self._batch.sequence_lengths())
-        )[:, None]
-        cos = np.cos(angles) * np.float32(op.attention_factor)
-        sin = np.sin(angles) * np.float32(op.attention_factor)
-        turned[:, :, first] = a * cos - b * sin
-        turned[:, :, second] = b * cos + a * sin
-        self.buffers[op.x.name] = heads.reshape(x.shape)
-
-    def grow_queries(self, op: ops.GrowQueries) -> None:
-        passed = (self._batch.positions // op.length).astype(np.float32)
-        growth = 1 + np.float32(op.beta) * np.log(1 + passed)
-        self.buffers[op.q.name] = self.buffers[op.q.name] * growth[:, None]
-
-    def attend(self, op: ops.Attend) -> None:
-        batch, table, page = self._batch, self._table, self.page_size
-        n = len(batch.tokens)
-        q = self.buffers[op.q.name].reshape(n, op.kv_heads, -1, op.head_dim)
-        keys, values = self.keys[op.layer], self.values[op.layer]
-        blocks = table.blocks[batch.sequences, batch.positions // page]
-        if op.append:
-            keys[blocks, batch.positions % page] = self.buffers[op.k.name].reshape(n, op.kv_heads, -1)
-        if op.append and op.v != op.k:
-            values[blocks, batch.positions % page] = self.buffers[op.v.name].reshape(n, op.kv_heads, -1)
-        if op.v == op.k:
-            values = keys[..., : op.value_dim]
-        out = np.empty((*q.shape[:-1], op.value_dim), np.float32)
-        for sequence in np.unique(batch.sequences):
-            rows = np.flatnonzero(batch.sequences == sequence)
-            at = batch.positions[rows]
-            seen = np.arange(max(0, at.min() - op.window + 1) if op.window else 0, at.max() + 1)
-            blocks = table.blocks[sequence, seen // page]
-            k, v = keys[blocks, seen % page], values[blocks, seen % page]  # [seen, kv_heads, head_dim]
-            # kv heads first, so that they are what the matrix products are stacked by
-            scores = (
-                q[rows].transpose(1, 2, 0, 3) @ k.transpose(1, 2, 0)[:, None]
-            )  # [kv_heads, group, rows, seen]
-            scores *= np.float32(op.scale)
-            if op.softcap:
-                scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
-            hidden = seen > at[:, None]
-            if op.window:
-                hidden |= seen <= at[:, None] - op.window
-            scores[:, :, hidden] = -np.inf
-            highest = scores.max(axis=-1, keepdims=True)
-            if op.sinks is not None:
-                sinks = op.sinks.reshape(op.kv_heads, -1, 1, 1)
-                highest = np.maximum(highest, sinks)
-            weights = np.exp(scores - highest)
-            total = weights.sum(axis=-1, keepdims=True)
-            weights /= total if op.sinks is None else total + np.exp(sinks - highest)
-            out[rows] = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3)
-        self.buffers[op.out.name] = out.reshape(n, -1)
-
-    def gated_activation(self, op: ops.GatedActivation) -> None:
-        gate, up = self.buffers[op.gate.name], self.buffers[op.up.name]
-        up = up[:, op.up_start : op.up_start + op.gate.width]
-        self.buffers[op.out.name] = ACTIVATIONS[op.kind](np.float32(op.scale) * gate) * up
-
-    def activation(self, op: ops.Activation) -> None:
-        self.buffers[op.out.name] = ACTIVATIONS[op.kind](self.buffers[op.x.name])
-
-    def sigmoid_gate(self, op: ops.SigmoidGate) -> None:
-        self.buffers[op.x.name] = sigmoid(self.buffers[op.gate.name]) * self.buffers[op.x.name]
-
-    def add(self, op: ops.Add) -> None:
-        added = self.buffers[op.x.name] * np.float32(op.scale)
-        self.buffers[op.out.name] = self.buffers[op.out.name] * np.float32(op.keep) + added
-
-    def select_rows(self, op: ops.SelectRows) -> None:
-        self.buffers[op.out.name] = self.buffers[op.x.name][self._batch.logits_indices]
-
-    def soft_cap(self, op: ops.SoftCap) -> None:
-        cap = np.float32(op.cap)
-        self.buffers[op.x.name] = cap * np.tanh(self.buffers[op.x.name] / cap)
-
     def _recur(
         self,
         op: ops.CausalConv | ops.DeltaRule | ops.StateScan,
-        scan: Callable[..., np.ndarray],
-        *inputs: Buffer,
+        function: Callable[..., np.ndarray],
+        *inputs: ops.Buffer,
     ) -> None:
-        """Run `scan` over the rows of each sequence, with its state."""
+        """Run a recurrent op over the rows of each sequence, with its state."""
         read = [self.buffers[b.name] for b in inputs]
         out = np.empty((len(self._batch.tokens), op.out.width), np.float32)
         for sequence in np.unique(self._batch.sequences):
             rows = self._batch.sequences == sequence
-            out[rows] = scan(op, self.states.arrays[op.state][sequence], *(x[rows] for x in read))
+            out[rows] = function(op, self.states.arrays[op.state][sequence], *(x[rows] for x in read))
         self.buffers[op.out.name] = out

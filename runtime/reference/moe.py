@@ -1,60 +1,60 @@
-"""The ops of `ops_experts.py` in NumPy, over `buffers`, the float32 contents by name."""
+"""Routing and experts in NumPy float32."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import moe as ops
-from .activations import ACTIVATIONS, sigmoid
-
-Buffers = dict[str, np.ndarray]
-# A matrix in float32, in blocks of rows, each with the number of its first row
-Dequantized = Callable[[QTensor], Iterable[tuple[int, np.ndarray]]]
+from .. import ops
+from .activations import ACTIVATIONS, Buffers, sigmoid
+from .dense import Dequantize
 
 
 def route(op: ops.Route, buffers: Buffers) -> None:
-    scores = buffers[op.scores.name]
+    scores = buffers[op.scores.name]  # [rows, n_experts]
     if op.scoring == "softmax":
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         probabilities = powers / powers.sum(axis=-1, keepdims=True)
     else:
         probabilities = sigmoid(scores)
-    choice = probabilities if op.bias is None else probabilities + op.bias
+    merits = probabilities if op.bias is None else probabilities + op.bias
     if op.groups > 1:
-        grouped = choice.reshape(len(choice), op.groups, -1)
-        merit = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
-        best = np.argsort(-merit, axis=-1, kind="stable")[:, : op.top_groups]
-        allowed = np.zeros_like(merit, bool)
+        grouped = merits.reshape(len(merits), op.groups, -1)
+        group_merits = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
+        best = np.argsort(-group_merits, axis=-1, kind="stable")[:, : op.top_groups]
+        allowed = np.zeros_like(group_merits, bool)
         np.put_along_axis(allowed, best, True, axis=-1)
-        choice = np.where(allowed[:, :, None], grouped, -np.inf).reshape(choice.shape)
-    chosen = np.argsort(-choice, axis=-1, kind="stable")[:, : op.experts.width]
-    weights = np.take_along_axis(probabilities, chosen, axis=-1)
+        merits = np.where(allowed[:, :, None], grouped, -np.inf).reshape(merits.shape)
+    top_k = np.argsort(-merits, axis=-1, kind="stable")[:, : op.experts.width]  # [rows, k]
+    weights = np.take_along_axis(probabilities, top_k, axis=-1)
     if op.normalised:
         weights = weights / np.maximum(weights.sum(axis=-1, keepdims=True), np.float32(1e-20))
     if op.expert_scales is not None:
-        weights = weights * op.expert_scales[chosen]
-    buffers[op.experts.name] = chosen.astype(np.float32)
+        weights = weights * op.expert_scales[top_k]
+    buffers[op.experts.name] = top_k.astype(np.float32)
     buffers[op.routing_weights.name] = weights * np.float32(op.scale)
 
 
 def moe(
-    op: ops.MoE, buffers: Buffers, dequantized: Dequantized, reads: Callable[[QTensor, np.ndarray], None]
+    op: ops.MoE,
+    buffers: Buffers,
+    dequantize: Dequantize,
+    before_product: Callable[[QTensor, np.ndarray], None],
 ) -> None:
-    """`reads` is told what each expert's matrix is going to multiply."""
-    x, chosen = buffers[op.x.name], buffers[op.experts.name].astype(int)
+    """`before_product` is called with an expert's matrix and its input before each product."""
+    x, top_k = buffers[op.x.name], buffers[op.experts.name].astype(int)
     out = np.zeros((len(x), op.out.width), np.float32)
 
     def product(x: np.ndarray, weights: tuple[QTensor, ...], biases: np.ndarray | None) -> np.ndarray:
         """x @ weightsᵀ + biases of expert e."""
-        reads(weights[e], x)
-        product = np.concatenate([x @ weight.T for _, weight in dequantized(weights[e])], axis=1)
+        before_product(weights[e], x)
+        product = np.concatenate([x @ weight.T for _, weight in dequantize(weights[e])], axis=1)
         return product if biases is None else product + biases[e]
 
-    for e in np.unique(chosen):
-        rows, place = np.nonzero(chosen == e)
+    for e in np.unique(top_k):
+        rows, place = np.nonzero(top_k == e)
         up = product(x[rows], op.up, op.up_bias)
         gate = product(x[rows], op.gate, op.gate_bias) if op.gate else up
         if not op.gate:
@@ -64,6 +64,6 @@ def moe(
             inner = gate * sigmoid(np.float32(op.alpha) * gate) * (up + 1)
         else:
             inner = ACTIVATIONS[op.kind](gate) * up
-        share = buffers[op.routing_weights.name][rows, place, None]
-        out[rows] += share * product(inner, op.down, op.down_bias)
+        weight = buffers[op.routing_weights.name][rows, place, None]
+        out[rows] += weight * product(inner, op.down, op.down_bias)
     buffers[op.out.name] = out

@@ -1,116 +1,80 @@
-"""Weights: the tensors of a file bound to the places where a model needs them."""
+"""Weights: the tensors of a file, bound to the names under which the forward pass reads them."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.lazy_rows import is_made
 from ...quant.errors import DamagedFile
-from ...quant.formats import FORMATS
-from ..archs import ARCHS
-from ..config.from_files import ModelConfig
-from ..config.latent import HeadTensors
-from ..config.moe import ExpertTensors
-from ..config.names import Names
-from .expected import OF_KEYS, shapes
-from .tensors import turned
+from ..archs import ARCHS, Arch
+from ..config.model_config import ModelConfig
+from ..config.tensor_names import TensorNames
+from .expected import KV_STEMS, shapes
+from .experts import ExpertTensors
+from .mla_heads import HeadTensors
+from .tensors import by_projection, reshaped, same_but_ones, split_rows, transposed
 
-# Buffers that some writers store although they follow from the configuration.
+# Tensors that some writers store although they follow from the configuration.
 _DERIVED = re.compile(
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
     r"|(.*\.)?layers\.\d+\.attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
 )
-# Read with the configuration.
+# Tensors of GGUF files that are read with the configuration.
 _ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+
+Part = tuple[str, tuple[int, ...]]  # inside name and shape of a tensor that is all or part of a stored one
 
 
 class Weights:
     """The tensors of `config`'s model by their GGUF names, whatever the file calls them.
 
-    Binding is strict: a tensor that is missing, left over or of another shape raises DamagedFile
-    naming it. Left-overs that are meant to be skipped: derived buffers, an output matrix next to tied
-    embeddings, and the parts of a larger model that the architecture's row lists. Projections that a
-    file keeps in one tensor are views of its rows, if they lie side by side in it. `skipped`
-    says which parts of a larger model were left, and how many tensors each has.
+    Binding is strict: a tensor that is missing, of another shape, or has no place in the model raises
+    DamagedFile naming it. Four kinds of tensors are skipped: buffers that follow from the configuration, an
+    output matrix next to tied embeddings, keys and values of layers that share those of another layer, and
+    the parts of a larger model that the architecture's row lists. Projections that a file keeps in one fused
+    tensor are views of its rows if they are consecutive. `skipped` has a line for each skipped part of a
+    larger model.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
         arch = ARCHS[config.arch]
-        names = Names(arch, tensors, config.from_gguf)
+        names = TensorNames(arch, tensors, config.from_gguf)
         self._from_gguf = config.from_gguf
         self._norm_offset = np.float32(config.norm_offset)
-        self._tensors: dict[str, QTensor] = {}
-        together: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+        parts_of: dict[str, list[Part]] = {}  # by the name of the stored tensor
         for name, shape in shapes(config):
-            together.setdefault(names(name), []).append((name, shape))
-        for stored, parts in together.items():
-            if stored not in tensors:
-                raise DamagedFile(f"tensor {stored} is missing")
-            tensor, shape = tensors[stored], parts[0][1]
-            shape = (sum(part[0] for _, part in parts), *shape[1:])
-            in_layer = parts[0][0].startswith("blk.")
-            exchanged = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
-            exchanged = exchanged and not is_made(tensor)  # packers turn matrices the usual way
-            needed = shape[::-1] if exchanged else shape
-            stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
-            if stacked or _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):
-                tensor = _reshaped(tensor, needed)
-            if tensor.shape != needed:
-                raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
-            if exchanged:
-                tensor = turned(tensor)
-            if order := groups_of_rows(config, stored, [name for name, _ in parts]):
-                tensor = _by_projection(tensor, *order)
-            self._tensors |= _split(tensor, parts)
+            parts_of.setdefault(names(name), []).append((name, shape))
+        self._tensors: dict[str, QTensor] = {}
+        for stored, parts in parts_of.items():
+            self._tensors |= _bind(config, arch, tensors, stored, parts)
         self._experts: dict[int, ExpertTensors] = {}
-        for i, layer in enumerate(config.layers):
-            if layer.experts and config.experts:
-                self._experts[i] = ExpertTensors(
-                    i, config.experts, config.experts.latent or config.hidden, arch, names, tensors
-                )
+        if moe := config.moe:
+            hidden = moe.latent_width or config.hidden
+            for i, layer in enumerate(config.layers):
+                if layer.is_moe:
+                    self._experts[i] = ExpertTensors(i, moe, hidden, arch, names, tensors)
         self._heads: list[HeadTensors] = []
-        if c := config.latent:
-            self._heads = [HeadTensors(i, c, config.n_heads, names, tensors) for i in range(config.n_layers)]
-        used = set(together)
+        if mla := config.mla:
+            heads, layers = config.n_heads, range(config.n_layers)
+            self._heads = [HeadTensors(i, mla, heads, names, tensors) for i in layers]
+        used = set(parts_of)
         used = used.union(*(experts.used for experts in self._experts.values()))
         used = used.union(*(heads.used for heads in self._heads))
-        self._refuse_left_overs(config, set(tensors) - used, names)
-
-    def _refuse_left_overs(self, config: ModelConfig, left: set[str], names: Names) -> None:
-        if config.tied:
-            left.discard(names("output.weight"))
-        skip = () if config.from_gguf else ARCHS[config.arch].hf_skip
-        skip += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.extra_layers))
-        for i, layer in enumerate(config.layers):
-            if layer.kv_from is not None:  # some files have them all the same
-                left -= {names(f"blk.{i}.{stem}.weight") for stem in OF_KEYS & set(ARCHS[config.arch].layer)}
-            if config.latent and config.from_gguf:  # next to the matrices that it is made of
-                left.discard(f"blk.{i}.attn_kv_b.weight")
-        skipped: dict[str, int] = {}
-        for name in sorted(left):
-            meant = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
-            if part := next((prefix for prefix in skip if name.startswith(prefix)), None):
-                skipped[part] = skipped.get(part, 0) + 1
-            elif not meant:
-                raise DamagedFile(
-                    f"tensor {name} has no place in a {config.arch} model of {config.n_layers} layers"
-                )
-
-        self.skipped = {f"{part.rstrip('._')} ({n} tensors)" for part, n in skipped.items()}
+        left_over = set(tensors) - used - _unused_beside(config, arch, names)
+        self.skipped = _skipped_parts(config, arch, names, left_over)
 
     @property
     def bound(self) -> Mapping[str, QTensor]:
-        """All tensors by their GGUF names, but for those of experts and heads."""
+        """All tensors by their GGUF names, except the matrices of experts and of MLA heads."""
         return self._tensors
 
     def matrix(self, name: str) -> QTensor:
-        """The tensor called `name`, (outputs, inputs), as it lies in the file."""
+        """The tensor called `name`, (outputs, inputs), as it is stored in the file."""
         return self._tensors[name]
 
     def experts(self, layer: int) -> ExpertTensors:
@@ -118,7 +82,7 @@ class Weights:
         return self._experts[layer]
 
     def heads(self, layer: int) -> HeadTensors:
-        """The matrices of the heads of a layer's latent attention."""
+        """The matrices of the heads of a layer's multi-head latent attention."""
         return self._heads[layer]
 
     def vector(self, name: str) -> np.ndarray:
@@ -130,45 +94,45 @@ class Weights:
         return self.vector(name) if name in self._tensors else None
 
     def decay(self, name: str) -> np.ndarray:
-        """A recurrence's decay rates, below 0: files that are not GGUF have ln(-rate)."""
+        """The decay rates of a recurrence, float32 below 0. Files other than GGUF store ln(-rate)."""
         stored = self.vector(name)
         return stored if self._from_gguf else -np.exp(stored)
 
     def norm(self, name: str) -> np.ndarray:
-        """The weights of a norm as float32, ready to multiply with."""
+        """The weights of a norm as float32, with `ModelConfig.norm_offset` added."""
         return self.vector(name) + self._norm_offset
 
 
-def _split(tensor: QTensor, parts: list[tuple[str, tuple[int, ...]]]) -> dict[str, QTensor]:
-    """`parts`, names and shapes, as consecutive rows of `tensor`; of a vector, consecutive values."""
-    if len(parts) == 1:
-        return {parts[0][0]: tensor}
-    if len(tensor.shape) == 1:
-        data = tensor.dequantize().view(np.uint8).reshape(len(tensor.dequantize()), -1)
-        tensor = replace(tensor, format=FORMATS["F32"], data=data)
-    split, start = {}, 0
-    for name, shape in parts:
-        data = tensor.data[start : start + shape[0]]
-        split[name] = replace(tensor, shape=shape, data=data if len(shape) > 1 else data.reshape(1, -1))
-        start += shape[0]
-    return split
+def _bind(
+    config: ModelConfig, arch: Arch, tensors: Mapping[str, QTensor], stored: str, parts: list[Part]
+) -> dict[str, QTensor]:
+    """The tensor called `stored` in the file, as the `parts` that it is fused of. Raises DamagedFile."""
+    if stored not in tensors:
+        raise DamagedFile(f"tensor {stored} is missing")
+    tensor, (first, shape) = tensors[stored], parts[0]
+    shape = (sum(part[0] for _, part in parts), *shape[1:])
+    is_transposed = arch.hf_transposed and not config.from_gguf and first.startswith("blk.")
+    # Packed formats store matrices as (outputs, inputs) even where the architecture does not.
+    is_transposed = is_transposed and len(shape) == 2 and not is_made(tensor)
+    needed = shape[::-1] if is_transposed else shape
+    stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
+    if stacked or same_but_ones(tensor.shape, needed) or first.endswith("ssm_norm.weight"):
+        tensor = reshaped(tensor, needed)
+    if tensor.shape != needed:
+        raise DamagedFile(f"tensor {stored} has shape {tensor.shape}, but the model needs {needed}")
+    if is_transposed:
+        tensor = transposed(tensor)
+    if groups := row_groups(config, stored, [name for name, _ in parts]):
+        tensor = by_projection(tensor, *groups)
+    return split_rows(tensor, parts)
 
 
-def _is_same(shape: tuple[int, ...], needed: tuple[int, ...]) -> bool:
-    """Whether two shapes only differ by dimensions of 1."""
-    return [n for n in shape if n != 1] == [n for n in needed if n != 1]
+def row_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
+    """The groups of rows in a fused tensor: their number, and the rows of each projection in a group.
 
-
-def _reshaped(tensor: QTensor, shape: tuple[int, ...]) -> QTensor:
-    """The same values in another shape, if it takes as many; rows of blocks must be left whole."""
-    if tensor.shape == shape or math.prod(tensor.shape) != math.prod(shape):
-        return tensor
-    return replace(tensor, shape=shape, data=tensor.data.reshape(math.prod(shape[:-1]), -1))
-
-
-def groups_of_rows(config: ModelConfig, stored: str, names: list[str]) -> tuple[int, list[int]] | None:
-    """How many groups the rows of a tensor that is kept for several projections come in, and how many rows of
-    each projection are in a group; None if the projections just follow each other."""
+    `names` are the projections in the tensor called `stored`. None if they follow each other. Raises
+    DamagedFile.
+    """
     arch, c, r = ARCHS[config.arch], config, config.recurrence
     stems = [name.split(".")[2] for name in names if name.startswith("blk.")]
     if stems == ["attn_q", "attn_q_gate"]:
@@ -187,9 +151,28 @@ def groups_of_rows(config: ModelConfig, stored: str, names: list[str]) -> tuple[
     return None
 
 
-def _by_projection(tensor: QTensor, groups: int, n_rows: list[int]) -> QTensor:
-    """A copy whose rows are ordered by projection first; each of `groups` groups has `n_rows` of them."""
-    rows = tensor.data.reshape(groups, sum(n_rows), -1)
-    parts = np.split(rows, np.cumsum(n_rows)[:-1], axis=1)
-    data = np.concatenate([part.reshape(-1, rows.shape[-1]) for part in parts])
-    return replace(tensor, data=data.reshape(tensor.data.shape))
+def _unused_beside(config: ModelConfig, arch: Arch, names: TensorNames) -> set[str]:
+    """Names in the file of tensors that some files have although the model does not use them."""
+    unused = {names("output.weight")} if config.tied else set()
+    for i, layer in enumerate(config.layers):
+        if layer.kv_from is not None:
+            unused |= {names(f"blk.{i}.{stem}.weight") for stem in KV_STEMS & set(arch.layer)}
+        if config.mla and config.from_gguf:  # next to attn_k_b and attn_v_b, which are made of it
+            unused.add(f"blk.{i}.attn_kv_b.weight")
+    return unused
+
+
+def _skipped_parts(config: ModelConfig, arch: Arch, names: TensorNames, left_over: set[str]) -> set[str]:
+    """A line for each part of a larger model in `left_over`. Raises DamagedFile for any other tensor."""
+    prefixes = () if config.from_gguf else arch.hf_skip
+    prefixes += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.mtp_layers))
+    counts: dict[str, int] = {}
+    for name in sorted(left_over):
+        known = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
+        if part := next((prefix for prefix in prefixes if name.startswith(prefix)), None):
+            counts[part] = counts.get(part, 0) + 1
+        elif not known:
+            raise DamagedFile(
+                f"tensor {name} has no place in a {config.arch} model of {config.n_layers} layers"
+            )
+    return {f"{part.rstrip('._')} ({n} tensors)" for part, n in counts.items()}

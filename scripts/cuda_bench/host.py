@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 from cuda_bench.models import random_model
 
-from kukri.runtime.config.from_files import ModelConfig
+from kukri.runtime.config.model_config import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import BLOCK, DRIVERS_CHOICE, SPIN, Device
 from kukri.runtime.cuda.driver.launch import Graph

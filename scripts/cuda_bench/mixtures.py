@@ -9,7 +9,7 @@ import numpy as np
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config.from_files import config_from_gguf
+from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.ops import Program
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights

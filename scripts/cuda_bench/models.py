@@ -14,7 +14,8 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
-from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.ops import Program
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from cuda_bench.models import DATA, load_fixture
 
-from kukri.runtime.config.fields import UnsupportedModel
+from kukri.quant.errors import UnsupportedModel
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.lowering.support import matrices
 from kukri.runtime.cuda.machine import CudaMachine

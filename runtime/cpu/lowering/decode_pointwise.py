@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from ....quant.block import QTensor
+from ....quant.errors import UnsupportedModel
 from ....quant.jit.kernel import CpuKernel
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
 from ..abi.instructions import ROWS, Instructions
 from ..abi.records import EMBED, POINTWISE
@@ -149,13 +149,13 @@ class RowsLowering(ABC):
             case ops.AddPositions():
                 table, stride = self._memory.table(op.table)
                 run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
-            case ops.Sparsify():
-                run(SPARSIFY, op.x, op.x, number=op.deviations)
+            case ops.GaussianTopK():
+                run(SPARSIFY, op.x, op.x, number=op.std_multiplier)
             case ops.MatchMagnitude():
                 run(MATCH_MAGNITUDE, op.x, op.x, op.like, number=op.floor)
             case ops.SigmoidGate():
                 run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
-            case ops.GrowQueries():
+            case ops.ScaleQueries():
                 run(GROW, op.q, op.q, number=op.beta, length=op.length)
             case _:
                 raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ....quant.block import BlockFormat, QTensor
+from ....quant.errors import UnsupportedModel
 from ....quant.formats import FORMATS
 from ....quant.jit.levels import LANES
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ...ops.fused import GATED_OPS, GatedMatMul, gated
 from ..abi.records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..abi.sizes import pool_bytes

@@ -203,11 +203,11 @@ def writes(op: FusedOp) -> list[ops.Buffer]:
             return [op.attend.q, op.attend.k, op.attend.out]
         case JoinedMatMul():
             return list(op.outs)
-        case ops.RoPE() | ops.SoftCap() | ops.SigmoidGate() | ops.AddPositions() | ops.Sparsify():
+        case ops.RoPE() | ops.SoftCap() | ops.SigmoidGate() | ops.AddPositions() | ops.GaussianTopK():
             return [op.x]
         case ops.MatchMagnitude():
             return [op.x]
-        case ops.GrowQueries():
+        case ops.ScaleQueries():
             return [op.q]
         case ops.Route():
             return [op.experts, op.routing_weights]

@@ -79,7 +79,7 @@ class RowLowering(Launches):
             case ops.SoftCap():
                 x = self._at(op.x)
                 each("soft_cap", op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
-            case ops.GrowQueries():
+            case ops.ScaleQueries():
                 q = self._at(op.q)
                 arguments = [
                     q.address,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ....quant.errors import UnsupportedModel
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
 from ..driver.allocator import Region
 from ..weights.upload import Matrix

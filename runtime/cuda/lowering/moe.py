@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....quant.block import QTensor
+from ....quant.errors import UnsupportedModel
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ..driver.allocator import Region
 from ..kernels.common.common import CLIPPED
 from ..weights.packing import packed_bytes

@@ -70,7 +70,7 @@ class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
                 self._delta_rule(op)
             case ops.StateScan():
                 self._state_scan(op)
-            case ops.Sparsify():
+            case ops.GaussianTopK():
                 self._sparsify(op)
             case ops.MatchMagnitude():
                 self._match_magnitude(op)

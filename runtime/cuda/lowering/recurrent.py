@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from ....quant.errors import UnsupportedModel
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ..driver.allocator import Region
 from ..kernels.recurrent.conv_prefill import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
@@ -141,8 +141,8 @@ class RecurrentLowering(Launches):
 
     # Streams
 
-    def _sparsify(self, op: ops.Sparsify) -> None:
-        arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
+    def _sparsify(self, op: ops.GaussianTopK) -> None:
+        arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.std_multiplier)]
         self._emit(
             self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.logits_rows]), arguments, 64
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ....quant.block import QTensor
+from ....quant.errors import UnsupportedModel
 from ... import ops
-from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
 from ..weights.packing import PARTS
 from .fusing import FusedOp, JoinedMatMul, stream_groups

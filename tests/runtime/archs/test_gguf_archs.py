@@ -14,7 +14,7 @@ from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.config.from_files import config_from_gguf
+from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine

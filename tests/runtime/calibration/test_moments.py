@@ -11,7 +11,7 @@ import pytest
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
 from kukri.runtime.calibration.moments import ExpertMoments, Moments, moments
-from kukri.runtime.config.from_files import config_from_hf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -63,7 +63,7 @@ def test_experts(conformance: Callable[[str], Path]) -> None:
     config = config_from_hf(folder.config, folder.tensors)
     weights = Weights(config, folder.tensors)
     program = build_program(config, weights)
-    stems = {i: weights.experts(i).matrices for i, layer in enumerate(config.layers) if layer.experts}
+    stems = {i: weights.experts(i).matrices for i, layer in enumerate(config.layers) if layer.is_moe}
     names = {id(stack[0]): f"{i}.{stem}" for i, matrices in stems.items() for stem, stack in matrices.items()}
     windows = np.random.default_rng(0).integers(0, config.vocab_size, (5, 20)).astype(np.int32)
     expected: dict[str, list[list[np.ndarray]]] = {}

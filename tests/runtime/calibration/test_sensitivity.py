@@ -15,7 +15,8 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding.encode import encode_tensor
 from kukri.runtime.calibration.sensitivity import sensitivities
-from kukri.runtime.config.from_files import ModelConfig, config_from_hf
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.model_config import ModelConfig
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -46,7 +47,7 @@ def test_sensitivity(conformance: Callable[[str], Path], name: str) -> None:
     weights = Weights(config, folder.tensors)
     stacks = {n: (t,) for n, t in weights.bound.items() if len(t.shape) == 2}
     for i, layer in enumerate(config.layers):
-        if layer.experts:
+        if layer.is_moe:
             stacks |= {f"blk.{i}.{stem}.weight": each for stem, each in weights.experts(i).matrices.items()}
     windows = np.random.default_rng(0).integers(0, config.vocab_size, (2, 24)).astype(np.int32)
     done: list[tuple[int, int]] = []

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kukri.quant.block import QTensor
-from kukri.quant.errors import DamagedFile
+from kukri.quant.errors import DamagedFile, UnsupportedModel
 from kukri.quant.formats import FORMATS
-from kukri.runtime.config.from_files import ARCHS, UnsupportedModel, config_from_gguf, config_from_hf
-from kukri.runtime.config.moe import PROJECTIONS, Experts
+from kukri.runtime.archs import ARCHS
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.moe import MoEConfig
+from kukri.runtime.weights.experts import PROJECTIONS
 
 LLAMA = {
     "model_type": "llama",
@@ -303,13 +306,13 @@ def test_experts():
     mixtral = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
     router = {"model.layers.1.block_sparse_moe.gate.weight": tensor(4, 64)}
     config = config_from_hf(mixtral, {**TENSORS, **router})
-    assert config.experts == Experts(count=4, top=2, width=128)
-    assert [layer.experts for layer in config.layers] == [False, True]  # where there is a router
-    assert hf().experts is None
+    assert config.moe == MoEConfig(n_experts=4, top_k=2, width=128)
+    assert [layer.is_moe for layer in config.layers] == [False, True]  # where there is a router
+    assert hf().moe is None
     keys = {"expert_count": 4, "expert_used_count": 3, "expert_feed_forward_length": 32}
     config = gguf(tensors={**TENSORS, "blk.0.ffn_gate_inp.weight": tensor(4, 64)}, **keys)
-    assert (config.arch, config.experts) == ("mixtral", Experts(count=4, top=3, width=32))
-    assert [layer.experts for layer in config.layers] == [True, False]
+    assert (config.arch, config.moe) == ("mixtral", MoEConfig(n_experts=4, top_k=3, width=32))
+    assert [layer.is_moe for layer in config.layers] == [True, False]
     assert (gguf().arch, gguf(expert_count=0).arch) == ("llama", "llama")
 
 

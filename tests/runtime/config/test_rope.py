@@ -12,7 +12,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.config.fields import Fields
+from kukri.runtime.config.metadata import Metadata
 from kukri.runtime.config.rope import Llama3Scaling, Rope, Yarn
 from kukri.runtime.config.rope_files import rope_from_gguf, rope_from_hf
 
@@ -28,14 +28,14 @@ LLAMA3 = {
 def from_hf(local_base=None, **config):
     config = {"max_position_embeddings": 256, **config}
     arch = replace(ARCHS["llama"], local_rope_base=local_base)
-    return rope_from_hf(Fields(config, "config.json"), 16, arch)
+    return rope_from_hf(Metadata(config, "config.json"), 16, arch)
 
 
 def from_gguf(local_base=None, divisors=None, **metadata):
     values = {"m.context_length": 256, **{f"m.rope.{key}": value for key, value in metadata.items()}}
     arch = replace(ARCHS["llama"], local_rope_base=local_base)
     tensors = {name: vector(values) for name, values in (divisors or {}).items()}
-    return rope_from_gguf(Fields(values, "GGUF", "m."), tensors, 16, arch)
+    return rope_from_gguf(Metadata(values, "GGUF", "m."), tensors, 16, arch)
 
 
 def vector(values):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from kukri.quant.block import QTensor
+from kukri.quant.errors import UnsupportedModel
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config.fields import UnsupportedModel
 from kukri.runtime.cpu.abi.instructions import Instructions
 from kukri.runtime.cpu.kernels import MATVECS
 from kukri.runtime.cpu.machine import CpuMachine

@@ -9,24 +9,28 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config.recurrence import Recurrence
+from kukri.runtime.config.recurrent import RecurrentConfig
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
 
 VOCAB, HIDDEN = 50, 32
 KINDS = {
-    "conv": Recurrence("conv", taps=3, heads=1, head_dim=HIDDEN),
-    "conv of one tap": Recurrence("conv", taps=1, heads=1, head_dim=37),
-    "delta": Recurrence("delta", taps=4, heads=6, head_dim=20, groups=3, state_size=12),
-    "delta, tiled": Recurrence("delta", taps=2, heads=6, head_dim=5, groups=2, state_size=7, tiled=True),
-    "delta of one head": Recurrence("delta", taps=4, heads=1, head_dim=64, groups=1, state_size=32),
-    "scan": Recurrence("scan", taps=4, heads=6, head_dim=10, groups=3, state_size=12),
-    "scan of one group": Recurrence("scan", taps=5, heads=5, head_dim=16, groups=1, state_size=33),
+    "conv": RecurrentConfig("short_conv", taps=3, heads=1, head_dim=HIDDEN),
+    "conv of one tap": RecurrentConfig("short_conv", taps=1, heads=1, head_dim=37),
+    "delta": RecurrentConfig("gated_delta", taps=4, heads=6, head_dim=20, groups=3, state_size=12),
+    "delta, tiled": RecurrentConfig(
+        "gated_delta", taps=2, heads=6, head_dim=5, groups=2, state_size=7, tiled=True
+    ),
+    "delta of one head": RecurrentConfig(
+        "gated_delta", taps=4, heads=1, head_dim=64, groups=1, state_size=32
+    ),
+    "scan": RecurrentConfig("mamba2", taps=4, heads=6, head_dim=10, groups=3, state_size=12),
+    "scan of one group": RecurrentConfig("mamba2", taps=5, heads=5, head_dim=16, groups=1, state_size=33),
 }
 
 
-def program(r: Recurrence, layers: int = 2) -> ops.Program:
+def program(r: RecurrentConfig, layers: int = 2) -> ops.Program:
     """Layers of a recurrence whose inputs are products of the stream."""
     rng = np.random.default_rng(5)
 
@@ -50,14 +54,14 @@ def program(r: Recurrence, layers: int = 2) -> ops.Program:
         flow += [
             ops.MatMul(b["x"], b[name], matrix(widths[name], HIDDEN)) for name in ("mix", "beta", "step")
         ]
-        bias, silu = (None, False) if r.kind == "conv" else (vector(r.channels), True)
-        out = b["y"] if r.kind == "conv" else b["mix"]
+        bias, silu = (None, False) if r.kind == "short_conv" else (vector(r.channels), True)
+        out = b["y"] if r.kind == "short_conv" else b["mix"]
         flow.append(ops.CausalConv(b["mix"], out, vector(r.channels, r.taps), bias, at - 1, silu))
         rates = -np.exp(vector(r.heads)), vector(r.heads), vector(r.heads)
-        if r.kind == "delta":
+        if r.kind == "gated_delta":
             read = b["mix"], b["beta"], b["step"], b["y"]
             flow.append(ops.DeltaRule(*read, *rates[:2], *sizes, at, r.tiled))
-        elif r.kind == "scan":
+        elif r.kind == "mamba2":
             flow.append(ops.StateScan(b["mix"], b["step"], b["y"], *rates, *sizes, at, 0.7))
         states += r.states
         flow.append(ops.MatMul(b["y"], b["x"], matrix(HIDDEN, r.inner), accumulate=True))

@@ -13,6 +13,7 @@ from kukri.runtime.cuda.kernels.common.altup import (
     sparsify,
 )
 from kukri.runtime.cuda.kernels.recurrent.recurrent import causal_conv, delta_rule, state_scan
+from kukri.runtime.reference import activations as expected_activations
 from kukri.runtime.reference import altup as expected
 from kukri.runtime.reference.recurrent import causal_conv as expected_conv
 from kukri.runtime.reference.recurrent import delta_rule as expected_delta
@@ -100,17 +101,17 @@ def test_streams():
     constants = {"N": n, "ACTIVE": 1, "PDL": 0}
     where = [streams, streams[0].nbytes, 4 * width]
     run(predict_streams, constants, (2, 2), 256, [*where, predict, 4 * n * n, x, 4 * width, width])
-    expected.predict_streams(ops.AltUpPredict(names, b, 1, a), buffers)
+    expected.altup_predict(ops.AltUpPredict(names, b, 1, a), buffers)
     np.testing.assert_allclose(x, buffers["x"], rtol=1e-5, atol=1e-5)
     x += 1
     buffers["x"] = x.copy()
     run(correct_streams, constants, (2, 2), 256, [*where, correct, 4 * n, x, 4 * width, weight, width])
-    expected.correct_streams(ops.AltUpCorrect(names, c, 1, a, weight), buffers)
+    expected.altup_correct(ops.AltUpCorrect(names, c, 1, a, weight), buffers)
     np.testing.assert_allclose(x, buffers["x"], rtol=1e-5, atol=1e-5)
     for i in range(n):
         np.testing.assert_allclose(streams[:, i], buffers[f"s{i}"], rtol=1e-5, atol=1e-5)
     run(sparsify, {"PDL": 0}, (1, 2), 256, [x, 4 * width, width, 1 / width, 0.5], 64)
-    expected.sparsify(ops.Sparsify(a, 0.5), buffers)
+    expected_activations.gaussian_top_k(ops.GaussianTopK(a, 0.5), buffers)
     np.testing.assert_allclose(x, buffers["x"], rtol=1e-4, atol=1e-4)
     x[1] = 0
     buffers |= {"x": x.copy(), "like": weight[None].repeat(2, 0)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.runtime.config.from_files import config_from_hf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import REWIND, SAVED_STATES, Engine

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.config.from_files import config_from_gguf
+from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.quant.errors import UnsupportedModel
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
-from kukri.runtime.config.from_files import UnsupportedModel, config_from_gguf, config_from_hf
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.export.model import as_gguf, difference, export_model
 from kukri.runtime.program.build import build_program

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.quant.errors import DamagedFile
+from kukri.quant.errors import DamagedFile, UnsupportedModel
 from kukri.runtime import ops
-from kukri.runtime.config.from_files import UnsupportedModel, config_from_hf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.program.build import build_program
 from kukri.runtime.weights.binding import Weights
 from kukri.tests.runtime.reference.test_machine import attend, batch, buffer, machine_of, matrix, run
@@ -45,14 +45,14 @@ def test_gate_with_a_part_of_a_row():
     np.testing.assert_allclose(got, gate / (1 + np.exp(-gate)) * up[:, 6:], rtol=1e-5)
 
 
-@pytest.mark.parametrize("deviations", [-0.5, 0.0, 1.2])
-def test_sparsify(deviations):
+@pytest.mark.parametrize("std_multiplier", [-0.5, 0.0, 1.2])
+def test_gaussian_top_k(std_multiplier):
     x = normal(3, 50) + 1
-    got = run(machine_of(ops.Sparsify(buffer("x", 50), deviations), x=x), batch([0, 1, 2]), "x")
+    got = run(machine_of(ops.GaussianTopK(buffer("x", 50), std_multiplier), x=x), batch([0, 1, 2]), "x")
     for row in range(3):
         values = x[row].astype(float)
         mean = sum(values) / 50
-        cut = mean + deviations * math.sqrt(sum((v - mean) ** 2 for v in values) / 50)
+        cut = mean + std_multiplier * math.sqrt(sum((v - mean) ** 2 for v in values) / 50)
         np.testing.assert_allclose(got[row], [max(v - cut, 0.0) for v in values], atol=1e-5)
     assert (got == 0).any()
 
@@ -67,7 +67,7 @@ def test_match_magnitude():
     np.testing.assert_array_equal(got[1], 0)
 
 
-def test_predict_and_correct_streams():
+def test_altup_predict_and_correct():
     n, active = 3, 1
     streams = {f"s{i}": normal(2, 4) for i in range(n)}
     names = tuple(buffer(name, 4) for name in streams)
@@ -154,15 +154,17 @@ def test_layers_of_gemma4(conformance):
     moe = config_of(conformance, "gemma4-moe")
     assert [layer.values_are_keys for layer in moe.layers] == [False, False, True]
     assert [moe.sizes(layer)[1] for layer in moe.layers] == [2, 2, 1]
-    assert (moe.per_layer, moe.experts.beside_dense, moe.attention_scale) == (None, True, 1.0)
+    assert (moe.per_layer_input, moe.moe.parallel_dense, moe.attention_scale) == (None, True, 1.0)
 
 
 def test_layers_of_gemma3n(conformance):
     config = config_of(conformance, "gemma3n", intermediate_size=[64, 64, 80, 64, 64])
     assert [config.sizes(layer)[2] for layer in config.layers] == [64, 64, 80, 64, 64]
     deviations = NormalDist().inv_cdf(0.8)
-    assert [layer.deviations for layer in config.layers] == [deviations] * 2 + [None] * 3
-    assert config_of(conformance, "gemma3n", activation_sparsity_pattern=None).layers[0].deviations is None
+    assert [layer.std_multiplier for layer in config.layers] == [deviations] * 2 + [None] * 3
+    assert (
+        config_of(conformance, "gemma3n", activation_sparsity_pattern=None).layers[0].std_multiplier is None
+    )
     unshared = config_of(conformance, "gemma3n", num_kv_shared_layers=0)
     assert all(layer.kv_from is None for layer in unshared.layers)
 

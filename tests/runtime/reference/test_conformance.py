@@ -10,7 +10,8 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import AltUpPredict, MatchMagnitude

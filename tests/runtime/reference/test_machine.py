@@ -12,7 +12,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config.from_files import config_from_hf
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.activations import ACTIVATIONS, sigmoid
@@ -117,9 +117,9 @@ def test_scaled_add_and_activation():
     np.testing.assert_array_equal(run(machine_of(activation, x=x), batch([0, 1]), "x"), expected)
 
 
-def test_grow_queries():
+def test_scale_queries():
     q = np.ones((4, 2), np.float32)
-    op = ops.GrowQueries(buffer("q", 2), beta=0.5, length=8)
+    op = ops.ScaleQueries(buffer("q", 2), beta=0.5, length=8)
     got = run(machine_of(op, q=q), batch([0, 7, 8, 31]), "q")
     expected = [1.0, 1.0, 1 + 0.5 * math.log(2), 1 + 0.5 * math.log(4)]
     np.testing.assert_allclose(got, np.repeat(np.array(expected)[:, None], 2, axis=1), rtol=1e-6)

@@ -12,8 +12,9 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
-from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
-from kukri.runtime.config.names import Names
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.tensor_names import TensorNames
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -38,7 +39,7 @@ def as_gguf(checkpoint: Checkpoint, config) -> dict[str, QTensor]:
     names += [f"blk.{i}.{stem}.weight" for i in range(config.n_layers) for stem in arch.layer]
     tensors = {}
     for name in names:
-        values = checkpoint.tensors[Names(arch, checkpoint.tensors, from_gguf=False)(name)].dequantize()
+        values = checkpoint.tensors[TensorNames(arch, checkpoint.tensors, from_gguf=False)(name)].dequantize()
         if "attn_q." in name:
             values = interleaved(values, config.n_heads)
         if "attn_k." in name:

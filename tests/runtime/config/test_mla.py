@@ -13,11 +13,14 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
-from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
-from kukri.runtime.config.latent import HeadTensors, Latent, attend_latent
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.mla import MLAConfig
 from kukri.runtime.program.build import build_program
+from kukri.runtime.program.mla import absorbed_attention
 from kukri.runtime.weights.binding import Weights
-from kukri.runtime.weights.tensors import turned
+from kukri.runtime.weights.mla_heads import HeadTensors
+from kukri.runtime.weights.tensors import transposed
 from kukri.tests.runtime.reference.test_machine import attend, batch, buffer, machine_of, matrix, run
 
 RNG = np.random.default_rng(11)
@@ -82,9 +85,12 @@ def test_values_that_are_beginnings_of_keys(page_size):
 @pytest.mark.parametrize("fused", [False, True])
 def test_absorbed_matrices(fused):
     """The same as keys and values made of the latent for each head, before attention."""
-    n, heads, sizes = 9, 3, Latent(rank=10, query_rank=0, plain=6, rotated=4, value=5)
-    q, k = normal(n, heads, sizes.head_dim), normal(n, sizes.cached)
-    key_rows, value_rows = normal(heads, sizes.plain, sizes.rank), normal(heads, sizes.value, sizes.rank)
+    n, heads, sizes = 9, 3, MLAConfig(kv_rank=10, q_rank=0, nope_dim=6, rope_dim=4, value_dim=5)
+    q, k = normal(n, heads, sizes.head_dim), normal(n, sizes.cache_width)
+    key_rows, value_rows = (
+        normal(heads, sizes.nope_dim, sizes.kv_rank),
+        normal(heads, sizes.value_dim, sizes.kv_rank),
+    )
 
     class Stored:  # names of a file
         def __call__(self, name: str) -> str:
@@ -92,7 +98,7 @@ def test_absorbed_matrices(fused):
 
     both = np.concatenate([key_rows, value_rows], axis=1)
     held = {
-        "both": both.reshape(-1, sizes.rank),
+        "both": both.reshape(-1, sizes.kv_rank),
         "blk.0.attn_k_b.weight": key_rows.swapaxes(1, 2),
         "blk.0.attn_v_b.weight": value_rows,
     }
@@ -103,31 +109,31 @@ def test_absorbed_matrices(fused):
     matrices = HeadTensors(0, sizes, heads, Stored(), tensors)
     buffers = [
         buffer("q", heads * sizes.head_dim),
-        buffer("k", sizes.cached),
-        buffer("a", heads * sizes.value),
+        buffer("k", sizes.cache_width),
+        buffer("a", heads * sizes.value_dim),
     ]
-    program = attend_latent(sizes, matrices, *buffers, layer=0, scale=0.5)
-    layers = [ops.CacheLayer(1, sizes.cached, value_dim=0)]
+    program = absorbed_attention(matrices, *buffers, cache_layer=0, scale=0.5)
+    layers = [ops.CacheLayer(1, sizes.cache_width, value_dim=0)]
     machine = machine_of(*program, layers=layers, q=q.reshape(n, -1), k=k)
     got = run(machine, batch(list(range(n))), "a")
 
-    latent, shared = k[:, : sizes.rank], k[:, sizes.rank :]
+    latent, shared = k[:, : sizes.kv_rank], k[:, sizes.kv_rank :]
     keys = np.einsum("tr,hpr->thp", latent, key_rows)
     keys = np.concatenate([keys, np.repeat(shared[:, None], heads, axis=1)], axis=2)
     values = np.einsum("tr,hvr->thv", latent, value_rows)
-    padded = np.concatenate([values, np.zeros((n, heads, sizes.head_dim - sizes.value))], axis=2)
-    expected = attend(q, keys, padded).reshape(n, heads, -1)[:, :, : sizes.value]
+    padded = np.concatenate([values, np.zeros((n, heads, sizes.head_dim - sizes.value_dim))], axis=2)
+    expected = attend(q, keys, padded).reshape(n, heads, -1)[:, :, : sizes.value_dim]
     np.testing.assert_allclose(got.reshape(n, heads, -1), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_turned():
+def test_transposed():
     values = normal(3, 32)
-    np.testing.assert_array_equal(turned(matrix(values)).dequantize(), values.T)
+    np.testing.assert_array_equal(transposed(matrix(values)).dequantize(), values.T)
     half = QTensor("h", FORMATS["F16"], (3, 32), values.astype(np.float16).view(np.uint8))
-    assert turned(half).format.name == "F16"
-    np.testing.assert_array_equal(turned(half).dequantize(), half.dequantize().T)
+    assert transposed(half).format.name == "F16"
+    np.testing.assert_array_equal(transposed(half).dequantize(), half.dequantize().T)
     blocks = QTensor("q", FORMATS["Q8_0"], (3, 32), FORMATS["Q8_0"].quantize(values).reshape(3, -1))
-    np.testing.assert_array_equal(turned(blocks).dequantize(), blocks.dequantize().T)
+    np.testing.assert_array_equal(transposed(blocks).dequantize(), blocks.dequantize().T)
 
 
 def test_what_is_cached(conformance):
@@ -157,11 +163,11 @@ def test_scale_of_scores(conformance):
 
 
 def test_routing_of_deepseek(conformance):
-    assert (hf(conformance).experts.groups, hf(conformance).experts.group_best) == (4, 2)
+    assert (hf(conformance).moe.groups, hf(conformance).moe.group_best) == (4, 2)
     v2 = {"model_type": "deepseek_v2", "scoring_func": "softmax"}
-    limited = hf(conformance, **v2, topk_method="group_limited_greedy").experts
+    limited = hf(conformance, **v2, topk_method="group_limited_greedy").moe
     assert (limited.groups, limited.top_groups, limited.group_best) == (4, 2, 1)
-    assert hf(conformance, **v2, topk_method="greedy").experts.groups == 1
+    assert hf(conformance, **v2, topk_method="greedy").moe.groups == 1
     assert hf(conformance, rope_interleave=False).layers[0].rope.interleaved is False
 
 
@@ -232,4 +238,4 @@ def test_lengths_in_gguf():
         config_from_gguf({"general.architecture": "deepseek2", **keys}, tensors)
     keys["deepseek2.rope.dimension_count"] = 8
     config = config_from_gguf({"general.architecture": "deepseek2", **keys}, tensors)
-    assert config.latent == Latent(rank=32, query_rank=0, plain=16, rotated=8, value=20)
+    assert config.mla == MLAConfig(kv_rank=32, q_rank=0, nope_dim=16, rope_dim=8, value_dim=20)

@@ -15,8 +15,9 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
-from kukri.runtime.config.recurrence import Recurrence
+from kukri.runtime.config.from_gguf import config_from_gguf
+from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.recurrent import RecurrentConfig
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.program.build import build_program
@@ -63,13 +64,15 @@ def test_parts_of_layers_and_what_they_keep(conformance, name, layers, states):
     if name == "lfm2-moe":  # its first layer has a dense FFN
         layers = ["RF", *layers[1:]]
     parts = [
-        "A" * layer.attends + "R" * layer.recurs + ("E" if layer.experts else "F" * layer.feeds)
+        "A" * layer.has_attention
+        + "R" * layer.has_recurrence
+        + ("E" if layer.is_moe else "F" * layer.has_ffn)
         for layer in config.layers
     ]
     assert parts == layers
     program = build_program(config, Weights(config, checkpoint.tensors))
     assert [layer.shape for layer in program.state_layers] == [shape for layer in states for shape in layer]
-    assert len(program.cache_layers) == sum(layer.attends for layer in config.layers)
+    assert len(program.cache_layers) == sum(layer.has_attention for layer in config.layers)
 
 
 def test_ffn_width_of_lfm2(conformance):
@@ -83,14 +86,23 @@ def test_ffn_width_of_lfm2(conformance):
     assert width(block_auto_adjust_ff_dim=False) == 160
 
 
-def test_scales_of_falcon_h1(conformance):
+@pytest.mark.parametrize("name", ["granite4-h", "lfm2-moe"])
+def test_keys_shared_with_a_layer_without_attention(conformance, name):
+    with pytest.raises(
+        DamagedFile, match="layer 1 shares the keys and values of layer 0, which has no attention"
+    ):
+        hf(conformance, name, num_kv_shared_layers=2)
+    assert hf(conformance, name, num_kv_shared_layers=1).layers[2].kv_from == 1  # no attention, nothing read
+
+
+def test_multipliers_of_falcon_h1(conformance):
     config = hf(conformance, "falcon-h1")
-    assert config.scales.gate == pytest.approx(0.8838834764831844)
+    assert config.multipliers.gate == pytest.approx(0.8838834764831844)
     assert config.attention_scale == pytest.approx(0.390625 / 32**0.5)
     assert config.logit_scale == 0.5
     assert config.recurrence.part_scales == (0.7, 0.5, 0.6, 0.8, 0.9)
     plain = hf(conformance, "falcon-h1", mlp_multipliers=None, ssm_multipliers=None, key_multiplier=None)
-    assert plain.scales.gate == plain.scales.down == plain.scales.key == 1.0
+    assert plain.multipliers.gate == plain.multipliers.down == plain.multipliers.key == 1.0
     assert plain.recurrence.part_scales == (1.0,) * 5
 
 
@@ -210,7 +222,7 @@ def identity(conformance, name, latent):
 def test_experts_between_projections(conformance, feed, kind):
     """Nemotron 3 Super's; with those of the identity it is the same model."""
     config, tensors = identity(conformance, "nemotron-h", 64)
-    assert config.experts.latent == 64
+    assert config.moe.latent_width == 64
     machine = kind(build_program(config, Weights(config, tensors)), 3)
     reference = np.load(conformance("nemotron-h") / "reference.npz")
     logits = feed(machine, PageTable(3), reference["input_ids"])
@@ -240,10 +252,10 @@ def test_older_gguf_files_of_qwen3_next_have_one_input_projection(conformance, f
 
 
 def test_sizes():
-    r = Recurrence("scan", taps=4, heads=6, head_dim=16, groups=2, state_size=8)
+    r = RecurrentConfig("mamba2", taps=4, heads=6, head_dim=16, groups=2, state_size=8)
     assert (r.inner, r.channels) == (96, 128)
     assert [layer.shape for layer in r.states] == [(3, 128), (6, 16, 8)]
-    assert [layer.shape for layer in replace(r, kind="delta").states] == [(3, 128), (6, 8, 16)]
+    assert [layer.shape for layer in replace(r, kind="gated_delta").states] == [(3, 128), (6, 8, 16)]
 
 
 JUNK = st.one_of(

@@ -1,4 +1,4 @@
-"""Those with latent attention: DeepSeek V2 and V3, GLM-4.7-Flash. GGUF files call them all deepseek2."""
+"""Models with multi-head latent attention: DeepSeek V2 and V3, GLM-4.7-Flash; all deepseek2 in GGUF files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checked reading of values that come out of a file: GGUF metadata and config.json."""
+"""Metadata: checked reading of the values in GGUF metadata and config.json."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ def show(value: object) -> str:
     return " ".join(reprlib.repr(value).split())
 
 
-class Fields:
-    """A mapping read by key and type. A null counts as absent; a wrong value raises DamagedFile.
+class Metadata:
+    """Metadata of a model, read by key and type.
 
-    So does an absent key without a default. `prefix` stands before every key ("llama." in GGUF metadata).
+    A value of another type or out of range raises DamagedFile, as does a key that is absent and has no
+    default. A null counts as absent. `source` names the file in errors; `prefix` is put before every key
+    ("llama." in GGUF metadata).
     """
 
     def __init__(self, values: Mapping[str, Any], source: str, prefix: str = "") -> None:
@@ -37,16 +39,17 @@ class Fields:
         name = self.prefix + key
         return DamagedFile(f"{self.source}: {name} is {show(self.values.get(name))}, not {expected}")
 
-    def _get(self, key: str, default: Any, some: bool = False) -> Any:
+    def _get(self, key: str, default: Any, nonzero: bool = False) -> Any:
+        """The value of `key`. An array with one value a layer counts as its value if all are equal."""
         value = self.values.get(self.prefix + key)
         if value is None:
             value = default
         if value is None:
             raise DamagedFile(f"{self.source} has no {self.prefix + key}")
-        if isinstance(value, np.ndarray):  # one value a layer: fine while they agree
+        if isinstance(value, np.ndarray):
             if value.ndim != 1 or not value.size:
                 raise self.fail(key, "a number")
-            if some and (value != 0).any():
+            if nonzero and (value != 0).any():
                 value = value[value != 0]
             if (value != value[0]).any():
                 raise UnsupportedModel(
@@ -57,16 +60,19 @@ class Fields:
         return value
 
     def integer(
-        self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE, some: bool = False
+        self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE, nonzero: bool = False
     ) -> int:
-        """`some`: where there is one value a layer, those that are 0 do not count."""
-        value = self._get(key, default, some)
+        """An integer from `low` to `high`.
+
+        With `nonzero`, zeros in an array of one value a layer are ignored.
+        """
+        value = self._get(key, default, nonzero)
         if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
             raise self.fail(key, f"an integer from {low} to {high}")
         return value
 
     def number(self, key: str, default: float | None = None, zero: bool = False, high: float = 1e30) -> float:
-        """A number above zero, or with `zero` from zero on, up to `high`; never NaN."""
+        """A number above 0, or from 0 if `zero`, up to `high`; never NaN."""
         value = self._get(key, default)
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= high
         if not fits or (value == 0 and not zero):
@@ -74,7 +80,7 @@ class Fields:
         return float(value)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...] | None:
-        """A list of `count` numbers above 0; None if there is none."""
+        """A list of `count` numbers above 0; None if the key is absent."""
         values = self.values.get(self.prefix + key)
         if values is None:
             return None
@@ -84,22 +90,24 @@ class Fields:
         return tuple(float(v) for v in values)
 
     def flag(self, key: str, default: bool) -> bool:
+        """True or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self.fail(key, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
+        """A string."""
         value = self._get(key, default)
         if not isinstance(value, str):
             raise self.fail(key, "a string")
         return value
 
-    def section(self, key: str) -> Fields | None:
-        """The nested mapping at `key`, or None."""
+    def section(self, key: str) -> Metadata | None:
+        """The nested mapping at `key`; None if the key is absent."""
         value = self.values.get(self.prefix + key)
         if value is None:
             return None
         if not isinstance(value, Mapping):
             raise self.fail(key, "an object")
-        return Fields(value, f"{self.source}: {key}")
+        return Metadata(value, f"{self.source}: {key}")

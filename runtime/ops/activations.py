@@ -1,4 +1,4 @@
-"""Activation functions and gates. `reference/activation.py` is the specification."""
+"""Activation functions and gates. `reference/activations.py` is the specification."""
 
 from __future__ import annotations
 

@@ -1,0 +1,21 @@
+"""The end of the forward pass: the output norm and the logits."""
+
+from __future__ import annotations
+
+from ..ops import Buffer, MatMul, SoftCap
+from .altup import merge_streams
+from .builder import Builder
+
+
+def head(b: Builder) -> Buffer:
+    """logits = norm(x) @ outputᵀ, [logits rows, vocab]."""
+    c, w = b.config, b.weights
+    if c.altup:
+        merge_streams(b)
+    b.norm("output_norm", b.x, b.x, scale=c.logit_scale)  # x [logits rows, hidden]
+    weight = w.matrix("token_embd.weight" if c.tied else "output.weight")
+    logits = Buffer("logits", c.vocab_size, logits_rows=True)
+    b.emit(MatMul(b.x, logits, weight, b.bias("output")))  # logits [logits rows, vocab]
+    if c.logit_softcap:
+        b.emit(SoftCap(logits, c.logit_softcap))
+    return logits
