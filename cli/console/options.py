@@ -179,18 +179,12 @@ class GenerationOptions:
 
 
 def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:
-    """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
-
-    NumPy's about numbers that overflow are no news for people: what comes of them the sampler tells.
-    """
-    import warnings as python_warnings
-
+    """`load_model` with a line that shows its progress meanwhile, and its warnings afterwards."""
     from .progress import Loading
     from .terminal import note
 
     warnings: list[str] = []
-    with Loading(name) as loading, python_warnings.catch_warnings():
-        python_warnings.simplefilter("ignore", RuntimeWarning)
+    with Loading(name) as loading:
         from ...runtime.model.loading import load_model
 
         model = load_model(path, options, warn=warnings.append, progress=loading.at, text=text)
