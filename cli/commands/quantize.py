@@ -29,6 +29,21 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = "default"  # of --calibration
 
+CalibrationFlag = Annotated[
+    str | None,
+    flag(
+        "--calibration",
+        metavar="TEXT",
+        help="Round by what the model computes while it reads this text file; `default`: one that ships.",
+    ),
+]
+BitsFlag = Annotated[
+    float | None,
+    flag(
+        "--bits", metavar="X", min=1, max=16, help="Of int4: bits a weight at most; default: as q4_k_m has."
+    ),
+]
+
 
 def quantize(
     source: Annotated[
@@ -60,24 +75,8 @@ def quantize(
     zero_nonfinite: Annotated[
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
-    calibration: Annotated[
-        str | None,
-        flag(
-            "--calibration",
-            metavar="TEXT",
-            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
-        ),
-    ] = None,
-    bits: Annotated[
-        float | None,
-        flag(
-            "--bits",
-            metavar="X",
-            min=1,
-            max=16,
-            help="Of int4: bits a weight at most; default: as q4_k_m has.",
-        ),
-    ] = None,
+    calibration: CalibrationFlag = None,
+    bits: BitsFlag = None,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
     threads: Annotated[
         int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
