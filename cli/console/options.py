@@ -74,7 +74,7 @@ GpuLayers = Annotated[
         "--gpu-layers",
         metavar="N",
         min=0,
-        help="Layers that run on the card, the last ones; the others run on the CPU; default: all.",
+        help="Layers that run on the GPU, the last ones; the others run on the CPU; default: all.",
     ),
 ]
 
@@ -161,7 +161,7 @@ class GenerationOptions:
     def load(self, name: str) -> Model:
         """Find or fetch the model `name` and load it.
 
-        CudaUnavailable, before anything is fetched, where there is no card for `--device cuda`.
+        Raises CudaUnavailable before anything is downloaded if `--device cuda` has no GPU to run on.
         """
         from ...runtime.hub.resolve import resolve
         from ...runtime.model.options import LoadOptions
