@@ -1,4 +1,12 @@
-"""The house rules that no single module can see: imports point down, and nothing tells where it was built."""
+"""The rules that no single module can see: which room imports which, how large rooms and functions may be,
+and that nothing states where it was built.
+
+A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
+point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model imports it. From the
+package itself rooms may import `KukriError`, the base of all errors, which is defined there because quant and
+tokenizer have no sibling to take it from; and cli may import `__version__`. `__main__.py` is the one module
+outside of cli that imports it.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +19,151 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = {  # part → the siblings it may import
-    "cli": {"runtime", "quant", "tokenizer"},
-    "runtime": {"quant"},
-    "quant": set(),
-    "tokenizer": set(),
+PARTS = ("cli", "runtime", "quant", "tokenizer")
+SOURCES = sorted(path for part in PARTS for path in (ROOT / part).rglob("*.py"))
+MOST_FILES = 16  # Python files in a room
+MOST_LINES = 80  # of a function that is no kernel
+
+# What computes a model's layers; the machines and the rooms above them read it.
+_PROGRAM = "runtime.ops runtime.config"
+_CPU_BASE = "quant.jit runtime.cpu.abi runtime.cpu.simd"
+_CUDA_BASE = "runtime.cuda.compile runtime.cuda.ptx"
+
+ROOMS = {  # room → the rooms that it may import beside itself
+    # cli: a client of the library
+    "cli": "cli.commands cli.console runtime.hub runtime.engine quant tokenizer",
+    "cli.commands": "cli.bench cli.chat cli.console cli.eval "
+    "quant quant.formats quant.jit quant.recipes tokenizer "
+    "runtime.hub runtime.model runtime.engine runtime.evaluation runtime.calibration runtime.cpu "
+    "runtime.cuda.compile runtime.cuda.driver",
+    "cli.bench": "cli.console quant runtime.model runtime.engine runtime.ops runtime.cuda.driver",
+    "cli.chat": "cli.console runtime.engine runtime.model",
+    "cli.eval": "cli.bench cli.console quant runtime.hub runtime.model runtime.evaluation tokenizer",
+    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model runtime.engine",
+    # runtime, from the top: names and text in, text out
+    "runtime": "",
+    "runtime.hub": "quant",
+    "runtime.model": "quant quant.checkpoint quant.gguf quant.jit quant.recipes "
+    "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
+    f"{_PROGRAM} runtime.program runtime.weights runtime.engine runtime.export runtime.reference "
+    "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
+    "runtime.weights runtime.engine runtime.evaluation runtime.reference",
+    "runtime.evaluation": "quant runtime.engine runtime.cpu",
+    "runtime.export": "quant quant.formats quant.gguf runtime.archs runtime.config runtime.weights",
+    # the machines
+    "runtime.engine": f"quant {_PROGRAM}",
+    "runtime.reference": "quant runtime.ops runtime.engine",
+    "runtime.cpu": "quant quant.jit runtime.ops runtime.engine "
+    "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",
+    "runtime.cpu.lowering": f"quant quant.formats {_CPU_BASE} {_PROGRAM} runtime.cpu runtime.cpu.kernels",
+    "runtime.cpu.kernels": _CPU_BASE,
+    "runtime.cpu.kernels.attention": f"{_CPU_BASE} runtime.cpu.kernels.common",
+    "runtime.cpu.kernels.matmul": f"{_CPU_BASE} quant.formats runtime.cpu.kernels.common",
+    "runtime.cpu.kernels.common": _CPU_BASE,
+    "runtime.cpu.abi": "quant.jit runtime.cpu.simd",
+    "runtime.cpu.simd": "quant quant.jit",
+    "runtime.cuda": "quant quant.jit runtime.ops runtime.engine "
+    "runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering runtime.cuda.weights",
+    "runtime.cuda.lowering": f"quant {_PROGRAM} "
+    "runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
+    "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
+    "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
+    "runtime.cuda.weights": "quant quant.formats runtime.cuda.driver",
+    "runtime.cuda.kernels": _CUDA_BASE,
+    "runtime.cuda.kernels.attention": f"{_CUDA_BASE} runtime.cuda.kernels.common",
+    "runtime.cuda.kernels.matmul": f"{_CUDA_BASE} runtime.cuda.kernels.common",
+    "runtime.cuda.kernels.recurrent": f"{_CUDA_BASE} runtime.cuda.kernels.common",
+    "runtime.cuda.kernels.common": _CUDA_BASE,
+    "runtime.cuda.compile": "quant.jit runtime.cuda.driver runtime.cuda.ptx",
+    "runtime.cuda.driver": "",
+    "runtime.cuda.ptx": "",
+    # what a model is
+    "runtime.program": f"{_PROGRAM} runtime.weights",
+    "runtime.weights": "quant quant.checkpoint quant.formats runtime.archs runtime.config",
+    "runtime.config": "quant quant.checkpoint runtime.archs runtime.ops",
+    "runtime.archs": "",
+    "runtime.ops": "quant",
+    # quant: numbers in fewer bits
+    "quant": "",
+    "quant.formats": "quant",
+    "quant.gguf": "quant quant.formats",
+    "quant.checkpoint": "quant quant.formats quant.gguf quant.checkpoint.packed",
+    "quant.checkpoint.packed": "quant quant.formats quant.gguf quant.checkpoint",
+    "quant.rounding": "quant quant.formats quant.jit",
+    "quant.recipes": "quant quant.formats quant.gguf quant.rounding",
+    "quant.jit": "quant",
+    # tokenizer: text ↔ ids
+    "tokenizer": "tokenizer.bpe tokenizer.chat tokenizer.pretokenize tokenizer.readers",
+    "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
+    "tokenizer.chat": "tokenizer",
+    "tokenizer.pretokenize": "tokenizer",
+    "tokenizer.readers": "tokenizer tokenizer.bpe tokenizer.pretokenize",
 }
-SOURCES = sorted(path for part in ALLOWED for path in (ROOT / part).rglob("*.py"))
+ALLOWED = {room: set(allowed.split()) for room, allowed in ROOMS.items()}
+
+# Imports that point up, (file, room), until what they import moves down. Add none: see the message below.
+EXCEPTIONS = {
+    ("runtime/config/latent.py", "runtime.weights"),
+    ("runtime/cpu/abi/instructions.py", "runtime.cpu"),
+    ("runtime/cpu/kernels/common/pointwise.py", "runtime.cpu.kernels.matmul"),
+    ("runtime/cuda/compile/kernel.py", "runtime.cuda.kernels.matmul"),
+    ("runtime/cuda/driver/mapped.py", "runtime.cuda.compile"),
+    ("tokenizer/bpe/spm.py", "tokenizer.readers"),
+}
+# Functions above MOST_LINES, (file, function), until they are cut. Add none.
+LONG_FUNCTIONS = {
+    ("runtime/config/from_files.py", "config_from_hf"),
+    ("runtime/program/build.py", "build_program"),
+}
 
 
-def imported_modules(path: Path, source: str) -> set[str]:
-    """Modules of this package that a file imports anywhere, inside functions too: "runtime.engine.cache".
+def imports(path: Path, source: str) -> set[tuple[str, str]]:
+    """(module, name) of each import of this package in a file, inside functions and under TYPE_CHECKING too.
 
-    Relative imports are resolved; "" stands for the package itself.
+    `from ..ops import Program` in runtime/engine/ is ("runtime.ops", "Program"), `import kukri.cli.main` is
+    ("cli.main", ""). Relative imports are resolved; the module "" is the package itself.
     """
     package = path.relative_to(ROOT).parent.parts
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
+            named = node.module.split(".") if node.module else []
             if node.level:
-                base = package[: len(package) - node.level + 1]
                 assert node.level <= len(package) + 1, f"{path}: a relative import leaves the package"
-            elif node.module and node.module.split(".")[0] == "kukri":
-                base = ()
+                module = [*package[: len(package) - node.level + 1], *named]
+            elif named[:1] == ["kukri"]:
+                module = named[1:]
             else:
                 continue
-            named = node.module.split(".") if node.module else []
-            base = (*base, *(named if node.level else named[1:]))
-            found |= {".".join(base)} if base else {alias.name for alias in node.names}
+            found |= {(".".join(module), alias.name) for alias in node.names}
         elif isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
-            found |= {".".join(name[1:]) for name in names if name[0] == "kukri"}
+            found |= {(".".join(name[1:]), "") for name in names if name[0] == "kukri"}
     return found
+
+
+def room_of(module: str, name: str) -> str:
+    """The room that an import reaches into; for a name of the package itself, the name.
+
+    `from ..cpu import machine` reaches into runtime.cpu, and so does `from ..cpu.machine import CpuMachine`.
+    """
+    for parts in ([*module.split("."), name], module.split(".")):
+        parts = [part for part in parts if part]
+        folder = ROOT.joinpath(*parts)
+        if parts and folder.is_dir():
+            return ".".join(parts)
+        if len(parts) > 1 and folder.with_suffix(".py").exists():
+            return ".".join(parts[:-1])
+    return name or module
+
+
+def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef, path: Path) -> bool:
+    """Whether a function is compiled: it lies in a kernels folder or in a file whose name ends in "kernels",
+    or a decorator compiles it."""
+    decorators = {ast.unparse(decorator).split("(")[0] for decorator in function.decorator_list}
+    compiled = any(name.split(".")[-1].endswith(("jit", "kernel", "intrinsic")) for name in decorators)
+    return compiled or "kernels" in path.parts or path.stem.endswith("kernels")
 
 
 def test_the_resolver_sees_all_kinds_of_imports():
@@ -52,34 +173,117 @@ from .. import ops, __version__
 from ...quant.block import QTensor
 from . import team
 from kukri.tokenizer import bpe
+from ... import KukriError
 def f():
-    from ...tokenizer.bpe import BPE
+    from ...tokenizer.bpe.bpe import BPE
 """
-    assert imported_modules(ROOT / "runtime/cpu/machine.py", source) == {
-        "cli.main",
-        "runtime",
-        "quant.block",
-        "runtime.cpu",
-        "tokenizer",
-        "tokenizer.bpe",
-    }
-    assert imported_modules(ROOT / "cli/main.py", "from .. import __version__, quant") == {
-        "__version__",
+    found = {room_of(*found) for found in imports(ROOT / "runtime/cpu/machine.py", source)}
+    assert found == {
+        "cli",
+        "runtime.ops",
+        "runtime",  # for a name that is no room
         "quant",
+        "runtime.cpu",
+        "tokenizer.bpe",
+        "KukriError",
     }
+    found = {room_of(*found) for found in imports(ROOT / "cli/main.py", "from .. import __version__, quant")}
+    assert found == {"__version__", "quant"}
 
 
-def test_there_is_something_to_check():
-    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == set(ALLOWED)
+def test_the_table_has_a_row_for_every_room():
+    rooms = {".".join(path.relative_to(ROOT).parent.parts) for path in SOURCES}
+    assert rooms == set(ROOMS), "give a new folder a row in ROOMS, and remove the row of one that is gone"
+    unknown = set().union(*ALLOWED.values()) - rooms
+    assert not unknown, f"ROOMS allows imports of {', '.join(sorted(unknown))}, which are no rooms"
+
+
+def test_the_table_points_down():
+    for room, allowed in ALLOWED.items():
+        part = room.split(".")[0]
+        if part != "cli":
+            assert not {each for each in allowed if each.split(".")[0] == "cli"}, (
+                f"{room} must not import cli"
+            )
+        if part == "quant":
+            assert {each.split(".")[0] for each in allowed} <= {"quant"}
+        if part == "tokenizer":
+            assert {each.split(".")[0] for each in allowed} <= {"tokenizer"}
+        if part == "runtime" and room != "runtime.model":
+            assert not {each for each in allowed if each.split(".")[0] == "tokenizer"}
+        if ".kernels" in room:
+            assert not {each for each in allowed if "lowering" in each}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_down(path: Path):
-    part = path.relative_to(ROOT).parts[0]
-    modules = imported_modules(path, path.read_text("utf-8"))
-    siblings = {module.split(".")[0] for module in modules} - {part}
-    allowed = ALLOWED[part] | ({"__version__"} if part == "cli" else set())
-    assert siblings <= allowed, f"{part} must not import {', '.join(sorted(siblings - allowed))}"
+    file = path.relative_to(ROOT).as_posix()
+    room = ".".join(path.relative_to(ROOT).parent.parts)
+    allowed = (
+        ALLOWED.get(room, set()) | {room, "KukriError"} | ({"__version__"} if file[:4] == "cli/" else set())
+    )
+    reached = {room_of(*found) for found in imports(path, path.read_text("utf-8"))}
+    excepted = {other for excepted, other in EXCEPTIONS if excepted == file}
+    wrong = reached - allowed - excepted
+    assert not wrong, (
+        f"{file} imports {', '.join(sorted(wrong))}; {room} may only import {', '.join(sorted(allowed))}. "
+        "Move what is imported to a lower room, or hand it in as an argument; if the import does point down, "
+        f"add it to the row of {room} in ROOMS"
+    )
+    stale = excepted - reached
+    assert not stale, f"{file} no longer imports {', '.join(sorted(stale))}: remove that from EXCEPTIONS"
+
+
+@pytest.mark.parametrize(
+    ("file", "rooms"),
+    [
+        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.hub", "runtime.model",
+                         "tokenizer", "tokenizer.chat"}),
+        ("__main__.py", {"cli"}),
+    ],
+)  # fmt: skip
+def test_imports_of_the_package_itself(file: str, rooms: set[str]):
+    path = ROOT / file
+    wrong = {room_of(*found) for found in imports(path, path.read_text("utf-8"))} - rooms
+    assert not wrong, f"{file} must not import {', '.join(sorted(wrong))}"
+
+
+def test_runtime_works_without_typer():
+    """Neither typer nor anything else that draws on a terminal is imported below cli."""
+    drawing = {"typer", "click", "rich", "prompt_toolkit", "tqdm"}
+    for path in SOURCES:
+        if path.relative_to(ROOT).parts[0] == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                modules = [node.module or ""]
+            wrong = drawing & {module.split(".")[0] for module in modules}
+            assert not wrong, f"{path}: {', '.join(wrong)} belongs to cli; hand a callback in"
+
+
+def test_no_room_has_too_many_files():
+    for room in ROOMS:
+        n = len(list(ROOT.joinpath(*room.split(".")).glob("*.py")))
+        assert n <= MOST_FILES, f"{room} has {n} Python files, more than {MOST_FILES}: make two rooms of it"
+
+
+def test_no_function_is_too_long():
+    long = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_kernel(node, path):
+                n = (node.end_lineno or node.lineno) - node.lineno + 1
+                if n > MOST_LINES:
+                    long[path.relative_to(ROOT).as_posix(), node.name] = n
+    new = [
+        f"{file}: {name} ({n} lines)"
+        for (file, name), n in long.items()
+        if (file, name) not in LONG_FUNCTIONS
+    ]
+    assert not new, f"cut these into functions of at most {MOST_LINES} lines: {'; '.join(new)}"
+    short = LONG_FUNCTIONS - set(long)
+    assert not short, f"remove from LONG_FUNCTIONS what is short by now: {sorted(short)}"
 
 
 def test_nothing_mentions_the_machine_it_was_built_on():

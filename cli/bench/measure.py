@@ -25,31 +25,28 @@ WARM_UP_TOKENS = 16  # of decoding; they take as long each as the ones that coun
 
 @dataclass(frozen=True)
 class Used:
-    """What a machine runs, and on what: threads of the CPU (1 where there are none that count), and the card.
+    """The program of a loaded model, and the devices that run it."""
 
-    `program` is the second part where there are two.
-    """
-
-    program: Program
-    threads: int
+    program: Program  # where the CPU and the GPU share the layers, the GPU's part
+    threads: int  # of the CPU machine, else 1
     kv_type: str
-    card: Device | None = None
+    cuda_device: Device | None = None
     gpu_layers: int = 0
-    both: bool = False  # some layers on either
+    both: bool = False  # the CPU and the GPU share the layers
 
     @property
     def backend(self) -> str:
-        """As llama-bench calls it."""
-        return "CPU" if self.card is None else "CUDA"
+        """The backend, by its name in llama-bench."""
+        return "CPU" if self.cuda_device is None else "CUDA"
 
 
 def used_devices(machine: Any) -> Used:
-    """What a machine, or the two of a SplitMachine, run on."""
+    """The devices of a machine, or of the two machines of a SplitMachine."""
     front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
-    card: Device | None = getattr(back, "device", None)
-    layers = len(back.program.layers) - 1 if card else 0
+    cuda_device: Device | None = getattr(back, "device", None)
+    layers = len(back.program.layers) - 1 if cuda_device else 0
     threads = int(getattr(front or back, "n_threads", 1))
-    return Used(back.program, threads, back.kv_type, card, layers, front is not None)
+    return Used(back.program, threads, back.kv_type, cuda_device, layers, front is not None)
 
 
 def random_ids(n: int, vocab_size: int) -> np.ndarray:

@@ -14,10 +14,10 @@ from ..console.reply import show_stats
 from . import conversation
 
 if TYPE_CHECKING:
-    from ..commands.chat import Chat
+    from .session import Session
 
 
-def handle(chat: Chat, line: str) -> None:
+def handle(session: Session, line: str) -> None:
     """Run one /command. EOFError ends the chat; ValueError or OSError: it cannot be done."""
     name, _, rest = line.partition(" ")
     name = {"/exit": "/bye", "/quit": "/bye", "/?": "/help"}.get(name, name)
@@ -25,39 +25,39 @@ def handle(chat: Chat, line: str) -> None:
         raise ValueError(
             f"there is no command {name}; /help lists them (a space before the / sends it as text)"
         )
-    COMMANDS[name][1](chat, rest.strip())
+    COMMANDS[name][1](session, rest.strip())
 
 
-def _help(chat: Chat, rest: str) -> None:
+def _help(session: Session, rest: str) -> None:
     for name, (text, _) in COMMANDS.items():
         terminal.note(f"{name:9} {text}")
     terminal.note('"""       begins a message of several lines, and ends it')
 
 
-def _clear(chat: Chat, rest: str) -> None:
-    chat.conversation.turns.clear()
+def _clear(session: Session, rest: str) -> None:
+    session.conversation.turns.clear()
     terminal.remark("(the conversation starts anew)")
 
 
-def _system(chat: Chat, rest: str) -> None:
+def _system(session: Session, rest: str) -> None:
     if rest:
-        chat.conversation.system = rest
-    terminal.note(chat.conversation.system or "(no system prompt)")
+        session.conversation.system = rest
+    terminal.note(session.conversation.system or "(no system prompt)")
 
 
-def _set(chat: Chat, rest: str) -> None:
+def _set(session: Session, rest: str) -> None:
     if not rest:
-        for field in fields(chat.params):
-            terminal.note(f"{field.name:16} {getattr(chat.params, field.name)}")
+        for field in fields(session.params):
+            terminal.note(f"{field.name:16} {getattr(session.params, field.name)}")
         return
     name, _, text = rest.partition(" ")
     name = name.replace("-", "_")
-    kinds = {field.name: str(field.type) for field in fields(chat.params)}
+    kinds = {field.name: str(field.type) for field in fields(session.params)}
     if name not in kinds:
         raise ValueError(f"there is no setting {name}; /set lists them")
     value: Any = _parse(name, kinds[name], text.strip())
-    chat.params = replace(chat.params, **{name: value})
-    terminal.note(f"{name} = {getattr(chat.params, name)}")
+    session.params = replace(session.params, **{name: value})
+    terminal.note(f"{name} = {getattr(session.params, name)}")
 
 
 def _parse(name: str, kind: str, text: str) -> object:
@@ -74,62 +74,62 @@ def _parse(name: str, kind: str, text: str) -> object:
         raise ValueError(f"{text!r} is no value for {name} ({kind})") from None
 
 
-def _show(chat: Chat, rest: str) -> None:
-    config = chat.model.config
+def _show(session: Session, rest: str) -> None:
+    config = session.model.config
     rows = [
-        ("model", chat.name),
-        ("file", str(chat.model.path)),
+        ("model", session.name),
+        ("file", str(session.model.path)),
         ("architecture", f"{config.arch}, {config.n_layers} layers"),
-        ("context", f"{chat.model.context} tokens"),
-        ("system", chat.conversation.system or "none"),
-        ("turns", str(len(chat.conversation.turns))),
+        ("context", f"{session.model.context} tokens"),
+        ("system", session.conversation.system or "none"),
+        ("turns", str(len(session.conversation.turns))),
     ]
     terminal.note(terminal.pairs(rows).rstrip("\n"))
-    _set(chat, "")
+    _set(session, "")
 
 
 def _path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
-def _save(chat: Chat, rest: str) -> None:
+def _save(session: Session, rest: str) -> None:
     if not rest:
         raise ValueError("/save needs a file name")
-    conversation.save(chat.conversation, chat.name, _path(rest))
-    terminal.remark(f"(saved {len(chat.conversation.turns)} turns to {rest})")
+    conversation.save(session.conversation, session.name, _path(rest))
+    terminal.remark(f"(saved {len(session.conversation.turns)} turns to {rest})")
 
 
-def _load(chat: Chat, rest: str) -> None:
+def _load(session: Session, rest: str) -> None:
     if not rest:
         raise ValueError("/load needs a file name")
-    chat.conversation.system, chat.conversation.turns = conversation.load(_path(rest))
-    terminal.remark(f"(loaded {len(chat.conversation.turns)} turns from {rest})")
+    session.conversation.system, session.conversation.turns = conversation.load(_path(rest))
+    terminal.remark(f"(loaded {len(session.conversation.turns)} turns from {rest})")
 
 
-def _regen(chat: Chat, rest: str) -> None:
-    if not chat.conversation.turns:
+def _regen(session: Session, rest: str) -> None:
+    if not session.conversation.turns:
         raise ValueError("there is no answer to write anew")
-    chat.again()
+    session.again()
 
 
-def _undo(chat: Chat, rest: str) -> None:
-    if not chat.conversation.turns:
+def _undo(session: Session, rest: str) -> None:
+    if not session.conversation.turns:
         raise ValueError("there is no turn to take back")
-    turn = chat.conversation.turns.pop()
+    turn = session.conversation.turns.pop()
     terminal.remark(f"(took back: {terminal.one_line(turn.user)[:60]})")
 
 
-def _stats(chat: Chat, rest: str) -> None:
-    if chat.last is None:
+def _stats(session: Session, rest: str) -> None:
+    if session.last is None:
         raise ValueError("there is no answer yet")
-    show_stats(chat.last)
+    show_stats(session.last)
 
 
-def _bye(chat: Chat, rest: str) -> None:
+def _bye(session: Session, rest: str) -> None:
     raise EOFError
 
 
-COMMANDS: dict[str, tuple[str, Callable[[Chat, str], None]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     "/help": ("this list", _help),
     "/clear": ("forget the conversation, but not the system prompt", _clear),
     "/system": ("[TEXT] show or set the system prompt", _system),

@@ -169,11 +169,11 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
 
 
 def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
-    """Of the memory that the machine's weights are in; of two, the card's."""
-    if used.card is not None:
+    """Measures the bandwidth of the memory that holds the weights: the GPU's, if the GPU runs any layers."""
+    if used.cuda_device is not None:
         from ...runtime.cuda.driver.bandwidth import CopyBandwidth
 
-        return CopyBandwidth(used.card)
+        return CopyBandwidth(used.cuda_device)
     from ...runtime.cpu.bandwidth import ReadBandwidth, buffer_bytes
     from ...runtime.model.memory_check import available_memory
 
@@ -190,7 +190,7 @@ def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -
         "build_commit": __version__,
         "cpu_info": cpu_name(),
         "simd": LEVEL,
-        "gpu_info": used.card.name if used.card else "",
+        "gpu_info": used.cuda_device.name if used.cuda_device else "",
         "backend": used.backend,
         "backends": used.backend,
         "model_filename": str(about.paths[0]),

@@ -101,34 +101,33 @@ def _memory() -> str:
 
 
 def _gpu() -> str:
-    """The card that `--device cuda` takes, or why it takes none."""
+    """The GPU that `--device cuda` uses, or why there is none."""
     from ...runtime.cuda.driver.device import CudaError, Device
 
     try:
-        card = Device()
+        device = Device()
     except CudaError as problem:
         return f"none: {problem}"
-    free, total = (human_bytes(n) for n in card.memory())
-    version, (major, minor) = card.driver_version(), card.capability
-    card.close()
-    return (
-        f"{card.name}, {free} of {total} free, compute capability {major}.{minor}, driver for CUDA {version}"
-    )
+    free, total = (human_bytes(n) for n in device.memory())
+    version, (major, minor) = device.driver_version(), device.capability
+    device.close()
+    kind = f"compute capability {major}.{minor}, driver for CUDA {version}"
+    return f"{device.name}, {free} of {total} free, {kind}"
 
 
 def _gpu_kernels() -> str:
-    """How many kernels are compiled for the card, and whether others can be."""
+    """How many kernels are compiled for the GPU, and whether others can be."""
     from ...runtime.cuda.compile.kernel import compiled_kernels, compiler_version
     from ...runtime.cuda.driver.device import CudaError, Device
 
     compiler = compiler_version()
     more = f"numba-cuda {compiler} compiles others" if compiler else "others need pip install kukri[cuda]"
     try:
-        card = Device()
+        device = Device()
     except CudaError:
         return f"none, {more}"
-    card.close()
-    return f"{compiled_kernels(card.capability) or 'none'} compiled for this card, {more}"
+    device.close()
+    return f"{compiled_kernels(device.capability) or 'none'} compiled for this GPU, {more}"
 
 
 def _kernels() -> str:

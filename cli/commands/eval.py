@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
+
+if TYPE_CHECKING:
+    from ..eval.report import Report
 
 
 class Format(StrEnum):
@@ -103,6 +106,11 @@ def evaluate(
         from ..eval.plot import plot as draw
 
         draw(report, plot)
+    _write(report, output)
+
+
+def _write(report: Report, output: Format) -> None:
+    """The report on stdout: JSON, a table for a terminal, or Markdown."""
     from ..eval.report import as_json, as_markdown, as_table
 
     if output is Format.json:

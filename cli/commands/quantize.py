@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,21 @@ if TYPE_CHECKING:
     from ...runtime.model.convert import Convertible
 
 DEFAULT_TEXT = "default"  # of --calibration
+
+CalibrationFlag = Annotated[
+    str | None,
+    flag(
+        "--calibration",
+        metavar="TEXT",
+        help="Round by what the model computes while it reads this text file; `default`: one that ships.",
+    ),
+]
+BitsFlag = Annotated[
+    float | None,
+    flag(
+        "--bits", metavar="X", min=1, max=16, help="Of int4: bits a weight at most; default: as q4_k_m has."
+    ),
+]
 
 
 def quantize(
@@ -59,24 +75,8 @@ def quantize(
     zero_nonfinite: Annotated[
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
     ] = False,
-    calibration: Annotated[
-        str | None,
-        flag(
-            "--calibration",
-            metavar="TEXT",
-            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
-        ),
-    ] = None,
-    bits: Annotated[
-        float | None,
-        flag(
-            "--bits",
-            metavar="X",
-            min=1,
-            max=16,
-            help="Of int4: bits a weight at most; default: as q4_k_m has.",
-        ),
-    ] = None,
+    calibration: CalibrationFlag = None,
+    bits: BitsFlag = None,
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
     threads: Annotated[
         int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
@@ -87,45 +87,85 @@ def quantize(
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
-    from ...quant.recipes.quantize import checked, nearest, write_quantized
-    from ...quant.recipes.recipes import plan
     from ...runtime.model.convert import open_convertible
 
     recipe = _recipe(kind)
-    formats = [_override(text) for text in overrides or []]
+    rounding = _Rounding(
+        formats=[_override(text) for text in overrides or []],
+        allow_requantize=allow_requantize,
+        zero_nonfinite=zero_nonfinite,
+        calibration=calibration,
+        bits=bits,
+        threads=threads,
+    )
     path = resolve(source, Progress)
     name = model_name(source, path)
     target = _target(target, name, recipe)
     began = time.perf_counter()
     model = open_convertible(path, name)
     _check_target(target, model.paths, force)
-    by_importance, has_budget = calibration is not None, kind.lower() == "int4" and not formats
-    if bits is not None and not has_budget:
+    planned, encode = _planned(model, path, recipe, rounding, has_budget=kind.lower() == "int4")
+    for line in [*model.notes, *remarks(planned)]:
+        terminal.note(line)
+    written = _write(target, model, recipe, planned, encode)
+    terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
+    terminal.write(f"{target}\n")
+
+
+@dataclass(frozen=True)
+class _Rounding:
+    """The flags that decide which format each tensor gets and how it is rounded."""
+
+    formats: list[tuple[str, BlockFormat]]  # of --tensor-type: pattern, format
+    allow_requantize: bool
+    zero_nonfinite: bool
+    calibration: str | None
+    bits: float | None
+    threads: int | None
+
+
+def _planned(
+    model: Convertible, path: Path, recipe: Recipe, rounding: _Rounding, has_budget: bool
+) -> tuple[list[Planned], Encoder]:
+    """Every tensor with its format, in the order in which they are written, and what encodes them.
+
+    `has_budget`: the recipe takes a budget of bits a weight, unless --tensor-type names formats.
+    """
+    from ...quant.recipes.quantize import checked, nearest
+    from ...quant.recipes.recipes import plan
+
+    has_budget = has_budget and not rounding.formats
+    if rounding.bits is not None and not has_budget:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
 
     def settled(planned: list[Planned]) -> list[Planned]:
-        _check_quantised(planned, allow_requantize)
-        return checked(planned, zero_nonfinite, model.release)
+        _check_quantised(planned, rounding.allow_requantize)
+        return checked(planned, rounding.zero_nonfinite, model.release)
 
-    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
-    planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
-    encode: Encoder = nearest(threads, zero_nonfinite)
-    if calibration is not None:
-        encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
+    by_importance = rounding.calibration is not None
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, rounding.formats)
+    planned = settled(_budgeted(recommended, rounding.bits) if has_budget else recommended)
+    if rounding.calibration is None:
         if has_budget:
-            planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
-        planned = calibrated.in_order(planned)
-    elif has_budget:
-        terminal.note(
-            "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
-        )
-    for line in [*model.notes, *remarks(planned)]:
-        terminal.note(line)
+            terminal.note(
+                "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
+            )
+        return planned, nearest(rounding.threads, rounding.zero_nonfinite)
+    calibrated = _calibrated(path, rounding.calibration, rounding.threads, rounding.zero_nonfinite)
+    if has_budget:
+        planned = settled(_budgeted(recommended, rounding.bits, _sensitivity(calibrated)))
+    return calibrated.in_order(planned), calibrated
+
+
+def _write(
+    target: Path, model: Convertible, recipe: Recipe, planned: list[Planned], encode: Encoder
+) -> Written:
+    """Quantise and write the file `target`, with a progress bar."""
+    from ...quant.recipes.quantize import write_quantized
+
     metadata, types = _with_recipe(model, recipe)
     with Progress(target.name, model.n_bytes, "quantising") as progress:
-        written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
-    terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
-    terminal.write(f"{target}\n")
+        return write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
 
 
 def _budgeted(

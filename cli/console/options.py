@@ -74,7 +74,7 @@ GpuLayers = Annotated[
         "--gpu-layers",
         metavar="N",
         min=0,
-        help="Layers that run on the card, the last ones; the others run on the CPU; default: all.",
+        help="Layers that run on the GPU, the last ones; the others run on the CPU; default: all.",
     ),
 ]
 
@@ -161,7 +161,7 @@ class GenerationOptions:
     def load(self, name: str) -> Model:
         """Find or fetch the model `name` and load it.
 
-        CudaUnavailable, before anything is fetched, where there is no card for `--device cuda`.
+        Raises CudaUnavailable before anything is downloaded if `--device cuda` has no GPU to run on.
         """
         from ...runtime.hub.resolve import resolve
         from ...runtime.model.options import LoadOptions
@@ -179,18 +179,12 @@ class GenerationOptions:
 
 
 def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:
-    """`load_model` with a line that says how far it is while it lasts, and its warnings after that.
-
-    NumPy's about numbers that overflow are no news for people: what comes of them the sampler tells.
-    """
-    import warnings as python_warnings
-
+    """`load_model` with a line that shows its progress meanwhile, and its warnings afterwards."""
     from .progress import Loading
     from .terminal import note
 
     warnings: list[str] = []
-    with Loading(name) as loading, python_warnings.catch_warnings():
-        python_warnings.simplefilter("ignore", RuntimeWarning)
+    with Loading(name) as loading:
         from ...runtime.model.loading import load_model
 
         model = load_model(path, options, warn=warnings.append, progress=loading.at, text=text)

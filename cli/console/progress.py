@@ -16,8 +16,8 @@ LOADING_SECONDS = 0.05  # between two states of a line
 
 
 class Progress:
-    """Shows bytes done of `total` (None: unknown) under the name `label`: a bar on a terminal, a line now and
-    then elsewhere, which begins with `verb`."""
+    """Shows bytes done of `total` (None: unknown) under the name `label`: a bar on a terminal, elsewhere a
+    line every LINE_SECONDS, which begins with `verb`. A `runtime.hub.progress.DownloadProgress`."""
 
     def __init__(self, label: str, total: int | None, verb: str = "downloading") -> None:
         self._label = label

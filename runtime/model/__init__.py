@@ -1,0 +1,1 @@
+"""Text in, text out: opening, placing and loading a model, and `Model` itself."""

@@ -1,4 +1,4 @@
-"""A model's files, of either kind, as what a GGUF file of it consists of."""
+"""Converting a model to GGUF: metadata and tensors of the file, from a GGUF file or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -20,34 +20,32 @@ from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 
-_WRITTEN_ANEW = ("general.file_type", "general.quantization_version", "general.quantized_by")
-_WINDOW_UNREAD = ("llama", "mistral3", "starcoder2")
+# Metadata of the source that states its quantisation; the new file states its own.
+_OF_QUANTISATION = ("general.file_type", "general.quantization_version", "general.quantized_by")
+# Architectures whose sliding window llama.cpp ignores.
+_WINDOW_IGNORED = ("llama", "mistral3", "starcoder2")
 
 
 @dataclass(frozen=True)
 class Convertible:
-    """A model that can be written as a GGUF file.
+    """A model that can be written as a GGUF file."""
 
-    `metadata` and `types` are for `write_gguf`, `tensors` in the order of the file. `is_gguf`: it comes from
-    one, and what is not quantised anew stays as it is. `notes` are lines worth telling.
-    """
-
-    metadata: dict[str, Any]
-    types: dict[str, int]
-    tensors: list[Assembled]
-    is_gguf: bool
-    paths: list[Path]
-    release: Callable[[QTensor], None]
-    notes: list[str]
+    metadata: dict[str, Any]  # see `write_gguf`
+    types: dict[str, int]  # the GGUF value types of metadata that do not have the type of their Python value
+    tensors: list[Assembled]  # in the order of the file
+    is_gguf: bool  # whether the source is a GGUF file, whose tensors may keep their formats
+    paths: list[Path]  # the source's files
+    release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
+    notes: list[str]  # lines for the user about what the new file lacks
 
     @property
     def n_bytes(self) -> int:
-        """Of the tensors, as they are."""
+        """Size of the source's tensors."""
         return sum(tensor.n_source_bytes for tensor in self.tensors)
 
     @property
     def facts(self) -> Facts:
-        """What recipes ask."""
+        """What recipes need: architecture, layers, query heads a key-value head, experts."""
         name = self.metadata["general.architecture"]
         queries = _first(self.metadata.get(f"{name}.attention.head_count"), 0)
         keys = _first(self.metadata.get(f"{name}.attention.head_count_kv"), queries)
@@ -58,14 +56,14 @@ class Convertible:
 
 
 def _first(value: Any, default: int) -> int:
-    """A number, or the first of an array of them."""
+    """A number, or the first number of an array; `default` for None and for an empty array."""
     if isinstance(value, np.ndarray | list):
         value = value[0] if len(value) else default
     return default if value is None else int(value)
 
 
 def open_convertible(path: Path, name: str) -> Convertible:
-    """Open a GGUF file or a folder; `name` is what a folder is called.
+    """Open a GGUF file or a Hugging Face folder, whose model is called `name` in messages and metadata.
 
     Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile), TokenizerError.
     """
@@ -75,7 +73,7 @@ def open_convertible(path: Path, name: str) -> Convertible:
 def _open_gguf(path: Path) -> Convertible:
     file = GGUFFile.open(path)
     file.will_read()
-    kept = {key: value for key, value in file.metadata.items() if key not in _WRITTEN_ANEW}
+    kept = {key: value for key, value in file.metadata.items() if key not in _OF_QUANTISATION}
     tensors = [
         Assembled(name, file.tensors[name].shape, (file.tensors[name],))
         for name in sorted(file.tensors, key=place_in_file)
@@ -94,7 +92,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
     window = exported.metadata.get(f"{architecture}.attention.sliding_window")
-    if window and architecture in _WINDOW_UNREAD:
+    if window and architecture in _WINDOW_IGNORED:
         notes.append(f"llama.cpp does not read the sliding window of {architecture} files ({window} tokens)")
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
@@ -111,7 +109,10 @@ def _open_folder(path: Path, name: str) -> Convertible:
 def _about(
     path: Path, name: str, tensors: list[Assembled], architecture: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
-    """What the model card says, and what the `gguf` package guesses from names: `general.…` and types."""
+    """The metadata `general.…` and the types of its values, from the model card and the folder's name.
+
+    The `gguf` package reads the card, and guesses name, version and size from the name.
+    """
     import logging
 
     import gguf
@@ -126,7 +127,7 @@ def _about(
         if about.size_label is None:
             about.size_label = gguf.size_label(*_counts(tensors))
         about.set_gguf_meta_model(writer)
-    except Exception:  # a card that is no YAML, or says strange things: nothing that a model needs
+    except Exception:  # a model card with invalid YAML or values; a model runs without this metadata
         writer.add_name(name)
     found: Mapping[str, Any] = writer.kv_data[0]
     values = {key: entry.value for key, entry in found.items()}
@@ -135,7 +136,7 @@ def _about(
 
 
 def _counts(tensors: list[Assembled]) -> tuple[int, int, int, int]:
-    """Weights in all, those shared by all experts, those of one expert of each layer, experts."""
+    """Numbers of weights: in all, outside of experts, and in one expert of each layer; number of experts."""
     stacks = [tensor for tensor in tensors if "_exps." in tensor.name and len(tensor.shape) > 2]
     count = stacks[0].shape[0] if stacks else 0
     of_experts = sum(tensor.n_weights for tensor in stacks)

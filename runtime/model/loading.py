@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from ..program.build import build_program
 from ..weights.binding import Weights
 from .model import Model
@@ -19,6 +21,7 @@ DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fil
 _log = logging.getLogger(__name__)
 
 
+@np.errstate(all="ignore")  # weights that overflow show in the logits, without NumPy's warnings on stderr
 def load_model(
     path: str | os.PathLike[str],
     options: LoadOptions | None = None,

@@ -1,8 +1,8 @@
-"""Does a model fit? Weights and KV cache against the memory that is free, before anything is loaded.
+"""Whether a model fits: weights and KV cache against the available memory, before anything is loaded.
 
-Free is the least of what the system has available (MemAvailable of /proc/meminfo) and what the
-control groups around this process still allow, in version 1 and 2: a container that goes beyond is
-killed without a word. Page cache counts as free, since the kernel takes it back when it needs it.
+The available memory is the least of what the system has (MemAvailable of /proc/meminfo) and what the control
+groups around this process still allow, in version 1 and 2: the kernel kills a container that goes beyond its
+limit. Page cache counts as available, since the kernel takes it back when it needs it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from ...quant.units import human_bytes
 from ..engine.cache import PAGE_SIZE
 from ..ops import CacheLayer
 
-KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # of one number in the cache
-OVERHEAD = 150_000_000  # interpreter, Numba and compiled kernels, activations, tokenizer
-MOST_CONTEXT = 1 << 30  # of a model that keeps nothing of a token
-LEAST_CONTEXT = 512  # a context below this is not worth suggesting
+KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32}  # bytes a number in the KV cache
+OVERHEAD = 150_000_000  # bytes of interpreter, Numba and compiled kernels, activations, tokenizer
+MOST_CONTEXT = 1 << 30  # tokens, of a model without a KV cache
+LEAST_CONTEXT = 512  # tokens; the advice suggests no context below this
 
 
 class NotEnoughMemory(KukriError, RuntimeError):
-    """The model does not fit; the message says what would."""
+    """The model does not fit into the memory; the message says what would."""
 
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """Bytes that a model needs: `weights` and `states` at once, `per_token` for every token of context."""
+    """Bytes of memory that a model needs."""
 
     weights: int
-    per_token: float
-    states: int = 0  # recurrent ones, with the copies of them
+    per_token: float  # of the KV cache for one token of context
+    states: int = 0  # recurrent states and their saved copies
 
     def total(self, context: int) -> int:
+        """Bytes with a KV cache for `context` tokens, and with what the process itself takes."""
         return self.weights + self.states + OVERHEAD + self.cache(context)
 
     def cache(self, context: int) -> int:
-        """Bytes of the KV cache, which comes in whole pages."""
+        """Bytes of the KV cache for `context` tokens, in whole pages."""
         return round(-(-context // PAGE_SIZE) * PAGE_SIZE * self.per_token)
 
     def largest_context(self, available: int) -> int:
@@ -48,9 +49,10 @@ class MemoryNeed:
         tokens = int(left / self.per_token) if self.per_token else MOST_CONTEXT if left > 0 else 0
         return max(0, tokens // PAGE_SIZE * PAGE_SIZE)
 
-    def check(self, name: str, context: int, available: int, what: str = "memory") -> None:
-        """Raise NotEnoughMemory unless model `name` fits into `available` bytes of `what` with `context`
-        tokens.
+    def check(self, name: str, context: int, available: int, memory: str = "memory") -> None:
+        """Raise NotEnoughMemory unless the model fits into `available` bytes with `context` tokens.
+
+        The message calls the model `name`, and the memory `memory`.
         """
         if self.total(context) <= available:
             return
@@ -64,30 +66,30 @@ class MemoryNeed:
         else:
             advice = "free some memory first"
         raise NotEnoughMemory(
-            f"{name} needs about {human_bytes(self.total(context))} of {what} "
+            f"{name} needs about {human_bytes(self.total(context))} of {memory} "
             f"({human_bytes(self.weights)} of weights, {human_bytes(self.cache(context))} of KV cache for "
             f"{context} tokens), but {human_bytes(available)} are free; {advice}"
         )
 
 
 def cache_bytes_per_token(layers: Sequence[CacheLayer], kv_type: str) -> float:
-    """Bytes that all layers together keep of one token. ValueError for an unknown `kv_type`."""
+    """Bytes of KV cache that one token takes in all layers together. ValueError for an unknown `kv_type`."""
     if kv_type not in KV_BYTES:
         raise ValueError(f"unknown KV cache type {kv_type!r}; there are {', '.join(KV_BYTES)}")
     return sum(layer.width for layer in layers) * KV_BYTES[kv_type]
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still take, or None where the system does not say.
+    """Bytes of memory that this process can still take, or None where the system does not say.
 
-    `root` stands in for the file system in tests. Systems without /proc tell their physical memory
-    at best.
+    Where there is no /proc, this is the physical memory. `root` stands in for the file system's in tests.
     """
     limits = [*_system_free(root), *_cgroup_free(root)]
     return min(limits) if limits else None
 
 
 def _system_free(root: Path) -> Iterator[int]:
+    """The system's available memory in bytes, or its physical memory."""
     meminfo = _read(root / "proc/meminfo")
     for line in meminfo.splitlines():
         words = line.split()
@@ -101,7 +103,7 @@ def _system_free(root: Path) -> Iterator[int]:
 
 
 def _cgroup_free(root: Path) -> Iterator[int]:
-    """What each control group from ours up to the root of the mounted tree still allows."""
+    """Bytes that each control group, from this process's up to the root of the mounted tree, still allows."""
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
@@ -111,7 +113,7 @@ def _cgroup_free(root: Path) -> Iterator[int]:
             usage = "memory.usage_in_bytes"
         else:
             continue
-        # A container may see its path from outside although only its own group is mounted.
+        # A container may see its path on the host, although only its own group is mounted.
         parts = [part for part in path.split("/") if part]
         if ".." in parts:
             parts = []
@@ -123,9 +125,9 @@ def _cgroup_free(root: Path) -> Iterator[int]:
 
 
 def _page_cache(group: Path) -> int:
-    """Bytes charged to a group that are only copies of files."""
+    """Bytes of page cache that are charged to a control group."""
     stat = dict(line.split()[:2] for line in _read(group / "memory.stat").splitlines() if " " in line)
-    # Version 1 has its own numbers and, as total_…, those that include the groups below.
+    # Version 1 states the group alone and, as total_…, the group with all groups below it.
     names = [
         name if f"total_{name}" not in stat else f"total_{name}" for name in ("inactive_file", "active_file")
     ]
@@ -133,6 +135,7 @@ def _page_cache(group: Path) -> int:
 
 
 def _read(path: Path) -> str:
+    """The text of a file, "" if it cannot be read."""
     try:
         return path.read_text("utf-8", errors="replace")
     except OSError:

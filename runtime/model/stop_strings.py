@@ -6,21 +6,24 @@ from collections.abc import Iterable
 
 
 class StopFilter:
-    """Lets text through up to the first stop string, and holds back what may become part of one.
+    """Passes text on up to the first stop string; an end of the text that may begin one is held back.
 
-    Only the order of the characters counts, not how they are cut into pieces: the stop string that is
-    complete first wins, and of several that end at the same character the longest. Each character
-    is looked at once per stop string (Knuth, Morris & Pratt 1977).
+    How the text is cut into pieces makes no difference. The stop string that is complete first ends the text,
+    and of several that end at the same character the longest. Each character is compared once per stop
+    string (Knuth, Morris & Pratt 1977, "Fast pattern matching in strings").
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self.stopped: str | None = None  # the stop string that ended the text
         self._stops = [(stop, borders(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._matched = [0] * len(self._stops)  # characters of each stop that the text now ends with
+        self._matched = [0] * len(self._stops)  # length of each one's longest prefix at the text's end
         self._held = ""
 
     def push(self, text: str) -> str:
-        """The text that is now certain to come before any stop string. "" once it has stopped."""
+        """Take a piece of text; returns the text that is certain to come before any stop string.
+
+        "" after a stop string.
+        """
         if self.stopped is not None:
             return ""
         if not self._stops:
@@ -44,7 +47,7 @@ class StopFilter:
         return whole[:free]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text that was held back, when no more text follows."""
         held, self._held = self._held, ""
         return held
 

@@ -60,8 +60,9 @@ class ReferenceMachine:
         `table` must have room for the rows' positions. Raises ValueError for a batch that does not fit the
         machine or the table.
         """
-        for _ in self.trace(batch, table):
-            pass
+        with np.errstate(all="ignore"):  # NaN and infinity reach the logits, as on the other machines
+            for _ in self.trace(batch, table):
+                pass
         return self.buffers[self.program.logits.name]
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:

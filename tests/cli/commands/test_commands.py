@@ -11,8 +11,9 @@ import pytest
 import typer
 
 from kukri.cli.console import options
-from kukri.cli.console.terminal import human_bytes, note, pairs, table
+from kukri.cli.console.terminal import note, pairs, table
 from kukri.cli.main import app
+from kukri.quant.units import human_bytes
 from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.hub import catalogue
 
