@@ -1,4 +1,4 @@
-"""The /commands of a chat. All they print goes to stderr."""
+"""The /commands of a chat session. They print to stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..console.reply import show_stats
 from . import conversation
 
 if TYPE_CHECKING:
-    from ..commands.chat import Chat
+    from .session import Chat
 
 
 def handle(chat: Chat, line: str) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,7 +17,7 @@ from ...runtime.hub import files
 from ...runtime.hub.names import HubName, parse_name
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
-from ..console.options import flag
+from ..console.options import flag, with_options
 from ..console.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,22 +30,16 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = "default"  # of --calibration
 
 
-def quantize(
-    source: Annotated[
-        str,
-        typer.Argument(
-            metavar="SRC", help="File, folder, short name, or org/repo[:quant] on the Hub; never changed."
-        ),
-    ],
-    target: Annotated[
-        Path, typer.Argument(metavar="DST", help="The GGUF file to write, or a folder for NAME-TYPE.gguf.")
-    ],
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """The flags of `llm quantize`."""
+
     kind: Annotated[
         str,
         flag(
             "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
         ),
-    ],
+    ]
     overrides: Annotated[
         list[str] | None,
         flag(
@@ -52,13 +47,13 @@ def quantize(
             metavar="PATTERN=TYPE",
             help="Another format for tensors whose names match; may be given several times.",
         ),
-    ] = None,
+    ] = None
     allow_requantize: Annotated[
         bool, flag("--allow-requantize", help="Also read files that are quantised already.")
-    ] = False,
+    ] = False
     zero_nonfinite: Annotated[
         bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
-    ] = False,
+    ] = False
     calibration: Annotated[
         str | None,
         flag(
@@ -66,7 +61,7 @@ def quantize(
             metavar="TEXT",
             help="Round by what the model computes while it reads this text file; `default`: one that ships.",
         ),
-    ] = None,
+    ] = None
     bits: Annotated[
         float | None,
         flag(
@@ -76,49 +71,43 @@ def quantize(
             max=16,
             help="Of int4: bits a weight at most; default: as q4_k_m has.",
         ),
-    ] = None,
-    force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
+    ] = None
+    force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False
     threads: Annotated[
         int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
-    ] = None,
+    ] = None
+
+
+@with_options
+def quantize(
+    options: QuantizeOptions,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC", help="File, folder, short name, or org/repo[:quant] on the Hub; never changed."
+        ),
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="DST", help="The GGUF file to write, or a folder for NAME-TYPE.gguf.")
+    ],
 ) -> None:
     """Convert a model to GGUF and quantise it.
 
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
-    from ...quant.recipes.quantize import checked, nearest, write_quantized
-    from ...quant.recipes.recipes import plan
+    from ...quant.recipes.quantize import write_quantized
     from ...runtime.model.convert import open_convertible
 
-    recipe = _recipe(kind)
-    formats = [_override(text) for text in overrides or []]
+    recipe = _recipe(options.kind)
+    formats = [_override(text) for text in options.overrides or []]
     path = resolve(source, Progress)
     name = model_name(source, path)
     target = _target(target, name, recipe)
     began = time.perf_counter()
     model = open_convertible(path, name)
-    _check_target(target, model.paths, force)
-    by_importance, has_budget = calibration is not None, kind.lower() == "int4" and not formats
-    if bits is not None and not has_budget:
-        raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
-
-    def settled(planned: list[Planned]) -> list[Planned]:
-        _check_quantised(planned, allow_requantize)
-        return checked(planned, zero_nonfinite, model.release)
-
-    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
-    planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
-    encode: Encoder = nearest(threads, zero_nonfinite)
-    if calibration is not None:
-        encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
-        if has_budget:
-            planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
-        planned = calibrated.in_order(planned)
-    elif has_budget:
-        terminal.note(
-            "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
-        )
+    _check_target(target, model.paths, options.force)
+    planned, encode = _planned(options, recipe, formats, model, path)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
     metadata, types = _with_recipe(model, recipe)
@@ -126,6 +115,43 @@ def quantize(
         written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
     terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
     terminal.write(f"{target}\n")
+
+
+def _planned(
+    options: QuantizeOptions,
+    recipe: Recipe,
+    formats: list[tuple[str, BlockFormat]],
+    model: Convertible,
+    path: Path,
+) -> tuple[list[Planned], Encoder]:
+    """The format of every tensor, and the encoder that makes their blocks.
+
+    With a calibration text, int4 spends its budget of bits by what rounding each matrix costs.
+    """
+    from ...quant.recipes.quantize import checked, nearest
+    from ...quant.recipes.recipes import plan
+
+    by_importance = options.calibration is not None
+    has_budget = options.kind.lower() == "int4" and not formats
+    if options.bits is not None and not has_budget:
+        raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
+
+    def settled(planned: list[Planned]) -> list[Planned]:
+        _check_quantised(planned, options.allow_requantize)
+        return checked(planned, options.zero_nonfinite, model.release)
+
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    planned = settled(_budgeted(recommended, options.bits) if has_budget else recommended)
+    if options.calibration is None:
+        if has_budget:
+            terminal.note(
+                "without --calibration, int4 treats all matrices alike; `--calibration default` does not"
+            )
+        return planned, nearest(options.threads, options.zero_nonfinite)
+    calibrated = _calibrated(path, options.calibration, options.threads, options.zero_nonfinite)
+    if has_budget:
+        planned = settled(_budgeted(recommended, options.bits, _sensitivity(calibrated)))
+    return calibrated.in_order(planned), calibrated
 
 
 def _budgeted(

@@ -1,0 +1,111 @@
+"""One chat session: its state, and the loop that reads messages and writes answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..console import terminal
+from ..console.explain import explain
+from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
+from .conversation import Conversation, Turn
+from .line_editor import line_editor, read_message
+from .repetition import RepetitionDetector
+
+if TYPE_CHECKING:
+    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.model.model import Model
+    from ..console.generation import GenerationOptions
+
+
+class Chat:
+    """The state of one session, which the /commands work on."""
+
+    def __init__(self, model: Model, name: str, options: GenerationOptions, params: SamplingParams) -> None:
+        self.model = model
+        self.name = name
+        self.params = params
+        self.show_stats = options.stats
+        self.last: Reply | None = None
+        self.conversation = Conversation(options.system or "", raw=options.raw or not model.chat_template)
+
+    @property
+    def cut(self) -> bool:
+        """Whether the newest answer can be continued."""
+        turns = self.conversation.turns
+        return bool(turns and turns[-1].reply and turns[-1].cut)
+
+    def say(self, text: str) -> None:
+        """Answer a new message; without any answer, the message is forgotten."""
+        turns = self.conversation.turns
+        self.conversation.turns = [*turns, Turn(text)]
+        try:
+            self.answer()
+        except BaseException:
+            self.conversation.turns = turns
+            raise
+        if self.conversation.turns[-1].reply is None:
+            self.conversation.turns.pop()
+            terminal.remark("(interrupted before the first word; the message is forgotten)")
+
+    def again(self) -> None:
+        """Answer the newest message anew; if nothing comes of that, the old answer stays."""
+        turn = self.conversation.turns[-1]
+        old, turn.reply, turn.cut = (turn.reply, turn.cut), None, ""
+        try:
+            self.answer()
+        finally:
+            if turn.reply is None:
+                turn.reply, turn.cut = old
+
+    def answer(self) -> None:
+        """Write the answer to the newest message, or go on with it, and keep it if there is any."""
+        turn = self.conversation.turns[-1]
+        ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
+        if gone:
+            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
+        sink = terminal.ModelText()
+        try:
+            reply = self.last = generate(self.model, ids, self.params, sink.write, RepetitionDetector().push)
+        except Exception:
+            if sink.text:  # the error gets a line of its own
+                sink.finish()
+            raise
+        if reply.text:
+            sink.finish()
+        if not reply.text and reply.finish_reason == INTERRUPTED:
+            return
+        turn.reply = (turn.reply or "") + reply.text
+        cut = why_cut(reply, self.model)
+        turn.cut = reply.finish_reason if cut else ""
+        if cut:
+            terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
+        if self.show_stats:
+            show_stats(reply)
+
+
+def converse(session: Chat) -> None:
+    """Read, answer, repeat, until Ctrl-D or /bye. An error costs one turn, not the session."""
+    from .slash import COMMANDS, handle
+
+    prompt = line_editor(sorted(COMMANDS))
+    while True:
+        try:
+            text = read_message(prompt)
+        except KeyboardInterrupt:
+            terminal.remark("(Ctrl-D or /bye leaves)")
+            continue
+        except EOFError:
+            return
+        try:
+            if text.startswith("/"):
+                handle(session, text)
+            elif text.strip():
+                session.say(text)
+            elif session.cut:
+                session.answer()
+        except EOFError:
+            return
+        except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
+            terminal.error(explain(problem))
+        except KeyboardInterrupt:
+            terminal.remark("(interrupted)")
