@@ -1,4 +1,4 @@
-"""The time to a first token with nothing in memory: a process of its own loads the model and answers.
+"""The cold time to first token: a new process loads the model and generates one token.
 
     python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS
 
@@ -42,7 +42,7 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
 
 
 def main(arguments: list[str]) -> None:
-    """What the new process does."""
+    """The new process: load, generate one token, write a line."""
     path, kv_type, device, layers = arguments[0], *arguments[3:]
     n_prompt, threads = map(int, arguments[1:3])
     from ...runtime.engine.sampler import SamplingParams

@@ -1,4 +1,4 @@
-"""What `llm bench` measures: runs of prefill and decode, and the bytes that a decode step must read."""
+"""Timed runs of prefill and decode, and the bytes that a decode step must read."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Used:
 
     @property
     def backend(self) -> str:
-        """The backend, by its name in llama-bench."""
+        """The backend's name in llama-bench."""
         return "CPU" if self.cuda_device is None else "CUDA"
 
 
 def used_devices(machine: Any) -> Used:
-    """The devices of a machine, or of the two machines of a SplitMachine."""
+    """The devices of a machine, or of both parts of a SplitMachine."""
     front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
     cuda_device: Device | None = getattr(back, "device", None)
     layers = len(back.program.layers) - 1 if cuda_device else 0
@@ -50,7 +50,7 @@ def used_devices(machine: Any) -> Used:
 
 
 def random_ids(n: int, vocab_size: int) -> np.ndarray:
-    """int32 [n], the same ones each time."""
+    """Pseudo-random token ids, int32 [n], the same in every process."""
     return np.random.default_rng(0).integers(0, vocab_size, n).astype(np.int32)
 
 

@@ -1,4 +1,4 @@
-"""What `llm bench` is asked to do: its tests, and the lists of numbers that its flags take."""
+"""The plan of `llm bench`: its tests, and the parsing of flags that take lists of numbers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure of every model, with each of the numbers of threads."""
+    """The measurements of one `llm bench`: every test, for each model and each number of threads."""
 
     tests: Sequence[Test]
     threads: Sequence[int | None]
@@ -48,7 +48,9 @@ class Plan:
 
 
 def numbers(texts: Sequence[str], name: str, least: int = 0, most: int = MOST_TOKENS) -> list[int]:
-    """The numbers that lists as llama-bench takes them stand for; a usage error of flag `name` otherwise."""
+    """Parse lists of numbers and ranges in llama-bench's syntax; a usage error for flag `name` if they are
+    wrong.
+    """
     found: list[int] = []
     for part in (part.strip() for text in texts for part in text.split(",")):
         for number in _range(part, name):

@@ -1,4 +1,4 @@
-"""The results of `llm bench` as text."""
+"""The results of `llm bench` as markdown, JSON, JSON lines or CSV."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from ..console import terminal
 
-Result = dict[str, Any]  # the keys of llama-bench and some of our own, as docs/cli.md lists them
+Result = dict[str, Any]  # llama-bench's keys and further ones; docs/cli.md lists them
 
 
 def as_markdown(results: Sequence[Result]) -> str:
-    """Two tables: llama-bench's, and what it does not tell."""
+    """Two tables: llama-bench's, and one of medians, first tokens and bandwidth, which it does not have."""
     first = markdown_table(
         ("model", "size", "params", "backend", "threads", "test", "t/s"),
         [

@@ -1,4 +1,4 @@
-"""A conversation: its turns, and the ids that a model continues, within the model's context."""
+"""A conversation: its turns, and the prompt ids of as many of them as the context holds."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from ...runtime.model.model import Model
 
 LONGEST_FILE = 64 << 20  # bytes
-RESERVE = 4  # a quarter of the context is kept free for the reply, if dropping old turns can do it
+RESERVE = 4  # 1/RESERVE of the context is kept free for the reply, if dropping old turns can free it
 
 
 @dataclass
 class Turn:
-    """What the user said, and what the model answered (None: not yet).
+    """A user message and the model's reply (None: not answered yet).
 
-    `cut` says why the answer is not whole: "length", "context", "interrupted", or "" if it is.
+    `cut` says why the reply is incomplete ("length", "context", "interrupted"); "" if it is complete.
     """
 
     user: str
@@ -38,10 +38,10 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
 
     def fit(self, model: Model, max_tokens: int | None) -> tuple[list[int], int]:
-        """The ids to continue, and how many tokens went with the oldest turns to make them fit.
+        """The prompt's ids, and the number of tokens dropped with the oldest turns to make them fit.
 
-        The system prompt and the newest turn always stay; if these alone exceed the context, the ids
-        do too (the engine says so) and nothing goes. An answer in the newest turn is gone on from.
+        The system prompt and the newest turn always stay; if these alone exceed the context, nothing is
+        dropped and the engine raises ContextExceeded. A reply in the newest turn is continued.
         """
         wanted = model.context // RESERVE
         room = model.context - (wanted if max_tokens is None else min(wanted, max_tokens))

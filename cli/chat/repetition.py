@@ -1,37 +1,37 @@
-"""Models that repeat themselves without end: when a text has turned into a loop."""
+"""Detects a model that repeats itself without end."""
 
 from __future__ import annotations
 
 from ...runtime.model.stop_strings import borders
 
-LEAST_TURNS = 8  # of the loop
-LEAST_CHARACTERS = 500  # that all turns together have: a ruler or a table is no loop yet
-LOOKED_AT = 8192  # characters at the end, so that a turn may have up to a thousand
-EVERY = 256  # characters
+MIN_REPEATS = 8  # of a passage, one after the other
+MIN_CHARACTERS = 500  # of all repeats together: a ruler or a table is no repetition
+WINDOW = 8192  # characters at the end of the text, so that a passage may have up to a thousand
+STRIDE = 256  # new characters between two checks
 
 
-class LoopWatch:
-    """Is given a text piece by piece; says when its end is one passage, at least eight times in a row."""
+class RepetitionDetector:
+    """Reads a text piece by piece; `push` is True once it ends with one passage at least eight times."""
 
     def __init__(self) -> None:
         self._end = ""
         self._new = 0
 
     def push(self, piece: str) -> bool:
-        self._end = (self._end + piece)[-LOOKED_AT:]
+        self._end = (self._end + piece)[-WINDOW:]
         self._new += len(piece)
-        if self._new < EVERY:
+        if self._new < STRIDE:
             return False
         self._new = 0
-        return in_a_loop(self._end)
+        return ends_in_repetition(self._end)
 
 
-def in_a_loop(text: str) -> bool:
-    """Whether some end of `text` is long enough and repeats itself often enough.
+def ends_in_repetition(text: str) -> bool:
+    """Whether some suffix of `text` is a passage repeated MIN_REPEATS times over at least MIN_CHARACTERS.
 
-    Ends are beginnings of the text backwards, and the shortest period of each is its length less its border.
+    Suffixes are prefixes of the reversed text; the shortest period of each is its length minus its border.
     """
     return any(
-        length >= max(LEAST_CHARACTERS, LEAST_TURNS * (length - border))
+        length >= max(MIN_CHARACTERS, MIN_REPEATS * (length - border))
         for length, border in enumerate(borders(text[::-1]), 1)
     )

@@ -1,18 +1,20 @@
-"""One session of `llm chat`: messages in, answers out, and what they leave in the conversation."""
+"""One chat session: its state, and the loop that reads messages and writes answers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ..console import terminal
-from ..console.options import GenerationOptions
+from ..console.explain import explain
 from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from .conversation import Conversation, Turn
-from .repetition import LoopWatch
+from .line_editor import line_editor, read_message
+from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
     from ...runtime.model.model import Model
+    from ..console.generation import GenerationOptions
 
 
 class Session:
@@ -63,7 +65,7 @@ class Session:
             terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
         sink = terminal.ModelText()
         try:
-            reply = self.last = generate(self.model, ids, self.params, sink.write, LoopWatch().push)
+            reply = self.last = generate(self.model, ids, self.params, sink.write, RepetitionDetector().push)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
@@ -79,3 +81,31 @@ class Session:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)
+
+
+def converse(session: Session) -> None:
+    """Read, answer, repeat, until Ctrl-D or /bye. An error costs one turn, not the session."""
+    from .slash import COMMANDS, handle
+
+    prompt = line_editor(sorted(COMMANDS))
+    while True:
+        try:
+            text = read_message(prompt)
+        except KeyboardInterrupt:
+            terminal.remark("(Ctrl-D or /bye leaves)")
+            continue
+        except EOFError:
+            return
+        try:
+            if text.startswith("/"):
+                handle(session, text)
+            elif text.strip():
+                session.say(text)
+            elif session.cut:
+                session.answer()
+        except EOFError:
+            return
+        except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
+            terminal.error(explain(problem))
+        except KeyboardInterrupt:
+            terminal.remark("(interrupted)")

@@ -1,4 +1,4 @@
-"""The /commands of a chat. All they print goes to stderr."""
+"""The /commands of a chat session. They print to stderr."""
 
 from __future__ import annotations
 

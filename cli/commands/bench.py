@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -17,7 +18,16 @@ from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
 from ..bench.report import WRITERS, Result
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, ModelsOption, flag
+from ..console.options import (
+    DEFAULT_MODEL,
+    THREADS_HELP,
+    Device,
+    GpuLayers,
+    KvType,
+    ModelsOption,
+    flag,
+    with_options,
+)
 from ..console.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,39 +47,44 @@ class Format(StrEnum):
     csv = "csv"
 
 
-def bench(
-    models: ModelsOption = None,
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """The flags of `llm bench`."""
+
     n_prompt: Annotated[
         list[str] | None,
         flag("-p", "--n-prompt", metavar="N,…", help="Tokens to prefill; 0: no such test; default: 512."),
-    ] = None,
+    ] = None
     n_gen: Annotated[
         list[str] | None,
         flag("-n", "--n-gen", metavar="N,…", help="Tokens to decode; 0: no such test; default: 128."),
-    ] = None,
+    ] = None
     pg: Annotated[
         list[str] | None,
         flag("-pg", "--pg", metavar="P,N", help="Prefill of P tokens and decode of N timed together."),
-    ] = None,
+    ] = None
     n_depth: Annotated[
         list[str] | None,
         flag("-d", "--n-depth", metavar="N,…", help="Tokens in the cache beforehand; default: 0."),
-    ] = None,
-    threads: Annotated[list[str] | None, flag("-t", "--threads", metavar="N,…", help=THREADS_HELP)] = None,
+    ] = None
+    threads: Annotated[list[str] | None, flag("-t", "--threads", metavar="N,…", help=THREADS_HELP)] = None
     repetitions: Annotated[
         int, flag("-r", "--repetitions", metavar="N", min=1, max=10_000, help="Runs of each test.")
-    ] = 5,
+    ] = 5
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
-    ] = KvType.auto,
-    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto,
-    gpu_layers: GpuLayers = None,
-    no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False,
+    ] = KvType.auto
+    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    gpu_layers: GpuLayers = None
+    no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False
     no_cold: Annotated[
         bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
-    ] = False,
-    output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md,
-) -> None:
+    ] = False
+    output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md
+
+
+@with_options
+def bench(options: BenchOptions, models: ModelsOption = None) -> None:
     """Measure prefill (pp) and decode (tg) speed in tokens a second.
 
     Same tests and columns as llama-bench; tokenising and sampling are not timed there either. N,… is a
@@ -78,22 +93,7 @@ def bench(
     Medians, the time to the first token warm and cold, and what part of the memory's read bandwidth
     decoding uses come in a second table. Loading and compiling are timed apart.
     """
-    depths = numbers(n_depth or ["0"], "-d")
-    prompts, gens = numbers(n_prompt or ["512"], "-p"), numbers(n_gen or ["128"], "-n")
-    pairs = [pair(text) for text in pg or []]
-    kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
-    if not kinds:
-        raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
-    plan = Plan(
-        tests=[Test(p, n, d) for d in depths for p, n in kinds],
-        threads=numbers(threads, "-t", 1, MOST_THREADS) if threads else [None],
-        repetitions=repetitions,
-        kv_type=kv_type.value,
-        device=device.value,
-        gpu_layers=gpu_layers,
-        warm_up=not no_warmup,
-        cold=not no_cold,
-    )
+    plan = _plan(options)
     from ..console.description import describe
 
     names = models or [DEFAULT_MODEL]
@@ -103,7 +103,27 @@ def bench(
     for name, path, about in zip(names, paths, abouts, strict=True):
         for n_threads in plan.threads:
             results += _measure(plan, name, path, about, n_threads)
-    terminal.write(WRITERS[output.value](results))
+    terminal.write(WRITERS[options.output.value](results))
+
+
+def _plan(options: BenchOptions) -> Plan:
+    """The tests that the flags ask for; a usage error if there are none."""
+    depths = numbers(options.n_depth or ["0"], "-d")
+    prompts, gens = numbers(options.n_prompt or ["512"], "-p"), numbers(options.n_gen or ["128"], "-n")
+    pairs = [pair(text) for text in options.pg or []]
+    kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
+    if not kinds:
+        raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
+    return Plan(
+        tests=[Test(p, n, d) for d in depths for p, n in kinds],
+        threads=numbers(options.threads, "-t", 1, MOST_THREADS) if options.threads else [None],
+        repetitions=options.repetitions,
+        kv_type=options.kv_type.value,
+        device=options.device.value,
+        gpu_layers=options.gpu_layers,
+        warm_up=not options.no_warmup,
+        cold=not options.no_cold,
+    )
 
 
 def _measure(

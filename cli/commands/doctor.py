@@ -1,4 +1,4 @@
-"""`llm doctor`: what this machine offers."""
+"""`llm doctor`: CPU, SIMD level, memory, GPU, caches and versions of this machine."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def doctor() -> None:
 
 
 def _or_error(find: Callable[[], str]) -> str:
-    """What `find` finds; a doctor must go on whatever it meets."""
+    """The result of `find`, or its error as a line: the report goes on whatever fails."""
     try:
         return find()
     except Exception as problem:
@@ -116,7 +116,7 @@ def _gpu() -> str:
 
 
 def _gpu_kernels() -> str:
-    """How many kernels are compiled for the GPU, and whether others can be."""
+    """The number of kernels compiled for the device, and whether a compiler is installed."""
     from ...runtime.cuda.compile.kernel import compiled_kernels, compiler_version
     from ...runtime.cuda.driver.device import CudaError, Device
 
@@ -137,7 +137,7 @@ def _kernels() -> str:
 
 
 def _folder(path: Path) -> str:
-    """The folder, whether files can be made in it, and how much fits."""
+    """A folder, whether it is writable, and its free space."""
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=existing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag, with_options
 
 if TYPE_CHECKING:
-    from ..eval.report import Report
+    from ..eval.measure import Plan, Subject
+    from ..eval.text import EvalText
 
 
 class Format(StrEnum):
@@ -29,40 +31,47 @@ class EvalDevice(StrEnum):
     reference = "reference"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvalOptions:
+    """The flags of `llm eval`."""
+
+    file: Annotated[str, flag("--file", metavar="TEXT", help="Text file, also packed with gzip; -: stdin.")]
+    context: Annotated[
+        int, flag("-c", "--context", metavar="N", min=4, max=1 << 20, help="Tokens a window.")
+    ] = 512
+    limit: Annotated[
+        int | None, flag("--limit", metavar="TOKENS", min=1, help="Tokens of the text at most; default: all.")
+    ] = None
+    baseline: Annotated[
+        str | None,
+        flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
+    ] = None
+    baseline_device: Annotated[
+        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
+    ] = None
+    save_logits: Annotated[
+        Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")
+    ] = None
+    plot: Annotated[
+        Path | None, flag("--plot", metavar="FILE.png|svg", help="Draw quality against size.")
+    ] = None
+    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
+    ] = KvType.auto
+    device: Annotated[EvalDevice, flag("--device", help="Where to run the models.")] = EvalDevice.auto
+    output: Annotated[
+        Format, flag("-o", "--output", help="Format of the results; auto: a table, in markdown if piped.")
+    ] = Format.auto
+
+
+@with_options
 def evaluate(
+    options: EvalOptions,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
     ] = None,
     models: ModelsOption = None,
-    *,
-    file: Annotated[str, flag("--file", metavar="TEXT", help="Text file, also packed with gzip; -: stdin.")],
-    context: Annotated[
-        int, flag("-c", "--context", metavar="N", min=4, max=1 << 20, help="Tokens a window.")
-    ] = 512,
-    limit: Annotated[
-        int | None, flag("--limit", metavar="TOKENS", min=1, help="Tokens of the text at most; default: all.")
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
-    ] = None,
-    baseline_device: Annotated[
-        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
-    ] = None,
-    save_logits: Annotated[
-        Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")
-    ] = None,
-    plot: Annotated[
-        Path | None, flag("--plot", metavar="FILE.png|svg", help="Draw quality against size.")
-    ] = None,
-    threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None,
-    kv_type: Annotated[
-        KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
-    ] = KvType.auto,
-    device: Annotated[EvalDevice, flag("--device", help="Where to run the models.")] = EvalDevice.auto,
-    output: Annotated[
-        Format, flag("-o", "--output", help="Format of the results; auto: a table, in markdown if piped.")
-    ] = Format.auto,
 ) -> None:
     """Measure perplexity, and divergence from a baseline.
 
@@ -71,54 +80,65 @@ def evaluate(
     of the right token (RMS), and how often the likeliest token is the same.
     """
     names = [*(models or []), *(more or [])] or [DEFAULT_MODEL]
-    if limit is not None and limit < context:
-        raise typer.BadParameter(f"{limit} tokens do not fill a window of {context}", param_hint="--limit")
-    if baseline_device and not baseline:
-        raise typer.BadParameter("there is no --baseline to run", param_hint="--baseline-device")
-    if save_logits:
-        _check_save(save_logits, names)
-    if plot:
-        from ..eval.plot import check_plot
-
-        check_plot(plot)
+    _check(options, names)
+    from ..eval.measure import measure
     from ..eval.text import read_text
 
-    text = read_text(file)
-    from ...runtime.evaluation.saved_logits import is_saved_logits
-    from ..eval.measure import Plan, Subject, measure
+    text = read_text(options.file)
+    report = measure(*_planned(options, names, text))
+    if options.plot:
+        from ..eval.plot import plot
 
-    subjects = [Subject.find(name) for name in names]  # all of them before the first is measured
-    base = None
-    if baseline:
-        base = Path(baseline) if is_saved_logits(Path(baseline)) else Subject.find(baseline)
-    plan = Plan(
-        text=text,
-        context=context,
-        limit=limit,
-        device=device.value,
-        baseline_device=(baseline_device or device).value,
-        threads=threads,
-        kv_type=kv_type.value,
-        save=save_logits,
-    )
-    report = measure(plan, subjects, base)
-    if plot:
-        from ..eval.plot import plot as draw
-
-        draw(report, plot)
-    _write(report, output)
-
-
-def _write(report: Report, output: Format) -> None:
-    """The report on stdout: JSON, a table for a terminal, or Markdown."""
+        plot(report, options.plot)
     from ..eval.report import as_json, as_markdown, as_table
 
-    if output is Format.json:
+    if options.output is Format.json:
         terminal.write(as_json(report))
-    elif output is Format.auto and terminal.is_terminal(sys.stdout):
+    elif options.output is Format.auto and terminal.is_terminal(sys.stdout):
         terminal.write(as_table(report))
     else:
         terminal.write(as_markdown(report))
+
+
+def _check(options: EvalOptions, names: list[str]) -> None:
+    """A usage error for flags that contradict each other, before anything is read or loaded."""
+    if options.limit is not None and options.limit < options.context:
+        raise typer.BadParameter(
+            f"{options.limit} tokens do not fill a window of {options.context}", param_hint="--limit"
+        )
+    if options.baseline_device and not options.baseline:
+        raise typer.BadParameter("there is no --baseline to run", param_hint="--baseline-device")
+    if options.save_logits:
+        _check_save(options.save_logits, names)
+    if options.plot:
+        from ..eval.plot import check_plot
+
+        check_plot(options.plot)
+
+
+def _planned(
+    options: EvalOptions, names: list[str], text: EvalText
+) -> tuple[Plan, list[Subject], Subject | Path | None]:
+    """What to measure: all models are found before the first is measured."""
+    from ...runtime.evaluation.saved_logits import is_saved_logits
+    from ..eval.measure import Plan, Subject
+
+    subjects = [Subject.find(name) for name in names]
+    base: Subject | Path | None = None
+    if options.baseline:
+        saved = Path(options.baseline)
+        base = saved if is_saved_logits(saved) else Subject.find(options.baseline)
+    plan = Plan(
+        text=text,
+        context=options.context,
+        limit=options.limit,
+        device=options.device.value,
+        baseline_device=(options.baseline_device or options.device).value,
+        threads=options.threads,
+        kv_type=options.kv_type.value,
+        save=options.save_logits,
+    )
+    return plan, subjects, base
 
 
 def _check_save(path: Path, names: list[str]) -> None:

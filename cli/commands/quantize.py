@@ -17,7 +17,7 @@ from ...runtime.hub import files
 from ...runtime.hub.names import HubName, parse_name
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
-from ..console.options import flag
+from ..console.options import flag, with_options
 from ..console.progress import Progress
 
 if TYPE_CHECKING:
@@ -29,23 +29,58 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = "default"  # of --calibration
 
-CalibrationFlag = Annotated[
-    str | None,
-    flag(
-        "--calibration",
-        metavar="TEXT",
-        help="Round by what the model computes while it reads this text file; `default`: one that ships.",
-    ),
-]
-BitsFlag = Annotated[
-    float | None,
-    flag(
-        "--bits", metavar="X", min=1, max=16, help="Of int4: bits a weight at most; default: as q4_k_m has."
-    ),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizeOptions:
+    """The flags of `llm quantize`."""
+
+    kind: Annotated[
+        str,
+        flag(
+            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
+        ),
+    ]
+    overrides: Annotated[
+        list[str] | None,
+        flag(
+            "--tensor-type",
+            metavar="PATTERN=TYPE",
+            help="Another format for tensors whose names match; may be given several times.",
+        ),
+    ] = None
+    allow_requantize: Annotated[
+        bool, flag("--allow-requantize", help="Also read files that are quantised already.")
+    ] = False
+    zero_nonfinite: Annotated[
+        bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
+    ] = False
+    calibration: Annotated[
+        str | None,
+        flag(
+            "--calibration",
+            metavar="TEXT",
+            help="Round by what the model computes while it reads this text file; `default`: one that ships.",
+        ),
+    ] = None
+    bits: Annotated[
+        float | None,
+        flag(
+            "--bits",
+            metavar="X",
+            min=1,
+            max=16,
+            help="Of int4: bits a weight at most; default: as q4_k_m has.",
+        ),
+    ] = None
+    force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
+    ] = None
 
 
+@with_options
 def quantize(
+    options: QuantizeOptions,
     source: Annotated[
         str,
         typer.Argument(
@@ -55,117 +90,68 @@ def quantize(
     target: Annotated[
         Path, typer.Argument(metavar="DST", help="The GGUF file to write, or a folder for NAME-TYPE.gguf.")
     ],
-    kind: Annotated[
-        str,
-        flag(
-            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
-        ),
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        flag(
-            "--tensor-type",
-            metavar="PATTERN=TYPE",
-            help="Another format for tensors whose names match; may be given several times.",
-        ),
-    ] = None,
-    allow_requantize: Annotated[
-        bool, flag("--allow-requantize", help="Also read files that are quantised already.")
-    ] = False,
-    zero_nonfinite: Annotated[
-        bool, flag("--zero-nonfinite", help="Write 0 for weights that are NaN or infinite.")
-    ] = False,
-    calibration: CalibrationFlag = None,
-    bits: BitsFlag = None,
-    force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False,
-    threads: Annotated[
-        int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
-    ] = None,
 ) -> None:
     """Convert a model to GGUF and quantise it.
 
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
+    from ...quant.recipes.quantize import write_quantized
     from ...runtime.model.convert import open_convertible
 
-    recipe = _recipe(kind)
-    rounding = _Rounding(
-        formats=[_override(text) for text in overrides or []],
-        allow_requantize=allow_requantize,
-        zero_nonfinite=zero_nonfinite,
-        calibration=calibration,
-        bits=bits,
-        threads=threads,
-    )
+    recipe = _recipe(options.kind)
+    formats = [_override(text) for text in options.overrides or []]
     path = resolve(source, Progress)
     name = model_name(source, path)
     target = _target(target, name, recipe)
     began = time.perf_counter()
     model = open_convertible(path, name)
-    _check_target(target, model.paths, force)
-    planned, encode = _planned(model, path, recipe, rounding, has_budget=kind.lower() == "int4")
+    _check_target(target, model.paths, options.force)
+    planned, encode = _planned(options, recipe, formats, model, path)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
-    written = _write(target, model, recipe, planned, encode)
+    metadata, types = _with_recipe(model, recipe)
+    with Progress(target.name, model.n_bytes, "quantising") as progress:
+        written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
     terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
     terminal.write(f"{target}\n")
 
 
-@dataclass(frozen=True)
-class _Rounding:
-    """The flags that decide which format each tensor gets and how it is rounded."""
-
-    formats: list[tuple[str, BlockFormat]]  # of --tensor-type: pattern, format
-    allow_requantize: bool
-    zero_nonfinite: bool
-    calibration: str | None
-    bits: float | None
-    threads: int | None
-
-
 def _planned(
-    model: Convertible, path: Path, recipe: Recipe, rounding: _Rounding, has_budget: bool
+    options: QuantizeOptions,
+    recipe: Recipe,
+    formats: list[tuple[str, BlockFormat]],
+    model: Convertible,
+    path: Path,
 ) -> tuple[list[Planned], Encoder]:
-    """Every tensor with its format, in the order in which they are written, and what encodes them.
+    """The format of every tensor, and the encoder that makes their blocks.
 
-    `has_budget`: the recipe takes a budget of bits a weight, unless --tensor-type names formats.
+    With a calibration text, int4 spends its budget of bits by what rounding each matrix costs.
     """
     from ...quant.recipes.quantize import checked, nearest
     from ...quant.recipes.recipes import plan
 
-    has_budget = has_budget and not rounding.formats
-    if rounding.bits is not None and not has_budget:
+    by_importance = options.calibration is not None
+    has_budget = options.kind.lower() == "int4" and not formats
+    if options.bits is not None and not has_budget:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
 
     def settled(planned: list[Planned]) -> list[Planned]:
-        _check_quantised(planned, rounding.allow_requantize)
-        return checked(planned, rounding.zero_nonfinite, model.release)
+        _check_quantised(planned, options.allow_requantize)
+        return checked(planned, options.zero_nonfinite, model.release)
 
-    by_importance = rounding.calibration is not None
-    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, rounding.formats)
-    planned = settled(_budgeted(recommended, rounding.bits) if has_budget else recommended)
-    if rounding.calibration is None:
+    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    planned = settled(_budgeted(recommended, options.bits) if has_budget else recommended)
+    if options.calibration is None:
         if has_budget:
             terminal.note(
-                "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
+                "without --calibration, int4 treats all matrices alike; `--calibration default` does not"
             )
-        return planned, nearest(rounding.threads, rounding.zero_nonfinite)
-    calibrated = _calibrated(path, rounding.calibration, rounding.threads, rounding.zero_nonfinite)
+        return planned, nearest(options.threads, options.zero_nonfinite)
+    calibrated = _calibrated(path, options.calibration, options.threads, options.zero_nonfinite)
     if has_budget:
-        planned = settled(_budgeted(recommended, rounding.bits, _sensitivity(calibrated)))
+        planned = settled(_budgeted(recommended, options.bits, _sensitivity(calibrated)))
     return calibrated.in_order(planned), calibrated
-
-
-def _write(
-    target: Path, model: Convertible, recipe: Recipe, planned: list[Planned], encode: Encoder
-) -> Written:
-    """Quantise and write the file `target`, with a progress bar."""
-    from ...quant.recipes.quantize import write_quantized
-
-    metadata, types = _with_recipe(model, recipe)
-    with Progress(target.name, model.n_bytes, "quantising") as progress:
-        return write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
 
 
 def _budgeted(

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
-from ..console.options import (
-    DEFAULT_MODEL,
-    GenerationOptions,
-    Model_,
-    TextOrJson,
-    flag,
-    with_generation_options,
-)
+from ..console.generation import GenerationOptions
+from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
 from ..console.reply import INTERRUPTED, as_json, generate, show_stats, why_cut
 
@@ -24,7 +18,7 @@ if TYPE_CHECKING:
     from ...runtime.model.model import Model
 
 
-@with_generation_options
+@with_options
 def run(
     options: GenerationOptions,
     prompt: Annotated[

@@ -1,9 +1,9 @@
-"""`llm show`: what is known about a model."""
+"""`llm show`: architecture, size, formats and licence of a model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...quant.units import human_bytes
 from ...runtime.hub.catalogue import Entry
@@ -12,6 +12,9 @@ from ...runtime.hub.names import parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
 from ..console.options import ModelArgument, TextOrJson, flag
+
+Facts = dict[str, Any]  # for -o json
+Rows = list[tuple[str, str]]  # (label, value), for people
 
 
 def show(
@@ -26,64 +29,77 @@ def show(
     path = find_local(model)
     entry = parsed if isinstance(parsed, Entry) else None
     if path is not None:
-        from ..console.description import describe, human_count
-
-        about = describe(path)
-        licence = about.licence or (entry.licence if entry else "")
-        facts = {
-            "name": about.name,
-            "architecture": about.architecture,
-            "parameters": about.n_params,
-            "layers": about.n_layers,
-            "hidden": about.hidden,
-            "context": about.context,
-            "quant": about.quant,
-            "formats": {name: round(share, 4) for name, share in about.formats.items()},
-            "bits_per_weight": round(about.bits_per_weight, 3),
-            "tokenizer": about.tokenizer,
-            "vocabulary": about.vocab_size,
-            "chat_template": about.chat_template,
-            "licence": licence,
-            "size": sum(file.stat().st_size for file in about.paths),
-            "files": [str(file) for file in about.paths],
-        }
-        formats = ", ".join(f"{name} {share:.1%}" for name, share in about.formats.items())
-        rows = [
-            ("name", about.name),
-            ("architecture", about.architecture),
-            ("parameters", human_count(about.n_params)),
-            ("layers", f"{about.n_layers}, hidden size {about.hidden}"),
-            ("context", f"{about.context} tokens"),
-            ("quant", about.quant),
-            ("formats", f"{formats} ({about.bits_per_weight:.2f} bits per weight)"),
-            ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
-            ("chat template", "yes" if about.chat_template else _builtin(path)),
-            ("licence", licence or "not stated"),
-            ("size", human_bytes(sum(file.stat().st_size for file in about.paths))),
-            *(("file", str(file)) for file in about.paths),
-        ]
+        facts, rows = _on_disk(path, entry)
     elif entry is not None:
-        facts = {
-            "name": entry.name,
-            "repo": entry.repo,
-            "file": entry.file,
-            "size": entry.n_bytes,
-            "licence": entry.licence,
-            "files": [],
-        }
-        rows = [
-            ("name", entry.name),
-            ("Hub", f"{entry.repo}/{entry.file}"),
-            ("size", human_bytes(entry.n_bytes)),
-            ("licence", entry.licence),
-            ("on disk", f"no; llm pull {entry.name} fetches it"),
-        ]
+        facts, rows = _in_catalogue(entry)
     else:
         raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
     if output is TextOrJson.json:
         terminal.write(terminal.as_json(facts, indent=1) + "\n")
     else:
         terminal.write(terminal.pairs(rows))
+
+
+def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
+    """What a model's files say; the catalogue's `entry` may know a licence that they do not."""
+    from ..console.description import describe, human_count
+
+    about = describe(path)
+    licence = about.licence or (entry.licence if entry else "")
+    size = sum(file.stat().st_size for file in about.paths)
+    facts = {
+        "name": about.name,
+        "architecture": about.architecture,
+        "parameters": about.n_params,
+        "layers": about.n_layers,
+        "hidden": about.hidden,
+        "context": about.context,
+        "quant": about.quant,
+        "formats": {name: round(share, 4) for name, share in about.formats.items()},
+        "bits_per_weight": round(about.bits_per_weight, 3),
+        "tokenizer": about.tokenizer,
+        "vocabulary": about.vocab_size,
+        "chat_template": about.chat_template,
+        "licence": licence,
+        "size": size,
+        "files": [str(file) for file in about.paths],
+    }
+    formats = ", ".join(f"{name} {share:.1%}" for name, share in about.formats.items())
+    rows = [
+        ("name", about.name),
+        ("architecture", about.architecture),
+        ("parameters", human_count(about.n_params)),
+        ("layers", f"{about.n_layers}, hidden size {about.hidden}"),
+        ("context", f"{about.context} tokens"),
+        ("quant", about.quant),
+        ("formats", f"{formats} ({about.bits_per_weight:.2f} bits per weight)"),
+        ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
+        ("chat template", "yes" if about.chat_template else _builtin(path)),
+        ("licence", licence or "not stated"),
+        ("size", human_bytes(size)),
+        *(("file", str(file)) for file in about.paths),
+    ]
+    return facts, rows
+
+
+def _in_catalogue(entry: Entry) -> tuple[Facts, Rows]:
+    """What the catalogue says of a model that is not on this machine."""
+    facts = {
+        "name": entry.name,
+        "repo": entry.repo,
+        "file": entry.file,
+        "size": entry.n_bytes,
+        "licence": entry.licence,
+        "files": [],
+    }
+    rows = [
+        ("name", entry.name),
+        ("Hub", f"{entry.repo}/{entry.file}"),
+        ("size", human_bytes(entry.n_bytes)),
+        ("licence", entry.licence),
+        ("on disk", f"no; llm pull {entry.name} fetches it"),
+    ]
+    return facts, rows
 
 
 def _builtin(path: Path) -> str:

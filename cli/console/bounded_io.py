@@ -1,4 +1,4 @@
-"""Files that people name, read only up to a length that makes sense for what they are."""
+"""Bounded reads of files that a user names."""
 
 from __future__ import annotations
 

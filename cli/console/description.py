@@ -1,4 +1,4 @@
-"""What a model's files say about it, without loading it, and whether or not this program can run it."""
+"""A description of a model from its files, without loading it; also for models that cannot be run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a download or the loading of a model is. Always on stderr."""
+"""Progress of downloads, quantisation and loading, on stderr."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class Progress:
 
 
 class StatusLine:
-    """A line on a terminal that is written over and leaves no trace; `shown` is False elsewhere."""
+    """A line that is overwritten by each `show` and erased at the end; where stderr is no terminal,
+    nothing.
+    """
 
     def __init__(self) -> None:
         self.shown = terminal.takes_escapes(sys.stderr)
@@ -93,9 +95,9 @@ class StatusLine:
 
 
 class Loading(StatusLine):
-    """Says how far the loading of a model is.
+    """The status line while a model is loaded.
 
-    Elsewhere than on a terminal nothing is said, but for what takes long: compiling, the first time.
+    Where stderr is no terminal, only compiling is reported, since it takes long the first time.
     """
 
     def __init__(self, name: str) -> None:
@@ -109,7 +111,7 @@ class Loading(StatusLine):
         return self
 
     def at(self, stage: str, done: int, total: int) -> None:
-        """Report that `stage` has `done` of `total`; for `load_model`."""
+        """The `progress` callback of `load_model`: `stage` has done `done` of `total`."""
         now = time.monotonic()
         if stage == self._stage and now - self._last < LOADING_SECONDS and done < total:
             return

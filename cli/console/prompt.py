@@ -1,4 +1,4 @@
-"""The prompt of a command line: its arguments, and what is piped into stdin."""
+"""The prompt of `run` and `chat`: arguments of the command line, and text piped into stdin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def check_utf8(what: str, text: str) -> None:
 
 
 def read_stdin(hint: bool = False) -> str:
-    """All of stdin as text. With `hint`, say what the wait is for if nothing comes for a while."""
+    """All of stdin as text. With `hint`, a line on stderr says what is awaited if nothing comes for a
+    while.
+    """
     if sys.stdin is None:
         return ""
     if hint:

@@ -1,4 +1,4 @@
-"""One reply: generated, written as it comes, and accounted for."""
+"""Generates one reply, writes it piece by piece, and reports its statistics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATS = (
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model wrote, why it stopped, and its token counts and times (seconds)."""
+    """The text that a model wrote, why it stopped, and token counts and times in seconds."""
 
     text: str
     finish_reason: str
@@ -70,7 +70,7 @@ def _finite(value: float | int | None) -> float | int | None:
 
 
 def show_stats(reply: Reply) -> None:
-    """Two lines on stderr."""
+    """Show token counts and speeds in two lines on stderr."""
     stats = reply.stats
     first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
     terminal.note(
@@ -90,7 +90,7 @@ def _number(value: float | int | None, form: str) -> str:
 
 
 def why_cut(reply: Reply, model: Model) -> str | None:
-    """Why a reply is not whole, for people; None if it is."""
+    """Why a reply is incomplete, as a phrase; None if it is complete."""
     if reply.finish_reason == "length":
         return f"cut after {reply.stats['new_tokens']} tokens (-n)"
     if reply.finish_reason == "context":

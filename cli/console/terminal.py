@@ -80,7 +80,7 @@ def silence(stream: TextIO) -> None:
 
 
 def tell(text: str) -> None:
-    """Write to stderr as it is. Where nobody reads it, or no room is left, a command goes on without."""
+    """Write to stderr as it is. If that fails (closed, no room left), the command goes on without stderr."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
@@ -94,12 +94,12 @@ def note(text: str) -> None:
 
 
 def remark(text: str) -> None:
-    """One dim line on stderr: things worth knowing that went as they should."""
+    """One dim line on stderr, for information; `note` is for warnings."""
     tell(paint(_CONTROL.sub("", text), "2", sys.stderr) + "\n")
 
 
 def error(text: str) -> None:
-    """The one line an error is worth."""
+    """An error as one line on stderr."""
     tell(paint("error:", "1;31", sys.stderr) + " " + one_line(text) + "\n")
 
 

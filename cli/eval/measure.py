@@ -1,4 +1,4 @@
-"""What `llm eval` measures: models one after another, each beside the baseline."""
+"""Loads and scores the models of `llm eval` one after another, each beside the baseline."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...runtime.hub.errors import StoreError
 from ...runtime.hub.resolve import resolve
 from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..console.description import Description, describe
-from ..console.options import load_quietly
+from ..console.generation import load_quietly
 from ..console.progress import Progress
 from ..console.terminal import note
 from .progress import Scoring
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to run every model."""
+    """The settings that every model of one `llm eval` is run with."""
 
     text: EvalText
     context: int
@@ -47,7 +47,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to measure. `label`: what the tables call it."""
+    """A model to score; `label` is its name in the tables."""
 
     name: str
     path: Path
@@ -55,7 +55,7 @@ class Subject:
 
     @classmethod
     def find(cls, name: str) -> Subject:
-        """Find or fetch the model `name`, and read what it is."""
+        """Find or download the model `name`, and read its description."""
         path = resolve(name, Progress)
         return cls(name, path, describe(path))
 
@@ -66,7 +66,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What models are compared with: a loaded model with its windows of the text, or saved logits."""
+    """The baseline: a loaded model with its windows of the text, or saved logits."""
 
     about: Result
     windows: np.ndarray
@@ -76,7 +76,7 @@ class Baseline:
 
     @property
     def logits(self) -> Any:
-        """As `evaluate` takes a baseline."""
+        """The baseline as an argument of `evaluate`."""
         return self.model.engine.logits_in_parts if self.model else self.saved
 
 
@@ -103,7 +103,7 @@ def measure(plan: Plan, subjects: Sequence[Subject], baseline: Subject | Path | 
 
 
 def _windows(plan: Plan, subject: Subject) -> np.ndarray:
-    """The text as a model's tokenizer, but for which nothing of the model is loaded, cuts it."""
+    """The windows of the text by a model's tokenizer, without loading the model."""
     from ...runtime.model.source import load_tokenizer
 
     return plan.text.windows(load_tokenizer(subject.path), plan.context, plan.limit)
@@ -132,7 +132,7 @@ def _saved(plan: Plan, path: Path) -> Baseline:
 
 
 def _same(subject: Subject, windows: np.ndarray, base: Baseline) -> np.ndarray:
-    """The windows that a model shares with its baseline; ValueError if they are not of the same tokens."""
+    """The windows, if the model and its baseline cut the text into the same tokens; else ValueError."""
     n = min(len(windows), len(base.windows))
     if not np.array_equal(windows[:n], base.windows[:n]):
         raise ValueError(
@@ -147,7 +147,7 @@ def _same(subject: Subject, windows: np.ndarray, base: Baseline) -> np.ndarray:
 def _measure(
     plan: Plan, subject: Subject, windows: np.ndarray, base: Baseline | None
 ) -> tuple[Evaluation, Result]:
-    """Load a model, score it, and let it go."""
+    """Load a model, score it, and close it."""
     from ...runtime.evaluation.scores import evaluate
 
     with _load(plan, subject, plan.device) as model:
@@ -180,7 +180,7 @@ def _load(plan: Plan, subject: Subject, device: str) -> Model:
 
 
 def _writer(path: Path, plan: Plan, subject: Subject, vocab_size: int, windows: np.ndarray) -> LogitsWriter:
-    """Of the file that the predictions go to; StoreError if the disk has no room for it."""
+    """The bytes of the file for the logits; StoreError if the disk has no room for it."""
     from ...runtime.evaluation.saved_logits import LogitsWriter, saved_bytes
 
     n, context = windows.shape

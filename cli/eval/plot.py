@@ -60,5 +60,5 @@ def plot(report: Report, path: Path) -> None:
 
 
 def _undated(path: Path) -> dict[str, None] | None:
-    """The same results give the same file."""
+    """Settings with which the same results give the same file, byte for byte."""
     return {"Date": None} if path.suffix.lower() == ".svg" else None

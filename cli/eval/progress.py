@@ -1,4 +1,4 @@
-"""How far the scoring of a model is. Always on stderr."""
+"""Progress of scoring, on stderr."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Scoring(StatusLine):
-    """Says how far model `name` is; elsewhere than on a terminal by a line now and then."""
+    """The progress of scoring model `name`: a status line on a terminal, elsewhere a line now and then."""
 
     def __init__(self, name: str, n_windows: int) -> None:
         super().__init__()

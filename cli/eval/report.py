@@ -1,4 +1,4 @@
-"""The results of `llm eval` as text."""
+"""The results of `llm eval` as a terminal table, markdown or JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def as_markdown(report: Report) -> str:
 
 
 def as_table(report: Report) -> str:
-    """For a terminal, as wide as it is; in colours where it takes them."""
+    """A table for the terminal, at most as wide, in colours where it takes them."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -70,7 +70,7 @@ def as_table(report: Report) -> str:
 
 
 def _cells(report: Report) -> tuple[list[str], list[list[str]]]:
-    """The table; without the columns that only a comparison fills, if there was none."""
+    """Header and rows; without a baseline the columns of comparisons are left out."""
     n = len(HEADER) if report.baseline else 5
     return list(HEADER[:n]), [_row(result)[:n] for result in report.every]
 
@@ -103,7 +103,7 @@ def _with_error(value: float, error: float | None, digits: int) -> str:
 
 
 def _notes(report: Report) -> list[str]:
-    """How it was measured."""
+    """The lines under the table: text, window, device, threads."""
     notes = [f"{report.text}, windows of {report.context} tokens, SHA-256 {report.sha256[:16]}…"]
     notes += [
         f"{r['name']}, {r['device']}: {r['windows']} windows, {r['scored']} tokens of second halves, "

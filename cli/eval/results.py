@@ -1,4 +1,4 @@
-"""What `llm eval` tells of a model: one flat record, always with the same keys."""
+"""The result of `llm eval` for one model: a flat record that always has the same keys."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ NUMBERS = ("size", "file_size", "n_params", "bits_per_weight")  # of the files
 
 
 def empty() -> Result:
-    """A record that knows nothing yet: every key is there, as None."""
+    """A record with every key, all None."""
     return dict.fromkeys(KEYS)
 
 
 def about_files(about: Description) -> Result:
-    """What there is to say of a model's files; `size` is that of its tensors."""
+    """The record's keys about a model's files; `size` is that of its tensors in bytes."""
     return {
         "architecture": about.architecture,
         "quant": about.quant,
@@ -51,7 +51,7 @@ def about_saved(metadata: Mapping[str, str]) -> Result:
 
 
 def told_scores(scores: Evaluation, of_baseline: bool = False) -> Result:
-    """What token scores come to. The standard error of a single token is None."""
+    """The record's keys about token scores. The standard error of a single token is None."""
     half = scores.baseline_perplexity() if of_baseline else scores.perplexity()
     every = scores.baseline_perplexity(True) if of_baseline else scores.perplexity(True)
     n, tokens = scores.nll.shape

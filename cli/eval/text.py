@@ -23,7 +23,7 @@ LONGEST_TEXT = 1 << 30  # bytes; the largest of the usual texts has a tenth of t
 
 @dataclass(frozen=True)
 class EvalText:
-    """A text, what it is called, and the SHA-256 of its UTF-8 bytes."""
+    """A text with its name and the SHA-256 of its UTF-8 bytes."""
 
     name: str
     text: str

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from kukri.cli.console import options
+from kukri.cli.console import generation
 from kukri.cli.console.terminal import note, pairs, table
 from kukri.cli.main import app
 from kukri.quant.units import human_bytes
@@ -109,7 +109,7 @@ def test_doctor(llm: Run, environment: dict[str, str]) -> None:
 
 
 def test_defaults_in_the_help_are_those_of_the_sampler() -> None:
-    hints = options.GenerationOptions.__annotations__
+    hints = generation.GenerationOptions.__annotations__
     for field in fields(SamplingParams):
         if field.name in hints and (stated := re.search(r"default: ([\d.]+)", hints[field.name])):
             assert float(stated[1].rstrip(".")) == field.default, field.name

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.chat.repetition import in_a_loop
+from kukri.cli.chat.repetition import ends_in_repetition
 
 from ...running import LLM, Run, failed
 from ..chat.test_chat import RANDOM, Terminal, open_chat, terminals
@@ -265,13 +265,13 @@ def test_an_answer_that_turns_into_a_loop_is_stopped(chat: Open, endless: Path) 
 
 
 def test_loops_are_told_from_texts() -> None:
-    assert in_a_loop("so " * 400)
-    assert in_a_loop("Once upon a time. " + "The same sentence, again. " * 40)
-    assert in_a_loop("x" * 1000)
-    assert not in_a_loop("=" * 400)
-    assert not in_a_loop("The same sentence, again. " * 7)
-    assert not in_a_loop("".join(f"{n}, " for n in range(2000)))
-    assert not in_a_loop("".join(f"| {n:4} | {n * n:8} |\n" for n in range(300)))
+    assert ends_in_repetition("so " * 400)
+    assert ends_in_repetition("Once upon a time. " + "The same sentence, again. " * 40)
+    assert ends_in_repetition("x" * 1000)
+    assert not ends_in_repetition("=" * 400)
+    assert not ends_in_repetition("The same sentence, again. " * 7)
+    assert not ends_in_repetition("".join(f"{n}, " for n in range(2000)))
+    assert not ends_in_repetition("".join(f"| {n:4} | {n * n:8} |\n" for n in range(300)))
 
 
 def test_stdin_of_ten_megabytes(llm: Run, tiny: Path) -> None:

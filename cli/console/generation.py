@@ -1,0 +1,133 @@
+"""The flags of `run` and `chat`: how to load a model, and how to choose tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
+from .prompt import check_utf8
+
+if TYPE_CHECKING:
+    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.model.model import Model
+    from ...runtime.model.options import LoadOptions
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
+
+    system: Annotated[str | None, flag("-s", "--system", metavar="TEXT", help="System prompt.")] = None
+    max_tokens: Annotated[
+        int | None, flag("-n", "--max-tokens", metavar="N", help="Tokens to write at most.")
+    ] = None
+    context: Annotated[
+        int | None,
+        flag(
+            "-c",
+            "--context",
+            metavar="N",
+            min=1,
+            max=MAX_CONTEXT,
+            help="Context length in tokens; default: the model's.",
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None,
+        flag("-t", "--temperature", metavar="X", help="0 takes the likeliest token; default: 0.8."),
+    ] = None
+    top_k: Annotated[
+        int | None, flag("--top-k", metavar="N", help="Likeliest tokens kept; 0: all; default: 40.")
+    ] = None
+    top_p: Annotated[
+        float | None, flag("--top-p", metavar="X", help="Probability mass kept; 1: all; default: 0.95.")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        flag("--min-p", metavar="X", help="Least probability relative to the best token's; default: 0.05."),
+    ] = None
+    repeat_penalty: Annotated[
+        float | None,
+        flag("--repeat-penalty", metavar="X", help="Penalty on repeated tokens; default: 1, none."),
+    ] = None
+    repeat_last_n: Annotated[
+        int | None,
+        flag("--repeat-last-n", metavar="N", help="Tokens the penalty looks back at; default: 64."),
+    ] = None
+    seed: Annotated[int | None, flag("--seed", metavar="N", help="Makes sampling repeatable.")] = None
+    stop: Annotated[
+        list[str] | None,
+        flag("--stop", metavar="TEXT", help="Stop where this would appear; may be given several times."),
+    ] = None
+    raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
+    kv_type: Annotated[
+        KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
+    ] = KvType.auto
+    threads: Annotated[
+        int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)
+    ] = None
+    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    gpu_layers: GpuLayers = None
+    stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
+    output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
+
+    def sampling(self) -> SamplingParams:
+        """SamplingParams of the sampling flags; a usage error for a value out of range or text that is not
+        UTF-8.
+        """
+        from ...runtime.engine.sampler import SamplingParams
+
+        names = {field.name for field in fields(SamplingParams)}
+        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        check_utf8("the system prompt", self.system or "")
+        if self.stop is not None:
+            check_utf8("a stop string", "".join(self.stop))
+            given["stop"] = tuple(self.stop)
+        try:
+            return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+        except ValueError as problem:
+            raise typer.BadParameter(str(problem)) from None
+
+    def load(self, name: str) -> Model:
+        """Find or download the model `name` and load it.
+
+        Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
+        """
+        from ...runtime.hub.resolve import resolve
+        from ...runtime.model.options import LoadOptions
+        from .progress import Progress
+
+        if self.device is Device.cuda and self.gpu_layers != 0:
+            from ...runtime.model.cuda_device import check_cuda_device
+
+            check_cuda_device()
+        return load_quietly(
+            resolve(name, Progress),
+            name,
+            LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
+        )
+
+
+def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:
+    """Call `load_model` with a progress line on stderr, and show its warnings afterwards.
+
+    NumPy's RuntimeWarnings about overflow are suppressed: the sampler reports logits that are not finite.
+    """
+    import warnings as python_warnings
+
+    from .progress import Loading
+    from .terminal import note
+
+    warnings: list[str] = []
+    with Loading(name) as loading, python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", RuntimeWarning)
+        from ...runtime.model.loading import load_model
+
+        model = load_model(path, options, warn=warnings.append, progress=loading.at, text=text)
+    for warning in warnings:
+        note(warning)
+    return model
