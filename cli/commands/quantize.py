@@ -127,7 +127,7 @@ def quantize(
 def _budgeted(
     planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
 ) -> list[Planned]:
-    from ...quant.recipes.budget import budgeted
+    from ...quant.recipes.bit_allocation import budgeted
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:

@@ -20,7 +20,7 @@ from ..formats import FORMATS
 from ..gguf.metadata import shown
 from ..mapped_file import MappedFile
 from .lazy_rows import sources
-from .raw import DTYPES, FLOATS, RawTensor
+from .raw_tensors import DTYPES, FLOATS, RawTensor
 from .settings import find_settings
 
 CONFIG = "config.json"

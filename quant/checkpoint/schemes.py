@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from ..block import QTensor
 from ..errors import UnsupportedModel
 from .packed import awq, fp4, fp8, gptq, integers, mlx, mxfp4, nf4
-from .packed.found import Found, tensors_of
-from .raw import RawTensor, RawTensors
+from .packed.packed_weight import Found, tensors_of
+from .raw_tensors import RawTensor, RawTensors
 from .settings import Settings, short
 
 # Scales of activations and of the cache, which are not needed where both are kept as they are.

@@ -12,7 +12,7 @@ import numpy as np
 from ..block import QTensor
 from ..errors import DamagedFile, NonFinite
 from ..formats import FORMATS
-from ..gguf.assembled import CHUNK_WEIGHTS, Assembled
+from ..gguf.gathered import CHUNK_WEIGHTS, Assembled
 from ..gguf.writer import write_gguf
 from ..rounding.encode import encode_tensor, holds
 from .recipes import Planned

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ..block import BlockFormat
 from ..formats import FORMATS
-from ..gguf.assembled import Assembled
+from ..gguf.gathered import Assembled
 from ..gguf.writer import TensorRecord
 
 

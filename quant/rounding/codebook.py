@@ -19,7 +19,7 @@ import numpy as np
 from ..block import BlockFormat
 from ..formats.packing import Scales
 from ..jit.kernel import CpuKernel
-from .search import Search, halfways
+from .scale_search import Search, halfways
 
 # What the compiled parts are told.
 _FIT_FIELDS = (
@@ -53,7 +53,7 @@ _MOST_LANES = 16
 
 
 def _kernels(table: str, *names: str) -> dict[str, CpuKernel]:
-    return {name: CpuKernel(f"{__package__}.search_kernels", table, name) for name in names}
+    return {name: CpuKernel(f"{__package__}.scale_search_kernels", table, name) for name in names}
 
 
 FITS = _kernels("FITS", "uniform", "table", "affine", "powers")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..formats import FORMATS, iq4, mxfp4, packing, q2_k, q3_k, q4_0, q4_k, q5_0, q6_k, q8_0
 from .codebook import Grid
-from .search import Search
+from .scale_search import Search
 
 
 def _whole(low: int, high: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..errors import NonFinite
 from ..formats import FORMATS
 from .codebook import encode_blocks
 from .codebooks import GRIDS
-from .plain import PLAIN_KERNELS, SOURCE_TYPES, encode_plain
+from .round_to_nearest import PLAIN_KERNELS, SOURCE_TYPES, encode_plain
 
 CHUNK_WEIGHTS = 1 << 18  # of a thread at a time, but at least a row
 

@@ -24,7 +24,7 @@ from ..model.source import Source
 from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
-from .moments import ExpertMoments, Layer, Moments, moments
+from .hessians import ExpertMoments, Layer, Moments, moments
 from .sensitivity import sensitivities
 
 if TYPE_CHECKING:

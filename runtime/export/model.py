@@ -15,7 +15,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.formats import FORMATS
-from ...quant.gguf.assembled import Assembled
+from ...quant.gguf.gathered import Assembled
 from ..archs import ARCHS
 from ..config.fields import UnsupportedModel
 from ..config.from_files import config_from_gguf

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.gguf.assembled import Assembled
+from ...quant.gguf.gathered import Assembled
 from ..archs import Arch
 from ..config.fields import Fields, UnsupportedModel
 from ..config.model_config import ModelConfig

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...quant.gguf.assembled import Assembled, place_in_file
+from ...quant.gguf.gathered import Assembled, place_in_file
 from ..archs import ARCHS
 from ..config.fields import UnsupportedModel
 from ..config.model_config import ModelConfig

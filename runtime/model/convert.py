@@ -11,7 +11,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
-from ...quant.gguf.assembled import Assembled, place_in_file
+from ...quant.gguf.gathered import Assembled, place_in_file
 from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import Facts
 from ...tokenizer.readers.export import tokenizer_metadata

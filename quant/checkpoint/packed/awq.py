@@ -19,10 +19,10 @@ import numpy as np
 
 from ...errors import UnsupportedModel
 from ..lazy_rows import Index, numbers_of
-from ..raw import FLOATS, RawTensor, RawTensors, as_floats, need
+from ..raw_tensors import FLOATS, RawTensor, RawTensors, as_floats, need
 from ..settings import Settings
-from .codebooks import IntegerGrid, regular_groups
-from .found import Found
+from .groupwise import IntegerGrid, regular_groups
+from .packed_weight import Found
 
 SHIFTS = np.array([0, 16, 4, 20, 8, 24, 12, 28], np.uint32)  # of outputs 8c … 8c + 7
 

@@ -24,10 +24,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..lazy_rows import Index
-from ..raw import RawTensor, RawTensors, as_floats, need
-from .codes import encode_blocks, look_up, unpack_row_words
-from .exact import encode_floats, formats_of_products
-from .found import Found
+from ..raw_tensors import RawTensor, RawTensors, as_floats, need
+from .bit_packing import encode_blocks, look_up, unpack_row_words
+from .lossless import encode_floats, formats_of_products
+from .packed_weight import Found
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 WITNESSES = (0.5, 1.5, 6.0)  # least distance, most significant bits, largest magnitude

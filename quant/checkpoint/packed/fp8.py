@@ -24,10 +24,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..lazy_rows import Index, numbers_of
-from ..raw import FLOAT8, FLOATS, RawTensor, RawTensors, float8_values, need
-from .codes import look_up
-from .exact import encode_floats, formats_of_products
-from .found import Found
+from ..raw_tensors import FLOAT8, FLOATS, RawTensor, RawTensors, float8_values, need
+from .bit_packing import look_up
+from .lossless import encode_floats, formats_of_products
+from .packed_weight import Found
 
 # Least distance, most significant bits and largest magnitude of the values.
 WITNESSES = {"F8_E4M3": (2.0**-9, 1.875, 448.0), "F8_E5M2": (2.0**-16, 1.75, 57344.0)}

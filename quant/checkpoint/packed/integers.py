@@ -26,12 +26,12 @@ import numpy as np
 
 from ...errors import UnsupportedModel
 from ..lazy_rows import Index
-from ..raw import FLOATS, RawTensor, RawTensors, as_floats, need
+from ..raw_tensors import FLOATS, RawTensor, RawTensors, as_floats, need
 from ..settings import Settings
-from .codebooks import Groups, IntegerGrid, regular_groups
-from .codes import unpack_at, unpack_row_words
-from .exact import encode_floats, rounded
-from .found import Found
+from .bit_packing import unpack_at, unpack_row_words
+from .groupwise import Groups, IntegerGrid, regular_groups
+from .lossless import encode_floats, rounded
+from .packed_weight import Found
 
 BITS = (4, 8)
 Zeros = Callable[[Index], np.ndarray] | None

@@ -21,12 +21,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..raw import FLOATS, RawTensor, RawTensors, as_floats, need
+from ..raw_tensors import FLOATS, RawTensor, RawTensors, as_floats, need
 from ..settings import Settings
-from .codebooks import AffineGrid, regular_groups
-from .codes import unpack_row_words
-from .found import Found
+from .bit_packing import unpack_row_words
 from .fp4 import MXFP4_GROUP, mxfp4
+from .groupwise import AffineGrid, regular_groups
+from .packed_weight import Found
 
 BITS = (2, 3, 4, 5, 6, 8)
 MODES = ("affine", "mxfp4")

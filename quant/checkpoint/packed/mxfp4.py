@@ -17,9 +17,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from ..raw import RawTensors, need
-from .found import Found
+from ..raw_tensors import RawTensors, need
 from .fp4 import MXFP4_GROUP, mxfp4
+from .packed_weight import Found
 
 
 def read(raw: RawTensors) -> Iterator[Found]:

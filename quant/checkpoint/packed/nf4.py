@@ -28,11 +28,11 @@ import numpy as np
 from ...errors import DamagedFile
 from ...gguf.metadata import shown
 from ..lazy_rows import Index, numbers_of
-from ..raw import RawTensor, RawTensors, need
+from ..raw_tensors import RawTensor, RawTensors, need
 from ..settings import Settings
-from .codes import look_up
-from .exact import encode_floats
-from .found import Found
+from .bit_packing import look_up
+from .lossless import encode_floats
+from .packed_weight import Found
 
 KINDS = ("nf4", "fp4")
 FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}

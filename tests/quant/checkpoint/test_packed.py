@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
-from kukri.quant.checkpoint.raw import float8_values
+from kukri.quant.checkpoint.raw_tensors import float8_values
 from kukri.quant.errors import DamagedFile, UnsupportedModel
 
 Tensors = dict[str, tuple[str, np.ndarray]]  # name → dtype, array

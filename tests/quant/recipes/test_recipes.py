@@ -10,7 +10,7 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled, place_in_file
+from kukri.quant.gguf.gathered import Assembled, place_in_file
 from kukri.quant.recipes.quantize import checked, peak
 from kukri.quant.recipes.recipes import RECIPES, Facts, find_recipe, fitted, more_bits, plan
 

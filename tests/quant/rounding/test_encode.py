@@ -12,7 +12,7 @@ from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
 from kukri.quant.rounding.encode import encode, encode_tensor, holds, peak
-from kukri.quant.rounding.plain import PLAIN_KERNELS
+from kukri.quant.rounding.round_to_nearest import PLAIN_KERNELS
 
 EXACT = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled
-from kukri.quant.recipes.budget import budgeted
+from kukri.quant.gguf.gathered import Assembled
+from kukri.quant.recipes.bit_allocation import budgeted
 from kukri.quant.recipes.recipes import Planned
 from kukri.quant.rounding.codebook import encode_blocks
 from kukri.quant.rounding.codebooks import GRIDS

@@ -10,7 +10,7 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
-from kukri.runtime.calibration.moments import ExpertMoments, Moments, moments
+from kukri.runtime.calibration.hessians import ExpertMoments, Moments, moments
 from kukri.runtime.config.from_files import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program

@@ -34,7 +34,7 @@ from ..jit.simd import (
     to_f32,
     to_i32,
 )
-from .plain import BF16_SOURCE, F16_SOURCE, PLAIN
+from .round_to_nearest import BF16_SOURCE, F16_SOURCE, PLAIN
 
 BLOCK = 32
 INFINITY = np.float32(np.inf)

@@ -27,7 +27,7 @@ PLAIN = np.dtype([(name, np.int64) for name in _FIELDS])
 SCRATCH_BYTES = 32 * 4 + 32
 
 PLAIN_KERNELS = {
-    name: CpuKernel(f"{__package__}.plain_kernels", "ENCODE_PLAIN", name)
+    name: CpuKernel(f"{__package__}.round_to_nearest_kernels", "ENCODE_PLAIN", name)
     for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 }
 

@@ -22,7 +22,7 @@ from ..jit.simd import (
     store_f32,
     storev_f32,
 )
-from .search import LARGEST, LARGEST_HALF, SMALLEST
+from .scale_search import LARGEST, LARGEST_HALF, SMALLEST
 
 VECTOR = 4 * LANES  # bytes
 

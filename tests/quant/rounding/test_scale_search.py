@@ -11,7 +11,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
-from kukri.quant.rounding import search
+from kukri.quant.rounding import scale_search
 from kukri.quant.rounding.codebook import Grid, encode_blocks, fit, nearest, spread
 from kukri.quant.rounding.codebooks import GRIDS
 from kukri.quant.rounding.encode import encode, encode_tensor
@@ -69,10 +69,10 @@ def test_kernels_equal_their_twins(name: str, n: int, k: int) -> None:
     weights, importance = hostile(grid, n, n), importances(grid, k, n)
     blocks = fit(grid, weights, importance)
     every = np.tile(spread(importance, grid.form.block_size), (n // k, 1))
-    scales = search.find_scales(weights, every, grid.levels, grid.run, grid.search)
+    scales = scale_search.find_scales(weights, every, grid.levels, grid.run, grid.search)
     assert blocks.tobytes() == grid.blocks(scales).tobytes()
     codes = nearest(grid, weights, blocks)
-    np.testing.assert_array_equal(codes, search.nearest(weights, grid.levels, *grid.scales(blocks)))
+    np.testing.assert_array_equal(codes, scale_search.nearest(weights, grid.levels, *grid.scales(blocks)))
 
 
 @pytest.mark.parametrize("name", GRIDS)

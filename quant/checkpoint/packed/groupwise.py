@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from ..lazy_rows import Index
-from .codes import encode_blocks
-from .exact import encode_floats, formats_of_products, formats_of_sums, in_f16, witnesses_of_integers
-from .found import Found
+from .bit_packing import encode_blocks
+from .lossless import encode_floats, formats_of_products, formats_of_sums, in_f16, witnesses_of_integers
+from .packed_weight import Found
 
 BLOCK = 32  # codes that share a scale in the formats of GGUF that are used here
 

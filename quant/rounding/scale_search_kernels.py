@@ -27,8 +27,8 @@ from ..jit.simd import (
     to_i32,
 )
 from .codebook import FIT, NEAREST
-from .search import FLAT, REFITS, ROUNDS
-from .search_lanes import (
+from .scale_search import FLAT, REFITS, ROUNDS
+from .scale_search_lanes import (
     VECTOR,
     constant,
     half,

@@ -7,7 +7,7 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled
+from kukri.quant.gguf.gathered import Assembled
 
 RNG = np.random.default_rng(0)
 
