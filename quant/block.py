@@ -43,8 +43,8 @@ class QTensor:
 
     `shape` is in NumPy order: a matrix is (outputs, inputs). `data` is uint8
     `[rows, row_bytes]`, where rows is the product of all dimensions but the last; usually a
-    read-only view of a memory-mapped file. Where the file packs it otherwise, `data` is a
-    `packed.rows.MadeRows`, which NumPy takes for such an array, and which is made when it is read.
+    read-only view of a memory-mapped file. Where a checkpoint packs weights in another way, `data` is a
+    `checkpoint.lazy_rows.LazyRows`, which stands in for such an array and decodes rows when they are read.
     """
 
     name: str

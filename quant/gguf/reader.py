@@ -1,7 +1,7 @@
-"""GGUF files: metadata and memory-mapped tensors, from one file or from several shards.
+"""Reading GGUF files: metadata and memory-mapped tensors, from one file or from shards.
 
-Nothing in a file is trusted: every count, size and offset is compared with the file's length before
-it is used, and sizes are Python integers, which do not wrap.
+Files are untrusted: every count, size and offset is compared with the file's length before it is used, and
+sizes are Python integers, which do not overflow.
 
 Source: the GGUF specification (docs/gguf.md of ggml), versions 2 and 3, little-endian; the names and
 keys of split files are those of llama.cpp's gguf-split.
@@ -30,7 +30,7 @@ DEFAULT_ALIGNMENT = 32
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one letter, type, a value of one byte
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, name, dimensions, one dimension, type, offset
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_UNSUPPORTED_TYPES = {  # ggml types with a name to tell, but no format here
+_UNSUPPORTED_TYPES = {  # ggml types that are not supported, by name for the error message
     9: "Q8_1",
     15: "Q8_K",
     16: "IQ2_XXS",
@@ -56,10 +56,9 @@ _UNSUPPORTED_TYPES = {  # ggml types with a name to tell, but no format here
 class GGUFFile:
     """An open GGUF model.
 
-    `metadata` values are int, float, bool, str, list[str], Texts (the same for long arrays),
-    NumPy arrays (numeric arrays) or lists of these (nested arrays). `tensors` are read-only views
-    of the mapped files, in file order.
-    `n_bytes` is the size of all of `paths`, `types` the GGUF value type of each key.
+    `metadata` values are int, float, bool, str, list[str] (long arrays: StringArray), NumPy arrays (numeric
+    arrays) or lists of these (nested arrays); `types` are the GGUF value types by key. `tensors` are
+    read-only views of the mapped files, in file order. `n_bytes` is the size of all `paths` together.
     """
 
     metadata: dict[str, Any]
@@ -71,7 +70,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path, tensors: bool = True) -> GGUFFile:
-        """Open the model that `path` is, or is any shard of.
+        """Open the model in the file `path`, or the model that `path` is a shard of.
 
         With `tensors=False` only the metadata is read, and of split files only the first shard.
         Raises DamagedFile for anything wrong with the files, OSError if `path` cannot be opened.
@@ -93,12 +92,12 @@ class GGUFFile:
         )
 
     def will_read(self) -> None:
-        """Tell the system that tensors are going to be read whole."""
+        """Advise the kernel that the files are going to be read from front to back."""
         for file in self._files:
             file.will_read()
 
     def release(self, tensor: QTensor) -> None:
-        """Drop the tensor's pages from memory; they come back from the file when read again."""
+        """Let the kernel drop the tensor's pages; reading the tensor again fetches them from the file."""
         for file in self._files:
             file.release(tensor.data)
 
@@ -214,7 +213,7 @@ def _padded(position: int, alignment: int) -> int:
 
 
 def _shard_paths(path: Path) -> list[Path]:
-    """All shards of the model that `path` belongs to, first to last; `path` alone if it is no shard."""
+    """All shards of the model that `path` belongs to, in order; `path` alone if its name is not a shard's."""
     match = _SHARD_NAME.fullmatch(path.name)
     if not match:
         return [path]
@@ -229,7 +228,7 @@ def _shard_paths(path: Path) -> list[Path]:
 
 
 def _check_split(name: str, metadata: dict[str, Any], index: int, n_paths: int) -> None:
-    """A file's split keys against its name."""
+    """Check a file's split.* keys against its place among the shards."""
     count = require(metadata, "split.count", int, None)
     if count is None and n_paths > 1:
         raise DamagedFile(f"{name}: is named a shard but has no split.count")
@@ -251,6 +250,6 @@ def _joined(shards: list[_Shard]) -> dict[str, QTensor]:
     first = shards[0]
     total = require(first.metadata, "split.tensors.count", int, len(tensors))
     if total != len(tensors):
-        held = f"the shards hold {len(tensors)} tensors"
-        raise DamagedFile(f"{first.file.path.name}: split.tensors.count is {total}, but {held}")
+        actual = f"the shards hold {len(tensors)} tensors"
+        raise DamagedFile(f"{first.file.path.name}: split.tensors.count is {total}, but {actual}")
     return tensors

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from ..block import BlockFormat
 from ..formats import FORMATS
-from .recipes import Planned
+from .recipes import PlannedTensor
 
 # Mean squared error of weights, rounded by importance, in units of Q4_0's, of the formats on the lower
 # hull of error over bits
@@ -29,9 +29,9 @@ _WIDE = {
 _NARROW = {"IQ4_NL": 0.72, "Q5_0": 0.25, "Q5_1": 0.16, "Q8_0": 0.0033}
 
 
-def budgeted(
-    plan: Sequence[Planned], n_bytes: int, sensitivity: Mapping[str, float] | None = None
-) -> list[Planned]:
+def allocate_bits(
+    plan: Sequence[PlannedTensor], n_bytes: int, sensitivity: Mapping[str, float] | None = None
+) -> list[PlannedTensor]:
     """The plan, its quantised matrices in formats that give all tensors together at most `n_bytes`.
 
     `sensitivity` of matrices by their names, a weight; those that are not in it have the mean of the others.

@@ -12,17 +12,17 @@ import numpy as np
 from ..block import QTensor
 from ..errors import DamagedFile, NonFinite
 from ..formats import FORMATS
-from ..gguf.gathered import CHUNK_WEIGHTS, Assembled
+from ..gguf.gathered import CHUNK_WEIGHTS, GatheredTensor
 from ..gguf.writer import write_gguf
 from ..rounding.encode import encode_tensor, holds
-from .recipes import Planned
+from .recipes import PlannedTensor
 
 # The plan of a tensor, the number of its first row that is meant, the rows → uint8 [rows, row_bytes]
-Encoder = Callable[[Planned, int, QTensor], np.ndarray]
+Encoder = Callable[[PlannedTensor, int, QTensor], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Written:
+class QuantizedFile:
     """What became of a model."""
 
     n_bytes: int  # of the file
@@ -45,11 +45,11 @@ def write_quantized(
     path: Path,
     metadata: Mapping[str, Any],
     types: Mapping[str, int],
-    plan: Sequence[Planned],
+    plan: Sequence[PlannedTensor],
     encode: Encoder,
     release: Callable[[QTensor], None],
     progress: Callable[[int], None],
-) -> Written:
+) -> QuantizedFile:
     """Write the file `path` as planned; arguments as for `write_gguf`, which says what it raises.
 
     - `encode`: see `Encoder`; tensors that keep their format are copied.
@@ -60,7 +60,7 @@ def write_quantized(
     """
     done = 0
 
-    def pieces(planned: Planned) -> Iterator[np.ndarray]:
+    def pieces(planned: PlannedTensor) -> Iterator[np.ndarray]:
         nonlocal done
         tensor = planned.tensor
         before, start = done, 0
@@ -76,12 +76,12 @@ def write_quantized(
 
     n_bytes = write_gguf(path, metadata, types, [p.record for p in plan], map(pieces, plan))
     records = [planned.record.n_bytes for planned in plan]
-    return Written(n_bytes, sum(planned.tensor.n_weights for planned in plan), sum(records))
+    return QuantizedFile(n_bytes, sum(planned.tensor.n_weights for planned in plan), sum(records))
 
 
 def checked(
-    plan: Iterable[Planned], zero_nonfinite: bool, release: Callable[[QTensor], None]
-) -> list[Planned]:
+    plan: Iterable[PlannedTensor], zero_nonfinite: bool, release: Callable[[QTensor], None]
+) -> list[PlannedTensor]:
     """The plan with formats that hold the largest weight of each tensor; what does not becomes BF16 or F32.
 
     Raises DamagedFile naming the first tensor that has a weight that is NaN or infinite, unless those are
@@ -107,7 +107,9 @@ def nonfinite(name: str) -> DamagedFile:
     return DamagedFile(f"tensor {name} has a weight that is NaN or infinite; --zero-nonfinite makes those 0")
 
 
-def peak(tensor: Assembled, finite: bool = False, release: Callable[[QTensor], None] | None = None) -> float:
+def peak(
+    tensor: GatheredTensor, finite: bool = False, release: Callable[[QTensor], None] | None = None
+) -> float:
     """The largest magnitude in a tensor of floats, or of its `finite` weights only; else NaN or infinity if
     a weight is. `release` is told what has been looked at."""
     largest = 0.0

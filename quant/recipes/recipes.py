@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from ..block import BlockFormat
 from ..formats import FORMATS
-from ..gguf.gathered import Assembled
+from ..gguf.gathered import GatheredTensor
 from ..gguf.writer import TensorRecord
 
 
@@ -86,7 +86,7 @@ _SINGLE = (
 
 
 @dataclass(frozen=True)
-class Facts:
+class ModelShape:
     """What mixtures depend on beside the tensors' names."""
 
     architecture: str  # of the GGUF file
@@ -101,10 +101,10 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTensor:
     """A tensor and the format that it is going to have. `note`: why that is not what the recipe says."""
 
-    tensor: Assembled
+    tensor: GatheredTensor
     format: BlockFormat
     note: str = ""
 
@@ -137,12 +137,12 @@ def float_format(name: str, shape: Sequence[int], source: BlockFormat) -> BlockF
 
 def plan(
     recipe: Recipe,
-    tensors: Sequence[Assembled],
-    facts: Facts,
+    tensors: Sequence[GatheredTensor],
+    facts: ModelShape,
     importance: bool = False,
     keep: bool = False,
     overrides: Iterable[tuple[str, BlockFormat]] = (),
-) -> list[Planned]:
+) -> list[PlannedTensor]:
     """The formats of all `tensors`, which are in the order of the file.
 
     - `importance`: the matrices will be rounded by importance, which some mixtures take into account.
@@ -155,7 +155,7 @@ def plan(
     for tensor in tensors:
         name, shape, source = tensor.name, tensor.shape, tensor.format
         if not is_quantizable(name, shape):
-            planned.append(Planned(tensor, source if keep else float_format(name, shape, source)))
+            planned.append(PlannedTensor(tensor, source if keep else float_format(name, shape, source)))
             continue
         single = (
             not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _SINGLE)
@@ -164,7 +164,7 @@ def plan(
         chosen = next((form for pattern, form in patterns if pattern.search(name)), chosen)
         fitting = fitted(chosen, shape[-1])
         note = "" if fitting is chosen else f"rows of {shape[-1]} do not divide into blocks of {chosen.name}"
-        planned.append(Planned(tensor, fitting, note))
+        planned.append(PlannedTensor(tensor, fitting, note))
     return planned
 
 
@@ -184,7 +184,9 @@ def more_bits(i: int, n: int) -> bool:
 class _Mixture:
     """Chooses formats one tensor after the other; some choices depend on how many of a kind came before."""
 
-    def __init__(self, recipe: Recipe, facts: Facts, importance: bool, tensors: Sequence[Assembled]) -> None:
+    def __init__(
+        self, recipe: Recipe, facts: ModelShape, importance: bool, tensors: Sequence[GatheredTensor]
+    ) -> None:
         self._recipe = recipe
         self._facts = facts
         self._importance = importance

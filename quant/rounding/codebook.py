@@ -1,11 +1,11 @@
-"""The grids that block formats round weights to, and the search for the best of them; `grids` lists them.
+"""The codebooks that block formats round weights to, and the search for the best of them; `codebooks` lists them.
 
-A block's scales lay a grid over each of its runs; a code picks a level of it::
+A block's scales lay a codebook over each of its runs; a code picks a level of it::
 
     weight = scale · levels[code] - minimum
 
 `fit` chooses the scales (`search`), `nearest` the codes; who rounds in another order or to other codes, as
-error-compensated rounding does, goes from `fit` to `Grid.scales`, its own codes, and `Grid.pack`.
+error-compensated rounding does, goes from `fit` to `Codebook.scales`, its own codes, and `Codebook.pack`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from ..block import BlockFormat
 from ..formats.packing import Scales
 from ..jit.kernel import CpuKernel
-from .scale_search import Search, halfways
+from .scale_search import ScaleSearch, midpoints
 
 # What the compiled parts are told.
 _FIT_FIELDS = (
@@ -61,14 +61,14 @@ NEARESTS = _kernels("NEARESTS", "uniform", "table")
 
 
 @dataclass(frozen=True)
-class Grid:
-    """The grids of a format. Blocks are structured arrays `[n]` of `dtype`."""
+class Codebook:
+    """The codebooks of a format. Blocks are structured arrays `[n]` of `dtype`."""
 
     form: BlockFormat
     dtype: np.dtype
     run: int  # weights that share a scale
     levels: np.ndarray  # float32, ascending; a code is an index into it
-    search: Search
+    search: ScaleSearch
     scales: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
     """The scale and minimum of each run of blocks, float32 `[n, runs]`: exactly those of `dequantize`."""
     store_scales: Callable[[np.ndarray, Scales], None]
@@ -92,41 +92,43 @@ class Grid:
         return out.view(np.uint8).reshape(len(blocks), self.form.type_size)
 
 
-def fit(grid: Grid, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+def fit(codebook: Codebook, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
     """Blocks whose scales make Σ importance · (weight - stored)² small, for finite float32 `[n, block_size]`.
 
     `importance` is float32 `[block_size]` for all blocks, or `[k, block_size]`: block i has row i
     modulo k. None: all count the same. Only its proportions matter. Weights beyond what the format holds are
     cut. Other threads run meanwhile.
     """
-    return grid.blocks(_fit(grid, weights, spread(importance, grid.form.block_size)))
+    return codebook.blocks(_fit(codebook, weights, spread(importance, codebook.form.block_size)))
 
 
-def nearest(grid: Grid, weights: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """uint8 codes `[n, block_size]` of the levels nearest to float32 weights, in the grids of `blocks`."""
+def nearest(codebook: Codebook, weights: np.ndarray, blocks: np.ndarray) -> np.ndarray:
+    """uint8 codes `[n, block_size]` of the levels nearest to float32 weights, in the codebooks of `blocks`."""
     weights = np.ascontiguousarray(weights, np.float32)
-    scale, minimum = (np.ascontiguousarray(part) for part in grid.scales(blocks))
+    scale, minimum = (np.ascontiguousarray(part) for part in codebook.scales(blocks))
     out = np.empty(weights.shape, np.uint8)
-    table = _table(grid.levels)
+    table = _table(codebook.levels)
     arguments = _record(
         NEAREST,
         weights=weights,
         n_runs=scale.size,
-        run=grid.run,
+        run=codebook.run,
         scale=scale,
         minimum=minimum,
         levels=table,
-        n_levels=len(grid.levels),
+        n_levels=len(codebook.levels),
         out=out,
     )
-    NEARESTS["uniform" if grid.is_uniform else "table"].compiled.ctypes(arguments.ctypes.data, 0, 0)
+    NEARESTS["uniform" if codebook.is_uniform else "table"].compiled.ctypes(arguments.ctypes.data, 0, 0)
     return out
 
 
-def encode_blocks(grid: Grid, weights: np.ndarray, importance: np.ndarray | None = None) -> np.ndarray:
+def encode_blocks(
+    codebook: Codebook, weights: np.ndarray, importance: np.ndarray | None = None
+) -> np.ndarray:
     """float32 `[n, block_size]` as uint8 `[n, type_size]`: scales of `fit`, and the nearest codes."""
-    blocks = fit(grid, weights, importance)
-    return grid.pack(blocks, nearest(grid, weights, blocks))
+    blocks = fit(codebook, weights, importance)
+    return codebook.pack(blocks, nearest(codebook, weights, blocks))
 
 
 def spread(importance: np.ndarray | None, block_size: int) -> np.ndarray:
@@ -143,10 +145,10 @@ def spread(importance: np.ndarray | None, block_size: int) -> np.ndarray:
     return (exact / (exact.mean() or 1.0) + 1e-6).astype(np.float32)
 
 
-def _fit(grid: Grid, weights: np.ndarray, importance: np.ndarray) -> Scales:
+def _fit(codebook: Codebook, weights: np.ndarray, importance: np.ndarray) -> Scales:
     weights = np.ascontiguousarray(weights, np.float32)
-    (n, size), how = weights.shape, grid.search
-    runs = size // grid.run
+    (n, size), how = weights.shape, codebook.search
+    runs = size // codebook.run
     found = Scales(
         np.empty(n, np.float32),
         np.empty(n, np.float32),
@@ -154,19 +156,19 @@ def _fit(grid: Grid, weights: np.ndarray, importance: np.ndarray) -> Scales:
         np.ones((n, runs), np.float32),
     )
     scale_starts = np.zeros(0, np.float32) if how.scale_starts is None else how.scale_starts
-    vectors = 2 * size + max(grid.run, runs) + 8 * runs
+    vectors = 2 * size + max(codebook.run, runs) + 8 * runs
     scratch = np.empty(vectors * _MOST_LANES, np.float32)
-    table = _table(grid.levels)
+    table = _table(codebook.levels)
     arguments = _record(
         FIT,
         weights=weights,
         n_blocks=n,
         block_size=size,
-        run=grid.run,
+        run=codebook.run,
         importance=importance,
         period=len(importance),
         levels=table,
-        n_levels=len(grid.levels),
+        n_levels=len(codebook.levels),
         starts=how.starts,
         n_starts=len(how.starts),
         affine=how.affine,
@@ -181,7 +183,9 @@ def _fit(grid: Grid, weights: np.ndarray, importance: np.ndarray) -> Scales:
         m=found.m,
         scratch=scratch,
     )
-    kind = "powers" if how.powers else "affine" if how.affine else "uniform" if grid.is_uniform else "table"
+    kind = (
+        "powers" if how.powers else "affine" if how.affine else "uniform" if codebook.is_uniform else "table"
+    )
     FITS[kind].compiled.ctypes(arguments.ctypes.data, 0, 0)
     return found
 
@@ -196,4 +200,4 @@ def _record(dtype: np.dtype, **fields: Any) -> np.ndarray:
 
 def _table(levels: np.ndarray) -> np.ndarray:
     """Levels, and behind them what lies halfway between."""
-    return np.concatenate([levels, halfways(levels)])
+    return np.concatenate([levels, midpoints(levels)])

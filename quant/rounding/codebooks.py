@@ -1,4 +1,4 @@
-"""The grids of all block formats, by name. Bit layouts are in `formats`; here is how scales are searched."""
+"""The codebooks of all block formats, by name. Bit layouts are in `formats`; here is how scales are searched."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..formats import FORMATS, iq4, mxfp4, packing, q2_k, q3_k, q4_0, q4_k, q5_0, q6_k, q8_0
-from .codebook import Grid
-from .scale_search import Search
+from .codebook import Codebook
+from .scale_search import ScaleSearch
 
 
 def _whole(low: int, high: int) -> np.ndarray:
@@ -33,13 +33,13 @@ def _ends(top: int, beyond: float, within: float, count: int) -> np.ndarray:
 def _alone(levels: np.ndarray, starts: np.ndarray, dtype: np.dtype, store_codes: Any) -> tuple:
     """A scale for each block."""
     layout = packing.scales_alone, packing.store_scales_alone, store_codes
-    return dtype, 32, levels, Search(starts), *layout
+    return dtype, 32, levels, ScaleSearch(starts), *layout
 
 
 def _offset(top: int, starts: np.ndarray, dtype: np.dtype, store_codes: Any) -> tuple:
     """A scale and a minimum for each block."""
     layout = packing.scales_and_offsets, packing.store_scales_and_offsets, store_codes
-    return dtype, 32, _whole(0, top), Search(starts, affine=True), *layout
+    return dtype, 32, _whole(0, top), ScaleSearch(starts, affine=True), *layout
 
 
 def _scaled(
@@ -47,7 +47,7 @@ def _scaled(
 ) -> tuple:
     """Scales -limit … limit - 1 for runs, with a scale of their own."""
     whole_starts = _around(limit, 0.85, 1.03, 10)
-    search = Search(starts, scale_range=(-limit, limit - 1), scale_starts=whole_starts)
+    search = ScaleSearch(starts, scale_range=(-limit, limit - 1), scale_starts=whole_starts)
     return dtype, run, levels, search, *layout
 
 
@@ -56,7 +56,7 @@ def _scaled_offset(
 ) -> tuple:
     """Scales and minimums 0 … limit for runs, with a scale of their own each."""
     whole_starts = _around(limit, 0.85, 1.03, 10, signs=False)
-    search = Search(
+    search = ScaleSearch(
         starts, affine=True, positive_minimum=True, scale_range=(0, limit), scale_starts=whole_starts
     )
     return dtype, run, _whole(0, top), search, *layout
@@ -66,8 +66,8 @@ _IQ4 = np.array(iq4.IQ4_VALUES, np.float32)
 _IQ4_STARTS = _around(127, 0.5, 1.4, 24)
 _E2M1 = np.array(sorted(set(mxfp4.E2M1_DOUBLED)), np.float32)
 
-GRIDS: dict[str, Grid] = {
-    name: Grid(FORMATS[name], *row)
+CODEBOOKS: dict[str, Codebook] = {
+    name: Codebook(FORMATS[name], *row)
     for name, row in {
         "Q8_0": _alone(_whole(-127, 127), _around(127, 0.9, 1.08, 32), q8_0.Q8_0_BLOCK, q8_0.store_codes),
         "Q4_0": _alone(_whole(-8, 7), _around(8, 0.5, 1.5, 32), q4_0.Q4_0_BLOCK, q4_0.store_codes),
@@ -100,7 +100,7 @@ GRIDS: dict[str, Grid] = {
             *(iq4.scales_xs, iq4.store_scales_xs, iq4.store_codes_xs),
         ),
         "MXFP4": (
-            *(mxfp4.MXFP4_BLOCK, 32, _E2M1, Search(np.zeros(0, np.float32), powers=True)),
+            *(mxfp4.MXFP4_BLOCK, 32, _E2M1, ScaleSearch(np.zeros(0, np.float32), powers=True)),
             *(mxfp4.scales, mxfp4.store_scales, mxfp4.store_codes),
         ),
     }.items()

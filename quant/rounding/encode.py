@@ -1,7 +1,7 @@
 """Tensors into block formats: rounded to the nearest value, or by a search for the scales that lose least.
 
 Without importance, the formats that the `gguf` package can write get its bytes. All others, and all with
-importance, get scales that make Σ importance · (weight - stored)² small (`grid`). The result does not depend
+importance, get scales that make Σ importance · (weight - stored)² small (`codebook`). The result does not depend
 on the number of threads.
 """
 
@@ -16,8 +16,8 @@ from ..block import BlockFormat, QTensor
 from ..errors import NonFinite
 from ..formats import FORMATS
 from .codebook import encode_blocks
-from .codebooks import GRIDS
-from .round_to_nearest import PLAIN_KERNELS, SOURCE_TYPES, encode_plain
+from .codebooks import CODEBOOKS
+from .round_to_nearest import NEAREST_KERNELS, SOURCE_TYPES, encode_to_nearest
 
 CHUNK_WEIGHTS = 1 << 18  # of a thread at a time, but at least a row
 
@@ -114,9 +114,9 @@ def _encode_rows(
     if source is form and not form.is_float and importance is None:
         out[:] = data
         return
-    plain = importance is None and form.name in PLAIN_KERNELS
+    plain = importance is None and form.name in NEAREST_KERNELS
     if plain and source.name in SOURCE_TYPES and out.flags.c_contiguous:
-        if not encode_plain(data, source.name, form.name, out, zero_nonfinite):
+        if not encode_to_nearest(data, source.name, form.name, out, zero_nonfinite):
             raise NonFinite("a weight is NaN or infinite")
         return
     weights = source.dequantize(data.reshape(-1, source.type_size)).reshape(len(data), -1)
@@ -127,14 +127,14 @@ def _encode_rows(
         weights = np.where(finite, weights, np.float32(0))
     if plain:
         encoded = np.empty(out.shape, np.uint8)
-        encode_plain(weights.view(np.uint8), "F32", form.name, encoded, False)
+        encode_to_nearest(weights.view(np.uint8), "F32", form.name, encoded, False)
         out[:] = encoded
         return
     blocks = weights.reshape(-1, form.block_size)
     if form.quantize is not None and (importance is None or form.is_float):
         out[:] = form.quantize(blocks).reshape(out.shape)
     else:
-        out[:] = encode_blocks(GRIDS[form.name], blocks, importance).reshape(out.shape)
+        out[:] = encode_blocks(CODEBOOKS[form.name], blocks, importance).reshape(out.shape)
 
 
 def _processors() -> int:

@@ -26,8 +26,8 @@ from itertools import pairwise
 import numpy as np
 
 from ..jit.kernel import CpuKernel
-from .codebook import Grid, fit
-from .hessian import Factor
+from .codebook import Codebook, fit
+from .hessian import Hessian
 
 COLUMNS = 64  # rounded at a time
 ROWS = 256  # of a thread at a time
@@ -51,22 +51,22 @@ COMPENSATE_ROWS = CpuKernel(f"{__package__}.gptq_kernels", "compensate_rows")
 
 
 def encode_compensated(
-    weights: np.ndarray, grid: Grid, known: Factor, threads: int | None = None
+    weights: np.ndarray, codebook: Codebook, known: Hessian, threads: int | None = None
 ) -> np.ndarray:
-    """float32 `[rows, width]`, all finite, as uint8 `[rows, row_bytes]` of the grid's format.
+    """float32 `[rows, width]`, all finite, as uint8 `[rows, row_bytes]` of the codebook's format.
 
     Rows do not depend on each other, nor the result on the number of threads.
     """
-    size = grid.form.block_size
+    size = codebook.form.block_size
     importance = known.importance.reshape(-1, size)
-    out = np.empty((len(weights), grid.form.row_bytes(weights.shape[1])), np.uint8)
+    out = np.empty((len(weights), codebook.form.row_bytes(weights.shape[1])), np.uint8)
 
     def part(first: int) -> None:
         rows = np.ascontiguousarray(weights[first : first + ROWS], np.float32)
-        blocks = fit(grid, rows.reshape(-1, size), importance)
-        scale, minimum = (np.repeat(each, grid.run, axis=1) for each in grid.scales(blocks))
-        codes = _codes(rows, scale.reshape(rows.shape), minimum.reshape(rows.shape), grid, known)
-        out[first : first + ROWS] = grid.pack(blocks, codes.reshape(-1, size)).reshape(len(rows), -1)
+        blocks = fit(codebook, rows.reshape(-1, size), importance)
+        scale, minimum = (np.repeat(each, codebook.run, axis=1) for each in codebook.scales(blocks))
+        codes = _codes(rows, scale.reshape(rows.shape), minimum.reshape(rows.shape), codebook, known)
+        out[first : first + ROWS] = codebook.pack(blocks, codes.reshape(-1, size)).reshape(len(rows), -1)
 
     with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
         for _ in pool.map(part, range(0, len(weights), ROWS)):
@@ -75,7 +75,7 @@ def encode_compensated(
 
 
 def _codes(
-    weights: np.ndarray, scale: np.ndarray, minimum: np.ndarray, grid: Grid, known: Factor
+    weights: np.ndarray, scale: np.ndarray, minimum: np.ndarray, codebook: Codebook, known: Hessian
 ) -> np.ndarray:
     """uint8 `[rows, width]`: each column with those that are still to come, then with all."""
     n, width = weights.shape
@@ -87,20 +87,20 @@ def _codes(
             here = slice(max(0, end - COLUMNS), end)
             w, s, m, before = (np.ascontiguousarray(a[:, here]) for a in (weights, scale, minimum, errors))
             wanted, ahead = sweep(errors, here, known)
-            errors[:, here], codes[:, here] = compensate(w + wanted, w, before, s, m, ahead, grid)
+            errors[:, here], codes[:, here] = compensate(w + wanted, w, before, s, m, ahead, codebook)
     out = np.empty_like(codes)
     out[:, known.order] = codes
     return out
 
 
-def _unmade_good(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
+def _unmade_good(errors: np.ndarray, here: slice, known: Hessian) -> tuple[np.ndarray, np.ndarray]:
     """By how much columns `here` are to make good what those behind lost, and `ahead` of `compensate`."""
     ahead = known.ahead(here)
     own = here.stop - here.start
     return errors[:, here.stop :] @ ahead[own:], np.ascontiguousarray(ahead[:own])
 
 
-def _unmade_better(errors: np.ndarray, here: slice, known: Factor) -> tuple[np.ndarray, np.ndarray]:
+def _unmade_better(errors: np.ndarray, here: slice, known: Hessian) -> tuple[np.ndarray, np.ndarray]:
     """The same where all columns have been rounded: to what is best while the others stay as they are."""
     moments = known.moments(here)
     moments /= known.diagonal[here]
@@ -114,7 +114,7 @@ def compensate(
     scale: np.ndarray,
     minimum: np.ndarray,
     ahead: np.ndarray,
-    grid: Grid,
+    codebook: Codebook,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Errors (float32) and codes (uint8) `[rows, columns]` of a few columns, from the last to the first.
 
@@ -123,43 +123,43 @@ def compensate(
     `targets` is changed.
     """
     errors, codes = np.empty_like(weights), np.empty(weights.shape, np.uint8)
-    levels = np.concatenate([grid.levels, halfway(grid.levels)])
+    levels = np.concatenate([codebook.levels, halfway(codebook.levels)])
     record = np.zeros(1, COMPENSATE)
     arrays = (targets, weights, before, errors, ahead, scale, minimum, levels)
     for name, array in zip(_FIELDS[:8], arrays, strict=True):
         record[name] = array.ctypes.data
-    record["n_levels"], record["uniform"] = len(grid.levels), grid.is_uniform
+    record["n_levels"], record["uniform"] = len(codebook.levels), codebook.is_uniform
     record["codes"] = codes.ctypes.data
     record["rows"], record["columns"] = weights.shape
     COMPENSATE_ROWS.compiled.ctypes(record.ctypes.data, 0, 0)
     return errors, codes
 
 
-def compensate_slowly(
+def compensate_reference(
     targets: np.ndarray,
     weights: np.ndarray,
     before: np.ndarray,
     scale: np.ndarray,
     minimum: np.ndarray,
     ahead: np.ndarray,
-    grid: Grid,
+    codebook: Codebook,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The twin of `compensate`: the same numbers."""
     errors, codes = np.empty_like(weights), np.empty(weights.shape, np.uint8)
-    top = np.float32(len(grid.levels) - 1)
+    top = np.float32(len(codebook.levels) - 1)
     for j in range(weights.shape[1] - 1, -1, -1):
         s = scale[:, j]
         x = (targets[:, j] + minimum[:, j]) / np.where(s == 0, np.float32(1), s)
-        if grid.is_uniform:
-            code = np.clip(x - grid.levels[0] + np.float32(0.5), np.float32(0), top).astype(np.uint8)
+        if codebook.is_uniform:
+            code = np.clip(x - codebook.levels[0] + np.float32(0.5), np.float32(0), top).astype(np.uint8)
         else:
-            code = np.searchsorted(halfway(grid.levels), x).astype(np.uint8)
+            code = np.searchsorted(halfway(codebook.levels), x).astype(np.uint8)
         codes[:, j] = code
-        errors[:, j] = weights[:, j] - (s * grid.levels[code] - minimum[:, j])
+        errors[:, j] = weights[:, j] - (s * codebook.levels[code] - minimum[:, j])
         targets[:, :j] += (errors[:, j] - before[:, j])[:, None] * ahead[j, :j]
     return errors, codes
 
 
 def halfway(levels: np.ndarray) -> np.ndarray:
-    """What lies between the levels of a grid."""
+    """What lies between the levels of a codebook."""
     return np.array([(a + b) / 2 for a, b in pairwise(levels.tolist())], np.float32)

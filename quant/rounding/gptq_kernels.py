@@ -12,7 +12,7 @@ from .gptq import COMPENSATE
 
 @kernel
 def compensate_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
-    """As a COMPENSATE record says; `gptq.compensate_slowly` is its twin."""
+    """As a COMPENSATE record says; `gptq.compensate_reference` is its twin."""
     a = carray(as_pointer(arguments), 1, COMPENSATE)[0]
     rows, n = a.rows, a.columns
     targets = carray(as_pointer(a.targets), (rows, n), np.float32)

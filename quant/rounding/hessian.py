@@ -16,7 +16,7 @@ _BLOCK = 256  # columns at a time
 
 
 @dataclass(frozen=True)
-class Factor:
+class Hessian:
     """What is known of a matrix's inputs: H, their second moments, shrunk, and R, upper triangular, H = RᵀR.
 
     `order` int [width]: the columns, those rounded first last. `both` float32 [width, width], in that order:
@@ -43,7 +43,7 @@ class Factor:
         return np.concatenate([self.both[: here.start, here], square, self.both[here, here.stop :].T])
 
 
-def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Factor:
+def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = DAMPING) -> Hessian:
     """The factor of float32 `[width, width]` second moments, whose memory becomes its `both`."""
     spread = np.diagonal(moments).copy()
     order = np.argsort(spread, kind="stable")
@@ -59,7 +59,7 @@ def factor(moments: np.ndarray, shrinkage: float = SHRINKAGE, damping: float = D
         below = np.tril(moments[here, here], -1)
         moments[here, here] += below / own[here] - below
         moments[start + _BLOCK :, here] /= own[here]
-    return Factor(order, moments, diagonal, importance)
+    return Hessian(order, moments, diagonal, importance)
 
 
 def cholesky(matrix: np.ndarray) -> np.ndarray:

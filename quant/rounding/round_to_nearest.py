@@ -1,6 +1,6 @@
 """Rounding to the nearest value without a search: what runs where nobody says what is important.
 
-For formats that the `gguf` package can write, its bytes: `PLAIN_KERNELS` names the compiled kernels of those
+For formats that the `gguf` package can write, its bytes: `NEAREST_KERNELS` names the compiled kernels of those
 that are worth one.
 """
 
@@ -26,13 +26,13 @@ _FIELDS = (
 PLAIN = np.dtype([(name, np.int64) for name in _FIELDS])
 SCRATCH_BYTES = 32 * 4 + 32
 
-PLAIN_KERNELS = {
+NEAREST_KERNELS = {
     name: CpuKernel(f"{__package__}.round_to_nearest_kernels", "ENCODE_PLAIN", name)
     for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 }
 
 
-def encode_plain(
+def encode_to_nearest(
     source: np.ndarray, source_format: str, name: str, out: np.ndarray, zero_nonfinite: bool
 ) -> bool:
     """Encode contiguous uint8 `source`, floats of `source_format`, as blocks of format `name` into `out`.
@@ -46,5 +46,5 @@ def encode_plain(
     arguments["n_blocks"], arguments["out"] = source.size // (32 * width), out.ctypes.data
     arguments["scratch"], arguments["zero_nonfinite"] = scratch.ctypes.data, zero_nonfinite
     arguments["nonfinite"] = nonfinite.ctypes.data
-    PLAIN_KERNELS[name].compiled.ctypes(arguments.ctypes.data, 0, 0)
+    NEAREST_KERNELS[name].compiled.ctypes(arguments.ctypes.data, 0, 0)
     return not nonfinite[0]

@@ -4,7 +4,7 @@ A block's weights lie along the first axes and blocks along the last, as lanes o
 no sum crosses it, and sums go from the first weight to the last. All is float32: the two agree in every bit.
 
 For given codes the error Σ w · (x - s · level + m)² is a quadratic in the scale s and the minimum m, and the
-best of them have a closed form. So the search starts from many grids laid over a run (`starts`), rounds to
+best of them have a closed form. So the search starts from many codebooks laid over a run (`starts`), rounds to
 each, solves, and goes on from the best. Scales of scales are then fitted in the same way to what the runs
 want, and refined together: each run's whole numbers by trying their neighbours with the codes that these
 would give, and the block's scales by the closed form over all its runs.
@@ -32,7 +32,7 @@ Level = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Search:
+class ScaleSearch:
     """How the scales of a format are found."""
 
     starts: (
@@ -52,17 +52,17 @@ def level_of(levels: np.ndarray) -> Level:
     """The function that rounds float32 to the nearest of ascending float32 `levels`."""
     if (np.diff(levels) == 1).all():
         return lambda y: np.minimum(np.maximum(np.rint(y), levels[0]), levels[-1])
-    halfway = halfways(levels)
+    halfway = midpoints(levels)
     return lambda y: levels[np.searchsorted(halfway, y, side="right")]
 
 
-def halfways(levels: np.ndarray) -> np.ndarray:
+def midpoints(levels: np.ndarray) -> np.ndarray:
     """Where rounding goes from one level to the next."""
     return ((levels[1:] + levels[:-1]) / TWO).astype(np.float32)
 
 
 def find_scales(
-    blocks: np.ndarray, importance: np.ndarray, levels: np.ndarray, run: int, how: Search
+    blocks: np.ndarray, importance: np.ndarray, levels: np.ndarray, run: int, how: ScaleSearch
 ) -> Scales:
     """The scales for float32 blocks `[n, block_size]` under importance of the same shape."""
     n, size = blocks.shape
@@ -108,7 +108,7 @@ def fit_symmetric(
 
 
 def fit_affine(
-    x: np.ndarray, w: np.ndarray, level: Level, top: np.float32, how: Search
+    x: np.ndarray, w: np.ndarray, level: Level, top: np.float32, how: ScaleSearch
 ) -> tuple[np.ndarray, ...]:
     """Scale s and minimum m that make Σ w (x - s · level((x + m) / s) + m)² small: s, Σ w · level², m, Σ w.
 

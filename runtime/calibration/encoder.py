@@ -13,18 +13,18 @@ from ...cli.console.bounded_io import read_file
 from ...cli.eval.text import LONGEST_TEXT
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, NonFinite
-from ...quant.recipes.recipes import Planned
-from ...quant.rounding.codebooks import GRIDS
+from ...quant.recipes.recipes import PlannedTensor
+from ...quant.rounding.codebooks import CODEBOOKS
 from ...quant.rounding.encode import encode_tensor
 from ...quant.rounding.gptq import encode_compensated
-from ...quant.rounding.hessian import Factor, factor
+from ...quant.rounding.hessian import Hessian, factor
 from ..config.from_files import ModelConfig
 from ..evaluation.scores import cut_into_windows
 from ..model.source import Source
 from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
-from .hessians import ExpertMoments, Layer, Moments, moments
+from .hessians import DiagonalHessian, Layer, FullHessian, moments
 from .sensitivity import sensitivities
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class TextTooShort(ValueError):
     """The calibration text does not fill one window."""
 
 
-class Calibrated:
+class CalibratedEncoder:
     """An encoder (`quant.recipes.quantize.Encoder`) of a model's matrices.
 
     Experts are rounded to nearest, with scales searched for by what they read; tensors that nothing is
@@ -61,16 +61,16 @@ class Calibrated:
         self._program, self._windows, self._release = program, windows, source.release
         self._layers: Iterator[Layer] = moments(program, names, windows, threads, source.release)
         self._ahead = _multiplied(program, names)
-        self._found: dict[str, Moments | ExpertMoments] = {}
-        self._factors: dict[tuple[str, ...], Factor] = {}
+        self._found: dict[str, FullHessian | DiagonalHessian] = {}
+        self._factors: dict[tuple[str, ...], Hessian] = {}
         self._threads = threads
         self._zero_nonfinite = zero_nonfinite
 
     @staticmethod
-    def in_order(plan: Sequence[Planned]) -> list[Planned]:
+    def in_order(plan: Sequence[PlannedTensor]) -> list[PlannedTensor]:
         """Tensors in the order in which layers are run, what may be the output matrix last."""
 
-        def place(planned: Planned) -> tuple[int, int]:
+        def place(planned: PlannedTensor) -> tuple[int, int]:
             parts = planned.name.split(".")
             if parts[0] == "blk":
                 return 1, int(parts[1])
@@ -79,7 +79,7 @@ class Calibrated:
         return sorted(plan, key=place)
 
     def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """What `budget.budgeted` asks. `progress` is told how many of how many runs are done."""
+        """What `budget.allocate_bits` asks. `progress` is told how many of how many runs are done."""
         few = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
         with threadpool_limits(1, "blas"):
             found = sensitivities(self._program, self._stacks, few, self._release, progress)
@@ -87,20 +87,20 @@ class Calibrated:
             found = {n.replace(known, other): value for n, value in found.items() if known in n} | found
         return found
 
-    def __call__(self, planned: Planned, start: int, rows: QTensor) -> np.ndarray:
+    def __call__(self, planned: PlannedTensor, start: int, rows: QTensor) -> np.ndarray:
         with threadpool_limits(1, "blas"):  # whole windows and rows side by side are quicker
             return self._encode(planned, start, rows)
 
-    def _encode(self, planned: Planned, start: int, rows: QTensor) -> np.ndarray:
+    def _encode(self, planned: PlannedTensor, start: int, rows: QTensor) -> np.ndarray:
         form, found = planned.format, None
-        if not form.is_float and form.name in GRIDS and planned.tensor.columns is None:
+        if not form.is_float and form.name in CODEBOOKS and planned.tensor.columns is None:
             found = self._find(planned.name)
         if found is None or found.values.shape[-1] != planned.tensor.width:
             return encode_tensor(rows, form, threads=self._threads, zero_nonfinite=self._zero_nonfinite)
-        spread = np.diagonal(found.values) if isinstance(found, Moments) else found.values
+        spread = np.diagonal(found.values) if isinstance(found, FullHessian) else found.values
         if not np.isfinite(spread).all():
             raise DamagedFile(f"the model computes NaN or infinity in front of {planned.name}")
-        if isinstance(found, ExpertMoments):
+        if isinstance(found, DiagonalHessian):
             importance = found.values[start // planned.tensor.matrix_rows]
             return encode_tensor(rows, form, importance, self._threads, self._zero_nonfinite)
         values = rows.dequantize()
@@ -110,9 +110,9 @@ class Calibrated:
             values[~np.isfinite(values)] = 0
         if found.names not in self._factors:
             self._factors[found.names] = factor(found.values)
-        return encode_compensated(values, GRIDS[form.name], self._factors[found.names], self._threads)
+        return encode_compensated(values, CODEBOOKS[form.name], self._factors[found.names], self._threads)
 
-    def _find(self, name: str) -> Moments | ExpertMoments | None:
+    def _find(self, name: str) -> FullHessian | DiagonalHessian | None:
         """What is known of a matrix's inputs; runs the text as far as needed."""
         for other, known in _SAME_INPUTS.items():
             if name not in self._ahead | self._found.keys():
@@ -121,7 +121,7 @@ class Calibrated:
             self._found.clear()  # before the next layer's is made
             self._factors.clear()
             for each in next(self._layers):
-                names = each.names if isinstance(each, Moments) else (each.name,)
+                names = each.names if isinstance(each, FullHessian) else (each.name,)
                 self._found |= dict.fromkeys(names, each)
                 self._ahead -= set(names)
         return self._found.get(name)

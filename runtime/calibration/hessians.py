@@ -24,7 +24,7 @@ _PRIOR = 16  # rows that an expert is taken to have read besides, of all experts
 
 
 @dataclass(frozen=True)
-class Moments:
+class FullHessian:
     """float32 [width, width], mean xxᵀ of the rows x that went into the matrices called `names`."""
 
     names: tuple[str, ...]
@@ -32,14 +32,14 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class ExpertMoments:
+class DiagonalHessian:
     """float32 [experts, width], mean x² of the rows that went into each matrix of the stack called `name`."""
 
     name: str
     values: np.ndarray
 
 
-Layer = list[Moments | ExpertMoments]
+Layer = list[FullHessian | DiagonalHessian]
 
 
 def moments(
@@ -112,7 +112,7 @@ def _layer(
     for op in part:
         if isinstance(op, ops.Embed):
             release(op.table)
-    return [*(Moments(called, _whole(total, windows.size)) for called, total in sums.items()), *experts]
+    return [*(FullHessian(called, _whole(total, windows.size)) for called, total in sums.items()), *experts]
 
 
 def _run(
@@ -131,7 +131,7 @@ def _run(
     return read
 
 
-def _of_experts(op: ops.MoE, squares: Squares, names: Mapping[int, str]) -> Iterator[ExpertMoments]:
+def _of_experts(op: ops.MoE, squares: Squares, names: Mapping[int, str]) -> Iterator[DiagonalHessian]:
     """What the experts of a layer have read. Those that read little are taken to be like the others."""
     for stack in (op.gate, op.up, op.down):
         if not stack or id(stack[0]) not in names:
@@ -140,7 +140,7 @@ def _of_experts(op: ops.MoE, squares: Squares, names: Mapping[int, str]) -> Iter
         counts = np.array([[count] for count, _ in found], np.float32)
         sums = np.stack([np.broadcast_to(total, stack[0].shape[1:]) for _, total in found])
         mean = sums.sum(axis=0) / max(1.0, float(counts.sum()))
-        yield ExpertMoments(names[id(stack[0])], (sums + _PRIOR * mean) / (counts + _PRIOR))
+        yield DiagonalHessian(names[id(stack[0])], (sums + _PRIOR * mean) / (counts + _PRIOR))
 
 
 def _tiles(width: int) -> list[tuple[slice, slice]]:

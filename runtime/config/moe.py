@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.lazy_rows import is_made
+from ...quant.checkpoint.lazy_rows import is_lazy
 from ...quant.errors import DamagedFile
 from ..archs import Arch
 from .fields import Fields, UnsupportedModel, show
@@ -195,7 +195,7 @@ class ExpertTensors:
         """Part `part` of `of` of each expert in [count, of · outputs, inputs]; with `alternating` of
         [count, inputs, of · outputs], in which the parts take turns; packed files have the former shape."""
         rows, width = shape
-        packed = name in self._held and is_made(self._held[name])
+        packed = name in self._held and is_lazy(self._held[name])
         if alternating and not packed:
             whole = self._take(name, (count, width, of * rows))
             values = whole.data.reshape(count, width, rows, of, -1)[:, :, :, part].swapaxes(1, 2)

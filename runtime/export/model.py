@@ -15,7 +15,7 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.formats import FORMATS
-from ...quant.gguf.gathered import Assembled
+from ...quant.gguf.gathered import GatheredTensor
 from ..archs import ARCHS
 from ..config.fields import UnsupportedModel
 from ..config.from_files import config_from_gguf
@@ -31,14 +31,14 @@ _CLOSE = 1e-5  # relative, of numbers that go through float32
 
 
 @dataclass(frozen=True)
-class Exported:
+class GGUFContents:
     """What goes into the file: keys with their values, and tensors in the order of the file."""
 
     metadata: dict[str, Any]
-    tensors: list[Assembled]
+    tensors: list[GatheredTensor]
 
 
-def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) -> Exported:
+def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) -> GGUFContents:
     """The GGUF form of a model; `raw` is its config.json.
 
     Raises UnsupportedModel, in one line that says why, for an architecture or a variant that GGUF does
@@ -48,10 +48,10 @@ def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) 
     metadata = exported_keys(config, text if isinstance(text, Mapping) else raw)
     tensors = exported_tensors(config, weights)
     _check_meaning(config, metadata, tensors)
-    return Exported(metadata, tensors)
+    return GGUFContents(metadata, tensors)
 
 
-def _check_meaning(config: ModelConfig, metadata: dict[str, Any], tensors: list[Assembled]) -> None:
+def _check_meaning(config: ModelConfig, metadata: dict[str, Any], tensors: list[GatheredTensor]) -> None:
     """That a reader of the file understands the same model."""
     held = {tensor.name: _outline(tensor) for tensor in tensors}
     got = config_from_gguf(metadata, held)
@@ -59,7 +59,7 @@ def _check_meaning(config: ModelConfig, metadata: dict[str, Any], tensors: list[
         raise UnsupportedModel(f"GGUF cannot express this {config.arch} model: its {wrong}")
 
 
-def _outline(tensor: Assembled) -> QTensor:
+def _outline(tensor: GatheredTensor) -> QTensor:
     """Name and shape; values only of the small ones that a configuration is read from."""
     if tensor.name.startswith("rope_"):
         return replace(tensor.parts[0], name=tensor.name)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ...quant.gguf.gathered import Assembled
+from ...quant.gguf.gathered import GatheredTensor
 from ..archs import Arch
 from ..config.fields import Fields, UnsupportedModel
 from ..config.model_config import ModelConfig
@@ -76,19 +76,19 @@ def _entry(keys: Fields) -> Fields:
     return entry.section("full_attention") or entry
 
 
-def rope_tensors(config: ModelConfig) -> Iterable[Assembled]:
+def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:
     """Divisors of the frequencies, for those ways of scaling that the format keeps in tensors."""
     full = full_rope(config)
     if full is None:
         return []
     if isinstance(full.scaling, LongRope):
         both = {"long": full.scaling.divisors, "short": full.divisors}
-        return [Assembled.of_values(f"rope_factors_{kind}.weight", np.array(v)) for kind, v in both.items()]
+        return [GatheredTensor.from_values(f"rope_factors_{kind}.weight", np.array(v)) for kind, v in both.items()]
     if isinstance(full.scaling, Llama3Scaling):
-        return [Assembled.of_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
+        return [GatheredTensor.from_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
     if full.divisors:
         values = np.array(full.divisors)
-        return [Assembled.of_values("rope_freqs.weight", np.where(values < _INFINITE, values, _STILL))]
+        return [GatheredTensor.from_values("rope_freqs.weight", np.where(values < _INFINITE, values, _STILL))]
     return []
 
 

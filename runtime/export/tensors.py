@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...quant.gguf.gathered import Assembled, place_in_file
+from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ..archs import ARCHS
 from ..config.fields import UnsupportedModel
 from ..config.model_config import ModelConfig
@@ -25,7 +25,7 @@ from .rope import rope_tensors
 _BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"
 
 
-def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
+def exported_tensors(config: ModelConfig, weights: Weights) -> list[GatheredTensor]:
     """All tensors of the file, layer by layer; `weights` are those of `config`, which is no GGUF file's.
 
     Raises UnsupportedModel for what the format cannot hold.
@@ -40,8 +40,8 @@ def exported_tensors(config: ModelConfig, weights: Weights) -> list[Assembled]:
         table, scale = weights.matrix("token_embd.weight"), None
         if ARCHS[config.arch].scales_in_gguf_weights:
             scale = np.full(table.shape[0], config.logit_scale, np.float32)
-        tensors.append(Assembled("output.weight", table.shape, (table,), scale=scale))
-    return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
+        tensors.append(GatheredTensor("output.weight", table.shape, (table,), scale=scale))
+    return sorted(tensors, key=lambda tensor: file_order_key(tensor.name))
 
 
 def splits_output(config: ModelConfig) -> bool:
@@ -59,7 +59,7 @@ def permutes(config: ModelConfig) -> bool:
     return ARCHS[config.arch].interleaved_in_gguf and any(not rope.interleaved for rope in ropes)
 
 
-def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+def _bound(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
     """The tensors outside the layers, and those of layers that are not stacks of matrices."""
     together: dict[str, list[str]] = {}
     for name, _ in shapes(config):
@@ -73,15 +73,15 @@ def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
                 yield replace(parts[0], name=stored)
             else:
                 values = parts[0].rows(0, parts[0].n_rows).dequantize()
-                yield Assembled.of_values(stored, values.reshape(shape))
+                yield GatheredTensor.from_values(stored, values.reshape(shape))
             continue
         if names[0].startswith("altup"):  # stacked
             matrices = tuple(part.parts[0] for part in parts)
-            yield Assembled(stored, (len(parts), *parts[0].shape), matrices)
+            yield GatheredTensor(stored, (len(parts), *parts[0].shape), matrices)
             continue
         if len(parts[0].shape) == 1:
             values = np.concatenate([part.rows(0, 1).dequantize().reshape(-1) for part in parts])
-            yield Assembled.of_values(stored, values)
+            yield GatheredTensor.from_values(stored, values)
             continue
         joined = _under_each_other(stored, parts)
         if found := groups_of_rows(as_gguf, stored, names):
@@ -90,7 +90,7 @@ def _bound(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
         yield joined
 
 
-def _under_each_other(name: str, parts: list[Assembled]) -> Assembled:
+def _under_each_other(name: str, parts: list[GatheredTensor]) -> GatheredTensor:
     """The rows of all `parts`, as one."""
     orders, scales, start = [], [], 0
     for part in parts:
@@ -100,7 +100,7 @@ def _under_each_other(name: str, parts: list[Assembled]) -> Assembled:
         start += held
     plain = all(part.order is None for part in parts)
     unscaled = all(part.scale is None for part in parts)
-    return Assembled(
+    return GatheredTensor(
         name,
         (sum(part.n_rows for part in parts), parts[0].width),
         tuple(tensor for part in parts for tensor in part.parts),
@@ -118,7 +118,7 @@ def _by_groups(groups: int, n_rows: list[int]) -> np.ndarray:
     return np.concatenate(each, axis=1).reshape(-1)
 
 
-def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
+def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
     """One tensor of `shapes`, in the order and with the values that a file has."""
     c, (stem, _, kind) = config, name.rpartition(".")
     stem = stem.rpartition(".")[2] if stem.startswith("blk.") else stem
@@ -126,12 +126,12 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
     tensor = weights.matrix(name)
     if stem == "ssm_a":
         values = weights.decay(name)
-        return Assembled.of_values(name, _tiled(c, values, values.shape))
+        return GatheredTensor.from_values(name, _tiled(c, values, values.shape))
     if stem.endswith("norm") and stem != "ssm_norm" and kind == "weight":
         values = weights.norm(name)
         if c.qk_norm == "head" and stem in ("attn_q_norm", "attn_k_norm") and permutes(c):
             values = values[_pairs(1, len(values), _rotated(c, name))]
-        return Assembled.of_values(name, values)
+        return GatheredTensor.from_values(name, values)
     order = _order(c, r, name, stem)
     scale = _scale(c, stem)
     if len(tensor.shape) == 1 or stem == "ssm_conv1d":
@@ -140,13 +140,13 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> Assembled:
             if stem not in ("ssm_mix", "ssm_z", "ssm_step"):
                 raise UnsupportedModel(f"tensor {name}: GGUF cannot hold a bias behind a scaled {stem}")
             values = values * (np.float32(scale) / np.float32(c.scales.recurrent_in))
-        return Assembled.of_values(name, values if order is None else values[order])
+        return GatheredTensor.from_values(name, values if order is None else values[order])
     columns = None
     if stem == "ssm_out" and r and _is_tiled(c):
         columns = _tiled_heads(r, r.head_dim)
     rows = None if scale is None else np.broadcast_to(np.float32(scale), (tensor.shape[0],))
     rows = rows if rows is None or order is None else rows[order]
-    return Assembled(name, tensor.shape, (tensor,), order, columns, rows)
+    return GatheredTensor(name, tensor.shape, (tensor,), order, columns, rows)
 
 
 def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.ndarray | None:
@@ -253,7 +253,7 @@ def gguf_name(config: ModelConfig, name: str) -> str:
     return f"{layer}{stem}" if bare else f"{layer}{stem}.{kind}"
 
 
-def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+def _experts(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
     """The stacked matrices of experts, and their biases."""
     arch = ARCHS[config.arch]
     for i, layer in enumerate(config.layers):
@@ -269,15 +269,15 @@ def _experts(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
             matrices = tuple(matrix for each in turns for matrix in each)
             rows = sum(held.matrices[stem][0].shape[0] for stem in stems)
             shape = (config.experts.count, rows, matrices[0].shape[1])
-            yield Assembled(f"blk.{i}.{stored}.weight", shape, matrices)
+            yield GatheredTensor(f"blk.{i}.{stored}.weight", shape, matrices)
             biases = [held.biases[stem] for stem in stems if stem in held.biases]
             if biases:
-                yield Assembled.of_values(f"blk.{i}.{stored}.bias", np.concatenate(biases, axis=1))
+                yield GatheredTensor.from_values(f"blk.{i}.{stored}.bias", np.concatenate(biases, axis=1))
 
 
-def _heads(config: ModelConfig, weights: Weights) -> Iterator[Assembled]:
+def _heads(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
     """The matrices of latent attention's heads."""
     for i in range(config.n_layers if config.latent else 0):
         held = weights.heads(i)
         for stem, matrices in (("attn_k_b", held.keys), ("attn_v_b", held.values)):
-            yield Assembled(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)
+            yield GatheredTensor(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)

@@ -11,9 +11,9 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
-from ...quant.gguf.gathered import Assembled, place_in_file
+from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ...quant.gguf.reader import GGUFFile
-from ...quant.recipes.recipes import Facts
+from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
 from ..config.from_files import config_from_hf
 from ..export.model import export_model
@@ -34,7 +34,7 @@ class Convertible:
 
     metadata: dict[str, Any]
     types: dict[str, int]
-    tensors: list[Assembled]
+    tensors: list[GatheredTensor]
     is_gguf: bool
     paths: list[Path]
     release: Callable[[QTensor], None]
@@ -46,7 +46,7 @@ class Convertible:
         return sum(tensor.n_source_bytes for tensor in self.tensors)
 
     @property
-    def facts(self) -> Facts:
+    def model_shape(self) -> ModelShape:
         """What recipes ask."""
         name = self.metadata["general.architecture"]
         queries = _first(self.metadata.get(f"{name}.attention.head_count"), 0)
@@ -54,7 +54,7 @@ class Convertible:
         layers, experts = (
             _first(self.metadata.get(f"{name}.{key}"), 0) for key in ("block_count", "expert_count")
         )
-        return Facts(name, layers, queries // keys if keys else 0, experts)
+        return ModelShape(name, layers, queries // keys if keys else 0, experts)
 
 
 def _first(value: Any, default: int) -> int:
@@ -77,8 +77,8 @@ def _open_gguf(path: Path) -> Convertible:
     file.will_read()
     kept = {key: value for key, value in file.metadata.items() if key not in _WRITTEN_ANEW}
     tensors = [
-        Assembled(name, file.tensors[name].shape, (file.tensors[name],))
-        for name in sorted(file.tensors, key=place_in_file)
+        GatheredTensor(name, file.tensors[name].shape, (file.tensors[name],))
+        for name in sorted(file.tensors, key=file_order_key)
     ]
     return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, [])
 
@@ -109,7 +109,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
 
 
 def _about(
-    path: Path, name: str, tensors: list[Assembled], architecture: str
+    path: Path, name: str, tensors: list[GatheredTensor], architecture: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """What the model card says, and what the `gguf` package guesses from names: `general.…` and types."""
     import logging
@@ -134,7 +134,7 @@ def _about(
     return values, types
 
 
-def _counts(tensors: list[Assembled]) -> tuple[int, int, int, int]:
+def _counts(tensors: list[GatheredTensor]) -> tuple[int, int, int, int]:
     """Weights in all, those shared by all experts, those of one expert of each layer, experts."""
     stacks = [tensor for tensor in tensors if "_exps." in tensor.name and len(tensor.shape) > 2]
     count = stacks[0].shape[0] if stacks else 0

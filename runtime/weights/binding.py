@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.lazy_rows import is_made
+from ...quant.checkpoint.lazy_rows import is_lazy
 from ...quant.errors import DamagedFile
 from ...quant.formats import FORMATS
 from ..archs import ARCHS
@@ -56,7 +56,7 @@ class Weights:
             shape = (sum(part[0] for _, part in parts), *shape[1:])
             in_layer = parts[0][0].startswith("blk.")
             exchanged = arch.hf_transposed and not config.from_gguf and in_layer and len(shape) == 2
-            exchanged = exchanged and not is_made(tensor)  # packers turn matrices the usual way
+            exchanged = exchanged and not is_lazy(tensor)  # packers turn matrices the usual way
             needed = shape[::-1] if exchanged else shape
             stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
             if stacked or _is_same(tensor.shape, needed) or parts[0][0].endswith("ssm_norm.weight"):

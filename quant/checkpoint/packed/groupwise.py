@@ -1,4 +1,8 @@
-"""Weights on a grid of integers: groups of codes with a scale, and a zero point or an offset."""
+"""Group-wise quantised weights: integer codes in groups of inputs that share a scale.
+
+Symmetric and asymmetric packings (GPTQ, AWQ, compressed-tensors) have a zero point for each group, MLX an
+offset. Where a group is one or several blocks of 32 inputs, some GGUF type has the same levels.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +14,29 @@ from functools import cached_property
 import numpy as np
 
 from ..lazy_rows import Index
-from .bit_packing import encode_blocks
-from .lossless import encode_floats, formats_of_products, formats_of_sums, in_f16, witnesses_of_integers
-from .packed_weight import Found
+from .bit_packing import pack_blocks
+from .lossless import (
+    encode_floats,
+    extremes_of_integers,
+    fits_f16,
+    float_formats_of_products,
+    float_formats_of_sums,
+)
+from .packed_weight import PackedWeight
 
-BLOCK = 32  # codes that share a scale in the formats of GGUF that are used here
+BLOCK = 32  # codes a block in Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0
+Rows = Callable[[Index], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Which scale each input has: `of_input` int [width] are the numbers of groups."""
+    """The group of each input: `of_input` int [width] are group numbers."""
 
     of_input: np.ndarray
 
     @cached_property
     def of_block(self) -> np.ndarray | None:
-        """The group of each block, int [width / 32]; None where one has inputs of several, or is not full."""
+        """The group of each block, int [width / 32]; None if a block is not full, or has several groups."""
         if len(self.of_input) % BLOCK:
             return None
         blocks = self.of_input.reshape(-1, BLOCK)
@@ -33,104 +44,111 @@ class Groups:
 
 
 def regular_groups(width: int, n_groups: int, size: int) -> Groups:
-    """Groups of `size` neighbours, the last one maybe smaller."""
+    """Groups of `size` neighbouring inputs; the last group may be smaller."""
     assert (n_groups - 1) * size < width <= n_groups * size
     return Groups(np.arange(width) // size)
 
 
 @dataclass(frozen=True)
-class IntegerGrid:
-    """W[o, i] = scale[o, g] · (code[o, i] - zero[o, g]), g the group of input i.
+class GroupwiseCodes:
+    """The codes and scales of a weight of `shape` (…, outputs, inputs).
 
-    `codes` gives uint8 [n, width] of the rows at an index, 0 … 2^bits - 1; `scales` float32 and `zeros` uint8
-    [n, groups]. `zeros` may give one more than the largest code. Where it is None it is 2^(bits-1).
+    `codes` gives uint8 [n, width] for the rows at an index, 0 … 2^bits - 1; `scales` gives float32
+    [n, groups]. `sources` are the arrays of the file that these, and zero points or offsets, are read from.
     """
 
     name: str
     shape: tuple[int, ...]
     bits: int
     groups: Groups
-    codes: Callable[[Index], np.ndarray]
-    scales: Callable[[Index], np.ndarray]
-    zeros: Callable[[Index], np.ndarray] | None
+    codes: Rows
+    scales: Rows
     sources: tuple[np.ndarray, ...]
 
-    def found(self) -> Found:
-        every = slice(0, math.prod(self.shape[:-1]), 1)
-        scales, middle, top = self.scales(every), 1 << self.bits - 1, (1 << self.bits) - 1
-        zeros = None if self.zeros is None else self.zeros(every)
-        if zeros is not None and (zeros == middle).all():
-            zeros = None
-        largest = middle if zeros is None else int(max(zeros.max(), top - zeros.min()))
-        blocks: tuple[str, ...] = ()
-        if self.groups.of_block is not None and in_f16(scales):
-            if zeros is None:
-                blocks = ("Q4_0" if self.bits == 4 else "Q8_0",)
-            if self.bits == 4:
-                minima_fit = in_f16(scales * (np.float32(middle) if zeros is None else zeros))
-                blocks += ("Q4_1", "Q5_0") if minima_fit else ("Q5_0",)
-        witnesses = witnesses_of_integers(largest)
-
-        def floats() -> tuple[str, ...]:
-            return formats_of_products(self.scales(every), witnesses)
-
-        return Found(self.name, self.shape, blocks, floats, self._encode, self.sources)
-
-    def _encode(self, index: Index, form: str) -> np.ndarray:
-        codes, scales = self.codes(index), self.scales(index)
-        zeros = np.array([[1 << self.bits - 1]], np.uint8) if self.zeros is None else self.zeros(index)
-        zeros = np.broadcast_to(zeros, scales.shape)
-        of_block = self.groups.of_block
-        if of_block is None or form in ("BF16", "F16", "F32"):
-            of_input = self.groups.of_input
-            values = codes.astype(np.float32)
-            values -= zeros[:, of_input]
-            values *= scales[:, of_input]
-            return encode_floats(values, form)
-        d = scales[:, of_block]
-        if form in ("Q4_0", "Q8_0"):
-            return encode_blocks(codes, form, d)
-        offsets = zeros[:, of_block]
-        if form == "Q4_1":
-            return encode_blocks(codes, form, d, -d * offsets)
-        # Q5_0: the distance from a zero point of 0 … 16 to a code of 0 … 15 is within -16 … 15.
-        shifts = (16 - offsets.astype(np.int16)).astype(np.uint8)
-        codes = (codes.reshape(*d.shape, BLOCK) + shifts[..., None]).reshape(codes.shape)
-        return encode_blocks(codes, form, d)
+    @property
+    def all_rows(self) -> slice:
+        return slice(0, math.prod(self.shape[:-1]), 1)
 
 
-@dataclass(frozen=True)
-class AffineGrid:
-    """W[o, i] = scale[o, g] · code[o, i] + offset[o, g], otherwise as `IntegerGrid`."""
+def with_zero_points(weight: GroupwiseCodes, zeros: Rows | None) -> PackedWeight:
+    """W[o, i] = scale[o, g] · (code[o, i] - zero[o, g]), where g is the group of input i.
 
-    name: str
-    shape: tuple[int, ...]
-    bits: int
-    groups: Groups
-    codes: Callable[[Index], np.ndarray]
-    scales: Callable[[Index], np.ndarray]
-    offsets: Callable[[Index], np.ndarray]
-    sources: tuple[np.ndarray, ...]
+    `zeros` gives unsigned integers [n, groups] up to 2^bits; None stands for the middle, 2^(bits-1),
+    everywhere.
+    """
+    rows = weight.all_rows
+    scales, middle, top = weight.scales(rows), 1 << weight.bits - 1, (1 << weight.bits) - 1
+    zero_points = None if zeros is None else zeros(rows)
+    if zero_points is not None and (zero_points == middle).all():
+        zero_points = None
+    largest = middle if zero_points is None else int(max(zero_points.max(), top - zero_points.min()))
+    block_formats: tuple[str, ...] = ()
+    if weight.groups.of_block is not None and fits_f16(scales):
+        if zero_points is None:
+            block_formats = ("Q4_0" if weight.bits == 4 else "Q8_0",)
+        if weight.bits == 4:
+            minimums = scales * (np.float32(middle) if zero_points is None else zero_points)
+            block_formats += ("Q4_1", "Q5_0") if fits_f16(minimums) else ("Q5_0",)
+    extremes = extremes_of_integers(largest)
 
-    def found(self) -> Found:
-        every = slice(0, math.prod(self.shape[:-1]), 1)
-        scales, offsets = self.scales(every), self.offsets(every)
-        blocks: tuple[str, ...] = ()
-        if self.bits <= 5 and self.groups.of_block is not None and in_f16(scales) and in_f16(offsets):
-            blocks = ("Q4_1", "Q5_1") if self.bits <= 4 else ("Q5_1",)
+    def float_formats() -> tuple[str, ...]:
+        return float_formats_of_products(weight.scales(rows), extremes)
 
-        def floats() -> tuple[str, ...]:
-            return formats_of_sums(self.scales(every), (1 << self.bits) - 1, self.offsets(every))
+    def encode(index: Index, form: str) -> np.ndarray:
+        return _encode_with_zero_points(weight, zeros, index, form)
 
-        return Found(self.name, self.shape, blocks, floats, self._encode, self.sources)
+    return PackedWeight(weight.name, weight.shape, block_formats, float_formats, encode, weight.sources)
 
-    def _encode(self, index: Index, form: str) -> np.ndarray:
-        codes, scales, offsets = self.codes(index), self.scales(index), self.offsets(index)
-        of_block = self.groups.of_block
+
+def _encode_with_zero_points(
+    weight: GroupwiseCodes, zeros: Rows | None, index: Index, form: str
+) -> np.ndarray:
+    codes, scales = weight.codes(index), weight.scales(index)
+    zero_points = np.array([[1 << weight.bits - 1]], np.uint8) if zeros is None else zeros(index)
+    zero_points = np.broadcast_to(zero_points, scales.shape)
+    of_block = weight.groups.of_block
+    if of_block is None or form in ("BF16", "F16", "F32"):
+        of_input = weight.groups.of_input
+        values = codes.astype(np.float32)
+        values -= zero_points[:, of_input]
+        values *= scales[:, of_input]
+        return encode_floats(values, form)
+    d = scales[:, of_block]
+    if form in ("Q4_0", "Q8_0"):
+        return pack_blocks(codes, form, d)
+    zero_points = zero_points[:, of_block]
+    if form == "Q4_1":
+        return pack_blocks(codes, form, d, -d * zero_points)
+    # Q5_0: codes 0 … 15 less a zero point 0 … 16 are -16 … 15.
+    shifts = (16 - zero_points.astype(np.int16)).astype(np.uint8)
+    codes = (codes.reshape(*d.shape, BLOCK) + shifts[..., None]).reshape(codes.shape)
+    return pack_blocks(codes, form, d)
+
+
+def with_offsets(weight: GroupwiseCodes, offsets: Rows) -> PackedWeight:
+    """W[o, i] = scale[o, g] · code[o, i] + offset[o, g], where g is the group of input i.
+
+    `offsets` gives float32 [n, groups].
+    """
+    rows = weight.all_rows
+    scales, minimums = weight.scales(rows), offsets(rows)
+    block_formats: tuple[str, ...] = ()
+    fits_blocks = weight.bits <= 5 and weight.groups.of_block is not None
+    if fits_blocks and fits_f16(scales) and fits_f16(minimums):
+        block_formats = ("Q4_1", "Q5_1") if weight.bits <= 4 else ("Q5_1",)
+
+    def float_formats() -> tuple[str, ...]:
+        return float_formats_of_sums(weight.scales(rows), (1 << weight.bits) - 1, offsets(rows))
+
+    def encode(index: Index, form: str) -> np.ndarray:
+        codes, scales, minimums = weight.codes(index), weight.scales(index), offsets(index)
+        of_block = weight.groups.of_block
         if of_block is not None and form in ("Q4_1", "Q5_1"):
-            return encode_blocks(codes, form, scales[:, of_block], offsets[:, of_block])
-        of_input = self.groups.of_input
+            return pack_blocks(codes, form, scales[:, of_block], minimums[:, of_block])
+        of_input = weight.groups.of_input
         values = codes.astype(np.float32)
         values *= scales[:, of_input]
-        values += offsets[:, of_input]
+        values += minimums[:, of_input]
         return encode_floats(values, form)
+
+    return PackedWeight(weight.name, weight.shape, block_formats, float_formats, encode, weight.sources)

@@ -12,7 +12,7 @@ from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
 from kukri.quant.rounding.encode import encode, encode_tensor, holds, peak
-from kukri.quant.rounding.round_to_nearest import PLAIN_KERNELS
+from kukri.quant.rounding.round_to_nearest import NEAREST_KERNELS
 
 EXACT = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_gguf(name: str, rows: int) -> None:
     np.testing.assert_array_equal(got, reference(name, weights))
 
 
-@pytest.mark.parametrize("name", PLAIN_KERNELS)
+@pytest.mark.parametrize("name", NEAREST_KERNELS)
 def test_the_kernel_equals_its_twin(name: str) -> None:
     weights = adversarial(3000, 5)
     twin = FORMATS[name].quantize

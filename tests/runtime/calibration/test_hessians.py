@@ -10,7 +10,7 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
-from kukri.runtime.calibration.hessians import ExpertMoments, Moments, moments
+from kukri.runtime.calibration.hessians import DiagonalHessian, FullHessian, moments
 from kukri.runtime.config.from_files import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program
@@ -49,7 +49,7 @@ def test_moments(conformance: Callable[[str], Path], name: str, threads: int) ->
         called: each.values
         for layer in moments(program, names, windows, threads)
         for each in layer
-        if isinstance(each, Moments)
+        if isinstance(each, FullHessian)
         for called in each.names
     }
     assert set(found) == set(expected)
@@ -88,7 +88,7 @@ def test_experts(conformance: Callable[[str], Path]) -> None:
         each.name: each.values
         for layer in moments(program, names, windows, 2)
         for each in layer
-        if isinstance(each, ExpertMoments)
+        if isinstance(each, DiagonalHessian)
     }
     assert set(found) == set(expected) == set(names.values())
     for name, every in expected.items():
