@@ -17,7 +17,7 @@ from typing import Any
 from ..block import QTensor
 from ..errors import DamagedFile
 from ..formats import FORMATS
-from ..gguf.metadata import shown
+from ..gguf.metadata import quoted
 from ..mapped_file import MappedFile
 from .lazy_rows import sources
 from .raw_tensors import DTYPES, FLOATS, RawTensor
@@ -72,10 +72,10 @@ class Checkpoint:
             stored = _read_tensors(files[-1])
             for tensor in expected:
                 if tensor not in stored:
-                    raise DamagedFile(f"{name}: has no tensor {shown(tensor)}, which {INDEX} places there")
+                    raise DamagedFile(f"{name}: has no tensor {quoted(tensor)}, which {INDEX} places there")
             for tensor in stored:
                 if tensor in raw:
-                    raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
+                    raise DamagedFile(f"{name}: tensor {quoted(tensor)} is in another file too")
             raw |= stored
         tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
         if settings:
@@ -87,7 +87,7 @@ class Checkpoint:
         for plain in raw.values():
             if plain.name not in replaced:
                 if plain.name in tensors:
-                    raise DamagedFile(f"tensor {shown(plain.name)} is there twice, packed and as it is")
+                    raise DamagedFile(f"tensor {quoted(plain.name)} is there twice, packed and as it is")
                 tensors[plain.name] = _plain(plain)
         return cls(
             config=config,
@@ -127,11 +127,11 @@ def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
     for tensor, name in weight_map.items():
         named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
         if not named or set(name) & set("/\\\0"):
-            raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
+            raise DamagedFile(f"{INDEX}: tensor {quoted(tensor)} has no safetensors file of this folder")
         by_file.setdefault(name, []).append(tensor)
     for name in by_file:
         if not (folder / name).is_file():
-            raise DamagedFile(f"{folder.name}: {shown(name)} is missing, which {INDEX} names")
+            raise DamagedFile(f"{folder.name}: {quoted(name)} is missing, which {INDEX} names")
     return by_file
 
 
@@ -153,7 +153,7 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
     """The tensor `name`; `record` is its entry in the header, with offsets from `data_start`."""
-    label = f"{file.path.name}: tensor {shown(name)}"
+    label = f"{file.path.name}: tensor {quoted(name)}"
     shape = tuple(record["shape"])
     if record["dtype"] not in DTYPES:
         raise DamagedFile(f"{label} has dtype {record['dtype']}, which is not known")
@@ -167,7 +167,7 @@ def _plain(raw: RawTensor) -> QTensor:
     """A stored tensor that no packing uses; only float types are supported."""
     if raw.dtype not in FLOATS:
         raise DamagedFile(
-            f"tensor {shown(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
+            f"tensor {quoted(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
             "and others only in the packings that config.json names"
         )
     form, rows = FORMATS[raw.dtype], math.prod(raw.shape[:-1])
@@ -196,6 +196,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
-            raise ValueError(f"{shown(key)} appears twice")
+            raise ValueError(f"{quoted(key)} appears twice")
         members[key] = value
     return members

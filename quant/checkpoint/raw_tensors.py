@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DamagedFile
-from ..gguf.metadata import shown
+from ..gguf.metadata import quoted
 
 DTYPES = {  # safetensors dtype → NumPy dtype; bits as unsigned integers where NumPy has no such type
     "F32": "<f4",
@@ -106,14 +106,14 @@ class RawCheckpoint:
         Raises DamagedFile if it is missing, or has none of `dtypes` or another shape.
         """
         if name not in self._tensors:
-            raise DamagedFile(f"tensor {shown(name)} is missing")
+            raise DamagedFile(f"tensor {quoted(name)} is missing")
         tensor = self._tensors[name]
         if tensor.dtype not in tuple(dtypes):
             raise DamagedFile(
-                f"tensor {shown(name)} has dtype {tensor.dtype}; needed is {' or '.join(dtypes)}"
+                f"tensor {quoted(name)} has dtype {tensor.dtype}; needed is {' or '.join(dtypes)}"
             )
         if shape is not None and tensor.shape != shape:
-            raise DamagedFile(f"tensor {shown(name)} has shape {tensor.shape}, but {shape} is needed")
+            raise DamagedFile(f"tensor {quoted(name)} has shape {tensor.shape}, but {shape} is needed")
         self.taken.add(name)
         return tensor
 
@@ -121,4 +121,4 @@ class RawCheckpoint:
 def check_tensor(condition: object, tensor: RawTensor, problem: str) -> None:
     """Raise DamagedFile "tensor NAME `problem`" unless `condition` is true."""
     if not condition:
-        raise DamagedFile(f"tensor {shown(tensor.name)} {problem}")
+        raise DamagedFile(f"tensor {quoted(tensor.name)} {problem}")

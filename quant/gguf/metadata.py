@@ -60,36 +60,36 @@ class HeaderReader:
     def damaged(self, message: str) -> DamagedFile:
         return DamagedFile(f"{self._name}: {message}")
 
-    def take(self, n: int, what: str) -> bytes:
-        """The next n bytes; `what` names them in errors, here and below."""
+    def take(self, n: int, label: str) -> bytes:
+        """The next n bytes; `label` names them in errors, here and below."""
         if n > self._end - self.position:
             if self._end == MAX_HEADER_BYTES:
-                raise self.damaged(f"{what} lies beyond the first {MAX_HEADER_BYTES} bytes")
-            raise self.damaged(f"{what} runs past the end of the file")
+                raise self.damaged(f"{label} lies beyond the first {MAX_HEADER_BYTES} bytes")
+            raise self.damaged(f"{label} runs past the end of the file")
         self.position += n
         return self._buffer[self.position - n : self.position]
 
-    def u32(self, what: str) -> int:
-        return int(_U32.unpack(self.take(4, what))[0])
+    def u32(self, label: str) -> int:
+        return int(_U32.unpack(self.take(4, label))[0])
 
-    def u64(self, what: str) -> int:
-        return int(_U64.unpack(self.take(8, what))[0])
+    def u64(self, label: str) -> int:
+        return int(_U64.unpack(self.take(8, label))[0])
 
-    def count(self, what: str, least_bytes: int, limit: int) -> int:
+    def count(self, label: str, least_bytes: int, limit: int) -> int:
         """A number of items, at most `limit`, that the rest of the file can hold at `least_bytes` each."""
-        n = self.u64(f"the number of {what}")
+        n = self.u64(f"the number of {label}")
         if n * least_bytes > self._end - self.position:
-            raise self.damaged(f"claims {n} {what}, more than the file can hold")
+            raise self.damaged(f"claims {n} {label}, more than the file can hold")
         if n > limit:
-            raise self.damaged(f"has {n} {what}; at most {limit} are read")
+            raise self.damaged(f"has {n} {label}; at most {limit} are read")
         return n
 
-    def name(self, what: str) -> str:
+    def name(self, label: str) -> str:
         """A metadata key or tensor name: UTF-8 of 1 to MAX_KEY_BYTES bytes."""
-        n = self.u64(f"the length of {what}")
+        n = self.u64(f"the length of {label}")
         if not 0 < n <= MAX_KEY_BYTES:
-            raise self.damaged(f"{what} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
-        return self._text(n, what)
+            raise self.damaged(f"{label} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
+        return self._text(n, label)
 
     def metadata(self, n: int) -> tuple[dict[str, Any], dict[str, int]]:
         """n keys with their values, and the GGUF value type of each."""
@@ -98,47 +98,47 @@ class HeaderReader:
         for i in range(n):
             key = self.name(f"metadata key {i + 1} of {n}")
             if key in values:
-                raise self.damaged(f"metadata key {shown(key)} appears twice")
-            types[key] = self.u32(f"the type of {shown(key)}")
-            values[key] = self._value(types[key], f"metadata {shown(key)}", MAX_DEPTH)
+                raise self.damaged(f"metadata key {quoted(key)} appears twice")
+            types[key] = self.u32(f"the type of {quoted(key)}")
+            values[key] = self._value(types[key], f"metadata {quoted(key)}", MAX_DEPTH)
         return values, types
 
-    def _value(self, kind: int, what: str, depth: int) -> Any:
+    def _value(self, kind: int, label: str, depth: int) -> Any:
         if kind == STRING:
-            return self._text(self.u64(what), what)
+            return self._text(self.u64(label), label)
         if kind == ARRAY:
-            return self._array(what, depth)
+            return self._array(label, depth)
         if kind not in _SCALARS:
-            raise self.damaged(f"{what} has an unknown value type, {kind}")
-        raw = self.take(_SCALARS[kind].size, what)
+            raise self.damaged(f"{label} has an unknown value type, {kind}")
+        raw = self.take(_SCALARS[kind].size, label)
         if kind == BOOL and raw > b"\x01":
-            raise self.damaged(f"{what} is a bool with the value {raw[0]}")
+            raise self.damaged(f"{label} is a bool with the value {raw[0]}")
         return _SCALARS[kind].unpack(raw)[0]
 
-    def _array(self, what: str, depth: int) -> Any:
+    def _array(self, label: str, depth: int) -> Any:
         if depth == 0:
-            raise self.damaged(f"{what} nests arrays more than {MAX_DEPTH} deep")
-        kind = self.u32(what)
+            raise self.damaged(f"{label} nests arrays more than {MAX_DEPTH} deep")
+        kind = self.u32(label)
         if kind not in _LEAST_BYTES:
-            raise self.damaged(f"{what} is an array of an unknown value type, {kind}")
-        n = self.count(f"elements in {what}", _LEAST_BYTES[kind], self._elements_left)
+            raise self.damaged(f"{label} is an array of an unknown value type, {kind}")
+        n = self.count(f"elements in {label}", _LEAST_BYTES[kind], self._elements_left)
         self._elements_left -= n
         if kind == STRING:
-            return self._strings(n, what)
+            return self._strings(n, label)
         if kind == ARRAY:
-            return [self._array(what, depth - 1) for _ in range(n)]
-        raw = self.take(n * _SCALARS[kind].size, what)
+            return [self._array(label, depth - 1) for _ in range(n)]
+        raw = self.take(n * _SCALARS[kind].size, label)
         if kind == BOOL and raw.strip(b"\x00\x01"):
-            raise self.damaged(f"{what} has a bool that is neither 0 nor 1")
+            raise self.damaged(f"{label} has a bool that is neither 0 nor 1")
         return np.frombuffer(raw, _DTYPES[kind]).copy()
 
-    def _text(self, n: int, what: str) -> str:
+    def _text(self, n: int, label: str) -> str:
         try:
-            return self.take(n, what).decode()
+            return self.take(n, label).decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{what} is not UTF-8") from None
+            raise self.damaged(f"{label} is not UTF-8") from None
 
-    def _strings(self, n: int, what: str) -> list[str] | StringArray:
+    def _strings(self, n: int, label: str) -> list[str] | StringArray:
         # Vocabularies are large: strings are read one by one only where they cannot be read at once.
         start, done = self.position, 0
         chunks: list[bytes] = []
@@ -147,7 +147,7 @@ class HeaderReader:
             chunk, n_read, size = pack_short_strings(window, n - done)
             self.position += size
             if not n_read:
-                texts = self._single_strings(done, min(n, done + SINGLE_STRINGS), what)
+                texts = self._single_strings(done, min(n, done + SINGLE_STRINGS), label)
                 if any(b"\0" in text for text in texts):
                     break
                 chunk, n_read = b"".join(b"\0" + text for text in texts), len(texts)
@@ -156,9 +156,9 @@ class HeaderReader:
         if done == n and chunks:
             return StringArray(b"".join([*chunks, b"\0"]), n)
         self.position = start
-        return [text.decode() for text in self._single_strings(0, n, what)]
+        return [text.decode() for text in self._single_strings(0, n, label)]
 
-    def _single_strings(self, first: int, stop: int, what: str) -> list[bytes]:
+    def _single_strings(self, first: int, stop: int, label: str) -> list[bytes]:
         """Strings number `first` … `stop` - 1 of an array as UTF-8, read one by one."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
@@ -173,14 +173,14 @@ class HeaderReader:
                 text.decode()
                 texts.append(text)
         except UnicodeDecodeError:
-            raise self.damaged(f"element {first + len(texts)} of {what} is not UTF-8") from None
+            raise self.damaged(f"element {first + len(texts)} of {label} is not UTF-8") from None
         except struct.error:  # no room for a length
             position = end + 1
-        self.take(position - self.position, f"element {first + len(texts)} of {what}")
+        self.take(position - self.position, f"element {first + len(texts)} of {label}")
         return texts
 
 
-def shown(name: str) -> str:
+def quoted(name: str) -> str:
     """A name from a file for a message: quoted, on one line, at most 64 characters."""
     return repr(name if len(name) <= 64 else name[:61] + "…")
 
@@ -246,7 +246,7 @@ _KINDS: dict[type, str] = {
 
 def _default_or_error(default: Any, key: str) -> Any:
     if default is _MISSING:
-        raise DamagedFile(f"metadata has no {shown(key)}")
+        raise DamagedFile(f"metadata has no {quoted(key)}")
     return default
 
 
@@ -259,7 +259,7 @@ def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
         actual = "a nested array"
     else:
         actual = _KINDS.get(type(value), type(value).__name__)
-    return DamagedFile(f"metadata {shown(key)} should be {_KINDS[kind]} but is {actual}")
+    return DamagedFile(f"metadata {quoted(key)} should be {_KINDS[kind]} but is {actual}")
 
 
 def _all_strings(values: list) -> bool:

@@ -19,7 +19,7 @@ from ..block import QTensor
 from ..errors import DamagedFile
 from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
-from .metadata import UINT32, HeaderReader, require, shown
+from .metadata import UINT32, HeaderReader, quoted, require
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -145,19 +145,19 @@ def _read_tensors(reader: HeaderReader, file: MappedFile, n: int, alignment: int
     data_start = _padded(reader.position, alignment)
     tensors: dict[str, QTensor] = {}
     for record in records:
-        what = f"tensor {shown(record.name)}"
+        label = f"tensor {quoted(record.name)}"
         if record.name in tensors:
-            raise reader.damaged(f"{what} appears twice")
+            raise reader.damaged(f"{label} appears twice")
         if record.offset % alignment:
-            raise reader.damaged(f"{what} is at offset {record.offset}, not a multiple of {alignment}")
+            raise reader.damaged(f"{label} is at offset {record.offset}, not a multiple of {alignment}")
         if data_start + record.offset + record.n_bytes > file.n_bytes:
-            raise reader.damaged(f"{what} ({record.n_bytes} bytes) runs past the end of the file")
+            raise reader.damaged(f"{label} ({record.n_bytes} bytes) runs past the end of the file")
         tensors[record.name] = record.view(file, data_start)
 
     end, last = data_start, ""
     for record in sorted(records, key=lambda record: record.offset):
         if data_start + record.offset < end:
-            raise reader.damaged(f"tensors {shown(last)} and {shown(record.name)} overlap")
+            raise reader.damaged(f"tensors {quoted(last)} and {quoted(record.name)} overlap")
         end, last = data_start + record.offset + record.n_bytes, record.name
     if MAGIC in (bytes(file.bytes[at : at + 4]) for at in (end, _padded(end, alignment))):
         raise reader.damaged("a second GGUF file follows its data; shards must not be concatenated")
@@ -172,25 +172,25 @@ class _TensorRecord:
     offset: int  # from the start of the tensor data
 
     @classmethod
-    def read(cls, reader: HeaderReader, what: str) -> _TensorRecord:
-        name = reader.name(f"the name of {what}")
-        what = f"tensor {shown(name)}"
-        n_dimensions = reader.u32(what)
+    def read(cls, reader: HeaderReader, label: str) -> _TensorRecord:
+        name = reader.name(f"the name of {label}")
+        label = f"tensor {quoted(name)}"
+        n_dimensions = reader.u32(label)
         if not 1 <= n_dimensions <= MAX_DIMENSIONS:
-            raise reader.damaged(f"{what} has {n_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
-        shape = tuple(reader.u64(what) for _ in range(n_dimensions))[::-1]
-        record = cls(name, shape, reader.u32(what), reader.u64(what))
+            raise reader.damaged(f"{label} has {n_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
+        shape = tuple(reader.u64(label) for _ in range(n_dimensions))[::-1]
+        record = cls(name, shape, reader.u32(label), reader.u64(label))
         if 0 in shape:
-            raise reader.damaged(f"{what} has a dimension of zero: {shape}")
+            raise reader.damaged(f"{label} has a dimension of zero: {shape}")
         if record.type not in BY_TYPE:
             known = _UNSUPPORTED_TYPES.get(record.type, "unknown")
             raise reader.damaged(
-                f"{what} has type {record.type} ({known}); supported are {', '.join(FORMATS)}"
+                f"{label} has type {record.type} ({known}); supported are {', '.join(FORMATS)}"
             )
         form = BY_TYPE[record.type]
         if shape[-1] % form.block_size:
             raise reader.damaged(
-                f"{what} is {form.name} with rows of {shape[-1]}, no multiple of {form.block_size}"
+                f"{label} is {form.name} with rows of {shape[-1]}, no multiple of {form.block_size}"
             )
         return record
 
@@ -245,7 +245,7 @@ def _joined(shards: list[_Shard]) -> dict[str, QTensor]:
     for shard in shards:
         for name, tensor in shard.tensors.items():
             if name in tensors:
-                raise DamagedFile(f"{shard.file.path.name}: tensor {shown(name)} is in an earlier shard too")
+                raise DamagedFile(f"{shard.file.path.name}: tensor {quoted(name)} is in an earlier shard too")
             tensors[name] = tensor
     first = shards[0]
     total = require(first.metadata, "split.tensors.count", int, len(tensors))

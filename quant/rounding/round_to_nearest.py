@@ -1,7 +1,7 @@
-"""Rounding to the nearest value without a search: what runs where nobody says what is important.
+"""Round-to-nearest: the scale of a block follows from its extremes, and no search is made.
 
-For formats that the `gguf` package can write, its bytes: `NEAREST_KERNELS` names the compiled kernels of those
-that are worth one.
+The bytes are those of the `gguf` package. `NEAREST_KERNELS` are the formats that have a compiled kernel; the
+others go through `BlockFormat.quantize`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from ..jit.kernel import CpuKernel
 F32_SOURCE, F16_SOURCE, BF16_SOURCE = range(3)  # values of `source_type`
 SOURCE_TYPES = {"F32": F32_SOURCE, "F16": F16_SOURCE, "BF16": BF16_SOURCE}
 
-# What the compiled part is told.
+# Fields of the kernels' argument record, all int64
 _FIELDS = (
-    "source",  # address of n_blocks · 32 floats
+    "source",  # address of n_blocks · 32 floats of `source_type`
     "source_type",
     "n_blocks",
-    "out",
-    "scratch",
-    "zero_nonfinite",  # whether NaN and infinity count as 0
-    "nonfinite",  # address of an int64 that becomes 1, if they do not and there are any; then it stops
+    "out",  # address of the encoded blocks
+    "scratch",  # address of SCRATCH_BYTES
+    "zero_nonfinite",  # whether NaN and infinity become 0
+    "nonfinite",  # address of an int64; set to 1, and encoding stops, at NaN or infinity otherwise
 )
-PLAIN = np.dtype([(name, np.int64) for name in _FIELDS])
-SCRATCH_BYTES = 32 * 4 + 32
+ENCODE = np.dtype([(name, np.int64) for name in _FIELDS])
+SCRATCH_BYTES = 32 * 4 + 32  # 32 weights in float32, and their codes
 
 NEAREST_KERNELS = {
-    name: CpuKernel(f"{__package__}.round_to_nearest_kernels", "ENCODE_PLAIN", name)
+    name: CpuKernel(f"{__package__}.round_to_nearest_kernels", "ENCODE_TO_NEAREST", name)
     for name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
 }
 
@@ -37,9 +37,9 @@ def encode_to_nearest(
 ) -> bool:
     """Encode contiguous uint8 `source`, floats of `source_format`, as blocks of format `name` into `out`.
 
-    Returns False, with `out` undefined, where a weight is not finite and `zero_nonfinite` is not set.
+    Returns False, with `out` undefined, if a weight is not finite and `zero_nonfinite` is not set.
     """
-    arguments = np.zeros(1, PLAIN)
+    arguments = np.zeros(1, ENCODE)
     scratch, nonfinite = np.empty(SCRATCH_BYTES, np.uint8), np.zeros(1, np.int64)
     width = 4 if source_format == "F32" else 2
     arguments["source"], arguments["source_type"] = source.ctypes.data, SOURCE_TYPES[source_format]

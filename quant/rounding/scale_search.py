@@ -1,13 +1,18 @@
-"""The search for scales that lose least, in NumPy: the twin of `search_kernels`, operation by operation.
+"""The search for the scales with the least error, in NumPy: the twin of `scale_search_kernels`.
 
-A block's weights lie along the first axes and blocks along the last, as lanes of a vector do in the kernels:
-no sum crosses it, and sums go from the first weight to the last. All is float32: the two agree in every bit.
+For given codes, the weighted error Σ w · (x - s · level + m)² of a sub-block is a quadratic in its scale s
+and minimum m, whose minimiser has a closed form. The search starts from many trial scales (`starts`); for
+each it rounds the weights to levels, solves for s and m, and keeps the best; from there it rounds and
+solves again.
 
-For given codes the error Σ w · (x - s · level + m)² is a quadratic in the scale s and the minimum m, and the
-best of them have a closed form. So the search starts from many codebooks laid over a run (`starts`), rounds to
-each, solves, and goes on from the best. Scales of scales are then fitted in the same way to what the runs
-want, and refined together: each run's whole numbers by trying their neighbours with the codes that these
-would give, and the block's scales by the closed form over all its runs.
+In K-quants the scales of sub-blocks are d · s with an fp16 d and an integer s. These are fitted to the
+sub-blocks' scales by the same search, and then refined together: s and m of each sub-block by trying the
+neighbouring integers, with the codes that each of them leads to, and d and dmin by the closed form over all
+sub-blocks of the block.
+
+Kernel and twin agree in every bit. Therefore blocks lie along the last axis here, as they are lanes of a
+vector in the kernels; all arithmetic is float32, sums add the first weight first, and none crosses the last
+axis.
 """
 
 from __future__ import annotations
@@ -19,142 +24,143 @@ import numpy as np
 
 from ..formats.packing import Scales
 
-SMALLEST = np.float32(1e-30)  # what is less has no inverse
-LARGEST = np.float32(3e8)  # magnitudes are cut here: more than any format can hold
+SMALLEST = np.float32(1e-30)  # magnitudes up to here count as 0 in divisions
+LARGEST = np.float32(3e8)  # magnitudes are clipped here, beyond what any format can hold
 LARGEST_HALF = np.float32(65504)
-FLAT = np.float32(1e-5)  # determinants below this part of their terms are noise
-REFITS = 2  # rounds of rounding and solving from the best start
-ROUNDS = 3  # rounds of refining scales of scales
+SINGULAR = np.float32(1e-5)  # a determinant below this fraction of its first term is rounding noise
+REFITS = 2  # rounds of rounding and solving after the best start
+ROUNDS = 3  # rounds of refining d, dmin, s and m
 NEIGHBOURS = (0, -1, 1)
 TWO = np.float32(2)
 
-Level = Callable[[np.ndarray], np.ndarray]
+RoundToLevel = Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class ScaleSearch:
-    """How the scales of a format are found."""
+    """The parameters of a format's scale search."""
 
-    starts: (
-        np.ndarray
-    )  # float32 [k], levels that the largest magnitude is laid on; or [k, 2], see `fit_affine`
-    affine: bool = False
-    positive_minimum: bool = False
+    # Trial scales: float32 [k], the levels that the largest magnitude is mapped to; if affine [k, 2], see
+    # `fit_affine`
+    starts: np.ndarray
+    affine: bool = False  # sub-blocks have a minimum
+    positive_minimum: bool = False  # the minimum is at least 0
     powers: bool = False  # scales are powers of two
-    scale_range: tuple[int, int] = (
-        0,
-        0,
-    )  # of the whole numbers that runs' scales are; (0, 0): runs have none
-    scale_starts: np.ndarray | None = None  # float32 [k], as `starts`, for the scale of these
+    scale_range: tuple[int, int] = (0, 0)  # of s; (0, 0): blocks have no sub-blocks
+    scale_starts: np.ndarray | None = None  # float32 [k]: trial values of d, as `starts`
 
 
-def level_of(levels: np.ndarray) -> Level:
-    """The function that rounds float32 to the nearest of ascending float32 `levels`."""
+def level_of(levels: np.ndarray) -> RoundToLevel:
+    """The function that rounds float32 values to the nearest of ascending float32 `levels`."""
     if (np.diff(levels) == 1).all():
         return lambda y: np.minimum(np.maximum(np.rint(y), levels[0]), levels[-1])
-    halfway = midpoints(levels)
-    return lambda y: levels[np.searchsorted(halfway, y, side="right")]
+    borders = midpoints(levels)
+    return lambda y: levels[np.searchsorted(borders, y, side="right")]
 
 
 def midpoints(levels: np.ndarray) -> np.ndarray:
-    """Where rounding goes from one level to the next."""
+    """The values halfway between neighbouring levels, float32 `[n_levels - 1]`."""
     return ((levels[1:] + levels[:-1]) / TWO).astype(np.float32)
 
 
 def find_scales(
-    blocks: np.ndarray, importance: np.ndarray, levels: np.ndarray, run: int, how: ScaleSearch
+    blocks: np.ndarray, importance: np.ndarray, levels: np.ndarray, sub_block: int, search: ScaleSearch
 ) -> Scales:
     """The scales for float32 blocks `[n, block_size]` under importance of the same shape."""
     n, size = blocks.shape
-    shape = size // run, run, n
+    shape = size // sub_block, sub_block, n
     x = np.ascontiguousarray(blocks.clip(-LARGEST, LARGEST).T).reshape(shape)
     w = np.ascontiguousarray(importance.T).reshape(shape)
     level = level_of(levels)
     ones = np.ones((n, 1), np.float32)
-    if how.powers:
+    if search.powers:
         return Scales(fit_power(x[0], w[0], level), 0 * ones[:, 0], ones, ones)
     fits = [
-        fit_affine(x_r, w_r, level, levels[-1], how)
-        if how.affine
-        else (*fit_symmetric(x_r, w_r, level, how.starts), 0 * x_r[0], 0 * x_r[0])
+        fit_affine(x_r, w_r, level, levels[-1], search)
+        if search.affine
+        else (*fit_symmetric(x_r, w_r, level, search.starts), 0 * x_r[0], 0 * x_r[0])
         for x_r, w_r in zip(x, w, strict=True)
     ]
-    scale, bend, minimum, weight = (np.stack(column) for column in zip(*fits, strict=True))  # [runs, n]
-    if how.scale_starts is None:
+    scale, curvature, minimum, weight = (np.stack(column) for column in zip(*fits, strict=True))
+    if search.scale_starts is None:
         return Scales(half(scale[0]), half(minimum[0]), ones, ones)
-    low, high = how.scale_range
-    d, s = fit_whole(scale, bend, how.scale_starts, low, high)
-    dmin, m = fit_whole(minimum, weight, how.scale_starts, low, high)
-    limits = low, high, high if how.affine else 0
+    low, high = search.scale_range
+    d, s = fit_integers(scale, curvature, search.scale_starts, low, high)
+    dmin, m = fit_integers(minimum, weight, search.scale_starts, low, high)
+    limits = low, high, high if search.affine else 0
     return refine(x, w, level, (d, dmin, s, m), limits)
 
 
 def fit_symmetric(
-    x: np.ndarray, w: np.ndarray, level: Level, starts: np.ndarray
+    x: np.ndarray, w: np.ndarray, level: RoundToLevel, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The scale s that makes Σ w (x - s · level(x / s))² small, and Σ w · level² there; x, w `[run, n]`."""
+    """The scale s that makes Σ w (x - s · level(x / s))² small, and Σ w · level², the curvature, there.
+
+    x and w are `[sub_block, n]`, the results `[n]`.
+    """
     wx = w * x
-    per_peak = inverse(np.abs(x).max(axis=0))
-    best, scale, bend = (np.zeros(x.shape[1], np.float32) for _ in range(3))
+    inverse_peak = inverse(np.abs(x).max(axis=0))
+    best, scale, curvature = (np.zeros(x.shape[1], np.float32) for _ in range(3))
     for k in range(len(starts) + REFITS):
-        per_scale = starts[k] * per_peak if k < len(starts) else inverse(scale)
-        chosen = level(x * per_scale)
-        along, square = total(wx * chosen), total(w * chosen * chosen)
-        solved = along * inverse(square)
-        gain = along * solved
+        inverse_scale = starts[k] * inverse_peak if k < len(starts) else inverse(scale)
+        chosen = level(x * inverse_scale)
+        sum_wxl, sum_wll = total(wx * chosen), total(w * chosen * chosen)
+        solved = sum_wxl * inverse(sum_wll)
+        gain = sum_wxl * solved
         better = gain > best
-        best, scale, bend = pick(better, (gain, solved, square), (best, scale, bend))
-    return scale, bend
+        best, scale, curvature = pick(better, (gain, solved, sum_wll), (best, scale, curvature))
+    return scale, curvature
 
 
 def fit_affine(
-    x: np.ndarray, w: np.ndarray, level: Level, top: np.float32, how: ScaleSearch
+    x: np.ndarray, w: np.ndarray, level: RoundToLevel, top: np.float32, search: ScaleSearch
 ) -> tuple[np.ndarray, ...]:
     """Scale s and minimum m that make Σ w (x - s · level((x + m) / s) + m)² small: s, Σ w · level², m, Σ w.
 
-    Starts lay level 0 on `low + a · span` and the top level on `low + b · span`: they are (a, top / (b - a)).
+    x and w are `[sub_block, n]`, the results `[n]`. A start maps `low + a · span` to level 0 and
+    `low + b · span` to the `top` level, where span = high - low of the weights; it is (a, top / (b - a)).
     """
     low, high = x.min(axis=0), x.max(axis=0)
-    if how.positive_minimum:
+    if search.positive_minimum:
         low = np.minimum(low, np.float32(0))
     span = high - low
-    per_span = inverse(span)
+    inverse_span = inverse(span)
     y = x - low
     wy = w * y
     sum_w, sum_wy = total(w), total(wy)
-    scale, offset, bend = (np.zeros(x.shape[1], np.float32) for _ in range(3))
+    scale, offset, curvature = (np.zeros(x.shape[1], np.float32) for _ in range(3))
     best = np.full_like(scale, -np.inf)
-    for k in range(len(how.starts) + REFITS):
-        if k < len(how.starts):
-            start, per_scale = how.starts[k, 0] * span, how.starts[k, 1] * per_span
+    for k in range(len(search.starts) + REFITS):
+        if k < len(search.starts):
+            start, inverse_scale = search.starts[k, 0] * span, search.starts[k, 1] * inverse_span
         else:
-            start, per_scale = offset, inverse(scale)
-        chosen = level((y - start) * per_scale)
+            start, inverse_scale = offset, inverse(scale)
+        chosen = level((y - start) * inverse_scale)
         w_chosen = w * chosen
-        one, two, along = total(w_chosen), total(w_chosen * chosen), total(wy * chosen)
-        flat = FLAT * sum_w * two
-        determinant = sum_w * two - one * one
-        per_determinant = inverse(determinant)
-        s, o = pick(  # where all codes are the same, from `low` on
-            determinant > flat,
+        sum_wl, sum_wll, sum_wyl = total(w_chosen), total(w_chosen * chosen), total(wy * chosen)
+        noise = SINGULAR * sum_w * sum_wll
+        determinant = sum_w * sum_wll - sum_wl * sum_wl
+        inverse_determinant = inverse(determinant)
+        s, o = pick(  # singular where all codes are the same: then the offset is 0
+            determinant > noise,
             (
-                (sum_w * along - sum_wy * one) * per_determinant,
-                (two * sum_wy - one * along) * per_determinant,
+                (sum_w * sum_wyl - sum_wy * sum_wl) * inverse_determinant,
+                (sum_wll * sum_wy - sum_wl * sum_wyl) * inverse_determinant,
             ),
-            (along * inverse(two), np.zeros_like(two)),
+            (sum_wyl * inverse(sum_wll), np.zeros_like(sum_wll)),
         )
-        if how.positive_minimum:
-            over = o > 0 - low
-            s, o = pick(over, ((along + low * one) * inverse(two), 0 - low), (s, o))
-        gain = TWO * (s * along + o * sum_wy) - (s * s * two + TWO * s * o * one + o * o * sum_w)
+        if search.positive_minimum:
+            negative = o > 0 - low
+            s, o = pick(negative, ((sum_wyl + low * sum_wl) * inverse(sum_wll), 0 - low), (s, o))
+        gain = TWO * (s * sum_wyl + o * sum_wy) - (s * s * sum_wll + TWO * s * o * sum_wl + o * o * sum_w)
         gain = np.where(s > 0, gain, np.float32(-np.inf))
         better = gain > best
-        best, scale, offset, bend = pick(better, (gain, s, o, two), (best, scale, offset, bend))
-    return scale, bend, 0 - (low + offset), sum_w
+        best, scale, offset, curvature = pick(better, (gain, s, o, sum_wll), (best, scale, offset, curvature))
+    return scale, curvature, 0 - (low + offset), sum_w
 
 
-def fit_power(x: np.ndarray, w: np.ndarray, level: Level) -> np.ndarray:
-    """The power of two that makes Σ w (x - s · level(x / s))² least, of three around the peak."""
+def fit_power(x: np.ndarray, w: np.ndarray, level: RoundToLevel) -> np.ndarray:
+    """The power of two s, of three near peak / 8, with the least Σ w (x - s · level(x / s))²; `[n]`."""
     peak = np.maximum(np.abs(x).max(axis=0), np.float32(2.0**-100))
     power = (peak.view(np.int32) & 0x7F800000).view(np.float32) * np.float32(1 / 8)
     best, scale = np.full_like(power, np.inf), power
@@ -165,33 +171,37 @@ def fit_power(x: np.ndarray, w: np.ndarray, level: Level) -> np.ndarray:
     return scale
 
 
-def fit_whole(
+def fit_integers(
     scale: np.ndarray, weight: np.ndarray, starts: np.ndarray, low: int, high: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """d `[n]` in fp16 and whole s `[runs, n]` that make Σ weight · (scale - d · s)² small."""
+    """fp16 d `[n]` and integers s `[sub-blocks, n]`, low … high, with small Σ weight · (scale - d · s)²."""
 
-    def whole(y: np.ndarray) -> np.ndarray:
+    def nearest_integer(y: np.ndarray) -> np.ndarray:
         return np.minimum(np.maximum(np.rint(y), np.float32(low)), np.float32(high))
 
-    d = half(fit_symmetric(scale, weight, whole, starts)[0])
-    return d, whole(scale * inverse(d))
+    d = half(fit_symmetric(scale, weight, nearest_integer, starts)[0])
+    return d, nearest_integer(scale * inverse(d))
 
 
 def refine(
     x: np.ndarray,
     w: np.ndarray,
-    level: Level,
-    found: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    level: RoundToLevel,
+    initial: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     limits: tuple[int, int, int],
 ) -> Scales:
-    """Scales of scales and the runs' whole numbers together, from d, dmin `[n]`, s and m `[runs, n]`."""
-    d, dmin, s, m = found
+    """Refine d, dmin `[n]`, s and m `[sub-blocks, n]` together; `limits` are the range of s and the top of
+    m."""
+    d, dmin, s, m = initial
     low, high, top = (np.float32(limit) for limit in limits)
     best = np.full_like(d, np.inf)
-    best_d, best_dmin, best_s, best_m = found
+    best_d, best_dmin, best_s, best_m = initial
     for _ in range(ROUNDS):
-        runs = [refine_run(*run, level, d, dmin, (low, high, top)) for run in zip(x, w, s, m, strict=True)]
-        s, m, errors, *terms = (np.stack(column) for column in zip(*runs, strict=True))
+        refined = [
+            refine_sub_block(*sub_block, level, d, dmin, (low, high, top))
+            for sub_block in zip(x, w, s, m, strict=True)
+        ]
+        s, m, errors, *terms = (np.stack(column) for column in zip(*refined, strict=True))
         error = total(errors)
         better = error < best
         best, best_d, best_dmin, best_s, best_m = pick(
@@ -199,11 +209,11 @@ def refine(
         )
         ss, sm, mm, xs, xm = (total(term) for term in terms)
         determinant = ss * mm - sm * sm
-        sound = determinant > FLAT * ss * mm
-        per_determinant = inverse(determinant)
+        regular = determinant > SINGULAR * ss * mm
+        inverse_determinant = inverse(determinant)
         solved, solved_min = pick(
-            sound,
-            ((xs * mm - xm * sm) * per_determinant, (xs * sm - xm * ss) * per_determinant),
+            regular,
+            ((xs * mm - xm * sm) * inverse_determinant, (xs * sm - xm * ss) * inverse_determinant),
             ((xs + dmin * sm) * inverse(ss), dmin),
         )
         usable = (solved * d >= 0) & (solved_min >= 0)
@@ -211,28 +221,31 @@ def refine(
     return Scales(best_d, best_dmin, np.ascontiguousarray(best_s.T), np.ascontiguousarray(best_m.T))
 
 
-def refine_run(
+def refine_sub_block(
     x: np.ndarray,
     w: np.ndarray,
     s: np.ndarray,
     m: np.ndarray,
-    level: Level,
+    level: RoundToLevel,
     d: np.ndarray,
     dmin: np.ndarray,
     limits: tuple[np.float32, np.float32, np.float32],
 ) -> tuple[np.ndarray, ...]:
-    """A run's best whole s and m near the given, its error, and its terms of the equations for d and dmin."""
+    """The best of a sub-block's s and m and their neighbours, their error, and the terms of d's equations.
+
+    The terms are Σ w of the products of s · level, m and x: ss, sm, mm, xs, xm.
+    """
     low, high, top = limits
     best, best_s, best_m = np.full_like(d, np.inf), s, m
     for step in NEIGHBOURS:
         near_s = np.minimum(np.maximum(s + np.float32(step), low), high)
         scale = d * near_s
-        per_scale = inverse(scale)
+        inverse_scale = inverse(scale)
         for min_step in NEIGHBOURS if top else (0,):
             near_m = np.minimum(np.maximum(m + np.float32(min_step), np.float32(0)), top)
             minimum = dmin * near_m
-            off = scale * level((x + minimum) * per_scale) - minimum - x
-            error = total(w * off * off)
+            residual = scale * level((x + minimum) * inverse_scale) - minimum - x
+            error = total(w * residual * residual)
             best, best_s, best_m = pick(error < best, (error, near_s, near_m), (best, best_s, best_m))
     minimum = dmin * best_m
     chosen = level((x + minimum) * inverse(d * best_s))
@@ -247,32 +260,35 @@ def refine_run(
     return best_s, best_m, best, *terms
 
 
-def nearest(blocks: np.ndarray, levels: np.ndarray, scale: np.ndarray, minimum: np.ndarray) -> np.ndarray:
-    """uint8 codes of the levels nearest to float32 `[n, block_size]`; scale and minimum are `[n, runs]`."""
-    n, runs = scale.shape
-    y = (blocks.reshape(n, runs, -1) + minimum[..., None]) * inverse(scale)[..., None]
+def nearest_codes(
+    blocks: np.ndarray, levels: np.ndarray, scale: np.ndarray, minimum: np.ndarray
+) -> np.ndarray:
+    """uint8 codes of the levels nearest to float32 `[n, block_size]`; scale and minimum are `[n,
+    sub-blocks]`."""
+    n, sub_blocks = scale.shape
+    y = (blocks.reshape(n, sub_blocks, -1) + minimum[..., None]) * inverse(scale)[..., None]
     return np.searchsorted(levels, level_of(levels)(y)).astype(np.uint8).reshape(blocks.shape)
 
 
 def total(terms: np.ndarray) -> np.ndarray:
-    """The sum over the first axis, in its order; np.sum chooses its own."""
-    found = np.zeros(terms.shape[1:], np.float32)
+    """The sum over the first axis, first term first; np.sum adds in an order of its own."""
+    out = np.zeros(terms.shape[1:], np.float32)
     for term in terms:
-        found = found + term
-    return found
+        out = out + term
+    return out
 
 
 def inverse(values: np.ndarray) -> np.ndarray:
-    """1 / values, and 0 for what is too small to have one."""
+    """1 / values; 0 for magnitudes up to SMALLEST."""
     usable = np.abs(values) > SMALLEST
     return np.where(usable, np.float32(1) / np.where(usable, values, np.float32(1)), np.float32(0))
 
 
 def half(values: np.ndarray) -> np.ndarray:
-    """Rounded to fp16, within its range."""
+    """Values rounded to fp16 and clipped to its range, as float32."""
     return values.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16).astype(np.float32)
 
 
 def pick(where: np.ndarray, then: tuple[np.ndarray, ...], other: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    """Of two tuples of arrays, element by element, the first `where` that is true."""
+    """np.where for tuples of arrays: elements of `then` where `where` is true, else of `other`."""
     return [np.where(where, a, b) for a, b in zip(then, other, strict=True)]

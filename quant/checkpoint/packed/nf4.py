@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ...errors import DamagedFile
-from ...gguf.metadata import shown
+from ...gguf.metadata import quoted
 from ..lazy_rows import Index, row_numbers
 from ..raw_tensors import RawCheckpoint, RawTensor, check_tensor
 from ..settings import Settings
@@ -53,7 +53,7 @@ def _read_one(raw: RawCheckpoint, quant_state: RawTensor, name: str) -> PackedWe
     form = FORMATS.get(state.text("dtype", "float32"))
     check_tensor(form, quant_state, f"states a dtype other than {', '.join(FORMATS)}")
     if name not in raw:
-        raise DamagedFile(f"tensor {shown(name)} is missing")
+        raise DamagedFile(f"tensor {quoted(name)} is missing")
     weight = raw.take(name, ("U8", "I8", "F16", "BF16", "F32"))
     n_blocks = -(-rows * width // size)
     n_bytes = -(-rows * width // 2)
@@ -114,4 +114,4 @@ def _state(tensor: RawTensor) -> Settings:
     except (ValueError, RecursionError):
         values = None
     check_tensor(isinstance(values, dict), tensor, "is no JSON object")
-    return Settings(values, f"tensor {shown(tensor.name)}")
+    return Settings(values, f"tensor {quoted(tensor.name)}")

@@ -12,7 +12,13 @@ from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
 from kukri.quant.rounding import scale_search
-from kukri.quant.rounding.codebook import Codebook, encode_blocks, fit, nearest, spread
+from kukri.quant.rounding.codebook import (
+    Codebook,
+    encode_blocks,
+    fit_scales,
+    nearest_codes,
+    normalised_importance,
+)
 from kukri.quant.rounding.codebooks import CODEBOOKS
 from kukri.quant.rounding.encode import encode, encode_tensor
 
@@ -67,13 +73,13 @@ def error(weights: np.ndarray, back: np.ndarray, importance: np.ndarray) -> np.n
 def test_kernels_equal_their_twins(name: str, n: int, k: int) -> None:
     codebook = CODEBOOKS[name]
     weights, importance = hostile(codebook, n, n), importances(codebook, k, n)
-    blocks = fit(codebook, weights, importance)
-    every = np.tile(spread(importance, codebook.form.block_size), (n // k, 1))
-    scales = scale_search.find_scales(weights, every, codebook.levels, codebook.run, codebook.search)
+    blocks = fit_scales(codebook, weights, importance)
+    every = np.tile(normalised_importance(importance, codebook.form.block_size), (n // k, 1))
+    scales = scale_search.find_scales(weights, every, codebook.levels, codebook.sub_block, codebook.search)
     assert blocks.tobytes() == codebook.blocks(scales).tobytes()
-    codes = nearest(codebook, weights, blocks)
+    codes = nearest_codes(codebook, weights, blocks)
     np.testing.assert_array_equal(
-        codes, scale_search.nearest(weights, codebook.levels, *codebook.scales(blocks))
+        codes, scale_search.nearest_codes(weights, codebook.levels, *codebook.scales(blocks))
     )
 
 
@@ -82,20 +88,22 @@ def test_a_code_stands_for_scale_times_level_minus_minimum(name: str) -> None:
     """Any codes, packed, come back as the numbers that the codebook says, here and in the gguf package."""
     codebook = CODEBOOKS[name]
     n, size = 60, codebook.form.block_size
-    blocks = fit(codebook, hostile(codebook, n, 1)[1:])
+    blocks = fit_scales(codebook, hostile(codebook, n, 1)[1:])
     codes = np.random.default_rng(2).integers(0, len(codebook.levels), (n - 1, size)).astype(np.uint8)
     packed = codebook.pack(blocks, codes)
     assert packed.shape == (n - 1, codebook.form.type_size)
     scale, minimum = codebook.scales(blocks)
     assert scale.dtype == minimum.dtype == np.float32
-    assert scale.shape == minimum.shape == (n - 1, size // codebook.run)
-    want = scale[..., None] * codebook.levels[codes].reshape(n - 1, -1, codebook.run) - minimum[..., None]
+    assert scale.shape == minimum.shape == (n - 1, size // codebook.sub_block)
+    want = (
+        scale[..., None] * codebook.levels[codes].reshape(n - 1, -1, codebook.sub_block) - minimum[..., None]
+    )
     for back in (codebook.form.dequantize(packed), stored(codebook, packed)):
         np.testing.assert_array_equal(back, want.reshape(n - 1, size))
     assert (np.diff(codebook.levels) > 0).all()
     sound = (np.abs(scale) > 1e-20).all(axis=1) & (np.abs(want).reshape(n - 1, -1).max(axis=1) < 1e5)
     assert sound.sum() > 40
-    again = codebook.pack(blocks, nearest(codebook, want.reshape(n - 1, size), blocks))
+    again = codebook.pack(blocks, nearest_codes(codebook, want.reshape(n - 1, size), blocks))
     np.testing.assert_array_equal(again[sound], packed[sound])
 
 
