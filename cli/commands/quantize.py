@@ -82,7 +82,7 @@ def quantize(
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
-    from ...quant.recipes.quantize import checked, nearest, write_quantized
+    from ...quant.recipes.quantize import check_plan, uncalibrated_encoder, write_quantized
     from ...quant.recipes.recipes import plan
     from ...runtime.model.convert import open_convertible
     from ..console.progress import Progress
@@ -101,16 +101,16 @@ def quantize(
 
     def settled(planned: list[PlannedTensor]) -> list[PlannedTensor]:
         _check_quantised(planned, allow_requantize)
-        return checked(planned, zero_nonfinite, model.release)
+        return check_plan(planned, zero_nonfinite, model.release)
 
     recommended = plan(recipe, model.tensors, model.model_shape, by_importance, model.is_gguf, formats)
     planned = settled(_budgeted(recommended, bits) if has_budget else recommended)
-    encode: Encoder = nearest(threads, zero_nonfinite)
+    encode: Encoder = uncalibrated_encoder(threads, zero_nonfinite)
     if calibration is not None:
         encode = calibrated = _calibrated(path, calibration, threads, zero_nonfinite)
         if has_budget:
             planned = settled(_budgeted(recommended, bits, _sensitivity(calibrated)))
-        planned = calibrated.in_order(planned)
+        planned = calibrated.execution_order(planned)
     elif has_budget:
         terminal.note(
             "without --calibration, int4 takes all matrices for alike; `--calibration default` does not"
@@ -148,7 +148,12 @@ def _sensitivity(calibrated: CalibratedEncoder) -> dict[str, float]:
 
 
 def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> CalibratedEncoder:
-    from ...runtime.calibration.encoder import CalibratedEncoder, TextTooShort, calibration_text, calibration_windows
+    from ...runtime.calibration.encoder import (
+        CalibratedEncoder,
+        TextTooShort,
+        calibration_text,
+        calibration_windows,
+    )
     from ...runtime.model.source import open_source
     from ...tokenizer import TokenizerError
     from ..console.bounded_io import TooLong
@@ -253,7 +258,9 @@ def remarks(planned: Sequence[PlannedTensor]) -> list[str]:
     return lines
 
 
-def summary(written: QuantizedFile, planned: Sequence[PlannedTensor], source_bytes: int, seconds: float) -> str:
+def summary(
+    written: QuantizedFile, planned: Sequence[PlannedTensor], source_bytes: int, seconds: float
+) -> str:
     """The closing line."""
     weights = Counter[str]()
     for each in planned:

@@ -82,8 +82,11 @@ def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:
     if full is None:
         return []
     if isinstance(full.scaling, LongRope):
-        both = {"long": full.scaling.divisors, "short": full.divisors}
-        return [GatheredTensor.from_values(f"rope_factors_{kind}.weight", np.array(v)) for kind, v in both.items()]
+        factors = {"long": full.scaling.divisors, "short": full.divisors}
+        return [
+            GatheredTensor.from_values(f"rope_factors_{length}.weight", np.array(values))
+            for length, values in factors.items()
+        ]
     if isinstance(full.scaling, Llama3Scaling):
         return [GatheredTensor.from_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
     if full.divisors:

@@ -47,7 +47,7 @@ class Convertible:
 
     @property
     def model_shape(self) -> ModelShape:
-        """What recipes ask."""
+        """The properties that quantisation recipes depend on."""
         name = self.metadata["general.architecture"]
         queries = _first(self.metadata.get(f"{name}.attention.head_count"), 0)
         keys = _first(self.metadata.get(f"{name}.attention.head_count_kv"), queries)

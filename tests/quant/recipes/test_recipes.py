@@ -11,8 +11,8 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.gathered import GatheredTensor, file_order_key
-from kukri.quant.recipes.quantize import checked, peak
-from kukri.quant.recipes.recipes import RECIPES, ModelShape, find_recipe, fitted, more_bits, plan
+from kukri.quant.recipes.quantize import check_plan, peak
+from kukri.quant.recipes.recipes import RECIPES, ModelShape, find_recipe, fitting_format, more_bits, plan
 
 # (hidden, FFN, keys, layers, vocabulary, tied, biases of q, k and v, norms of q and k, norms behind)
 SMOLLM2 = (576, 1536, 192, 30, 49152, True, False, False)
@@ -105,7 +105,8 @@ def test_eight_experts_have_large_keys_and_values():
     tensors += [outline(f"blk.0.{stem}.weight", (256, 256)) for stem in stems]
     tensors += [outline(f"blk.0.ffn_{part}_exps.weight", (8, 256, 256)) for part in ("down", "gate", "up")]
     planned = {
-        p.name: p.format.name for p in plan(RECIPES["q4_k_m"], tensors, ModelShape("llama", 32, 4, experts=8))
+        p.name: p.format.name
+        for p in plan(RECIPES["q4_k_m"], tensors, ModelShape("llama", 32, 4, n_experts=8))
     }
     assert planned == {
         "output.weight": "Q6_K",
@@ -120,7 +121,8 @@ def test_eight_experts_have_large_keys_and_values():
         "blk.0.ffn_up_exps.weight": "Q4_K",
     }
     moe = {
-        p.name: p.format.name for p in plan(RECIPES["mxfp4"], tensors, ModelShape("llama", 32, 4, experts=8))
+        p.name: p.format.name
+        for p in plan(RECIPES["mxfp4"], tensors, ModelShape("llama", 32, 4, n_experts=8))
     }
     assert {name for name, form in moe.items() if form == "MXFP4"} == {n for n in moe if "_exps" in n}
 
@@ -146,7 +148,7 @@ def test_mxfp4_of_a_dense_model():
     ],
 )
 def test_fall_backs(form, width, expected):
-    assert fitted(FORMATS[form], width).name == expected
+    assert fitting_format(FORMATS[form], width).name == expected
 
 
 def test_fall_backs_are_told():
@@ -202,10 +204,10 @@ def test_weights_beyond_the_range_of_fp16(form):
     values[1, 3] = -(2.0**17)
     tensor, model_shape = matrix(values, form), ModelShape("llama", 1, 1)
     assert peak(tensor) == 2.0**17
-    (wide,) = checked(plan(RECIPES["f16"], [tensor], model_shape), False, lambda part: None)
+    (wide,) = check_plan(plan(RECIPES["f16"], [tensor], model_shape), False, lambda part: None)
     assert wide.format.name == form
     assert "131072 is beyond the range of F16" in wide.note
-    (fine,) = checked(plan(RECIPES["bf16"], [tensor], model_shape), False, lambda part: None)
+    (fine,) = check_plan(plan(RECIPES["bf16"], [tensor], model_shape), False, lambda part: None)
     assert (fine.format.name, fine.note) == ("BF16", "")
 
 
@@ -216,6 +218,6 @@ def test_weights_that_are_no_numbers(form, bad):
     values[1, 31] = bad
     planned = plan(RECIPES["q8_0"], [matrix(values, form)], ModelShape("llama", 1, 1))
     with pytest.raises(DamagedFile, match=r"tensor m\.weight has a weight that is NaN or infinite"):
-        checked(planned, False, lambda part: None)
-    assert checked(planned, True, lambda part: None) == planned
+        check_plan(planned, False, lambda part: None)
+    assert check_plan(planned, True, lambda part: None) == planned
     assert peak(planned[0].tensor, finite=True) == 1.0
