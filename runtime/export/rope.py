@@ -1,4 +1,4 @@
-"""RoPE in a GGUF file: the keys, and for those ways of scaling that have none, the tensors."""
+"""RoPE in a GGUF file: its keys, and the tensors of frequency divisors for scalings that have no keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from ..archs import Arch
 from ..config.fields import Fields, UnsupportedModel
 from ..config.model_config import ModelConfig
 from ..config.rope import DynamicNTK, Llama3Scaling, LongRope, Rope, Yarn, yarn_attention_factor
+from .architectures import gguf_rules
 
-_MROPE_SECTIONS = (11, 11, 10, 0)  # of Qwen3.5, where config.json does not say
-_NEAR = 1e-6  # float32 keys
-_STILL = 1e30  # divides the frequency of pairs that do not turn
-_INFINITE = 1e29
+_NEAR = 1e-6  # relative tolerance of numbers that are stored as float32
+_NO_ROTATION = 1e30  # the divisor of pairs that are not rotated
+_INFINITE = 1e29  # divisors from here on mean no rotation
 
 
 def rope_keys(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
+    """The rope.* keys; `keys` is the text model's part of config.json. Raises UnsupportedModel."""
     full = full_rope(c)
     switch: dict[str, Any] = {}
     if arch.nope == "switch":
@@ -47,13 +48,14 @@ def rope_keys(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
         found["attention.temperature_scale"] = c.query_growth[0]
         if c.query_growth[1] != found.get("rope.scaling.original_context_length", c.context_length):
             found["attention.temperature_length"] = c.query_growth[1]
-    if arch.gguf.startswith("qwen35"):
-        sections = (_entry(keys).values.get("mrope_section") or list(_MROPE_SECTIONS))[:4]
+    if default_sections := gguf_rules(arch.gguf).mrope_sections:
+        sections = (_entry(keys).values.get("mrope_section") or list(default_sections))[:4]
         found["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
     return found
 
 
 def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]:
+    """The keys of YaRN; the attention factor only if it is not the one that readers compute."""
     found: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.factor,
@@ -71,13 +73,13 @@ def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]
 
 
 def _entry(keys: Fields) -> Fields:
-    """What config.json says of RoPE, in either spelling."""
+    """The section of config.json about RoPE: rope_parameters, or rope_scaling in older files."""
     entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Fields({}, keys.source)
     return entry.section("full_attention") or entry
 
 
 def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:
-    """Divisors of the frequencies, for those ways of scaling that the format keeps in tensors."""
+    """Tensors with the divisors of the frequencies, for the scalings that GGUF stores as tensors."""
     full = full_rope(config)
     if full is None:
         return []
@@ -91,18 +93,22 @@ def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:
         return [GatheredTensor.from_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
     if full.divisors:
         values = np.array(full.divisors)
-        return [GatheredTensor.from_values("rope_freqs.weight", np.where(values < _INFINITE, values, _STILL))]
+        return [
+            GatheredTensor.from_values(
+                "rope_freqs.weight", np.where(values < _INFINITE, values, _NO_ROTATION)
+            )
+        ]
     return []
 
 
 def full_rope(config: ModelConfig) -> Rope | None:
-    """The rotation of layers without a window, or if there are none, of the others."""
+    """The RoPE of layers without a window; of layers with one if all have a window; None without RoPE."""
     ropes = [(bool(layer.window), layer.rope) for layer in config.layers if layer.rope]
     return min(ropes, key=lambda pair: pair[0])[1] if ropes else None
 
 
 def llama3_divisors(rope: Rope, scaling: Llama3Scaling) -> np.ndarray:
-    """What each pair's frequency is divided by, float32 [dims / 2]."""
+    """The divisor of each pair's frequency, float32 [dims / 2]."""
     plain = replace(rope, scaling=None).inv_freq().astype(np.float64)
     turns = scaling.original_context * plain / (2 * np.pi)
     keep = np.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0, 1)

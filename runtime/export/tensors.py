@@ -1,8 +1,8 @@
-"""The tensors of a GGUF file for a model that comes from somewhere else.
+"""The tensors of a GGUF file for a model from a Hugging Face folder.
 
-Names, orders and shapes are those that llama.cpp's converter gives to files of each architecture. What is
-bound by `Weights` is the starting point: each projection has a tensor of its own there, whatever the
-checkpoint keeps together.
+Names, row orders and shapes are those that llama.cpp's converter gives to files of each architecture. The
+export starts from `Weights`, where each projection is a tensor of its own, even if the checkpoint joins
+several.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ..weights.binding import Weights, groups_of_rows
 from ..weights.expected import shapes
 from .rope import rope_tensors
 
-_BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # without ".weight"
+_BARE = ("ssm_a", "ssm_d", "ffn_gate_inp.scale", "ffn_down_exps.scale")  # names without ".weight"
 
 
 def exported_tensors(config: ModelConfig, weights: Weights) -> list[GatheredTensor]:
-    """All tensors of the file, layer by layer; `weights` are those of `config`, which is no GGUF file's.
+    """All tensors of the file in file order; `config` and `weights` are those of a Hugging Face folder.
 
-    Raises UnsupportedModel for what the format cannot hold.
+    Raises UnsupportedModel for tensors that the format cannot hold.
     """
     tensors = [
         *_bound(config, weights),
@@ -45,27 +45,32 @@ def exported_tensors(config: ModelConfig, weights: Weights) -> list[GatheredTens
 
 
 def splits_output(config: ModelConfig) -> bool:
-    """Whether tied embeddings cannot stay so: scales that go into the weights are not the same for both, or
-    readers want an output matrix."""
+    """Whether a model with tied embeddings needs an output matrix in the file.
+
+    It does if embeddings and output have different scales that go into the weights, or if readers require
+    one.
+    """
     arch = ARCHS[config.arch]
     scaled = arch.scales_in_gguf_weights and config.embed_scale != config.logit_scale
     return config.tied and (scaled or arch.output_in_gguf)
 
 
 def permutes(config: ModelConfig) -> bool:
-    """Whether rows of queries and keys are reordered: the file's pairs lie side by side, the checkpoint's
-    are halves of a head."""
+    """Whether rows of queries and keys are permuted for RoPE.
+
+    Files of some architectures rotate pairs of neighbouring rows, checkpoints pair the halves of a head.
+    """
     ropes = [layer.rope for layer in config.layers if layer.rope]
     return ARCHS[config.arch].interleaved_in_gguf and any(not rope.interleaved for rope in ropes)
 
 
 def _bound(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
-    """The tensors outside the layers, and those of layers that are not stacks of matrices."""
-    together: dict[str, list[str]] = {}
+    """All tensors but stacks of matrices (`_experts`, `_heads`)."""
+    joined_names: dict[str, list[str]] = {}
     for name, _ in shapes(config):
-        together.setdefault(gguf_name(config, name), []).append(name)
+        joined_names.setdefault(gguf_name(config, name), []).append(name)
     as_gguf = replace(config, from_gguf=True)
-    for stored, names in together.items():
+    for stored, names in joined_names.items():
         parts = [_part(config, weights, name) for name in names]
         if len(parts) == 1:
             shape = _shape(config, stored, parts[0].shape)
@@ -83,34 +88,34 @@ def _bound(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
             values = np.concatenate([part.rows(0, 1).dequantize().reshape(-1) for part in parts])
             yield GatheredTensor.from_values(stored, values)
             continue
-        joined = _under_each_other(stored, parts)
-        if found := groups_of_rows(as_gguf, stored, names):
-            order = _by_groups(*found)
+        joined = _concatenated(stored, parts)
+        if groups := groups_of_rows(as_gguf, stored, names):
+            order = _by_groups(*groups)
             joined = replace(joined, order=order if joined.order is None else joined.order[order])
         yield joined
 
 
-def _under_each_other(name: str, parts: list[GatheredTensor]) -> GatheredTensor:
-    """The rows of all `parts`, as one."""
+def _concatenated(name: str, parts: list[GatheredTensor]) -> GatheredTensor:
+    """The rows of all `parts`, one part after the other."""
     orders, scales, start = [], [], 0
     for part in parts:
-        held = sum(len(tensor.data) for tensor in part.parts)
+        stored_rows = sum(len(tensor.data) for tensor in part.parts)
         orders.append(start + (np.arange(part.n_rows) if part.order is None else part.order))
         scales.append(np.ones(part.n_rows, np.float32) if part.scale is None else part.scale)
-        start += held
-    plain = all(part.order is None for part in parts)
+        start += stored_rows
+    unordered = all(part.order is None for part in parts)
     unscaled = all(part.scale is None for part in parts)
     return GatheredTensor(
         name,
         (sum(part.n_rows for part in parts), parts[0].width),
         tuple(tensor for part in parts for tensor in part.parts),
-        None if plain else np.concatenate(orders),
+        None if unordered else np.concatenate(orders),
         scale=None if unscaled else np.concatenate(scales),
     )
 
 
 def _by_groups(groups: int, n_rows: list[int]) -> np.ndarray:
-    """Rows of several projections, one after the other, in the order of groups that have `n_rows` of each."""
+    """The row order that interleaves projections group by group; a group has `n_rows` of each projection."""
     starts = np.cumsum([0, *n_rows]) * groups
     each = [
         start + np.arange(n * groups).reshape(groups, n) for start, n in zip(starts, n_rows, strict=False)
@@ -119,7 +124,7 @@ def _by_groups(groups: int, n_rows: list[int]) -> np.ndarray:
 
 
 def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
-    """One tensor of `shapes`, in the order and with the values that a file has."""
+    """The tensor `name` of `shapes` with the row order and the values that a file has."""
     c, (stem, _, kind) = config, name.rpartition(".")
     stem = stem.rpartition(".")[2] if stem.startswith("blk.") else stem
     r = c.recurrence
@@ -150,7 +155,7 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
 
 
 def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.ndarray | None:
-    """The order in which a file has the rows of a tensor, None if it is the same."""
+    """The row order of a tensor in the file, None if it is the checkpoint's."""
     if stem in ("attn_q", "attn_k") and permutes(c) and not c.latent:
         layer = c.layers[int(name.split(".")[1])]
         head_dim, kv_heads, _ = c.sizes(layer)
@@ -168,39 +173,44 @@ def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.nda
 
 
 def _rotated(c: ModelConfig, name: str) -> int:
-    """How many dimensions of a head a layer rotates; one that rotates none is like the others."""
+    """The number of rotated dimensions of a head; of a layer without RoPE, that of the first layer with
+    it."""
     layer = c.layers[int(name.split(".")[1])]
     rope = layer.rope or next(layer.rope for layer in c.layers if layer.rope)
     return rope.dims
 
 
 def _pairs(heads: int, head_dim: int, dims: int) -> np.ndarray:
-    """Rows of heads whose first `dims` are halves of pairs, in an order in which pairs lie side by side."""
+    """The row order that puts the two rows of each RoPE pair side by side, from heads that pair their halves.
+
+    Only the first `dims` rows of a head are rotated.
+    """
     rows = np.arange(heads * head_dim).reshape(heads, head_dim)
     halves = rows[:, :dims].reshape(heads, 2, dims // 2)
     return np.concatenate([halves.swapaxes(1, 2).reshape(heads, dims), rows[:, dims:]], axis=1).reshape(-1)
 
 
 def _is_tiled(c: ModelConfig) -> bool:
+    """Whether the file has the heads of recurrent layers in another order (see Recurrence.tiled)."""
     r = c.recurrence
     return bool(r and ARCHS[c.arch].tiled_in_gguf and not r.tiled and r.groups not in (1, r.heads))
 
 
 def _tiled_heads(r: Recurrence, head_dim: int) -> np.ndarray:
-    """Rows of heads that follow each other group by group, in the order in which groups take turns."""
+    """The row order that goes round the groups head by head, from heads that are ordered by group."""
     rows = np.arange(r.heads * head_dim).reshape(r.groups, r.heads // r.groups, head_dim)
     return rows.swapaxes(0, 1).reshape(-1)
 
 
 def _tiled(c: ModelConfig, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The decay rates of heads, as a file has them."""
+    """The decay rates of heads in the order and shape that a file has."""
     if c.recurrence and _is_tiled(c):
         values = values[_tiled_heads(c.recurrence, 1)]
     return values.reshape(shape)
 
 
 def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
-    """What the rows of a matrix are multiplied with, where the format has no keys for a model's scales."""
+    """The factors of a matrix's rows, where GGUF has no keys for a model's scales; None for 1."""
     if not ARCHS[c.arch].scales_in_gguf_weights:
         return None
     s, r = c.scales, c.recurrence
@@ -225,7 +235,7 @@ def _scale(c: ModelConfig, stem: str) -> np.ndarray | float | None:
 
 
 def _shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A tensor's shape in the file."""
+    """The shape in the file of the tensor `stored`."""
     stem, r = stored.removesuffix(".weight").rpartition(".")[2], config.recurrence
     if stem == "ffn_gate_inp_shexp":
         return shape[1:]
@@ -238,7 +248,7 @@ def _shape(config: ModelConfig, stored: str, shape: tuple[int, ...]) -> tuple[in
 
 
 def gguf_name(config: ModelConfig, name: str) -> str:
-    """The file's name of what is called `name` inside."""
+    """The file's name of the tensor that `Weights` calls `name`."""
     arch = ARCHS[config.arch]
     stem, _, kind = name.rpartition(".")
     layer = ""
@@ -246,7 +256,7 @@ def gguf_name(config: ModelConfig, name: str) -> str:
         _, number, stem = stem.split(".")
         layer = f"blk.{number}."
         stem = arch.together_in_gguf.get(stem, stem)
-    if stem.startswith(("altup_proj.", "altup_unembd_proj.")):  # of several, stacked
+    if stem.startswith(("altup_proj.", "altup_unembd_proj.")):  # matrices that are stacked in the file
         stem = stem.partition(".")[0]
     stem = arch.gguf_names.get(stem, stem)
     bare = stem in _BARE or stem in arch.bare_in_gguf
@@ -254,30 +264,30 @@ def gguf_name(config: ModelConfig, name: str) -> str:
 
 
 def _experts(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
-    """The stacked matrices of experts, and their biases."""
+    """The stacks of experts' matrices, and of their biases."""
     arch = ARCHS[config.arch]
     for i, layer in enumerate(config.layers):
         if not (layer.experts and config.experts):
             continue
-        held = weights.experts(i)
-        together: dict[str, list[str]] = {}
+        experts = weights.experts(i)
+        joined_stems: dict[str, list[str]] = {}
         for stem in PROJECTIONS:
-            if stem in held.matrices:
-                together.setdefault(arch.together_in_gguf.get(stem, stem), []).append(stem)
-        for stored, stems in together.items():
-            turns = zip(*(held.matrices[stem] for stem in stems), strict=True)
-            matrices = tuple(matrix for each in turns for matrix in each)
-            rows = sum(held.matrices[stem][0].shape[0] for stem in stems)
+            if stem in experts.matrices:
+                joined_stems.setdefault(arch.together_in_gguf.get(stem, stem), []).append(stem)
+        for stored, stems in joined_stems.items():
+            of_experts = zip(*(experts.matrices[stem] for stem in stems), strict=True)
+            matrices = tuple(matrix for of_expert in of_experts for matrix in of_expert)
+            rows = sum(experts.matrices[stem][0].shape[0] for stem in stems)
             shape = (config.experts.count, rows, matrices[0].shape[1])
             yield GatheredTensor(f"blk.{i}.{stored}.weight", shape, matrices)
-            biases = [held.biases[stem] for stem in stems if stem in held.biases]
+            biases = [experts.biases[stem] for stem in stems if stem in experts.biases]
             if biases:
                 yield GatheredTensor.from_values(f"blk.{i}.{stored}.bias", np.concatenate(biases, axis=1))
 
 
 def _heads(config: ModelConfig, weights: Weights) -> Iterator[GatheredTensor]:
-    """The matrices of latent attention's heads."""
+    """The stacks of the heads' matrices of latent attention (MLA)."""
     for i in range(config.n_layers if config.latent else 0):
-        held = weights.heads(i)
-        for stem, matrices in (("attn_k_b", held.keys), ("attn_v_b", held.values)):
+        heads = weights.heads(i)
+        for stem, matrices in (("attn_k_b", heads.keys), ("attn_v_b", heads.values)):
             yield GatheredTensor(f"blk.{i}.{stem}.weight", (len(matrices), *matrices[0].shape), matrices)

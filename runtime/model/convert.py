@@ -16,12 +16,12 @@ from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
 from ..config.from_files import config_from_hf
+from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 
 _WRITTEN_ANEW = ("general.file_type", "general.quantization_version", "general.quantized_by")
-_WINDOW_UNREAD = ("llama", "mistral3", "starcoder2")
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
     window = exported.metadata.get(f"{architecture}.attention.sliding_window")
-    if window and architecture in _WINDOW_UNREAD:
+    if window and gguf_rules(architecture).window_ignored:
         notes.append(f"llama.cpp does not read the sliding window of {architecture} files ({window} tokens)")
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
