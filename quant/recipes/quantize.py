@@ -139,8 +139,7 @@ _INFINITY: dict[str, Any] = {
 
 
 def _peak(data: np.ndarray, form: str, finite: bool) -> float:
-    """The largest magnitude in rows of a float format, by bits: without the sign, floats are ordered as
-    integers."""
+    """The largest magnitude in rows of a float format, whose bits without the sign are ordered as integers."""
     infinity = _INFINITY[form]
     bits = np.ascontiguousarray(data).view(infinity.dtype)
     bits = bits << 1  # without the sign

@@ -21,8 +21,7 @@ from ..gguf.writer import TensorRecord
 
 @dataclass(frozen=True)
 class Recipe:
-    """A quantisation type: its name, the format of most matrices, and the `general.file_type` of its
-    files."""
+    """A quantisation type: name, format of most matrices, and `general.file_type` of its files."""
 
     name: str
     format: str
@@ -86,8 +85,6 @@ _FLOAT32 = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd", "ssm_conv1d"),
     *("shortconv.conv.weight", "altup_correct_coef", "altup_predict_coef"),
 )
-
-
 # Architectures that llama.cpp's mixtures make an exception of
 _70B_ARCHITECTURES = ("llama", "qwen2")
 _Q8_OUTPUT_ARCHITECTURES = ("falcon",)
@@ -99,19 +96,20 @@ class ModelShape:
 
     architecture: str  # `general.architecture` of the GGUF file
     n_layers: int
-    group_size: int  # query heads that share a key-value head; 0: the first layer has no attention
+    queries_per_kv_head: int  # query heads that share a key-value head; 0: the first layer has no attention
     n_experts: int = 0
 
     @property
     def is_70b(self) -> bool:
         """Whether this is a 70B model of Llama or Qwen 2, whose values are small beside its queries."""
-        return self.architecture in _70B_ARCHITECTURES and self.n_layers == 80 and self.group_size > 1
+        return (
+            self.architecture in _70B_ARCHITECTURES and self.n_layers == 80 and self.queries_per_kv_head > 1
+        )
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor and the format that it is written in. `note` is the reason if that is not the recipe's
-    format."""
+    """A tensor and the format that it is written in; `note` says why if that is not the recipe's."""
 
     tensor: GatheredTensor
     format: BlockFormat
@@ -188,8 +186,7 @@ def fitting_format(form: BlockFormat, width: int) -> BlockFormat:
 
 
 def more_bits(i: int, n: int) -> bool:
-    """Whether "_m" mixtures give layer i of n more bits: the first and last eighth, and every third
-    between."""
+    """Whether "_m" mixtures give layer i of n more bits: first and last eighth, every third between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
@@ -241,7 +238,7 @@ class _Mixture:
     def _for_values(self, name: str) -> str:
         form, recipe, i = self._recipe.format, self._recipe.name, self._values_seen
         self._values_seen += 1
-        small_values = self._model.group_size >= 4
+        small_values = self._model.queries_per_kv_head >= 4
         if recipe == "q2_k":
             form = "Q4_K" if small_values else "Q3_K"
         elif recipe == "q3_k_m":

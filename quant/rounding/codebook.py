@@ -71,8 +71,7 @@ NEARESTS = _kernels("NEARESTS", "uniform", "table")
 
 @dataclass(frozen=True)
 class Codebook:
-    """The levels of a format and how it stores scales and codes. Blocks are structured arrays `[n]` of
-    `dtype`."""
+    """The levels of a format, and how its blocks (structured arrays `[n]` of `dtype`) store scales and codes."""
 
     form: BlockFormat
     dtype: np.dtype
@@ -80,8 +79,7 @@ class Codebook:
     levels: np.ndarray  # float32, ascending; a code is an index into it
     search: ScaleSearch
     scales: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-    """The scale and the minimum of each sub-block, float32 `[n, sub-blocks]`, exactly as `dequantize` has
-    them."""
+    """The scale and the minimum of each sub-block as `dequantize` uses them, float32 `[n, sub-blocks]`."""
     store_scales: Callable[[np.ndarray, Scales], None]
     store_codes: Callable[[np.ndarray, np.ndarray], None]
 

@@ -17,8 +17,7 @@ def _integers(low: int, high: int) -> np.ndarray:
 
 
 def _around(level: int, low: float, high: float, count: int, signs: bool = True) -> np.ndarray:
-    """Starts that map the largest magnitude to `low` … `high` times `level`; with `signs` also to
-    -`level`."""
+    """Starts that map the largest magnitude to `low` … `high` times `level`, and with `signs` to -`level`."""
     starts = level * np.linspace(low, high, count)
     return np.concatenate([starts, -starts] if signs else [starts]).astype(np.float32)
 

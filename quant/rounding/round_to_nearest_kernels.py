@@ -81,8 +81,7 @@ def _largest(x: int) -> Any:
 
 @jit
 def _smallest(x: int) -> Any:
-    """The smallest weight of a block; if that is 0, the last of its zeros, which has the sign that NumPy
-    gives."""
+    """The smallest weight of a block; if that is 0, the last zero of the block, whose sign NumPy returns."""
     low = loadv_f32(x)
     for i in range(LANES, BLOCK, LANES):
         low = minimum(low, loadv_f32(x + 4 * i))

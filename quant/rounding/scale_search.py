@@ -190,8 +190,7 @@ def refine(
     initial: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     limits: tuple[int, int, int],
 ) -> Scales:
-    """Refine d, dmin `[n]`, s and m `[sub-blocks, n]` together; `limits` are the range of s and the top of
-    m."""
+    """Refine d, dmin `[n]`, s and m `[sub-blocks, n]` together; `limits` are lowest s, highest s and m."""
     d, dmin, s, m = initial
     low, high, top = (np.float32(limit) for limit in limits)
     best = np.full_like(d, np.inf)
@@ -263,8 +262,7 @@ def refine_sub_block(
 def nearest_codes(
     blocks: np.ndarray, levels: np.ndarray, scale: np.ndarray, minimum: np.ndarray
 ) -> np.ndarray:
-    """uint8 codes of the levels nearest to float32 `[n, block_size]`; scale and minimum are `[n,
-    sub-blocks]`."""
+    """The nearest codes, uint8, of float32 `[n, block_size]`; scale and minimum are `[n, sub-blocks]`."""
     n, sub_blocks = scale.shape
     y = (blocks.reshape(n, sub_blocks, -1) + minimum[..., None]) * inverse(scale)[..., None]
     return np.searchsorted(levels, level_of(levels)(y)).astype(np.uint8).reshape(blocks.shape)

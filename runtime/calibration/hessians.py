@@ -28,13 +28,12 @@ from .machine import (
 _WINDOWS = 2  # that are run, and whose matrix inputs are kept, at a time
 _KEPT_BYTES = 1 << 28  # of a layer's matrices in float32; others are dequantised for each window
 _TILE = 512  # rows and columns of a Hessian that a thread adds to at a time
-_PRIOR_ROWS = 16  # of the mean of all experts, added to what each expert has read
+_PRIOR_ROWS = 16  # rows of the mean of all experts that are added to the rows of each
 
 
 @dataclass(frozen=True)
 class FullHessian:
-    """mean xxᵀ of the inputs x of the matrices `names`, which all have the same inputs: float32 [width,
-    width]."""
+    """mean xxᵀ of the inputs x that the matrices `names` have in common: float32 [width, width]."""
 
     names: tuple[str, ...]
     values: np.ndarray

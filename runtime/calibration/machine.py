@@ -36,8 +36,7 @@ class LayerInputs:
 
 
 class CalibrationMachine(ReferenceMachine):
-    """Runs parts of a program over windows of `context` tokens; `release` is called with tensors it has
-    read."""
+    """Runs parts of a program over windows of `context` tokens; `release` gets tensors that were read."""
 
     def __init__(self, program: ops.Program, context: int, release: Release = lambda tensor: None) -> None:
         super().__init__(program, -(-context // PAGE_SIZE), keep_bytes=0)
@@ -97,8 +96,7 @@ class CalibrationMachine(ReferenceMachine):
         self._squares[id(matrix)] = len(x), np.einsum("ij,ij->j", x, x)
 
     def attend(self, op: ops.Attend) -> None:
-        """The reference's attention over a sequence from position 0, by blocks of queries, which is
-        faster."""
+        """The reference's attention over a sequence from position 0, block of queries by block: faster."""
         if share_caches(self.program) or op.v == op.k or op.sinks is not None:
             super().attend(op)
             return

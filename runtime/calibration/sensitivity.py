@@ -43,8 +43,7 @@ class RoundingMachine(CalibrationMachine):
     rounded: frozenset[int] = frozenset()
 
     def run(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> None:
-        """Run `part` over a window, int32 [context], with the buffers `live`; logits for its second half
-        only."""
+        """Run `part` over a window, int32 [context], with the buffers `live`; logits for its second half."""
         self.begin(tokens, live, logits_indices=np.arange(len(tokens) // 2, len(tokens), dtype=np.int32))
         for op in part:
             self._run(op)

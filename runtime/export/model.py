@@ -60,8 +60,7 @@ def _check_round_trip(config: ModelConfig, metadata: dict[str, Any], tensors: li
 
 
 def _outline(tensor: GatheredTensor) -> QTensor:
-    """A tensor with name and shape only; RoPE divisors keep their values, which belong to the
-    configuration."""
+    """A tensor without data; RoPE divisors keep theirs, which the configuration is read from."""
     if tensor.name.startswith("rope_"):
         return replace(tensor.parts[0], name=tensor.name)
     return QTensor(tensor.name, FORMATS["F32"], tensor.shape, np.empty((0, 0), np.uint8))
@@ -121,8 +120,7 @@ def _used_norms(config: ModelConfig) -> frozenset[str]:
 
 
 def _same_recurrence(a: ModelConfig, b: ModelConfig) -> bool:
-    """Compare the recurrences; the order of heads does not count if each group has one, or there is one
-    group."""
+    """Compare the recurrences; the order of heads does not count with one head or one group."""
     x, y = a.recurrence, b.recurrence
     assert x
     assert y

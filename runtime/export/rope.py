@@ -29,34 +29,34 @@ def rope_keys(c: ModelConfig, arch: Arch, keys: Fields) -> dict[str, Any]:
         switch["rope.scaling.finetuned"] = full is not None
     if full is None:
         return switch
-    found = {"rope.dimension_count": full.dims, "rope.freq_base": full.base, **switch}
+    entries = {"rope.dimension_count": full.dims, "rope.freq_base": full.base, **switch}
     if isinstance(full.scaling, DynamicNTK):
         raise UnsupportedModel("GGUF cannot express RoPE scaling dynamic")
     if isinstance(full.scaling, LongRope):
-        found["rope.scaling.original_context_length"] = full.scaling.original_context
-        found["rope.scaling.attn_factor"] = full.attention_factor
+        entries["rope.scaling.original_context_length"] = full.scaling.original_context
+        entries["rope.scaling.attn_factor"] = full.attention_factor
     elif isinstance(full.scaling, Yarn):
-        found |= _yarn(full, full.scaling, arch, keys)
+        entries |= _yarn(full, full.scaling, arch, keys)
     elif full.factor != 1.0:
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.factor}
+        entries |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.factor}
     local = next((layer.rope for layer in c.layers if layer.window and layer.rope), None)
     if local and arch.local_rope_base is not None:
-        found["rope.freq_base_swa"] = local.base
+        entries["rope.freq_base_swa"] = local.base
         if local.dims != full.dims:
-            found["rope.dimension_count_swa"] = local.dims
+            entries["rope.dimension_count_swa"] = local.dims
     if c.query_growth[0]:
-        found["attention.temperature_scale"] = c.query_growth[0]
-        if c.query_growth[1] != found.get("rope.scaling.original_context_length", c.context_length):
-            found["attention.temperature_length"] = c.query_growth[1]
+        entries["attention.temperature_scale"] = c.query_growth[0]
+        if c.query_growth[1] != entries.get("rope.scaling.original_context_length", c.context_length):
+            entries["attention.temperature_length"] = c.query_growth[1]
     if default_sections := gguf_rules(arch.gguf).mrope_sections:
         sections = (_entry(keys).values.get("mrope_section") or list(default_sections))[:4]
-        found["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
-    return found
+        entries["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
+    return entries
 
 
 def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]:
     """The keys of YaRN; the attention factor only if it is not the one that readers compute."""
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.factor,
         "rope.scaling.original_context_length": int(scaling.original_context),
@@ -65,11 +65,11 @@ def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Fields) -> dict[str, Any]
     }
     scale = _entry(keys).number("mscale_all_dim", 0.0, zero=True)
     if scale:
-        found["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
+        entries["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
     usual = yarn_attention_factor(scaling.factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
     if not math.isclose(usual, rope.attention_factor, rel_tol=_NEAR):
-        found["rope.scaling.yarn_attn_factor"] = rope.attention_factor
-    return found
+        entries["rope.scaling.yarn_attn_factor"] = rope.attention_factor
+    return entries
 
 
 def _entry(keys: Fields) -> Fields:

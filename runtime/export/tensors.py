@@ -173,8 +173,7 @@ def _order(c: ModelConfig, r: Recurrence | None, name: str, stem: str) -> np.nda
 
 
 def _rotated(c: ModelConfig, name: str) -> int:
-    """The number of rotated dimensions of a head; of a layer without RoPE, that of the first layer with
-    it."""
+    """The rotated dimensions of a head; a layer without RoPE has those of the first layer with it."""
     layer = c.layers[int(name.split(".")[1])]
     rope = layer.rope or next(layer.rope for layer in c.layers if layer.rope)
     return rope.dims

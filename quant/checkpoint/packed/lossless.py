@@ -39,11 +39,11 @@ def float_formats_of_products(scales: np.ndarray, extremes: Iterable[float]) -> 
     """
     with np.errstate(over="ignore", invalid="ignore"):
         products = [scales * np.float32(code) for code in extremes]
-        held = {"BF16": all(map(fits_bf16, products)), "F16": all(map(fits_f16, products))}
+        lossless = {"BF16": all(map(fits_bf16, products)), "F16": all(map(fits_f16, products))}
         largest = max(float(np.abs(product).max(initial=0)) for product in products)
     return (
-        tuple(name for name in FLOAT_FORMATS if held.get(name, True))
-        if any(held.values())
+        tuple(name for name in FLOAT_FORMATS if lossless.get(name, True))
+        if any(lossless.values())
         else rounding_formats(largest)
     )
 
@@ -78,7 +78,7 @@ def float_formats_of_sums(scales: np.ndarray, largest: int, offsets: np.ndarray)
     f16 = (steps <= 1 << 11).all() and (magnitude <= F16_MAX).all() and (last >= 2.0**-24).all()
     if not (bf16 or f16):
         return rounding_formats(float(magnitude.max(initial=0)))
-    return tuple(name for name, held in zip(FLOAT_FORMATS, (bf16, f16, True), strict=True) if held)
+    return tuple(name for name, lossless in zip(FLOAT_FORMATS, (bf16, f16, True), strict=True) if lossless)
 
 
 def _lowest_bit(values: np.ndarray) -> np.ndarray:
