@@ -139,7 +139,7 @@ _INFINITY: dict[str, Any] = {
 
 
 def _peak(data: np.ndarray, form: str, finite: bool) -> float:
-    """The largest magnitude in rows of a float format, whose bits without the sign are ordered as integers."""
+    """The largest magnitude in rows of a float format: bits without the sign compare as the magnitudes do."""
     infinity = _INFINITY[form]
     bits = np.ascontiguousarray(data).view(infinity.dtype)
     bits = bits << 1  # without the sign

@@ -71,7 +71,7 @@ NEARESTS = _kernels("NEARESTS", "uniform", "table")
 
 @dataclass(frozen=True)
 class Codebook:
-    """The levels of a format, and how its blocks (structured arrays `[n]` of `dtype`) store scales and codes."""
+    """The levels of a format, and how its blocks (structured arrays of `dtype`) store scales and codes."""
 
     form: BlockFormat
     dtype: np.dtype

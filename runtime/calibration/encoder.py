@@ -83,7 +83,7 @@ class CalibratedEncoder:
         return sorted(plan, key=position)
 
     def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """The sensitivity of each matrix, for `allocate_bits`; `progress` gets the runs that are done, and all."""
+        """The sensitivity of each matrix, for `allocate_bits`; `progress` gets (runs done, all runs)."""
         windows = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
         with threadpool_limits(1, "blas"):
             measured = sensitivities(self._program, self._stacks, windows, self._release, progress)

@@ -120,7 +120,7 @@ def _used_norms(config: ModelConfig) -> frozenset[str]:
 
 
 def _same_recurrence(a: ModelConfig, b: ModelConfig) -> bool:
-    """Compare the recurrences; the order of heads does not count with one head or one group."""
+    """Compare the recurrences; head order does not count with one group, or one head a group."""
     x, y = a.recurrence, b.recurrence
     assert x
     assert y
