@@ -1,15 +1,15 @@
-"""Quality of kukri's calibrated quantisation beside llama.cpp's, at the same bytes.
+"""Compare the quality of kukri's calibrated quantisation with llama.cpp's at the same file size.
 
     python scripts/quant_quality.py CHECKPOINT --calibration TEXT --file TEXT [--llama-cpp DIR] [--work DIR]
 
-Writes the checkpoint (a Hugging Face folder) as Q8_0 with `llm quantize`, as Q4_0 and int4 with its
-`--calibration`, and, given a folder with llama-quantize and llama-imatrix, as Q8_0, Q4_0 and Q4_K_M with
-their importance matrix of that text. Files that are in `--work` already are not made again.
+Quantises the checkpoint (a Hugging Face folder) with `llm quantize`: to q8_0, and with `--calibration` to
+q4_0 and int4. `--llama-cpp` names a folder with llama-quantize and llama-imatrix; these make Q8_0, Q4_0 and
+Q4_K_M with an importance matrix of the same text. Files that are in `--work` already are kept.
 
-Prints, on the first 16 windows of 512 tokens, bytes, bits a weight, perplexity, KL divergence from the
-checkpoint and how often the likeliest token is the same, all measured by `llm eval`: with the reference
-machine, so that only weights differ, or with `--device cpu`, whose 8-bit activations count as well. `--plot`
-draws divergence against size.
+Prints the table of `llm eval` on the first 16 windows of 512 tokens: size, bits per weight, perplexity, KL
+divergence from the checkpoint, same top token. The default device is the reference machine, with which only
+the weights differ; `--device cpu` also quantises activations to 8 bits. `--plot` draws divergence against
+size.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LLM = [sys.executable, "-m", "kukri.cli.main"]
 
 
 def run(*command: object) -> str:
-    """What a command prints; ends the script if it fails."""
+    """Run a command and return its output; exit if it fails."""
     began = time.perf_counter()
     result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
     print(f"{time.perf_counter() - began:6.1f} s  {' '.join(map(str, command))}", file=sys.stderr)
@@ -54,21 +54,32 @@ def main() -> None:
         if not files[-1].exists():
             run(*LLM, "quantize", args.checkpoint, files[-1], "--type", kind, *text)
     if args.llama_cpp:
-        whole, matrix = args.work / f"{name}-bf16.gguf", args.work / f"{name}.imatrix"
-        if not whole.exists():
-            run(*LLM, "quantize", args.checkpoint, whole, "--type", "bf16")
+        unquantised, matrix = args.work / f"{name}-bf16.gguf", args.work / f"{name}.imatrix"
+        if not unquantised.exists():
+            run(*LLM, "quantize", args.checkpoint, unquantised, "--type", "bf16")
         if not matrix.exists():
-            run(args.llama_cpp / "llama-imatrix", "-m", whole, "-f", args.calibration, "-o", matrix)
+            run(args.llama_cpp / "llama-imatrix", "-m", unquantised, "-f", args.calibration, "-o", matrix)
         for kind in ("Q8_0", "Q4_0", "Q4_K_M"):
             files.append(args.work / f"{name}-llama.cpp-{kind}.gguf")
             if not files[-1].exists():
-                run(args.llama_cpp / "llama-quantize", "--imatrix", matrix, whole, files[-1], kind)
-    how = ("--file", args.file, "-c", 512, "--limit", 512 * args.windows, "--device", args.device, "-o", "md")
-    saved = args.work / f"{name}-{args.windows}-{args.device}.logits"  # so that the original runs once
+                run(args.llama_cpp / "llama-quantize", "--imatrix", matrix, unquantised, files[-1], kind)
+    options = (
+        "--file",
+        args.file,
+        "-c",
+        512,
+        "--limit",
+        512 * args.windows,
+        "--device",
+        args.device,
+        "-o",
+        "md",
+    )
+    saved = args.work / f"{name}-{args.windows}-{args.device}.logits"  # so that the checkpoint runs once
     if not saved.exists():
-        print(run(*LLM, "eval", args.checkpoint, *how, "--save-logits", saved))
+        print(run(*LLM, "eval", args.checkpoint, *options, "--save-logits", saved))
     plot = ("--plot", args.plot) if args.plot else ()
-    print(run(*LLM, "eval", *files, *how, "--baseline", saved, *plot))
+    print(run(*LLM, "eval", *files, *options, "--baseline", saved, *plot))
     for file in files:
         print(f"{file.name}: {file.stat().st_size:,} bytes")
 

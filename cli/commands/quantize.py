@@ -22,9 +22,9 @@ from ..console.progress import Progress
 
 if TYPE_CHECKING:
     from ...quant.block import BlockFormat
-    from ...quant.recipes.quantize import Encoder, Written
-    from ...quant.recipes.recipes import Planned, Recipe
-    from ...runtime.calibration.encoder import Calibrated
+    from ...quant.recipes.quantize import Encoder, QuantizedFile
+    from ...quant.recipes.recipes import PlannedTensor, Recipe
+    from ...runtime.calibration.encoder import CalibratedEncoder
     from ...runtime.model.convert import Convertible
 
 DEFAULT_TEXT = "default"  # of --calibration
@@ -123,12 +123,12 @@ def _planned(
     formats: list[tuple[str, BlockFormat]],
     model: Convertible,
     path: Path,
-) -> tuple[list[Planned], Encoder]:
+) -> tuple[list[PlannedTensor], Encoder]:
     """The format of every tensor, and the encoder that makes their blocks.
 
     With a calibration text, int4 spends its budget of bits by what rounding each matrix costs.
     """
-    from ...quant.recipes.quantize import checked, nearest
+    from ...quant.recipes.quantize import check_plan, uncalibrated_encoder
     from ...quant.recipes.recipes import plan
 
     by_importance = options.calibration is not None
@@ -136,39 +136,39 @@ def _planned(
     if options.bits is not None and not has_budget:
         raise typer.BadParameter("--bits goes with --type int4, without --tensor-type")
 
-    def settled(planned: list[Planned]) -> list[Planned]:
+    def settled(planned: list[PlannedTensor]) -> list[PlannedTensor]:
         _check_quantised(planned, options.allow_requantize)
-        return checked(planned, options.zero_nonfinite, model.release)
+        return check_plan(planned, options.zero_nonfinite, model.release)
 
-    recommended = plan(recipe, model.tensors, model.facts, by_importance, model.is_gguf, formats)
+    recommended = plan(recipe, model.tensors, model.model_shape, by_importance, model.is_gguf, formats)
     planned = settled(_budgeted(recommended, options.bits) if has_budget else recommended)
     if options.calibration is None:
         if has_budget:
             terminal.note(
                 "without --calibration, int4 treats all matrices alike; `--calibration default` does not"
             )
-        return planned, nearest(options.threads, options.zero_nonfinite)
+        return planned, uncalibrated_encoder(options.threads, options.zero_nonfinite)
     calibrated = _calibrated(path, options.calibration, options.threads, options.zero_nonfinite)
     if has_budget:
         planned = settled(_budgeted(recommended, options.bits, _sensitivity(calibrated)))
-    return calibrated.in_order(planned), calibrated
+    return calibrated.execution_order(planned), calibrated
 
 
 def _budgeted(
-    planned: list[Planned], bits: float | None, sensitivity: Mapping[str, float] | None = None
-) -> list[Planned]:
-    from ...quant.recipes.budget import budgeted
+    planned: list[PlannedTensor], bits: float | None, sensitivity: Mapping[str, float] | None = None
+) -> list[PlannedTensor]:
+    from ...quant.recipes.bit_allocation import allocate_bits
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
         n_bytes = int(bits / 8 * sum(each.tensor.n_weights for each in planned))
     try:
-        return budgeted(planned, n_bytes, sensitivity)
+        return allocate_bits(planned, n_bytes, sensitivity)
     except ValueError as problem:
         raise typer.BadParameter(f"--bits is too small for this model: {problem}") from None
 
 
-def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
+def _sensitivity(calibrated: CalibratedEncoder) -> dict[str, float]:
     from ..console.progress import StatusLine
 
     with StatusLine() as line:
@@ -177,8 +177,8 @@ def _sensitivity(calibrated: Calibrated) -> dict[str, float]:
         )
 
 
-def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> Calibrated:
-    from ...runtime.calibration.encoder import Calibrated, TextTooShort, calibration_windows
+def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> CalibratedEncoder:
+    from ...runtime.calibration.encoder import CalibratedEncoder, TextTooShort, calibration_windows
     from ...runtime.model.source import open_source
     from ...tokenizer import TokenizerError
     from ..console.bounded_io import TooLong
@@ -194,7 +194,7 @@ def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool
         why = getattr(problem, "strerror", None) or problem
         raise typer.BadParameter(f"{text}: {why}", param_hint="--calibration") from None
     threads = threads or len(os.sched_getaffinity(0))
-    return Calibrated(source.config, source.tensors, source.release, windows, threads, zero_nonfinite)
+    return CalibratedEncoder(source.config, source.tensors, source.release, windows, threads, zero_nonfinite)
 
 
 def _calibration_text(named: str) -> str:
@@ -266,7 +266,7 @@ def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
         raise typer.BadParameter(f"{target} is no file to replace")
 
 
-def _check_quantised(planned: Sequence[Planned], allowed: bool) -> None:
+def _check_quantised(planned: Sequence[PlannedTensor], allowed: bool) -> None:
     """Tensors that are quantised already may stay as they are; they become something else only if asked."""
     from ...quant.recipes.recipes import find_recipe
 
@@ -287,7 +287,7 @@ def _with_recipe(model: Convertible, recipe: Recipe) -> tuple[dict[str, object],
     return metadata, {key: kind for key, kind in model.types.items() if key in model.metadata}
 
 
-def remarks(planned: Sequence[Planned]) -> list[str]:
+def remarks(planned: Sequence[PlannedTensor]) -> list[str]:
     """Lines about tensors that do not have the format that was asked for."""
     groups = Counter((p.note, p.format.name) for p in planned if p.note)
     lines = []
@@ -298,7 +298,9 @@ def remarks(planned: Sequence[Planned]) -> list[str]:
     return lines
 
 
-def summary(written: Written, planned: Sequence[Planned], source_bytes: int, seconds: float) -> str:
+def summary(
+    written: QuantizedFile, planned: Sequence[PlannedTensor], source_bytes: int, seconds: float
+) -> str:
     """The closing line."""
     weights = Counter[str]()
     for each in planned:

@@ -12,7 +12,7 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import GGUFFile
-from ...quant.gguf.string_array import Texts
+from ...quant.gguf.string_array import StringArray
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _describe_gguf(path: Path) -> Description:
         hidden=_number(data, f"{architecture}.embedding_length"),
         context=_number(data, f"{architecture}.context_length"),
         tokenizer=" ".join(kind for kind in kinds if kind),
-        vocab_size=len(tokens) if isinstance(tokens, list | Texts) else 0,
+        vocab_size=len(tokens) if isinstance(tokens, list | StringArray) else 0,
         chat_template=bool(_text(data, "tokenizer.chat_template")),
         licence=_text(data, "general.license"),
         paths=tuple(file.paths),

@@ -1,7 +1,7 @@
-"""Hugging Face folders: configuration and memory-mapped safetensors.
+"""Hugging Face checkpoint folders: config.json and memory-mapped safetensors files.
 
-The safetensors library checks a header (sizes, gaps, overlaps, coverage of the file); the tensors here
-are then views of the mapped file, which the library's NumPy interface cannot give, least of all for BF16.
+The safetensors library checks a file's header (sizes, gaps, overlaps, coverage of the file). Tensors are then
+views of the mapped file, since the library's NumPy interface copies, and has no BF16.
 
 Source: the safetensors format description; index and file names are those of transformers.
 """
@@ -17,29 +17,29 @@ from typing import Any
 from ..block import QTensor
 from ..errors import DamagedFile
 from ..formats import FORMATS
-from ..gguf.metadata import shown
+from ..gguf.metadata import quoted
 from ..mapped_file import MappedFile
 from .lazy_rows import sources
-from .raw import DTYPES, FLOATS, RawTensor
+from .raw_tensors import DTYPES, FLOATS, RawTensor
 from .settings import find_settings
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-OLDER_MODELOPT = "hf_quant_config.json"
+MODELOPT_CONFIG = "hf_quant_config.json"
 MAX_JSON_BYTES = 1 << 26
-MAX_NAME = 200  # characters of a shard's file name; systems have limits of their own
+MAX_NAME = 200  # characters of a shard's file name; file systems refuse longer ones in their own ways
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """An open checkpoint folder.
 
-    `config` and `generation_config` (empty if there is none) are the JSON files as they are. `tensors`
-    are read-only views of the safetensors files `paths`, whose size together is `n_bytes`; their names
-    are those of the checkpoint. Weights that it has in some packing (`packing`: "GPTQ", else "") go by
-    their plain names, "….weight", and are unpacked row by row when they are read.
+    `config` and `generation_config` (empty if missing) are the parsed JSON files. `tensors` are read-only
+    views of the safetensors files `paths`, under the checkpoint's own names. `n_bytes` is the size of all
+    files. `packing` names the scheme of quantised checkpoints ("GPTQ"), and is "" for others; quantised
+    weights have their plain names, "….weight", and are `lazy_rows`, decoded when they are read.
     """
 
     config: dict[str, Any]
@@ -54,32 +54,32 @@ class Checkpoint:
     def open(cls, folder: str | Path) -> Checkpoint:
         """Open a folder with config.json and model.safetensors, or its index and shards.
 
-        Raises DamagedFile for anything missing or wrong in it, UnsupportedModel for a packing that is not
-        known, OSError for files that cannot be opened.
+        Raises DamagedFile if anything in the folder is missing or wrong, UnsupportedModel for an unknown
+        packing, OSError if the folder or a file cannot be opened.
         """
         folder = Path(folder)
-        folder.stat()  # an OSError for a folder that is not there; what is not in it is damage
+        folder.stat()  # a missing folder is an OSError, a file missing from it a DamagedFile
         config = _read_json(folder / CONFIG)
         generation = folder / GENERATION_CONFIG
         generation_config = _read_json(generation) if generation.is_file() else {}
-        older = folder / OLDER_MODELOPT
-        settings = find_settings(config, _read_json(older) if older.is_file() else {})
-        placed = _placed_tensors(folder)
+        modelopt = folder / MODELOPT_CONFIG
+        settings = find_settings(config, _read_json(modelopt) if modelopt.is_file() else {})
+        indexed = _indexed_tensors(folder)
         files: list[MappedFile] = []
         raw: dict[str, RawTensor] = {}
-        for name, expected in placed.items():
+        for name, expected in indexed.items():
             files.append(MappedFile(folder / name))
-            held = _read_tensors(files[-1])
+            stored = _read_tensors(files[-1])
             for tensor in expected:
-                if tensor not in held:
-                    raise DamagedFile(f"{name}: has no tensor {shown(tensor)}, which {INDEX} places there")
-            for tensor in held:
+                if tensor not in stored:
+                    raise DamagedFile(f"{name}: has no tensor {quoted(tensor)}, which {INDEX} places there")
+            for tensor in stored:
                 if tensor in raw:
-                    raise DamagedFile(f"{name}: tensor {shown(tensor)} is in another file too")
-            raw |= held
+                    raise DamagedFile(f"{name}: tensor {quoted(tensor)} is in another file too")
+            raw |= stored
         tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
         if settings:
-            from .schemes import scheme_of, unpack  # most checkpoints need none of them
+            from .schemes import scheme_of, unpack  # imported only for quantised checkpoints
 
             scheme = scheme_of(settings)
             packing = scheme.title
@@ -87,7 +87,7 @@ class Checkpoint:
         for plain in raw.values():
             if plain.name not in replaced:
                 if plain.name in tensors:
-                    raise DamagedFile(f"tensor {shown(plain.name)} is there twice, packed and as it is")
+                    raise DamagedFile(f"tensor {quoted(plain.name)} is there twice, packed and as it is")
                 tensors[plain.name] = _plain(plain)
         return cls(
             config=config,
@@ -100,19 +100,19 @@ class Checkpoint:
         )
 
     def will_read(self) -> None:
-        """Tell the system that tensors are going to be read whole."""
+        """Advise the kernel that the files are going to be read from front to back."""
         for file in self._files:
             file.will_read()
 
     def release(self, tensor: QTensor) -> None:
-        """Drop the tensor's pages from memory; they come back from the file when read again."""
+        """Let the kernel drop the tensor's pages; reading the tensor again fetches them from the file."""
         for file in self._files:
             for array in sources(tensor):
                 file.release(array)
 
 
-def _placed_tensors(folder: Path) -> dict[str, list[str]]:
-    """The safetensors files of a folder, and for each the tensors that the index promises."""
+def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
+    """The safetensors files of a folder, and for each the tensors that the index places there."""
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
     if not (folder / INDEX).is_file():
@@ -123,19 +123,20 @@ def _placed_tensors(folder: Path) -> dict[str, list[str]]:
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedFile(f"{INDEX}: has no weight_map")
-    placed: dict[str, list[str]] = {}
+    by_file: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
         named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
         if not named or set(name) & set("/\\\0"):
-            raise DamagedFile(f"{INDEX}: tensor {shown(tensor)} has no safetensors file of this folder")
-        placed.setdefault(name, []).append(tensor)
-    for name in placed:
+            raise DamagedFile(f"{INDEX}: tensor {quoted(tensor)} has no safetensors file of this folder")
+        by_file.setdefault(name, []).append(tensor)
+    for name in by_file:
         if not (folder / name).is_file():
-            raise DamagedFile(f"{folder.name}: {shown(name)} is missing, which {INDEX} names")
-    return placed
+            raise DamagedFile(f"{folder.name}: {quoted(name)} is missing, which {INDEX} names")
+    return by_file
 
 
 def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
+    """The tensors of a safetensors file by name."""
     from safetensors import SafetensorError, safe_open
 
     name = file.path.name
@@ -151,21 +152,22 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
 
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
-    what = f"{file.path.name}: tensor {shown(name)}"
+    """The tensor `name`; `record` is its entry in the header, with offsets from `data_start`."""
+    label = f"{file.path.name}: tensor {quoted(name)}"
     shape = tuple(record["shape"])
     if record["dtype"] not in DTYPES:
-        raise DamagedFile(f"{what} has dtype {record['dtype']}, which is not known")
+        raise DamagedFile(f"{label} has dtype {record['dtype']}, which is not known")
     if 0 in shape:
-        raise DamagedFile(f"{what} has a dimension of zero: {shape}")
+        raise DamagedFile(f"{label} has a dimension of zero: {shape}")
     start, end = (data_start + offset for offset in record["data_offsets"])
     return RawTensor(name, record["dtype"], shape, file.bytes[start:end])
 
 
 def _plain(raw: RawTensor) -> QTensor:
-    """A tensor that is not packed."""
+    """A stored tensor that no packing uses; only float types are supported."""
     if raw.dtype not in FLOATS:
         raise DamagedFile(
-            f"tensor {shown(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
+            f"tensor {quoted(raw.name)} has dtype {raw.dtype}; supported are {', '.join(FLOATS)}, "
             "and others only in the packings that config.json names"
         )
     form, rows = FORMATS[raw.dtype], math.prod(raw.shape[:-1])
@@ -194,6 +196,6 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
-            raise ValueError(f"{shown(key)} appears twice")
+            raise ValueError(f"{quoted(key)} appears twice")
         members[key] = value
     return members

@@ -1,4 +1,8 @@
-"""Rows that are made when they are read: what `QTensor.data` is of a tensor whose file packs it otherwise."""
+"""Rows that are decoded when they are read, for tensors that a checkpoint packs in a way of its own.
+
+`LazyRows` is `QTensor.data` of such a tensor: it stands in for the array of GGUF blocks, which never is in
+memory as a whole.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +15,25 @@ import numpy as np
 
 from ..block import BlockFormat, QTensor
 
-CHUNK_WEIGHTS = 1 << 18  # weights made at once: the temporaries of one stay in the cache
+CHUNK_WEIGHTS = 1 << 18  # weights decoded at once, so few that the temporaries stay in the cache
 
-Index = slice | np.ndarray  # of rows: positive steps, or their numbers
-Make = Callable[[Index], np.ndarray]
+Index = slice | np.ndarray  # of rows: a slice with a positive step, or an array of row numbers
+Decode = Callable[[Index], np.ndarray]  # the rows at an index → contiguous uint8 [n, row_bytes]
 
 
 @dataclass(frozen=True, eq=False)
-class MadeRows:
-    """Stands in for uint8 `[rows, row_bytes]` without being in memory.
+class LazyRows:
+    """Stands in for an array uint8 `[rows, row_bytes]`, whose rows are decoded each time they are read.
 
-    Slices are such again; other indices, `np.asarray` and everything else of NumPy's that takes arrays make
-    the rows asked for, anew each time. `make` gives contiguous uint8 `[n, row_bytes]` of the rows at an
-    index, and must not mind being called by several threads at once. `sources` are the bytes that it reads.
+    A slice of it is another `LazyRows`; any other index, `np.asarray` and NumPy functions that take arrays
+    decode the rows in question. `decode` may be called by several threads at once. `sources` are the
+    arrays of the file that it reads.
     """
 
-    make: Make
+    decode: Decode
     row_bytes: int
     width: int  # weights a row
-    numbers: range  # of these rows among all that `make` knows
+    numbers: range  # the numbers that `decode` knows these rows by
     sources: tuple[np.ndarray, ...]
 
     @property
@@ -47,11 +51,11 @@ class MadeRows:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, index: Any) -> MadeRows | np.ndarray:
+    def __getitem__(self, index: Any) -> LazyRows | np.ndarray:
         if isinstance(index, slice) and (index.step is None or index.step > 0):
             return replace(self, numbers=self.numbers[index])
         if isinstance(index, np.ndarray) and index.ndim == 1 and index.dtype.kind in "iu":
-            return self.make(np.arange(self.numbers.start, self.numbers.stop, self.numbers.step)[index])
+            return self.decode(np.arange(self.numbers.start, self.numbers.stop, self.numbers.step)[index])
         return cast(np.ndarray, np.asarray(self)[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -59,13 +63,13 @@ class MadeRows:
         step = max(16, CHUNK_WEIGHTS // self.width)
         for start in range(0, len(out), step):
             part = self.numbers[start : start + step]
-            out[start : start + step] = self.make(slice(part.start, part.stop, part.step))
+            out[start : start + step] = self.decode(slice(part.start, part.stop, part.step))
         return out if dtype is None else out.astype(dtype, copy=False)
 
-    def reshape(self, *shape: Any) -> MadeRows | np.ndarray:
-        """The same if the shape is, else the rows as an array of that shape."""
-        wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        if wanted in (self.shape, (len(self), -1), (-1, self.row_bytes)):
+    def reshape(self, *shape: Any) -> LazyRows | np.ndarray:
+        """Itself if that is its shape already, otherwise the decoded rows as an array of `shape`."""
+        target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        if target in (self.shape, (len(self), -1), (-1, self.row_bytes)):
             return self
         return np.asarray(self).reshape(*shape)
 
@@ -73,26 +77,29 @@ class MadeRows:
         return np.asarray(self).tobytes()
 
 
-def made_tensor(
-    name: str, form: BlockFormat, shape: tuple[int, ...], make: Make, sources: tuple[np.ndarray, ...]
+def lazy_tensor(
+    name: str, form: BlockFormat, shape: tuple[int, ...], decode: Decode, sources: tuple[np.ndarray, ...]
 ) -> QTensor:
-    """The tensor of `shape` whose rows, numbered across its matrices, `make` gives in blocks of `form`."""
+    """A tensor of format `form` whose rows `decode` gives; rows are numbered across all its matrices."""
     n_rows, width = math.prod(shape[:-1]), shape[-1]
-    rows = MadeRows(make, form.row_bytes(width), width, range(n_rows), sources)
+    rows = LazyRows(decode, form.row_bytes(width), width, range(n_rows), sources)
     return QTensor(name, form, shape, cast(np.ndarray, rows))
 
 
-def is_made(tensor: QTensor) -> bool:
-    """Whether a tensor's file packs it otherwise; then (outputs, inputs) whatever its unpacked kin have."""
+def is_lazy(tensor: QTensor) -> bool:
+    """Whether the rows of a tensor are decoded when they are read, since its checkpoint packs them.
+
+    Such tensors are (outputs, inputs) even where the architecture's plain checkpoints are (inputs, outputs).
+    """
     return not isinstance(tensor.data, np.ndarray)
 
 
 def sources(tensor: QTensor) -> tuple[np.ndarray, ...]:
-    """The arrays in the file that a tensor is read from."""
+    """The arrays of the file that a tensor is read from."""
     data: Any = tensor.data
-    return data.sources if isinstance(data, MadeRows) else (data,)
+    return data.sources if isinstance(data, LazyRows) else (data,)
 
 
-def numbers_of(index: Index) -> np.ndarray:
-    """The numbers of the rows at an index; those of a slice have an end."""
+def row_numbers(index: Index) -> np.ndarray:
+    """The numbers of the rows at an index, int `[n]`; a slice must have a stop."""
     return np.arange(index.start, index.stop, index.step) if isinstance(index, slice) else index

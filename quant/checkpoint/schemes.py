@@ -1,4 +1,4 @@
-"""What configurations call the packings of weights, and what finds the weights packed so."""
+"""The packing schemes of quantised checkpoints by `quant_method`, each with the reader of its tensors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ..block import QTensor
 from ..errors import UnsupportedModel
 from .packed import awq, fp4, fp8, gptq, integers, mlx, mxfp4, nf4
-from .packed.found import Found, tensors_of
-from .raw import RawTensor, RawTensors
+from .packed.packed_weight import PackedWeight, unpacked_tensors
+from .raw_tensors import RawCheckpoint, RawTensor
 from .settings import Settings, short
 
-# Scales of activations and of the cache, which are not needed where both are kept as they are.
+# Scales of activations and of the KV cache: unused, since kukri does not quantise these the way the file says
 _SKIPPED = re.compile(
     r".*\.((q|k|v|kv|input|output|activation|prob)_scale|(input|output|k|v)_zero_point|input_global_scale"
     r"|(gate_up_proj|down_proj)_(input|activation)_scale)"
@@ -23,15 +23,15 @@ _DENSE = ("dense", "none")
 
 @dataclass(frozen=True)
 class Scheme:
-    """A name that configurations have for a way of packing, and what finds the weights packed so."""
+    """A way of packing quantised weights; `read` yields all weights of a checkpoint packed that way."""
 
-    title: str
-    read: Callable[[RawTensors, Settings], Iterator[Found]]
+    title: str  # for people: "GPTQ"
+    read: Callable[[RawCheckpoint, Settings], Iterator[PackedWeight]]
 
 
-def _fp8(raw: RawTensors, settings: Settings) -> Iterator[Found]:
-    rectangle = settings.pair("weight_block_size")
-    yield from fp8.read(raw, [rectangle] if rectangle else [])
+def _fp8(raw: RawCheckpoint, settings: Settings) -> Iterator[PackedWeight]:
+    block_size = settings.pair("weight_block_size")
+    yield from fp8.read(raw, [block_size] if block_size else [])
 
 
 CT_FORMATS = (
@@ -46,7 +46,7 @@ CT_FORMATS = (
 )
 
 
-def _compressed_tensors(raw: RawTensors, settings: Settings) -> Iterator[Found]:
+def _compressed_tensors(raw: RawCheckpoint, settings: Settings) -> Iterator[PackedWeight]:
     groups = settings.sections("config_groups")
     for part in (settings, *groups):
         part.one_of("format", "dense", CT_FORMATS, "compressed-tensors")
@@ -55,24 +55,24 @@ def _compressed_tensors(raw: RawTensors, settings: Settings) -> Iterator[Found]:
     if (transforms := settings.section("transform_config")) and transforms.values.get("config_groups"):
         raise UnsupportedModel("compressed-tensors with transform_config is not supported; without it is")
     weights = [args for group in groups if (args := group.section("weights")) is not None]
-    rectangles = [pair for args in weights if (pair := args.pair("block_structure")) is not None]
-    said = integers.declared(groups)
-    yield from integers.read_packed(raw, said)
-    yield from integers.read_bytes(raw, said)
-    yield from fp8.read(raw, rectangles)
+    block_sizes = [pair for args in weights if (pair := args.pair("block_structure")) is not None]
+    declared = integers.declared_sizes(groups)
+    yield from integers.read_packed(raw, declared)
+    yield from integers.read_bytes(raw, declared)
+    yield from fp8.read(raw, block_sizes)
     yield from fp4.read(raw)
 
 
 MODELOPT = ("fp8", "fp8_pb_wo", "fp8_pb_real", "nvfp4", "mixed_precision", "none")
 
 
-def _modelopt(raw: RawTensors, settings: Settings) -> Iterator[Found]:
+def _modelopt(raw: RawCheckpoint, settings: Settings) -> Iterator[PackedWeight]:
     settings.one_of("quant_algo", "none", MODELOPT, "ModelOpt")
     yield from fp8.read(raw, [(128, 128)])
     yield from fp4.read(raw)
 
 
-def _bitsandbytes(raw: RawTensors, settings: Settings) -> Iterator[Found]:
+def _bitsandbytes(raw: RawCheckpoint, settings: Settings) -> Iterator[PackedWeight]:
     yield from nf4.read(raw)
     yield from integers.read_llm_int8(raw)
 
@@ -88,7 +88,7 @@ SCHEMES = {
     "mxfp4": Scheme("MXFP4", lambda raw, settings: mxfp4.read(raw)),
     "mlx": Scheme("MLX", mlx.read),
 }
-OTHER_NAMES = {
+OTHER_NAMES = {  # other spellings of `quant_method`
     "modelopt_fp4": "modelopt",
     "modelopt_fp8": "modelopt",
     "compressed_tensors": "compressed-tensors",
@@ -96,7 +96,7 @@ OTHER_NAMES = {
 
 
 def scheme_of(settings: Settings) -> Scheme:
-    """UnsupportedModel, which lists what there is, for any other way of packing."""
+    """The scheme that a configuration names. Raises UnsupportedModel, listing the known ones, for others."""
     default = "mlx" if "bits" in settings.values else "modelopt" if "quant_algo" in settings.values else ""
     method = settings.text("quant_method", default).lower()
     method = OTHER_NAMES.get(method, method)
@@ -108,10 +108,10 @@ def scheme_of(settings: Settings) -> Scheme:
 
 
 def unpack(
-    held: Mapping[str, RawTensor], scheme: Scheme, settings: Settings
+    stored: Mapping[str, RawTensor], scheme: Scheme, settings: Settings
 ) -> tuple[dict[str, QTensor], set[str]]:
-    """The packed weights under their plain names, and the names of all tensors that they replace."""
-    raw = RawTensors(held)
-    tensors = tensors_of(scheme.read(raw, settings))
-    skipped = {name for name in held if _SKIPPED.fullmatch(name)}
+    """The packed weights under their plain names, and the names of all stored tensors that they replace."""
+    raw = RawCheckpoint(stored)
+    tensors = unpacked_tensors(scheme.read(raw, settings))
+    skipped = {name for name in stored if _SKIPPED.fullmatch(name)}
     return tensors, raw.taken | skipped

@@ -1,4 +1,4 @@
-"""Checked reading of what config.json says of a checkpoint's packing."""
+"""The quantisation section of a config.json, read with checks of key and type."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 from ..errors import DamagedFile, UnsupportedModel
 
 MAX_SIZE = 2**31 - 1
-SECTIONS = ("quantization_config", "compression_config", "quantization")
+SECTIONS = ("quantization_config", "compression_config", "quantization")  # keys of config.json
 
 
 def short(value: object) -> str:
-    """A value of a file for a message: short, and on one line."""
+    """A value from a file as it may stand in an error message: shortened, on one line."""
     return " ".join(reprlib.repr(value).split())
 
 
 class Settings:
-    """`quantization_config`, or a part of it, by key and type. A null counts as absent."""
+    """`quantization_config` or an object inside it. A null counts as absent; wrong types raise DamagedFile.
+
+    `source` says in error messages where the values stand.
+    """
 
     def __init__(self, values: Mapping[str, Any], source: str = "quantization_config") -> None:
         self.values = values
@@ -56,13 +59,13 @@ class Settings:
         return Settings(value, f"{self.source}: {key}")
 
     def sections(self, key: str) -> list[Settings]:
-        """The objects that an object at `key` has as its values; none if it is absent."""
-        outer = self.section(key)
-        named = [] if outer is None else [(name, outer.section(name)) for name in outer.values]
-        return [section for _, section in named if section is not None]
+        """The values of the object at `key`, which must be objects themselves; [] if `key` is absent."""
+        parent = self.section(key)
+        children = [] if parent is None else [parent.section(name) for name in parent.values]
+        return [child for child in children if child is not None]
 
     def pair(self, key: str) -> tuple[int, int] | None:
-        """Two sizes, or None."""
+        """A list of two positive integers, or None if `key` is absent."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -72,7 +75,10 @@ class Settings:
         return sizes[0], sizes[1]
 
     def one_of(self, key: str, default: str, known: tuple[str, ...], kind: str) -> str:
-        """A text among `known`, whatever its case. UnsupportedModel names `kind` and those otherwise."""
+        """The value of `key` in lower case, which must be one of `known`.
+
+        Raises UnsupportedModel, which names the packing `kind` and the known values.
+        """
         value = self.text(key, default).lower()
         if value not in known:
             raise UnsupportedModel(
@@ -81,9 +87,11 @@ class Settings:
         return value
 
 
-def find_settings(config: Mapping[str, Any], beside: Mapping[str, Any]) -> Settings | None:
-    """What a config.json says of the packing of its weights, for the whole model or its text part; None for
-    a model that is not packed. `beside` is the hf_quant_config.json that older ModelOpt wrote instead."""
+def find_settings(config: Mapping[str, Any], modelopt: Mapping[str, Any]) -> Settings | None:
+    """The quantisation settings of a model or of its text part; None for a model that is not quantised.
+
+    `config` is config.json, `modelopt` hf_quant_config.json, which older versions of ModelOpt write instead.
+    """
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         whole = Settings(part, "config.json")
@@ -91,5 +99,5 @@ def find_settings(config: Mapping[str, Any], beside: Mapping[str, Any]) -> Setti
             section = whole.section(key)
             if section is not None and section.values:
                 return section
-    older = Settings(beside, "hf_quant_config.json").section("quantization")
+    older = Settings(modelopt, "hf_quant_config.json").section("quantization")
     return older and Settings({"quant_method": "modelopt", **older.values}, older.source)

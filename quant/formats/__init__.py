@@ -1,4 +1,4 @@
-"""Every block format that kukri reads, by name and by GGML type id."""
+"""The block formats that kukri reads: `FORMATS` by GGUF name ("Q4_K"), `BY_TYPE` by GGML type id."""
 
 from ..block import BlockFormat
 from .float import BF16, F16, F32

@@ -1,8 +1,10 @@
-"""F32, F16, BF16: floating point as it is, in blocks of one.
+"""F32, F16, BF16: unquantised floating point, as blocks of one weight.
 
 F32   s eeeeeeee mmmmmmmmmmmmmmmmmmmmmmm   IEEE 754 binary32
 F16   s eeeee mmmmmmmmmm                   IEEE 754 binary16
-BF16  s eeeeeeee mmmmmmm                   the upper half of a binary32
+BF16  s eeeeeeee mmmmmmm                   bfloat16: the upper half of a binary32
+
+Source: IEEE 754-2019; `GGML_TYPE_F32`, `GGML_TYPE_F16` and `GGML_TYPE_BF16` of ggml.
 """
 
 from __future__ import annotations
@@ -33,11 +35,12 @@ def _from_bf16(blocks: np.ndarray) -> np.ndarray:
 
 
 def _to_float(weights: np.ndarray, blocks: np.ndarray) -> None:
-    """To F32 or F16; what is beyond fp16's range becomes infinite."""
+    """Store weights as F32 or F16, rounded to nearest even; beyond fp16's range they become infinite."""
     blocks[:] = weights[:, 0]
 
 
 def _to_bf16(weights: np.ndarray, blocks: np.ndarray) -> None:
+    """Store weights as BF16, rounded to nearest even."""
     bits = weights[:, 0].view(np.uint32)
     blocks[:] = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) >> np.uint32(16)
 

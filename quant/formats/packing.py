@@ -1,4 +1,4 @@
-"""What the block formats share: going through big tensors in chunks, and taking bit fields apart."""
+"""Helpers of the block formats: quantising in chunks, packing bit fields, reading and writing scales."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-CHUNK_WEIGHTS = 1 << 16  # weights a chunk: the temporaries of one stay in the cache
+CHUNK_WEIGHTS = 1 << 16  # weights a chunk, so few that the temporaries of a chunk stay in the cache
 
 
 @dataclass(frozen=True)
 class Scales:
-    """Scales d · s and minimums dmin · m of n blocks: float32 d, dmin `[n]`, and whole s, m `[n, runs]`.
+    """Scales d · s and minimums dmin · m of n blocks.
 
-    All are what the format can hold: d and dmin fp16 values, s and m in its range, or 1 where runs have none.
+    d and dmin are float32 `[n]` with fp16 values; s and m float32 `[n, sub-blocks]` with whole numbers in the
+    format's range, or 1 in formats whose blocks have no sub-blocks.
     """
 
     d: np.ndarray
@@ -28,9 +29,10 @@ Fill = Callable[[np.ndarray, np.ndarray], None]
 
 
 def dequantizer(kernel: Transform, dtype: np.dtype, block_size: int) -> Transform:
-    """`BlockFormat.dequantize` from a `kernel` for few blocks: structured `[n]` to float32 `[n, block_size]`.
+    """`BlockFormat.dequantize`, which calls `kernel` for one chunk of blocks after the other.
 
-    The result is a new array. Scales may be NaN or infinite: the weights then are as IEEE 754 has it.
+    `kernel` takes structured blocks `[n]` of `dtype` and returns float32 `[n, block_size]`. Scales may be NaN
+    or infinite: the weights then are what IEEE 754 makes of them, without a warning.
     """
 
     def dequantize(blocks: np.ndarray) -> np.ndarray:
@@ -46,9 +48,9 @@ def dequantizer(kernel: Transform, dtype: np.dtype, block_size: int) -> Transfor
 
 
 def quantizer(kernel: Fill, dtype: np.dtype, block_size: int) -> Transform:
-    """`BlockFormat.quantize` from a `kernel` for few blocks.
+    """`BlockFormat.quantize`, which calls `kernel` for one chunk of blocks after the other.
 
-    The kernel reads float32 `[n, block_size]`, all finite, and fills structured `[n]`.
+    `kernel` reads finite float32 weights `[n, block_size]` and fills structured blocks `[n]` of `dtype`.
     """
 
     def quantize(weights: np.ndarray) -> np.ndarray:
@@ -63,17 +65,17 @@ def quantizer(kernel: Fill, dtype: np.dtype, block_size: int) -> Transform:
 
 
 def bit_fields(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Fields of `bits` bits of uint8 `[…, k]`, lowest first, as uint8 `[…, 8 / bits, k]`.
+    """Unpack fields of `bits` bits from uint8 `[…, k]`, lowest first: uint8 `[…, 8 / bits, k]`.
 
-    Every packed format keeps neighbours in neighbouring bytes: the low fields of a run of bytes
-    come first, then the next fields of the same run.
+    GGML keeps neighbouring weights in neighbouring bytes: the lowest fields of all k bytes come first, then
+    the next fields of the same bytes.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (packed[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
 
 
 def join_fields(fields: np.ndarray, bits: int) -> np.ndarray:
-    """The opposite of `bit_fields`: uint8 `[…, 8 / bits, k]` to `[…, k]`; only the low `bits` bits count."""
+    """The inverse of `bit_fields`: uint8 `[…, 8 / bits, k]` to `[…, k]`. Excess high bits are ignored."""
     mask = np.uint8((1 << bits) - 1)
     packed = fields[..., 0, :] & mask
     for i in range(1, 8 // bits):
@@ -82,28 +84,30 @@ def join_fields(fields: np.ndarray, bits: int) -> np.ndarray:
 
 
 def without_minimum(scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales, and minimums of zero."""
+    """The scales, and a minimum of zero for each of them."""
     return scale, np.zeros_like(scale)
 
 
 def scales_alone(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and minimum, float32 `[n, 1]`, of blocks that have a scale d."""
+    """Scale and minimum, float32 `[n, 1]` each, of blocks with a scale d and no minimum."""
     return without_minimum(single(blocks["d"]))
 
 
 def store_scales_alone(blocks: np.ndarray, scales: Scales) -> None:
+    """Write the scale d of blocks without a minimum."""
     blocks["d"] = scales.d
 
 
 def scales_and_offsets(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and minimum, float32 `[n, 1]`, of blocks that have a scale d and a negated minimum m."""
+    """Scale and minimum, float32 `[n, 1]` each, of blocks with a scale d and an offset m = -minimum."""
     return single(blocks["d"]), -single(blocks["m"])
 
 
 def store_scales_and_offsets(blocks: np.ndarray, scales: Scales) -> None:
+    """Write the scale d and the offset m, which is -dmin."""
     blocks["d"], blocks["m"] = scales.d, -scales.dmin
 
 
 def single(half: np.ndarray) -> np.ndarray:
-    """float16 `[n]` or `[n, k]` as float32 with an axis of one behind it, to multiply runs of weights."""
+    """float16 `[n]` or `[n, k]` as float32 with a last axis of 1, to be broadcast over weights."""
     return half.astype(np.float32)[..., None]

@@ -1,14 +1,14 @@
-"""Q2_K: 256 weights of 2 bits; each run of 16 has a 4-bit scale and a 4-bit minimum. 2.625 bits a weight.
+"""Q2_K: 256 weights of 2 bits; each sub-block of 16 has a 4-bit scale and minimum. 2.625 bits a weight.
 
     byte   0 … 15    16 … 79   80 81   82 83
            scales    qs        d       dmin
 
     scales byte r:   bits 7654   3210
-                     m_r         s_r           run r = weights 16r … 16r+15
+                     m_r         s_r           of sub-block r: weights 16r … 16r+15
     qs byte 32h+j:   bits 76     54     32     10
                      +96+j       +64+j  +32+j  +j     of half h: weight 128h + …
 
-    weight i of run r = (d · s_r) · q_i - (dmin · m_r)
+    weight i of sub-block r = (d · s_r) · q_i - (dmin · m_r)
 
 Source: `block_q2_K` of ggml.
 """
@@ -25,20 +25,20 @@ assert Q2_K_BLOCK.itemsize == 84
 
 
 def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scale and minimum of each run, float32 `[n, 16]`."""
+    """The scale and the minimum of each sub-block: float32 `[n, 16]` each."""
     packed = blocks["scales"]
     scale = single(blocks["d"]) * (packed & 15).astype(np.float32)
     return scale, single(blocks["dmin"]) * (packed >> 4).astype(np.float32)
 
 
 def store_scales(blocks: np.ndarray, scales: Scales) -> None:
-    """Scales and minimums; s and m are 0 … 15."""
+    """Write scales and minimums; s and m are 0 … 15."""
     blocks["d"], blocks["dmin"] = scales.d, scales.dmin
     blocks["scales"] = scales.s.astype(np.uint8) | scales.m.astype(np.uint8) << 4
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 3."""
+    """Write uint8 codes 0 … 3, `[n, 256]`."""
     blocks["qs"] = join_fields(codes.reshape(-1, 2, 4, 32), 2)
 
 

@@ -1,18 +1,18 @@
-"""Q3_K: 256 weights of 3 bits; each run of 16 has a 6-bit scale. 3.4375 bits a weight.
+"""Q3_K: 256 weights of 3 bits; each sub-block of 16 has a 6-bit scale. 3.4375 bits a weight.
 
     byte   0 … 31   32 … 95   96 … 107   108 109
            hmask    qs        scales     d
 
     qs byte 32h+j:   bits 76     54     32     10
                      +96+j       +64+j  +32+j  +j     low 2 bits, of half h: weight 128h + …
-    hmask byte j:    bit g is the third bit of weight 32g + j; it counts 0 if set, -4 if clear
+    hmask byte j:    bit g is bit 2 of q of weight 32g + j
 
     scales byte 0-7 (r):    bits 7654            3210
                             low 4 of s_(r+8)     low 4 of s_r
     scales byte 8-11 (8+r): bits 76              54           32          10
                             high 2 of s_(r+12)   s_(r+8)      s_(r+4)     s_r
 
-    weight i of run r = (d · (s_r - 32)) · q_i
+    weight i of sub-block r = (d · (s_r - 32)) · (q_i - 4);  sub-block r is weights 16r … 16r+15
 
 Source: `block_q3_K` of ggml.
 """
@@ -37,14 +37,14 @@ assert Q3_K_BLOCK.itemsize == 110
 
 
 def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of each run, and minimums of zero; float32 `[n, 16]`."""
+    """The scale of each sub-block, and a minimum of zero: float32 `[n, 16]` each."""
     low = bit_fields(blocks["scales_low"], 4).reshape(-1, 16)
     high = bit_fields(blocks["scales_high"], 2).reshape(-1, 16)
     return without_minimum(single(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
 def store_scales(blocks: np.ndarray, scales: Scales) -> None:
-    """Scales; s is -32 … 31."""
+    """Write scales; s is -32 … 31."""
     fields = (scales.s + 32).astype(np.uint8)
     blocks["d"] = scales.d
     blocks["scales_low"] = join_fields(fields.reshape(-1, 2, 8), 4)
@@ -52,7 +52,7 @@ def store_scales(blocks: np.ndarray, scales: Scales) -> None:
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 7 of -4 … 3."""
+    """Write uint8 codes 0 … 7, `[n, 256]`, which stand for -4 … 3."""
     blocks["qs"] = join_fields(codes.reshape(-1, 2, 4, 32), 2)
     blocks["hmask"] = join_fields(codes.reshape(-1, 8, 32) >> 2, 1)
 

@@ -53,27 +53,27 @@ def _quantize_q4_1(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 15 of 32 weights a block."""
+    """Write uint8 codes 0 … 15, `[n, 32]`, into Q4_0 or Q4_1 blocks."""
     blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
 
 
 def signed_peak(weights: np.ndarray) -> np.ndarray:
-    """The weight of largest magnitude of each block, with its sign; float32 `[n, 1]`.
+    """The weight of largest magnitude of each block, with its sign: float32 `[n, 1]`.
 
-    It is given the most negative code, because there is one more of those than of positive ones.
+    The formats map it to the most negative code, since there is one more negative level than positive ones.
     """
     at = np.abs(weights).argmax(axis=1, keepdims=True)
     return np.take_along_axis(weights, at, axis=1)
 
 
 def codes_from_zero(weights: np.ndarray, d: np.ndarray, offset: int) -> np.ndarray:
-    """uint8 codes 0 … 2·offset-1 of weights = d · (code - offset)."""
+    """uint8 codes 0 … 2 · offset - 1, rounded to nearest: weight = d · (code - offset)."""
     inverse = np.where(d == 0, np.float32(0), 1 / d)
     return (weights * inverse + np.float32(offset + 0.5)).astype(np.uint8).clip(0, 2 * offset - 1)
 
 
 def codes_from_minimum(weights: np.ndarray, d: np.ndarray, low: np.ndarray, top: int) -> np.ndarray:
-    """uint8 codes 0 … top of weights = d · code + low."""
+    """uint8 codes 0 … top, rounded to nearest: weight = d · code + low."""
     inverse = np.where(d == 0, np.float32(0), 1 / d)
     return ((weights - low) * inverse + np.float32(0.5)).astype(np.uint8).clip(0, top)
 

@@ -55,7 +55,7 @@ def _quantize_q5_1(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 31 of 32 weights a block."""
+    """Write uint8 codes 0 … 31, `[n, 32]`, into Q5_0 or Q5_1 blocks."""
     blocks["qs"] = join_fields(codes.reshape(-1, 2, 16), 4)
     blocks["qh"] = np.packbits(codes >> 4, axis=1, bitorder="little")
 

@@ -1,4 +1,4 @@
-"""Q6_K: 256 weights of 6 bits; each run of 16 has an int8 scale. 6.5625 bits a weight.
+"""Q6_K: 256 weights of 6 bits; each sub-block of 16 has an int8 scale. 6.5625 bits a weight.
 
     byte   0 … 127   128 … 191   192 … 207   208 209
            ql        qh          scales      d
@@ -8,7 +8,7 @@
     qh byte 32h+j:   bits 76     54      32      10
                      +96+j       +64+j   +32+j   +j      high 2 bits
 
-    weight i of run r = (d · scales_r) · (q_i - 32)
+    weight i of sub-block r = (d · scales_r) · (q_i - 32);  sub-block r is weights 16r … 16r+15
 
 Source: `block_q6_K` of ggml.
 """
@@ -25,17 +25,17 @@ assert Q6_K_BLOCK.itemsize == 210
 
 
 def scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of each run, and minimums of zero; float32 `[n, 16]`."""
+    """The scale of each sub-block, and a minimum of zero: float32 `[n, 16]` each."""
     return without_minimum(single(blocks["d"]) * blocks["scales"].astype(np.float32))
 
 
 def store_scales(blocks: np.ndarray, scales: Scales) -> None:
-    """Scales; s is -128 … 127."""
+    """Write scales; s is -128 … 127."""
     blocks["d"], blocks["scales"] = scales.d, scales.s
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 63 of -32 … 31."""
+    """Write uint8 codes 0 … 63, `[n, 256]`, which stand for -32 … 31."""
     blocks["ql"] = join_fields(codes.reshape(-1, 2, 2, 64), 4)
     blocks["qh"] = join_fields(codes.reshape(-1, 2, 4, 32) >> 4, 2)
 

@@ -22,7 +22,7 @@ def _dequantize(blocks: np.ndarray) -> np.ndarray:
 
 
 def store_codes(blocks: np.ndarray, codes: np.ndarray) -> None:
-    """Codes 0 … 254 of -127 … 127."""
+    """Write uint8 codes 0 … 254, `[n, 32]`, which stand for -127 … 127."""
     blocks["q"] = (codes - np.uint8(127)).view(np.int8)
 
 

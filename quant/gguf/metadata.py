@@ -1,4 +1,4 @@
-"""GGUF metadata: reading keys and values from a file that is not trusted, and typed access to them.
+"""GGUF metadata: reading keys and values from an untrusted file, and typed access to them.
 
 Source: the GGUF specification (docs/gguf.md of ggml).
 """
@@ -13,17 +13,17 @@ import numpy as np
 
 from ..errors import DamagedFile
 from ..mapped_file import MappedFile
-from .string_array import Texts, pack_short
+from .string_array import StringArray, pack_short_strings
 
 MAX_HEADER_BYTES = 1 << 28  # everything before the tensor data; the largest vocabularies take 2^24
-MAX_ELEMENTS = 1 << 24  # of all arrays of a file together
+MAX_ELEMENTS = 1 << 24  # array elements of a file in all
 MAX_KEY_BYTES = (1 << 16) - 1
-MAX_DEPTH = 4  # arrays of arrays of …
-STRING_WINDOW = 1 << 19  # bytes that are searched for short strings at once
-ANY_STRINGS = 1 << 8  # strings read singly before short ones are looked for again
-LEAST_PACKED = 1 << 8  # strings; shorter arrays are plain lists
+MAX_DEPTH = 4  # levels of nested arrays
+STRING_WINDOW = 1 << 19  # bytes of a string array that `pack_short_strings` gets at once
+SINGLE_STRINGS = 1 << 8  # strings read one by one before `pack_short_strings` is tried again
+MIN_PACKED = 1 << 8  # strings; a shorter array is a list
 
-UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9  # value types that get special treatment
+UINT32, BOOL, STRING, ARRAY = 4, 7, 8, 9  # value types that the code below names
 _NUMBERS = {  # value type id → struct and NumPy code
     0: "B",
     1: "b",
@@ -48,48 +48,48 @@ D = TypeVar("D")
 
 
 class HeaderReader:
-    """Reads the part of a GGUF file before the tensor data from front to back."""
+    """Reads the part of a GGUF file before the tensor data, from front to back. Raises DamagedFile."""
 
     def __init__(self, file: MappedFile) -> None:
         self.position = 0
         self._buffer = file.buffer
         self._name = file.path.name
         self._end = min(file.n_bytes, MAX_HEADER_BYTES)
-        self._elements = MAX_ELEMENTS  # left to read
+        self._elements_left = MAX_ELEMENTS
 
     def damaged(self, message: str) -> DamagedFile:
         return DamagedFile(f"{self._name}: {message}")
 
-    def take(self, n: int, what: str) -> bytes:
-        """The next n bytes, all of which must be there."""
+    def take(self, n: int, label: str) -> bytes:
+        """The next n bytes; `label` names them in errors, here and below."""
         if n > self._end - self.position:
             if self._end == MAX_HEADER_BYTES:
-                raise self.damaged(f"{what} lies beyond the first {MAX_HEADER_BYTES} bytes")
-            raise self.damaged(f"{what} runs past the end of the file")
+                raise self.damaged(f"{label} lies beyond the first {MAX_HEADER_BYTES} bytes")
+            raise self.damaged(f"{label} runs past the end of the file")
         self.position += n
         return self._buffer[self.position - n : self.position]
 
-    def u32(self, what: str) -> int:
-        return int(_U32.unpack(self.take(4, what))[0])
+    def u32(self, label: str) -> int:
+        return int(_U32.unpack(self.take(4, label))[0])
 
-    def u64(self, what: str) -> int:
-        return int(_U64.unpack(self.take(8, what))[0])
+    def u64(self, label: str) -> int:
+        return int(_U64.unpack(self.take(8, label))[0])
 
-    def count(self, what: str, least_bytes: int, limit: int) -> int:
-        """A number of things that each take at least `least_bytes`, so that the file can hold them all."""
-        n = self.u64(f"the number of {what}")
+    def count(self, label: str, least_bytes: int, limit: int) -> int:
+        """A number of items, at most `limit`, that the rest of the file can hold at `least_bytes` each."""
+        n = self.u64(f"the number of {label}")
         if n * least_bytes > self._end - self.position:
-            raise self.damaged(f"claims {n} {what}, more than the file can hold")
+            raise self.damaged(f"claims {n} {label}, more than the file can hold")
         if n > limit:
-            raise self.damaged(f"has {n} {what}; at most {limit} are read")
+            raise self.damaged(f"has {n} {label}; at most {limit} are read")
         return n
 
-    def name(self, what: str) -> str:
-        """A key or a tensor's name: short, not empty, UTF-8."""
-        n = self.u64(f"the length of {what}")
+    def name(self, label: str) -> str:
+        """A metadata key or tensor name: UTF-8 of 1 to MAX_KEY_BYTES bytes."""
+        n = self.u64(f"the length of {label}")
         if not 0 < n <= MAX_KEY_BYTES:
-            raise self.damaged(f"{what} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
-        return self._text(n, what)
+            raise self.damaged(f"{label} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
+        return self._text(n, label)
 
     def metadata(self, n: int) -> tuple[dict[str, Any], dict[str, int]]:
         """n keys with their values, and the GGUF value type of each."""
@@ -98,68 +98,68 @@ class HeaderReader:
         for i in range(n):
             key = self.name(f"metadata key {i + 1} of {n}")
             if key in values:
-                raise self.damaged(f"metadata key {shown(key)} appears twice")
-            types[key] = self.u32(f"the type of {shown(key)}")
-            values[key] = self._value(types[key], f"metadata {shown(key)}", MAX_DEPTH)
+                raise self.damaged(f"metadata key {quoted(key)} appears twice")
+            types[key] = self.u32(f"the type of {quoted(key)}")
+            values[key] = self._value(types[key], f"metadata {quoted(key)}", MAX_DEPTH)
         return values, types
 
-    def _value(self, kind: int, what: str, depth: int) -> Any:
+    def _value(self, kind: int, label: str, depth: int) -> Any:
         if kind == STRING:
-            return self._text(self.u64(what), what)
+            return self._text(self.u64(label), label)
         if kind == ARRAY:
-            return self._array(what, depth)
+            return self._array(label, depth)
         if kind not in _SCALARS:
-            raise self.damaged(f"{what} has an unknown value type, {kind}")
-        raw = self.take(_SCALARS[kind].size, what)
+            raise self.damaged(f"{label} has an unknown value type, {kind}")
+        raw = self.take(_SCALARS[kind].size, label)
         if kind == BOOL and raw > b"\x01":
-            raise self.damaged(f"{what} is a bool with the value {raw[0]}")
+            raise self.damaged(f"{label} is a bool with the value {raw[0]}")
         return _SCALARS[kind].unpack(raw)[0]
 
-    def _array(self, what: str, depth: int) -> Any:
+    def _array(self, label: str, depth: int) -> Any:
         if depth == 0:
-            raise self.damaged(f"{what} nests arrays more than {MAX_DEPTH} deep")
-        kind = self.u32(what)
+            raise self.damaged(f"{label} nests arrays more than {MAX_DEPTH} deep")
+        kind = self.u32(label)
         if kind not in _LEAST_BYTES:
-            raise self.damaged(f"{what} is an array of an unknown value type, {kind}")
-        n = self.count(f"elements in {what}", _LEAST_BYTES[kind], self._elements)
-        self._elements -= n
+            raise self.damaged(f"{label} is an array of an unknown value type, {kind}")
+        n = self.count(f"elements in {label}", _LEAST_BYTES[kind], self._elements_left)
+        self._elements_left -= n
         if kind == STRING:
-            return self._strings(n, what)
+            return self._strings(n, label)
         if kind == ARRAY:
-            return [self._array(what, depth - 1) for _ in range(n)]
-        raw = self.take(n * _SCALARS[kind].size, what)
+            return [self._array(label, depth - 1) for _ in range(n)]
+        raw = self.take(n * _SCALARS[kind].size, label)
         if kind == BOOL and raw.strip(b"\x00\x01"):
-            raise self.damaged(f"{what} has a bool that is neither 0 nor 1")
+            raise self.damaged(f"{label} has a bool that is neither 0 nor 1")
         return np.frombuffer(raw, _DTYPES[kind]).copy()
 
-    def _text(self, n: int, what: str) -> str:
+    def _text(self, n: int, label: str) -> str:
         try:
-            return self.take(n, what).decode()
+            return self.take(n, label).decode()
         except UnicodeDecodeError:
-            raise self.damaged(f"{what} is not UTF-8") from None
+            raise self.damaged(f"{label} is not UTF-8") from None
 
-    def _strings(self, n: int, what: str) -> list[str] | Texts:
-        # a vocabulary is hundreds of thousands of strings: one after another only where it must be
+    def _strings(self, n: int, label: str) -> list[str] | StringArray:
+        # Vocabularies are large: strings are read one by one only where they cannot be read at once.
         start, done = self.position, 0
         chunks: list[bytes] = []
-        while done < n and n >= LEAST_PACKED:
+        while done < n and n >= MIN_PACKED:
             window = self._buffer[self.position : min(self._end, self.position + STRING_WINDOW)]
-            chunk, found, size = pack_short(window, n - done)
+            chunk, n_read, size = pack_short_strings(window, n - done)
             self.position += size
-            if not found:
-                texts = self._any_strings(done, min(n, done + ANY_STRINGS), what)
+            if not n_read:
+                texts = self._single_strings(done, min(n, done + SINGLE_STRINGS), label)
                 if any(b"\0" in text for text in texts):
                     break
-                chunk, found = b"".join(b"\0" + text for text in texts), len(texts)
+                chunk, n_read = b"".join(b"\0" + text for text in texts), len(texts)
             chunks.append(chunk)
-            done += found
+            done += n_read
         if done == n and chunks:
-            return Texts(b"".join([*chunks, b"\0"]), n)
+            return StringArray(b"".join([*chunks, b"\0"]), n)
         self.position = start
-        return [text.decode() for text in self._any_strings(0, n, what)]
+        return [text.decode() for text in self._single_strings(0, n, label)]
 
-    def _any_strings(self, first: int, stop: int, what: str) -> list[bytes]:
-        """The strings from number `first` of an array up to `stop`."""
+    def _single_strings(self, first: int, stop: int, label: str) -> list[bytes]:
+        """Strings number `first` … `stop` - 1 of an array as UTF-8, read one by one."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
         texts: list[bytes] = []
@@ -173,15 +173,15 @@ class HeaderReader:
                 text.decode()
                 texts.append(text)
         except UnicodeDecodeError:
-            raise self.damaged(f"element {first + len(texts)} of {what} is not UTF-8") from None
+            raise self.damaged(f"element {first + len(texts)} of {label} is not UTF-8") from None
         except struct.error:  # no room for a length
             position = end + 1
-        self.take(position - self.position, f"element {first + len(texts)} of {what}")
+        self.take(position - self.position, f"element {first + len(texts)} of {label}")
         return texts
 
 
-def shown(name: str) -> str:
-    """A name from a file as it may stand in a message: quoted, on one line, not too long."""
+def quoted(name: str) -> str:
+    """A name from a file for a message: quoted, on one line, at most 64 characters."""
     return repr(name if len(name) <= 64 else name[:61] + "…")
 
 
@@ -193,19 +193,20 @@ def require(metadata: Mapping[str, Any], key: str, kind: type[T]) -> T: ...
 @overload
 def require(metadata: Mapping[str, Any], key: str, kind: type[T], default: D) -> T | D: ...
 def require(metadata: Mapping[str, Any], key: str, kind: type, default: Any = _MISSING) -> Any:
-    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings, maybe Texts).
+    """The value of `key`, which must be of `kind`: int, float, bool, str or list (of strings).
 
-    A whole number passes as a float; a bool passes as neither. Without a default the key must be there.
+    An int passes as a float, a bool neither as int nor as float, a StringArray as a list. Without a default
+    the key is required.
     Raises DamagedFile.
     """
     if key not in metadata:
-        return _given(default, key)
+        return _default_or_error(default, key)
     value = metadata[key]
     if kind is float and type(value) is int:
         return float(value)
-    if kind is list and isinstance(value, Texts):
+    if kind is list and isinstance(value, StringArray):
         return value[:]
-    if type(value) is not kind or (type(value) is list and not _is_texts(value)):
+    if type(value) is not kind or (type(value) is list and not _all_strings(value)):
         raise _wrong(key, kind, value)
     return value
 
@@ -221,10 +222,10 @@ def require_array(
 ) -> Any:
     """The numeric array `key`, whose dtype must be a `kind`: np.integer, np.floating or np.bool_.
 
-    Without a default the key must be there. Raises DamagedFile.
+    Without a default the key is required. Raises DamagedFile.
     """
     if key not in metadata:
-        return _given(default, key)
+        return _default_or_error(default, key)
     value = metadata[key]
     if not isinstance(value, np.ndarray) or not np.issubdtype(value.dtype, kind):
         raise _wrong(key, kind, value)
@@ -243,23 +244,23 @@ _KINDS: dict[type, str] = {
 }
 
 
-def _given(default: Any, key: str) -> Any:
+def _default_or_error(default: Any, key: str) -> Any:
     if default is _MISSING:
-        raise DamagedFile(f"metadata has no {shown(key)}")
+        raise DamagedFile(f"metadata has no {quoted(key)}")
     return default
 
 
 def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
-    if isinstance(value, Texts):
-        found = _KINDS[list]
+    if isinstance(value, StringArray):
+        actual = _KINDS[list]
     elif isinstance(value, np.ndarray):
-        found = f"an array of {value.dtype.name}"
-    elif isinstance(value, list) and not _is_texts(value):
-        found = "a nested array"
+        actual = f"an array of {value.dtype.name}"
+    elif isinstance(value, list) and not _all_strings(value):
+        actual = "a nested array"
     else:
-        found = _KINDS.get(type(value), type(value).__name__)
-    return DamagedFile(f"metadata {shown(key)} should be {_KINDS[kind]} but is {found}")
+        actual = _KINDS.get(type(value), type(value).__name__)
+    return DamagedFile(f"metadata {quoted(key)} should be {_KINDS[kind]} but is {actual}")
 
 
-def _is_texts(values: list) -> bool:
+def _all_strings(values: list) -> bool:
     return all(type(value) is str for value in values)

@@ -1,7 +1,7 @@
-"""GGUF files: metadata and memory-mapped tensors, from one file or from several shards.
+"""Reading GGUF files: metadata and memory-mapped tensors, from one file or from shards.
 
-Nothing in a file is trusted: every count, size and offset is compared with the file's length before
-it is used, and sizes are Python integers, which do not wrap.
+Files are untrusted: every count, size and offset is compared with the file's length before it is used, and
+sizes are Python integers, which do not overflow.
 
 Source: the GGUF specification (docs/gguf.md of ggml), versions 2 and 3, little-endian; the names and
 keys of split files are those of llama.cpp's gguf-split.
@@ -19,7 +19,7 @@ from ..block import QTensor
 from ..errors import DamagedFile
 from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
-from .metadata import UINT32, HeaderReader, require, shown
+from .metadata import UINT32, HeaderReader, quoted, require
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -30,7 +30,7 @@ DEFAULT_ALIGNMENT = 32
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one letter, type, a value of one byte
 _LEAST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8  # length, name, dimensions, one dimension, type, offset
 _SHARD_NAME = re.compile(r"(?P<stem>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-_UNSUPPORTED_TYPES = {  # ggml types with a name to tell, but no format here
+_UNSUPPORTED_TYPES = {  # ggml types that are not supported, by name for the error message
     9: "Q8_1",
     15: "Q8_K",
     16: "IQ2_XXS",
@@ -56,10 +56,9 @@ _UNSUPPORTED_TYPES = {  # ggml types with a name to tell, but no format here
 class GGUFFile:
     """An open GGUF model.
 
-    `metadata` values are int, float, bool, str, list[str], Texts (the same for long arrays),
-    NumPy arrays (numeric arrays) or lists of these (nested arrays). `tensors` are read-only views
-    of the mapped files, in file order.
-    `n_bytes` is the size of all of `paths`, `types` the GGUF value type of each key.
+    `metadata` values are int, float, bool, str, list[str] (long arrays: StringArray), NumPy arrays (numeric
+    arrays) or lists of these (nested arrays); `types` are the GGUF value types by key. `tensors` are
+    read-only views of the mapped files, in file order. `n_bytes` is the size of all `paths` together.
     """
 
     metadata: dict[str, Any]
@@ -71,7 +70,7 @@ class GGUFFile:
 
     @classmethod
     def open(cls, path: str | Path, tensors: bool = True) -> GGUFFile:
-        """Open the model that `path` is, or is any shard of.
+        """Open the model in the file `path`, or the model that `path` is a shard of.
 
         With `tensors=False` only the metadata is read, and of split files only the first shard.
         Raises DamagedFile for anything wrong with the files, OSError if `path` cannot be opened.
@@ -93,12 +92,12 @@ class GGUFFile:
         )
 
     def will_read(self) -> None:
-        """Tell the system that tensors are going to be read whole."""
+        """Advise the kernel that the files are going to be read from front to back."""
         for file in self._files:
             file.will_read()
 
     def release(self, tensor: QTensor) -> None:
-        """Drop the tensor's pages from memory; they come back from the file when read again."""
+        """Let the kernel drop the tensor's pages; reading the tensor again fetches them from the file."""
         for file in self._files:
             file.release(tensor.data)
 
@@ -146,19 +145,19 @@ def _read_tensors(reader: HeaderReader, file: MappedFile, n: int, alignment: int
     data_start = _padded(reader.position, alignment)
     tensors: dict[str, QTensor] = {}
     for record in records:
-        what = f"tensor {shown(record.name)}"
+        label = f"tensor {quoted(record.name)}"
         if record.name in tensors:
-            raise reader.damaged(f"{what} appears twice")
+            raise reader.damaged(f"{label} appears twice")
         if record.offset % alignment:
-            raise reader.damaged(f"{what} is at offset {record.offset}, not a multiple of {alignment}")
+            raise reader.damaged(f"{label} is at offset {record.offset}, not a multiple of {alignment}")
         if data_start + record.offset + record.n_bytes > file.n_bytes:
-            raise reader.damaged(f"{what} ({record.n_bytes} bytes) runs past the end of the file")
+            raise reader.damaged(f"{label} ({record.n_bytes} bytes) runs past the end of the file")
         tensors[record.name] = record.view(file, data_start)
 
     end, last = data_start, ""
     for record in sorted(records, key=lambda record: record.offset):
         if data_start + record.offset < end:
-            raise reader.damaged(f"tensors {shown(last)} and {shown(record.name)} overlap")
+            raise reader.damaged(f"tensors {quoted(last)} and {quoted(record.name)} overlap")
         end, last = data_start + record.offset + record.n_bytes, record.name
     if MAGIC in (bytes(file.bytes[at : at + 4]) for at in (end, _padded(end, alignment))):
         raise reader.damaged("a second GGUF file follows its data; shards must not be concatenated")
@@ -173,25 +172,25 @@ class _TensorRecord:
     offset: int  # from the start of the tensor data
 
     @classmethod
-    def read(cls, reader: HeaderReader, what: str) -> _TensorRecord:
-        name = reader.name(f"the name of {what}")
-        what = f"tensor {shown(name)}"
-        n_dimensions = reader.u32(what)
+    def read(cls, reader: HeaderReader, label: str) -> _TensorRecord:
+        name = reader.name(f"the name of {label}")
+        label = f"tensor {quoted(name)}"
+        n_dimensions = reader.u32(label)
         if not 1 <= n_dimensions <= MAX_DIMENSIONS:
-            raise reader.damaged(f"{what} has {n_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
-        shape = tuple(reader.u64(what) for _ in range(n_dimensions))[::-1]
-        record = cls(name, shape, reader.u32(what), reader.u64(what))
+            raise reader.damaged(f"{label} has {n_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are allowed")
+        shape = tuple(reader.u64(label) for _ in range(n_dimensions))[::-1]
+        record = cls(name, shape, reader.u32(label), reader.u64(label))
         if 0 in shape:
-            raise reader.damaged(f"{what} has a dimension of zero: {shape}")
+            raise reader.damaged(f"{label} has a dimension of zero: {shape}")
         if record.type not in BY_TYPE:
             known = _UNSUPPORTED_TYPES.get(record.type, "unknown")
             raise reader.damaged(
-                f"{what} has type {record.type} ({known}); supported are {', '.join(FORMATS)}"
+                f"{label} has type {record.type} ({known}); supported are {', '.join(FORMATS)}"
             )
         form = BY_TYPE[record.type]
         if shape[-1] % form.block_size:
             raise reader.damaged(
-                f"{what} is {form.name} with rows of {shape[-1]}, no multiple of {form.block_size}"
+                f"{label} is {form.name} with rows of {shape[-1]}, no multiple of {form.block_size}"
             )
         return record
 
@@ -214,7 +213,7 @@ def _padded(position: int, alignment: int) -> int:
 
 
 def _shard_paths(path: Path) -> list[Path]:
-    """All shards of the model that `path` belongs to, first to last; `path` alone if it is no shard."""
+    """All shards of the model that `path` belongs to, in order; `path` alone if its name is not a shard's."""
     match = _SHARD_NAME.fullmatch(path.name)
     if not match:
         return [path]
@@ -229,7 +228,7 @@ def _shard_paths(path: Path) -> list[Path]:
 
 
 def _check_split(name: str, metadata: dict[str, Any], index: int, n_paths: int) -> None:
-    """A file's split keys against its name."""
+    """Check a file's split.* keys against its place among the shards."""
     count = require(metadata, "split.count", int, None)
     if count is None and n_paths > 1:
         raise DamagedFile(f"{name}: is named a shard but has no split.count")
@@ -246,11 +245,11 @@ def _joined(shards: list[_Shard]) -> dict[str, QTensor]:
     for shard in shards:
         for name, tensor in shard.tensors.items():
             if name in tensors:
-                raise DamagedFile(f"{shard.file.path.name}: tensor {shown(name)} is in an earlier shard too")
+                raise DamagedFile(f"{shard.file.path.name}: tensor {quoted(name)} is in an earlier shard too")
             tensors[name] = tensor
     first = shards[0]
     total = require(first.metadata, "split.tensors.count", int, len(tensors))
     if total != len(tensors):
-        held = f"the shards hold {len(tensors)} tensors"
-        raise DamagedFile(f"{first.file.path.name}: split.tensors.count is {total}, but {held}")
+        actual = f"the shards hold {len(tensors)} tensors"
+        raise DamagedFile(f"{first.file.path.name}: split.tensors.count is {total}, but {actual}")
     return tensors

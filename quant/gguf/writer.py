@@ -1,7 +1,7 @@
-"""Writing GGUF files tensor by tensor, so that a model never has to be in memory.
+"""Writing GGUF files tensor by tensor, so that a model never is in memory as a whole.
 
-A file gets its name when it is whole. Until then it has a temporary one beside it, which goes away with an
-error, Ctrl-C or SIGTERM, and which the next attempt replaces should it have been left by a kill.
+A file is written under a temporary name in the same folder and renamed when it is complete. An error, Ctrl-C
+or SIGTERM removes it; if a kill leaves it, the next attempt replaces it.
 
 The `gguf` package writes header, metadata and tensor records; source of the format: the GGUF specification.
 """
@@ -23,20 +23,20 @@ import numpy as np
 from ... import KukriError
 from ..block import BlockFormat
 from .metadata import ARRAY, STRING
-from .string_array import Texts
+from .string_array import StringArray
 
 ALIGNMENT = 32
-SPARE_BYTES = 1 << 24  # beside the tensors: metadata, and what a file system needs
+SPARE_BYTES = 1 << 24  # free disk space beyond the tensors, for metadata and the file system
 _SHARD_KEYS = ("split.no", "split.count", "split.tensors.count")
 
 
 class NoRoom(KukriError, OSError):
-    """The disk has not enough room for the file; the message says how much it has."""
+    """The disk has too little free space for the file; the message says how much is needed and free."""
 
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """What the header says of a tensor: its name, its shape in NumPy order, its format."""
+    """A tensor's entry in the header: name, shape in NumPy order, format."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,11 +51,12 @@ class TensorRecord:
 
 
 def padded(n: int, alignment: int = ALIGNMENT) -> int:
+    """n rounded up to a multiple of `alignment`."""
     return -(-n // alignment) * alignment
 
 
 def temporary_name(path: Path) -> Path:
-    """What a file is called until it is whole."""
+    """The name that a file has until it is complete."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -66,19 +67,19 @@ def write_gguf(
     tensors: Sequence[TensorRecord],
     data: Iterable[Iterable[np.ndarray]],
 ) -> int:
-    """Write a file, replacing one of that name when it is whole; its size in bytes.
+    """Write a GGUF file, replacing an older one of that name when it is complete; returns its size in bytes.
 
-    - `metadata`: values as `GGUFFile.metadata` has them, `general.architecture` among them; `types` are the
-      GGUF value types of those that do not have the one of their Python type (uint32, float32, bool, string).
-    - `tensors`, `data`: records, and in their order the bytes of each tensor in pieces (uint8 arrays).
+    - `metadata`: values as in `GGUFFile.metadata`; `general.architecture` is required. `types` are the GGUF
+      value types of keys whose type does not follow from Python's (uint32, float32, bool, string).
+    - `tensors`, `data`: the records, and in the same order each tensor's bytes in pieces (uint8 arrays).
 
-    Raises NoRoom before anything is written if the disk has no room for it, OSError if it cannot be written,
-    ValueError if a tensor's data are not as many bytes as its record says; also what `data` raises.
+    Raises NoRoom before anything is written if the disk has too little space, OSError if the file cannot be
+    written, ValueError if a tensor's data have another size than its record; errors of `data` pass through.
     """
     size = sum(padded(tensor.n_bytes) for tensor in tensors) + SPARE_BYTES
     _check_room(path, size)
     temporary = temporary_name(path)
-    with _removed_if_left(temporary):
+    with _removed_on_exit(temporary):
         _write_header(temporary, metadata, types, tensors)
         with open(temporary, "r+b") as file:
             file.seek(0, os.SEEK_END)
@@ -100,8 +101,8 @@ def write_gguf(
 
 
 def _check_room(path: Path, n_bytes: int) -> None:
-    left = temporary_name(path)
-    reused = left.stat().st_size if left.exists() else 0
+    leftover = temporary_name(path)
+    reused = leftover.stat().st_size if leftover.exists() else 0
     free = shutil.disk_usage(path.parent).free + reused
     if free < n_bytes:
         raise NoRoom(
@@ -123,7 +124,7 @@ def _write_header(
         if key == "general.architecture" or key in _SHARD_KEYS or key == "general.alignment":
             continue
         kind, value, inner = _typed(value, types.get(key))
-        if kind != ARRAY or len(value):  # the package cannot write empty arrays; a reader misses nothing
+        if kind != ARRAY or len(value):  # the package cannot write empty arrays
             writer.add_key_value(
                 key, value, gguf.GGUFValueType(kind), None if inner is None else gguf.GGUFValueType(inner)
             )
@@ -137,7 +138,7 @@ def _write_header(
     writer.close()
 
 
-_BY_DTYPE = {
+_BY_DTYPE = {  # NumPy dtype → GGUF value type
     "u1": 0,
     "i1": 1,
     "u2": 2,
@@ -153,10 +154,10 @@ _BY_DTYPE = {
 
 
 def _typed(value: Any, kind: int | None) -> tuple[int, Any, int | None]:
-    """GGUF value type, value, and type of an array's elements (None: for the package to find)."""
+    """GGUF value type, value, and element type of an array (None: the gguf package infers it)."""
     if isinstance(value, np.ndarray):
         return ARRAY, value.tolist(), _BY_DTYPE[value.dtype.str[1:]]
-    if isinstance(value, Texts):
+    if isinstance(value, StringArray):
         return ARRAY, value.packed.split(b"\0")[1:-1], STRING
     if isinstance(value, list):
         if not value or isinstance(value[0], str):
@@ -172,8 +173,8 @@ def _pad(file: BinaryIO) -> None:
 
 
 @contextmanager
-def _removed_if_left(path: Path) -> Iterator[None]:
-    """Remove `path` if the block leaves it, for whatever reason; SIGTERM becomes an exception for that."""
+def _removed_on_exit(path: Path) -> Iterator[None]:
+    """Remove `path`, if it still exists, when the block ends; SIGTERM raises SystemExit so that it does."""
 
     def terminated(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -189,7 +190,7 @@ def _removed_if_left(path: Path) -> Iterator[None]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a renaming last, where folders can be synchronised."""
+    """Sync a folder to disk, so that a rename in it survives a crash; where the system allows it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:

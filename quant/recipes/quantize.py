@@ -1,4 +1,5 @@
-"""From a plan to a file: tensors read, checked, encoded and written a few rows at a time."""
+"""Writing a quantised GGUF file from a plan: tensors are read, checked, encoded and written chunk by
+chunk."""
 
 from __future__ import annotations
 
@@ -12,30 +13,30 @@ import numpy as np
 from ..block import QTensor
 from ..errors import DamagedFile, NonFinite
 from ..formats import FORMATS
-from ..gguf.assembled import CHUNK_WEIGHTS, Assembled
+from ..gguf.gathered import CHUNK_WEIGHTS, GatheredTensor
 from ..gguf.writer import write_gguf
 from ..rounding.encode import encode_tensor, holds
-from .recipes import Planned
+from .recipes import PlannedTensor
 
-# The plan of a tensor, the number of its first row that is meant, the rows → uint8 [rows, row_bytes]
-Encoder = Callable[[Planned, int, QTensor], np.ndarray]
+# (planned tensor, number of the first row, rows) → uint8 [rows, row_bytes] in the planned format
+Encoder = Callable[[PlannedTensor, int, QTensor], np.ndarray]
 
 
 @dataclass(frozen=True)
-class Written:
-    """What became of a model."""
+class QuantizedFile:
+    """The size of a written file."""
 
-    n_bytes: int  # of the file
+    n_bytes: int
     n_weights: int
-    n_tensor_bytes: int
+    n_tensor_bytes: int  # without metadata and padding
 
     @property
     def bits_per_weight(self) -> float:
         return self.n_tensor_bytes * 8 / self.n_weights
 
 
-def nearest(threads: int | None = None, zero_nonfinite: bool = False) -> Encoder:
-    """The encoder without calibration; see `encode_tensor`."""
+def uncalibrated_encoder(threads: int | None = None, zero_nonfinite: bool = False) -> Encoder:
+    """An encoder without importance; see `encode_tensor`."""
     return lambda planned, start, rows: encode_tensor(
         rows, planned.format, threads=threads, zero_nonfinite=zero_nonfinite
     )
@@ -45,22 +46,23 @@ def write_quantized(
     path: Path,
     metadata: Mapping[str, Any],
     types: Mapping[str, int],
-    plan: Sequence[Planned],
+    plan: Sequence[PlannedTensor],
     encode: Encoder,
     release: Callable[[QTensor], None],
     progress: Callable[[int], None],
-) -> Written:
-    """Write the file `path` as planned; arguments as for `write_gguf`, which says what it raises.
+) -> QuantizedFile:
+    """Write the planned tensors to the file `path`; `metadata` and `types` are as for `write_gguf`.
 
-    - `encode`: see `Encoder`; tensors that keep their format are copied.
-    - `release`: lets go of the memory of rows of the source; it is handed copies as well.
-    - `progress`: is told after each piece how many bytes of the source are done.
+    - `encode` encodes the rows of a chunk; it copies tensors that keep their format.
+    - `release` is called with rows of the source that are not needed any more, which may be copies.
+    - `progress` is called after each chunk with the number of source bytes that are done.
 
-    Raises DamagedFile naming the tensor that has a weight that is no number.
+    Raises DamagedFile, which names the tensor, for a weight that is NaN or infinite, and what `write_gguf`
+    raises.
     """
     done = 0
 
-    def pieces(planned: Planned) -> Iterator[np.ndarray]:
+    def pieces(planned: PlannedTensor) -> Iterator[np.ndarray]:
         nonlocal done
         tensor = planned.tensor
         before, start = done, 0
@@ -76,18 +78,18 @@ def write_quantized(
 
     n_bytes = write_gguf(path, metadata, types, [p.record for p in plan], map(pieces, plan))
     records = [planned.record.n_bytes for planned in plan]
-    return Written(n_bytes, sum(planned.tensor.n_weights for planned in plan), sum(records))
+    return QuantizedFile(n_bytes, sum(planned.tensor.n_weights for planned in plan), sum(records))
 
 
-def checked(
-    plan: Iterable[Planned], zero_nonfinite: bool, release: Callable[[QTensor], None]
-) -> list[Planned]:
-    """The plan with formats that hold the largest weight of each tensor; what does not becomes BF16 or F32.
+def check_plan(
+    plan: Iterable[PlannedTensor], zero_nonfinite: bool, release: Callable[[QTensor], None]
+) -> list[PlannedTensor]:
+    """The plan with BF16 or F32 for tensors whose largest weight is beyond the range of the planned format.
 
-    Raises DamagedFile naming the first tensor that has a weight that is NaN or infinite, unless those are
-    going to be zeros. Tensors that are quantised already are left for the encoder to check.
+    Raises DamagedFile, which names the tensor, for a weight that is NaN or infinite, unless `zero_nonfinite`
+    is set. Only float tensors are checked; the encoder checks quantised ones.
     """
-    found = []
+    checked = []
     for planned in plan:
         floats = all(part.format.is_float for part in planned.tensor.parts)
         if floats and planned.format is not FORMATS["F32"]:
@@ -95,32 +97,36 @@ def checked(
             if not np.isfinite(largest):
                 raise nonfinite(planned.name)
             if not holds(planned.format, largest):
-                wide = FORMATS["BF16" if planned.tensor.format.name == "BF16" else "F32"]
+                wider = FORMATS["BF16" if planned.tensor.format.name == "BF16" else "F32"]
                 note = f"a weight of {largest:.6g} is beyond the range of {planned.format.name}"
-                planned = replace(planned, format=wide, note=note)
-        found.append(planned)
-    return found
+                planned = replace(planned, format=wider, note=note)
+        checked.append(planned)
+    return checked
 
 
 def nonfinite(name: str) -> DamagedFile:
-    """The error for a tensor with a weight that is no number."""
+    """The error for a tensor with a weight that is NaN or infinite."""
     return DamagedFile(f"tensor {name} has a weight that is NaN or infinite; --zero-nonfinite makes those 0")
 
 
-def peak(tensor: Assembled, finite: bool = False, release: Callable[[QTensor], None] | None = None) -> float:
-    """The largest magnitude in a tensor of floats, or of its `finite` weights only; else NaN or infinity if
-    a weight is. `release` is told what has been looked at."""
+def peak(
+    tensor: GatheredTensor, finite: bool = False, release: Callable[[QTensor], None] | None = None
+) -> float:
+    """The largest magnitude in a float tensor; NaN or infinity if a weight is, unless `finite` skips those.
+
+    `release` is called with the rows that have been read.
+    """
     largest = 0.0
     for part in tensor.parts:
         step = max(1, CHUNK_WEIGHTS // part.shape[-1]) if part.shape else 1
         for first in range(0, len(part.data), step):
             data = part.data[first : first + step]
-            found = _peak(data, part.format.name, finite)
+            largest_here = _peak(data, part.format.name, finite)
             if release:
                 release(replace(part, shape=(len(data), data.shape[1]), data=data))
-            if not np.isfinite(found):
-                return found
-            largest = max(largest, found)
+            if not np.isfinite(largest_here):
+                return largest_here
+            largest = max(largest, largest_here)
     scale = 1.0 if tensor.scale is None else float(np.abs(tensor.scale).max())
     return largest * scale
 
@@ -133,7 +139,7 @@ _INFINITY: dict[str, Any] = {
 
 
 def _peak(data: np.ndarray, form: str, finite: bool) -> float:
-    """Magnitudes of floats are in the order of their bits without the sign."""
+    """The largest magnitude in rows of a float format: bits without the sign compare as the magnitudes do."""
     infinity = _INFINITY[form]
     bits = np.ascontiguousarray(data).view(infinity.dtype)
     bits = bits << 1  # without the sign

@@ -1,7 +1,9 @@
-"""Recipes: which format each tensor of a model gets, for the types that people ask for by name.
+"""Recipes: the format of each tensor of a model, for the quantisation types that have a name.
 
-The mixtures of "q4_k_m" and its like are those of llama.cpp, so that a file has the size that its name lets
-expect. Types, fall-backs and exceptions are those of its quantiser.
+The mixtures of "q4_k_m" and the like, with their fallbacks and exceptions, are those of llama.cpp's
+quantiser, so that a file has the size that people expect of its type.
+
+Source: `llama_tensor_get_type` of llama.cpp.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from types import MappingProxyType
 
 from ..block import BlockFormat
 from ..formats import FORMATS
-from ..gguf.assembled import Assembled
+from ..gguf.gathered import GatheredTensor
 from ..gguf.writer import TensorRecord
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A type by name: the format of most matrices, and `general.file_type` of files made by it."""
+    """A quantisation type: name, format of most matrices, and `general.file_type` of its files."""
 
     name: str
     format: str
@@ -69,42 +71,47 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "fp32": "f32",
     }
 )
-# Instead of a format whose blocks do not divide a width
-FALL_BACKS: Mapping[str, str] = MappingProxyType(
+# The format for rows whose width is no multiple of a format's block size
+FALLBACKS: Mapping[str, str] = MappingProxyType(
     {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 )
-# Parts of names of matrices that stay floats: small, or what others depend on
-_KEPT = (
+# Parts of the names of matrices that are never quantised: small ones, and those that errors spread from
+_UNQUANTISED = (
     *("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "per_layer_model_proj", "position_embd"),
     *("ssm_conv1d", "shortconv.conv.weight"),
 )
-# … and of those that readers expect as float32
-_SINGLE = (
+# Parts of the names of matrices that readers of GGUF files expect as float32
+_FLOAT32 = (
     *("_norm.weight", "ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "position_embd", "ssm_conv1d"),
     *("shortconv.conv.weight", "altup_correct_coef", "altup_predict_coef"),
 )
+# Architectures that llama.cpp's mixtures make an exception of
+_70B_ARCHITECTURES = ("llama", "qwen2")
+_Q8_OUTPUT_ARCHITECTURES = ("falcon",)
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What mixtures depend on beside the tensors' names."""
+class ModelShape:
+    """The properties of a model that mixtures depend on."""
 
-    architecture: str  # of the GGUF file
-    layers: int
-    queries_a_key: int  # query heads that share a key-value head; 0: the first layer has no attention
-    experts: int = 0
+    architecture: str  # `general.architecture` of the GGUF file
+    n_layers: int
+    queries_per_kv_head: int  # query heads that share a key-value head; 0: the first layer has no attention
+    n_experts: int = 0
 
     @property
-    def shares_by_eight(self) -> bool:
-        """The 70B models of their kind, whose values are an eighth as many as queries."""
-        return self.architecture in ("llama", "qwen2") and self.layers == 80 and self.queries_a_key > 1
+    def is_70b(self) -> bool:
+        """Whether this is a 70B model of Llama or Qwen 2, whose values are small beside its queries."""
+        return (
+            self.architecture in _70B_ARCHITECTURES and self.n_layers == 80 and self.queries_per_kv_head > 1
+        )
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A tensor and the format that it is going to have. `note`: why that is not what the recipe says."""
+class PlannedTensor:
+    """A tensor and the format that it is written in; `note` says why if that is not the recipe's."""
 
-    tensor: Assembled
+    tensor: GatheredTensor
     format: BlockFormat
     note: str = ""
 
@@ -118,83 +125,87 @@ class Planned:
 
 
 def find_recipe(name: str) -> Recipe | None:
-    """The recipe of that name or alias, in upper or lower case."""
+    """The recipe of that name or alias, in any case; None if there is none."""
     name = name.lower().replace("-", "_")
     return RECIPES.get(ALIASES.get(name, name))
 
 
 def is_quantizable(name: str, shape: Sequence[int]) -> bool:
-    """Whether a recipe changes a tensor at all: matrices of weights, but for a few small ones."""
-    return len(shape) > 1 and name.endswith("weight") and not any(part in name for part in _KEPT)
+    """Whether recipes quantise a tensor: matrices of weights, but for the `_UNQUANTISED`."""
+    return len(shape) > 1 and name.endswith("weight") and not any(part in name for part in _UNQUANTISED)
 
 
 def float_format(name: str, shape: Sequence[int], source: BlockFormat) -> BlockFormat:
-    """What a tensor is kept as that is not quantised, coming from a checkpoint: float32, which readers expect
-    of vectors and a few others, or as it is."""
-    single = len(shape) == 1 or not name.endswith(".weight") or any(part in name for part in _SINGLE)
-    return FORMATS["F32"] if single or not source.is_float else source
+    """The format of a checkpoint's tensor that is not quantised: F32 where readers expect it, else `source`.
+
+    Readers of GGUF files expect float32 of vectors and of the matrices in `_FLOAT32`.
+    """
+    needs_f32 = len(shape) == 1 or not name.endswith(".weight") or any(part in name for part in _FLOAT32)
+    return FORMATS["F32"] if needs_f32 or not source.is_float else source
 
 
 def plan(
     recipe: Recipe,
-    tensors: Sequence[Assembled],
-    facts: Facts,
+    tensors: Sequence[GatheredTensor],
+    model: ModelShape,
     importance: bool = False,
     keep: bool = False,
     overrides: Iterable[tuple[str, BlockFormat]] = (),
-) -> list[Planned]:
-    """The formats of all `tensors`, which are in the order of the file.
+) -> list[PlannedTensor]:
+    """Choose the formats of all `tensors`, which must be in file order.
 
-    - `importance`: the matrices will be rounded by importance, which some mixtures take into account.
-    - `keep`: tensors that are not quantised stay as they are, for sources that are GGUF files already.
-    - `overrides`: patterns of names, and the format of those tensors instead of the recipe's.
+    - `importance`: whether matrices are going to be calibrated, which some mixtures take into account.
+    - `keep`: whether tensors that are not quantised keep their format, as for sources that are GGUF files.
+    - `overrides`: regular expressions for names, each with the format that replaces the recipe's.
     """
-    mixture = _Mixture(recipe, facts, importance, tensors)
+    mixture = _Mixture(recipe, model, importance, tensors)
     patterns = [(re.compile(pattern), form) for pattern, form in overrides]
     planned = []
     for tensor in tensors:
         name, shape, source = tensor.name, tensor.shape, tensor.format
         if not is_quantizable(name, shape):
-            planned.append(Planned(tensor, source if keep else float_format(name, shape, source)))
+            planned.append(PlannedTensor(tensor, source if keep else float_format(name, shape, source)))
             continue
-        single = (
-            not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _SINGLE)
+        needs_f32 = (
+            not keep and float_format(name, shape, source).name == "F32" and any(p in name for p in _FLOAT32)
         )
-        chosen = FORMATS["F32"] if single and recipe.is_float else FORMATS[mixture.choose(name, shape)]
+        chosen = FORMATS["F32"] if needs_f32 and recipe.is_float else FORMATS[mixture.choose(name, shape)]
         chosen = next((form for pattern, form in patterns if pattern.search(name)), chosen)
-        fitting = fitted(chosen, shape[-1])
+        fitting = fitting_format(chosen, shape[-1])
         note = "" if fitting is chosen else f"rows of {shape[-1]} do not divide into blocks of {chosen.name}"
-        planned.append(Planned(tensor, fitting, note))
+        planned.append(PlannedTensor(tensor, fitting, note))
     return planned
 
 
-def fitted(form: BlockFormat, width: int) -> BlockFormat:
-    """`form`, or what stands in for it where its blocks do not divide rows of `width`."""
+def fitting_format(form: BlockFormat, width: int) -> BlockFormat:
+    """`form`, or its fallback if its blocks do not divide rows of `width`, or else F16."""
     if width % form.block_size == 0:
         return form
-    other = FORMATS[FALL_BACKS.get(form.name, form.name)]
-    return other if width % other.block_size == 0 else FORMATS["F16"]
+    fallback = FORMATS[FALLBACKS.get(form.name, form.name)]
+    return fallback if width % fallback.block_size == 0 else FORMATS["F16"]
 
 
 def more_bits(i: int, n: int) -> bool:
-    """The layers that the "_m" mixtures spend more on: the first and last eighth, and every third between."""
+    """Whether "_m" mixtures give layer i of n more bits: first and last eighth, every third between."""
     return i < n // 8 or i >= 7 * n // 8 or (i - n // 8) % 3 == 2
 
 
 class _Mixture:
-    """Chooses formats one tensor after the other; some choices depend on how many of a kind came before."""
+    """Chooses the format of one matrix after the other; some depend on how many of their kind came before."""
 
-    def __init__(self, recipe: Recipe, facts: Facts, importance: bool, tensors: Sequence[Assembled]) -> None:
+    def __init__(
+        self, recipe: Recipe, model: ModelShape, importance: bool, tensors: Sequence[GatheredTensor]
+    ) -> None:
         self._recipe = recipe
-        self._facts = facts
+        self._model = model
         self._importance = importance
         self._tied = all(tensor.name != "output.weight" for tensor in tensors)
         self._n_values = sum(_is_values(tensor.name) for tensor in tensors)
-        self._values = 0
-        self._downs = 0
+        self._values_seen = 0
+        self._downs_seen = 0
 
     def choose(self, name: str, shape: Sequence[int]) -> str:
-        """The format of a matrix, whatever its width."""
+        """The recipe's format of a matrix, whether its width fits or not."""
         form, recipe = self._recipe.format, self._recipe.name
         if self._recipe.is_float:
             return form
@@ -202,15 +213,15 @@ class _Mixture:
         if name == "output.weight" or (self._tied and embeds):
             return self._head(shape[-1])
         if form == "MXFP4":
-            dense = recipe == "mxfp4" and not self._facts.experts
+            dense = recipe == "mxfp4" and not self._model.n_experts
             return "MXFP4" if (dense and not embeds) or (len(shape) > 2 and shape[0] > 1) else "Q8_0"
         if embeds:
             return form
         kinds: tuple[tuple[Callable[[str], bool], Callable[[str], str]], ...] = (
-            (_is_values, self._of_values),
-            (lambda name: "attn_k.weight" in name, self._of_keys),
-            (lambda name: "ffn_down" in name, self._of_down),
-            (lambda name: "attn_output.weight" in name, self._of_attention_output),
+            (_is_values, self._for_values),
+            (lambda name: "attn_k.weight" in name, self._for_keys),
+            (lambda name: "ffn_down" in name, self._for_down),
+            (lambda name: "attn_output.weight" in name, self._for_attention_output),
         )
         return next((choice(name) for matches, choice in kinds if matches(name)), form)
 
@@ -219,36 +230,36 @@ class _Mixture:
         if (
             form in ("MXFP4", "Q8_0")
             or width % FORMATS[form].block_size
-            or self._facts.architecture == "falcon"
+            or self._model.architecture in _Q8_OUTPUT_ARCHITECTURES
         ):
             return "Q8_0"
         return "Q6_K"
 
-    def _of_values(self, name: str) -> str:
-        form, recipe, i = self._recipe.format, self._recipe.name, self._values
-        self._values += 1
-        wide = self._facts.queries_a_key >= 4
+    def _for_values(self, name: str) -> str:
+        form, recipe, i = self._recipe.format, self._recipe.name, self._values_seen
+        self._values_seen += 1
+        small_values = self._model.queries_per_kv_head >= 4
         if recipe == "q2_k":
-            form = "Q4_K" if wide else "Q3_K"
+            form = "Q4_K" if small_values else "Q3_K"
         elif recipe == "q3_k_m":
             form = "Q5_K" if i < 2 else "Q4_K"
-        elif recipe == "q3_k_l" or (recipe in ("iq4_nl", "iq4_xs") and wide):
+        elif recipe == "q3_k_l" or (recipe in ("iq4_nl", "iq4_xs") and small_values):
             form = "Q5_K"
         elif recipe in ("q4_k_m", "q5_k_m") and more_bits(i, self._n_values):
             form = "Q6_K"
         elif recipe == "q4_k_s" and i < 4:
             form = "Q5_K"
-        if self._facts.shares_by_eight and form in ("Q3_K", "Q4_K"):
+        if self._model.is_70b and form in ("Q3_K", "Q4_K"):
             form = "Q5_K"
-        return "Q8_0" if self._facts.experts == 8 else form
+        return "Q8_0" if self._model.n_experts == 8 else form
 
-    def _of_keys(self, name: str) -> str:
-        return "Q8_0" if self._facts.experts == 8 else self._recipe.format
+    def _for_keys(self, name: str) -> str:
+        return "Q8_0" if self._model.n_experts == 8 else self._recipe.format
 
-    def _of_down(self, name: str) -> str:
-        form, recipe, n = self._recipe.format, self._recipe.name, self._facts.layers
-        i = int(name.split(".")[1]) if self._facts.experts > 1 else self._downs
-        self._downs += 1
+    def _for_down(self, name: str) -> str:
+        form, recipe, n = self._recipe.format, self._recipe.name, self._model.n_layers
+        i = int(name.split(".")[1]) if self._model.n_experts > 1 else self._downs_seen
+        self._downs_seen += 1
         early = i < n // 8
         choices: dict[str, str | None] = {
             "q2_k": "Q3_K",
@@ -264,14 +275,14 @@ class _Mixture:
         }
         return choices.get(recipe) or form
 
-    def _of_attention_output(self, name: str) -> str:
+    def _for_attention_output(self, name: str) -> str:
         recipe, form = self._recipe.name, self._recipe.format
-        if self._facts.experts == 8:
+        if self._model.n_experts == 8:
             small = ("q2_k", "q3_k_s", "q3_k_m", "q4_k_s", "q4_k_m", "iq4_nl", "iq4_xs")
             return "Q5_K" if recipe in small else form
         return {"q2_k": "Q3_K", "q3_k_m": "Q4_K", "q3_k_l": "Q5_K"}.get(recipe, form)
 
 
 def _is_values(name: str) -> bool:
-    """The projection to values, alone or with others."""
+    """Whether a matrix projects to values, alone or together with queries and keys."""
     return any(part in name for part in ("attn_v.weight", "attn_qkv.weight", "attn_kv_b.weight"))

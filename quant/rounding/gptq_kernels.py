@@ -1,4 +1,4 @@
-"""The compiled part of `gptq`: columns rounded one after the other, each row by itself."""
+"""The compiled part of `gptq`: rounding columns one after the other, row by row."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .gptq import COMPENSATE
 
 @kernel
 def compensate_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
-    """As a COMPENSATE record says; `gptq.compensate_slowly` is its twin."""
+    """Round the columns of a COMPENSATE record; `gptq.compensate_reference` is the twin."""
     a = carray(as_pointer(arguments), 1, COMPENSATE)[0]
     rows, n = a.rows, a.columns
     targets = carray(as_pointer(a.targets), (rows, n), np.float32)
     weights = carray(as_pointer(a.weights), (rows, n), np.float32)
-    before = carray(as_pointer(a.before), (rows, n), np.float32)
+    previous_errors = carray(as_pointer(a.previous_errors), (rows, n), np.float32)
     errors = carray(as_pointer(a.errors), (rows, n), np.float32)
-    ahead = carray(as_pointer(a.ahead), (n, n), np.float32)
+    compensation = carray(as_pointer(a.compensation), (n, n), np.float32)
     scale = carray(as_pointer(a.scale), (rows, n), np.float32)
     minimum = carray(as_pointer(a.minimum), (rows, n), np.float32)
     levels = carray(as_pointer(a.levels), 2 * a.n_levels, np.float32)
@@ -42,6 +42,6 @@ def compensate_rows(arguments: int, unused_step: int, unused_thread: int) -> Non
             codes[r, j] = code
             error = weights[r, j] - (s * levels[code] - minimum[r, j])
             errors[r, j] = error
-            change = error - before[r, j]
+            change = error - previous_errors[r, j]
             for k in range(j):
-                targets[r, k] += change * ahead[j, k]
+                targets[r, k] += change * compensation[j, k]

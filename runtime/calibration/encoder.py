@@ -1,4 +1,5 @@
-"""Rounding by what a model computes: text → second moments of each matrix's inputs → compensated rounding."""
+"""Calibrated quantisation: a text gives the Hessian of each matrix's inputs, by which GPTQ rounds the
+matrix."""
 
 from __future__ import annotations
 
@@ -11,23 +12,23 @@ from threadpoolctl import threadpool_limits
 from ... import KukriError
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, NonFinite
-from ...quant.recipes.recipes import Planned
-from ...quant.rounding.codebooks import GRIDS
+from ...quant.recipes.recipes import PlannedTensor
+from ...quant.rounding.codebooks import CODEBOOKS
 from ...quant.rounding.encode import encode_tensor
 from ...quant.rounding.gptq import encode_compensated
-from ...quant.rounding.hessian import Factor, factor
+from ...quant.rounding.hessian import Hessian, prepare_hessian
 from ..config.model_config import ModelConfig
 from ..evaluation.scores import cut_into_windows
 from ..ops import MatMul, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
-from .moments import ExpertMoments, Layer, Moments, moments
+from .hessians import DiagonalHessian, FullHessian, LayerHessians, layer_hessians
 from .sensitivity import sensitivities
 
 CONTEXT = 512  # tokens a window
-SENSITIVITY_CONTEXT = 128
+SENSITIVITY_CONTEXT = 128  # tokens a window when sensitivity is measured
 WINDOWS = 32  # at most, spread over the text
-# What files have that the program has not: what it is part of or equal to. The inputs are the same.
+# Parts of matrix names that only files have → parts of names in the program with the same inputs
 _SAME_INPUTS = {"attn_qkv.": "attn_q.", "output.": "token_embd."}
 
 
@@ -35,14 +36,15 @@ class TextTooShort(KukriError, ValueError):
     """The calibration text does not fill one window."""
 
 
-class Calibrated:
-    """An encoder (`quant.recipes.quantize.Encoder`) of a model's matrices.
+class CalibratedEncoder:
+    """An `Encoder` (`quant.recipes.quantize`) that runs the model over a text to calibrate each matrix.
 
-    Experts are rounded to nearest, with scales searched for by what they read; tensors that nothing is
-    known of, such as embeddings that are no output matrix too, without calibration.
+    Matrices are rounded by GPTQ. Experts are rounded to nearest, with scales searched for with the mean
+    squares of their inputs as importance. Tensors that multiply nothing, such as embeddings beside an
+    output matrix, are encoded without calibration.
 
     `config` and `tensors` are the model's; `release` is called with each tensor that is not needed any more.
-    `windows` int32 [n, context]: the calibration text. Tensors must come in the order of `in_order`.
+    `windows` is the text, int32 [n, context]. Tensors must be encoded in `execution_order`.
     """
 
     def __init__(
@@ -59,89 +61,91 @@ class Calibrated:
         self._stacks = _stacks(config, weights)
         names = {id(stack[0]): name for name, stack in self._stacks.items()}
         self._program, self._windows, self._release = program, windows, release
-        self._layers: Iterator[Layer] = moments(program, names, windows, threads, release)
-        self._ahead = _multiplied(program, names)
-        self._found: dict[str, Moments | ExpertMoments] = {}
-        self._factors: dict[tuple[str, ...], Factor] = {}
+        self._layers: Iterator[LayerHessians] = layer_hessians(program, names, windows, threads, release)
+        self._to_come = _multiplied(program, names)  # matrices of layers that have not been run
+        self._hessians: dict[str, FullHessian | DiagonalHessian] = {}  # of the last layer run, by matrix name
+        self._prepared: dict[tuple[str, ...], Hessian] = {}
         self._threads = threads
         self._zero_nonfinite = zero_nonfinite
 
     @staticmethod
-    def in_order(plan: Sequence[Planned]) -> list[Planned]:
-        """Tensors in the order in which layers are run, what may be the output matrix last."""
+    def execution_order(plan: Sequence[PlannedTensor]) -> list[PlannedTensor]:
+        """The tensors sorted by layer in the order of execution; possible output matrices last."""
 
-        def place(planned: Planned) -> tuple[int, int]:
+        def position(planned: PlannedTensor) -> tuple[int, int]:
             parts = planned.name.split(".")
             if parts[0] == "blk":
                 return 1, int(parts[1])
             return (2, 0) if parts[0] in ("output", "token_embd") else (0, 0)
 
-        return sorted(plan, key=place)
+        return sorted(plan, key=position)
 
     def sensitivity(self, progress: Callable[[int, int], None]) -> dict[str, float]:
-        """What `budget.budgeted` asks. `progress` is told how many of how many runs are done."""
-        few = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
+        """The sensitivity of each matrix, for `allocate_bits`; `progress` gets (runs done, all runs)."""
+        windows = self._windows[:: max(1, len(self._windows) // 2)][:2, :SENSITIVITY_CONTEXT]
         with threadpool_limits(1, "blas"):
-            found = sensitivities(self._program, self._stacks, few, self._release, progress)
-        for other, known in _SAME_INPUTS.items():
-            found = {n.replace(known, other): value for n, value in found.items() if known in n} | found
-        return found
+            measured = sensitivities(self._program, self._stacks, windows, self._release, progress)
+        for in_file, in_program in _SAME_INPUTS.items():
+            renamed = {n.replace(in_program, in_file): s for n, s in measured.items() if in_program in n}
+            measured = renamed | measured
+        return measured
 
-    def __call__(self, planned: Planned, start: int, rows: QTensor) -> np.ndarray:
-        with threadpool_limits(1, "blas"):  # whole windows and rows side by side are quicker
+    def __call__(self, planned: PlannedTensor, start: int, rows: QTensor) -> np.ndarray:
+        with threadpool_limits(1, "blas"):  # threads of its own, over windows and rows, are faster
             return self._encode(planned, start, rows)
 
-    def _encode(self, planned: Planned, start: int, rows: QTensor) -> np.ndarray:
-        form, found = planned.format, None
-        if not form.is_float and form.name in GRIDS and planned.tensor.columns is None:
-            found = self._find(planned.name)
-        if found is None or found.values.shape[-1] != planned.tensor.width:
+    def _encode(self, planned: PlannedTensor, start: int, rows: QTensor) -> np.ndarray:
+        form, hessian = planned.format, None
+        if not form.is_float and form.name in CODEBOOKS and planned.tensor.columns is None:
+            hessian = self._hessian(planned.name)
+        if hessian is None or hessian.values.shape[-1] != planned.tensor.width:
             return encode_tensor(rows, form, threads=self._threads, zero_nonfinite=self._zero_nonfinite)
-        spread = np.diagonal(found.values) if isinstance(found, Moments) else found.values
-        if not np.isfinite(spread).all():
+        diagonal = np.diagonal(hessian.values) if isinstance(hessian, FullHessian) else hessian.values
+        if not np.isfinite(diagonal).all():
             raise DamagedFile(f"the model computes NaN or infinity in front of {planned.name}")
-        if isinstance(found, ExpertMoments):
-            importance = found.values[start // planned.tensor.matrix_rows]
+        if isinstance(hessian, DiagonalHessian):
+            importance = hessian.values[start // planned.tensor.matrix_rows]
             return encode_tensor(rows, form, importance, self._threads, self._zero_nonfinite)
         values = rows.dequantize()
         if not np.isfinite(values).all():
             if not self._zero_nonfinite:
                 raise NonFinite("a weight is NaN or infinite")
             values[~np.isfinite(values)] = 0
-        if found.names not in self._factors:
-            self._factors[found.names] = factor(found.values)
-        return encode_compensated(values, GRIDS[form.name], self._factors[found.names], self._threads)
+        if hessian.names not in self._prepared:
+            self._prepared[hessian.names] = prepare_hessian(hessian.values)
+        return encode_compensated(values, CODEBOOKS[form.name], self._prepared[hessian.names], self._threads)
 
-    def _find(self, name: str) -> Moments | ExpertMoments | None:
-        """What is known of a matrix's inputs; runs the text as far as needed."""
-        for other, known in _SAME_INPUTS.items():
-            if name not in self._ahead | self._found.keys():
-                name = name.replace(other, known)
-        while name in self._ahead:
-            self._found.clear()  # before the next layer's is made
-            self._factors.clear()
-            for each in next(self._layers):
-                names = each.names if isinstance(each, Moments) else (each.name,)
-                self._found |= dict.fromkeys(names, each)
-                self._ahead -= set(names)
-        return self._found.get(name)
+    def _hessian(self, name: str) -> FullHessian | DiagonalHessian | None:
+        """The Hessian of a matrix, None if it multiplies nothing; runs layers until the matrix's is done."""
+        for in_file, in_program in _SAME_INPUTS.items():
+            if name not in self._to_come | self._hessians.keys():
+                name = name.replace(in_file, in_program)
+        while name in self._to_come:
+            self._hessians.clear()  # frees their memory before the next layer's are made
+            self._prepared.clear()
+            for hessian in next(self._layers):
+                names = hessian.names if isinstance(hessian, FullHessian) else (hessian.name,)
+                self._hessians |= dict.fromkeys(names, hessian)
+                self._to_come -= set(names)
+        return self._hessians.get(name)
 
 
 def _stacks(config: ModelConfig, weights: Weights) -> dict[str, tuple[QTensor, ...]]:
-    """The matrices of each name: one, or one for each expert."""
+    """The matrices by name: one, or one for each expert."""
     stacks: dict[str, tuple[QTensor, ...]] = {}
     stacks |= {name: (tensor,) for name, tensor in weights.bound.items() if len(tensor.shape) == 2}
     for i, layer in enumerate(config.layers):
-        if layer.is_moe and config.moe:
+        if layer.is_moe:
             for stem, stack in weights.experts(i).matrices.items():
                 stacks[f"blk.{i}.{stem}.weight"] = stack
     return stacks
 
 
 def _multiplied(program: Program, names: dict[int, str]) -> set[str]:
+    """The names of the matrices that the program multiplies; `names` by the `id` of tensors."""
     matrices = [op.weight for op in program.ops if isinstance(op, MatMul)]
-    stacks = [op for op in program.ops if isinstance(op, MoE)]
-    matrices += [each[0] for op in stacks for each in (op.gate, op.up, op.down) if each]
+    layers = [op for op in program.ops if isinstance(op, MoE)]
+    matrices += [stack[0] for op in layers for stack in (op.gate, op.up, op.down) if stack]
     return {names[id(matrix)] for matrix in matrices if id(matrix) in names}
 
 

@@ -1,4 +1,4 @@
-"""The reference machine, layer by layer over a text, keeping what matrices read."""
+"""The reference machine run layer by layer over a text, recording the inputs of matrices."""
 
 from __future__ import annotations
 
@@ -14,80 +14,89 @@ from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..ops.buffer import Buffer
 from ..reference.machine import ReferenceMachine
 
-_QUERIES = 128  # whose scores are made at once
+_QUERIES = 128  # rows of attention scores computed at a time
 
-# How many rows matrices of experts have read, by the `id` of these, and the sums of the rows' squares
-Squares = dict[int, tuple[int, np.ndarray]]
+# `id` of an expert's matrix → how many rows went into it, and the sum of their squares, float32 [width]
+SquareSums = dict[int, tuple[int, np.ndarray]]
 
 
 Release = Callable[[QTensor], None]
 
 
 @dataclass(frozen=True)
-class Reads:
-    """What was read in a window: `products` and the float32 [context, width] that they read; `squares`."""
+class LayerInputs:
+    """The inputs of a layer's matrices in a window.
+
+    `products` are the MatMuls with the same input, and that input, float32 [context, width]; `squares` are
+    those of the experts.
+    """
 
     products: list[tuple[list[ops.MatMul], np.ndarray]]
-    squares: Squares
+    squares: SquareSums
 
 
 class CalibrationMachine(ReferenceMachine):
-    """Runs parts of a program over windows of `context` tokens. `release` is told of tensors read."""
+    """Runs parts of a program over windows of `context` tokens; `release` gets tensors that were read."""
 
     def __init__(self, program: ops.Program, context: int, release: Release = lambda tensor: None) -> None:
         super().__init__(program, -(-context // PAGE_SIZE), keep_bytes=0)
         self._table = PageTable(self._n_pages)
         self._table.extend(0, context)
-        self._squares: Squares = {}
+        self._squares: SquareSums = {}
         self._release = release
 
     def embed(self, op: ops.Embed) -> None:
         super().embed(op)
-        finite(self.buffers[op.out.name])
+        zero_nonfinite(self.buffers[op.out.name])
 
     def _dequantized(self, tensor: QTensor) -> Iterator[tuple[int, np.ndarray]]:
         for start, rows in super()._dequantized(tensor):
-            yield start, rows if id(tensor) in self._kept else finite(rows)
+            yield start, rows if id(tensor) in self._kept else zero_nonfinite(rows)
         self._release(tensor)
 
     def keep(self, weights: dict[int, np.ndarray]) -> None:
-        """Float32 matrices by the `id` of their tensors, to be used as long as they are there."""
+        """Use these float32 matrices, by the `id` of their tensors, instead of dequantising the tensors."""
         self._kept = weights
 
     def begin(
         self, tokens: np.ndarray, live: Mapping[str, np.ndarray], logits_indices: np.ndarray | None = None
     ) -> None:
-        """Make ready for a window, int32 [context], with buffers `live`; logits_indices None: all rows."""
+        """Start a window, int32 [context], with the buffers `live`.
+
+        `logits_indices` are the rows that get logits, int32 [n]; None means all.
+        """
         rows = np.arange(len(tokens), dtype=np.int32)
         logits_indices = rows if logits_indices is None else logits_indices
         self._batch = Batch(tokens.astype(np.int32), np.zeros(len(tokens), np.int32), rows, logits_indices)
         self.buffers = dict(live)
         self.states.begin(self._batch)
 
-    def segment(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> Reads:
-        """Run `part` over a window, int32 [context], whose buffers are `live`, up to the logits."""
+    def run_layer(
+        self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]
+    ) -> LayerInputs:
+        """Run `part` over a window, int32 [context], with the buffers `live`; logits are not computed."""
         self.begin(tokens, live)
         self._squares = {}
-        read: list[tuple[list[ops.MatMul], np.ndarray]] = []
+        products: list[tuple[list[ops.MatMul], np.ndarray]] = []
         for op in part:
             if isinstance(op, ops.MatMul):
                 x = self.buffers[op.x.name]
-                group = next((group for group, other in read if other is x), None)
+                group = next((group for group, other in products if other is x), None)
                 if group is None:
-                    read.append(([op], x))
+                    products.append(([op], x))
                 else:
                     group.append(op)
                 if op.out.name == self.program.logits.name:
-                    break  # nobody asks for logits
+                    break
             self._run(op)
         self.states.end(self._batch)
-        return Reads(read, self._squares)
+        return LayerInputs(products, self._squares)
 
     def expert_reads(self, matrix: QTensor, x: np.ndarray) -> None:
         self._squares[id(matrix)] = len(x), np.einsum("ij,ij->j", x, x)
 
     def attend(self, op: ops.Attend) -> None:
-        """As the reference does for a sequence from its beginning, a few queries at a time: faster."""
+        """The reference's attention over a sequence from position 0, block of queries by block: faster."""
         if share_caches(self.program) or op.v == op.k or op.sinks is not None:
             super().attend(op)
             return
@@ -111,18 +120,18 @@ class CalibrationMachine(ReferenceMachine):
                 np.exp(scores, out=scores)
                 total = scores.sum(axis=-1, keepdims=True)
                 values = np.ascontiguousarray(v[first:end, g])
-                mixed = (scores.reshape(-1, end - first) @ values).reshape(group, end - start, -1)
-                out[start:end, g] = (mixed / total).swapaxes(0, 1)
+                weighted = (scores.reshape(-1, end - first) @ values).reshape(group, end - start, -1)
+                out[start:end, g] = (weighted / total).swapaxes(0, 1)
         self.buffers[op.out.name] = out.reshape(n, -1)
 
 
-def finite(weights: np.ndarray) -> np.ndarray:
-    """`weights`, in which those that are NaN or infinite, if they may be at all, have become 0."""
+def zero_nonfinite(weights: np.ndarray) -> np.ndarray:
+    """Replace NaN and infinite weights by 0, in place."""
     return np.nan_to_num(weights, copy=False, nan=0, posinf=0, neginf=0)
 
 
 def _mask(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:
-    """float32 [queries, keys], minus infinity where a position must not see another."""
+    """The attention mask of positions `queries` and `keys`: float32 [queries, keys], 0 or minus infinity."""
     hidden = keys > queries[:, None]
     if window:
         hidden |= keys <= queries[:, None] - window
@@ -130,12 +139,12 @@ def _mask(queries: np.ndarray, keys: np.ndarray, window: int) -> np.ndarray:
 
 
 def share_caches(program: ops.Program) -> bool:
-    """Whether layers read keys and values that others have cached."""
+    """Whether some layers attend to the keys and values of others."""
     return any(isinstance(op, ops.Attend) and not op.append for op in program.ops)
 
 
-def segments(program: ops.Program) -> list[tuple[ops.Op, ...]]:
-    """The program layer by layer; in one piece where layers read what others have cached."""
+def split_layers(program: ops.Program) -> list[tuple[ops.Op, ...]]:
+    """The ops of each layer, with the output's last; all in one part if `share_caches`."""
     cuts = [0, *program.layers[1:], len(program.ops)]
     if not program.layers or share_caches(program):
         cuts = [0, len(program.ops)]
@@ -143,13 +152,13 @@ def segments(program: ops.Program) -> list[tuple[ops.Op, ...]]:
 
 
 def live_buffers(later: Sequence[ops.Op]) -> set[str]:
-    """Names of the buffers that ops read before they write them."""
+    """The names of the buffers that the ops `later` read before they write them."""
     read, written = set[str](), set[str]()
     for op in later:
-        keeps = isinstance(op, ops.Add) or (isinstance(op, ops.MatMul) and op.accumulate)
-        found = [(f.name, b) for f in fields(op) for b in _buffers(getattr(op, f.name))]
-        read |= {b.name for name, b in found if (name != "out" or keeps) and b.name not in written}
-        written |= {b.name for name, b in found if name == "out"}
+        accumulates = isinstance(op, ops.Add) or (isinstance(op, ops.MatMul) and op.accumulate)
+        used = [(f.name, b) for f in fields(op) for b in _buffers(getattr(op, f.name))]
+        read |= {b.name for name, b in used if (name != "out" or accumulates) and b.name not in written}
+        written |= {b.name for name, b in used if name == "out"}
     return read
 
 

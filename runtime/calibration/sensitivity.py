@@ -1,9 +1,10 @@
-"""How much a model's predictions suffer from a matrix being rounded, measured kind by kind.
+"""Sensitivity: the divergence of a model's predictions for each weight of a matrix that is rounded to Q4_0.
 
 By the linearity theorem of Malinovskii et al. 2024 ("Pushing the Limits of Large Language Model Quantization
-via the Linearity Theorem") the divergence of a quantised model is about the sum of what each matrix causes by
-itself, which grows with its squared error. So the matrices of one kind (queries, say) in one third of the
-layers are rounded to Q4_0 while all others stay as they are, and the text is read again from there on.
+via the Linearity Theorem") the divergence of a quantised model is about the sum of the divergences that
+its matrices cause one by one, each proportional to the squared error. So the matrices of one kind (the query
+projections, say) in one third of the layers are rounded to Q4_0 while all others stay as they are, and the
+model is run over the text again, from the first of these layers on.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from ...quant.rounding.encode import encode
 from .. import ops
 from .machine import CalibrationMachine, Release, live_buffers, share_caches
 
-_PARTS = 3  # of the layers
+_PARTS = 3  # into which the layers are divided
 _FORMAT = FORMATS["Q4_0"]
-_ROWS = 64  # of logits that are compared at once
+_ROWS = 64  # of logits that are compared at a time
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Matrices that are rounded together: their names, their tensors' `id`s, the first part that has them."""
+class MatrixGroup:
+    """Matrices that are rounded together: names, `id`s of their tensors, and the first part that has them."""
 
     names: tuple[str, ...]
     tensors: frozenset[int]
@@ -37,12 +38,12 @@ class Kind:
 
 
 class RoundingMachine(CalibrationMachine):
-    """Runs a program in which the matrices whose `id` is in `rounded` have been rounded."""
+    """Runs a program with the matrices whose `id` is in `rounded` rounded to Q4_0."""
 
     rounded: frozenset[int] = frozenset()
 
-    def read(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> None:
-        """Run `part` over a window whose buffers are `live`; logits are those of its second half."""
+    def run(self, part: Sequence[ops.Op], tokens: np.ndarray, live: Mapping[str, np.ndarray]) -> None:
+        """Run `part` over a window, int32 [context], with the buffers `live`; logits for its second half."""
         self.begin(tokens, live, logits_indices=np.arange(len(tokens) // 2, len(tokens), dtype=np.int32))
         for op in part:
             self._run(op)
@@ -65,70 +66,74 @@ def sensitivities(
     release: Release,
     progress: Callable[[int, int], None],
 ) -> dict[str, float]:
-    """For each name of `stacks`: the mean divergence, in nats a token of the windows' second halves, that
-    rounding to Q4_0 causes by each of the weights of its kind.
+    """The sensitivity of each matrix in `stacks`, by name, in nats per token and weight.
 
-    `stacks` are the matrices that have a name: one, or one for each expert. `windows` int32
-    [n, context] are read at the same time. `progress` is told of kinds done, and how many there are.
+    It is the mean KL divergence over the second halves of the windows that rounding all matrices of its group
+    to Q4_0 causes, divided by the weights of the group.
+
+    `stacks` are the matrices by name: one, or one for each expert. `windows` is the text, int32 [n, context];
+    windows run in parallel. `progress` gets the number of groups that are done, and of all.
     """
     parts = _parts(program)
-    kinds = _kinds(parts, stacks)
+    groups = _groups(parts, stacks)
     machines = [RoundingMachine(program, windows.shape[1], release) for _ in windows]
     live: list[list[dict[str, np.ndarray]]] = [[{}] for _ in windows]
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
 
     def base(i: int) -> np.ndarray:
         for k, part in enumerate(parts):
-            machines[i].read(part, windows[i], live[i][k])
+            machines[i].run(part, windows[i], live[i][k])
             if k + 1 < len(parts):
                 needed = live_buffers([op for later in parts[k + 1 :] for op in later])
-                held = machines[i].buffers
-                live[i].append({name: held[name] for name in needed & set(held)})
+                buffers = machines[i].buffers
+                live[i].append({name: buffers[name] for name in needed & set(buffers)})
         return machines[i].buffers[program.logits.name]
 
-    def divergence(i: int, kind: Kind) -> float:
-        machines[i].rounded = kind.tensors
-        rest = [op for part in parts[kind.part :] for op in part]
-        machines[i].read(rest, windows[i], live[i][kind.part])
+    def divergence(i: int, group: MatrixGroup) -> float:
+        machines[i].rounded = group.tensors
+        rest = [op for part in parts[group.part :] for op in part]
+        machines[i].run(rest, windows[i], live[i][group.part])
         return _divergence(baseline[i], machines[i].buffers[program.logits.name])
 
     with ThreadPoolExecutor(len(windows)) as pool:
         baseline = list(pool.map(base, range(len(windows))))
-        for done, kind in enumerate(kinds):
-            progress(done, len(kinds))
-            each = list(pool.map(divergence, range(len(windows)), [kind] * len(windows)))
-            found |= dict.fromkeys(kind.names, float(np.mean(each)) / kind.n_weights)
-    return found
+        for done, group in enumerate(groups):
+            progress(done, len(groups))
+            divergences = list(pool.map(divergence, range(len(windows)), [group] * len(windows)))
+            result |= dict.fromkeys(group.names, float(np.mean(divergences)) / group.n_weights)
+    return result
 
 
 def _parts(program: ops.Program) -> list[tuple[ops.Op, ...]]:
-    """The program in a few parts of as many layers; in one where layers read what others have cached."""
+    """The program in _PARTS parts of equally many layers; in one part if `share_caches`."""
     starts = program.layers[:-1]
     n = 1 if share_caches(program) else min(_PARTS, max(1, len(starts)))
     cuts = [0, *(starts[len(starts) * k // n] for k in range(1, n)), len(program.ops)]
     return [program.ops[a:b] for a, b in pairwise(cuts)]
 
 
-def _kinds(parts: Sequence[Sequence[ops.Op]], stacks: Mapping[str, Sequence[QTensor]]) -> list[Kind]:
-    place: dict[int, int] = {}
+def _groups(parts: Sequence[Sequence[ops.Op]], stacks: Mapping[str, Sequence[QTensor]]) -> list[MatrixGroup]:
+    """Matrices grouped by the part that has them and by name without the layer's number."""
+    part_of: dict[int, int] = {}
     for k, part in enumerate(parts):
         for op in part:
             for tensor in _matrices(op):
-                place.setdefault(id(tensor), k)
-    groups: dict[tuple[str, int], list[str]] = {}
+                part_of.setdefault(id(tensor), k)
+    names_of: dict[tuple[str, int], list[str]] = {}
     for name, stack in stacks.items():
-        if id(stack[0]) in place and stack[0].shape[1] % _FORMAT.block_size == 0:
+        if id(stack[0]) in part_of and stack[0].shape[1] % _FORMAT.block_size == 0:
             kind = ".".join(piece for piece in name.split(".") if not piece.isdigit())
-            groups.setdefault((kind, place[id(stack[0])]), []).append(name)
-    kinds = []
-    for (_, first), names in groups.items():
+            names_of.setdefault((kind, part_of[id(stack[0])]), []).append(name)
+    groups = []
+    for (_, first), names in names_of.items():
         tensors = [tensor for name in names for tensor in stacks[name]]
         weights = sum(tensor.shape[0] * tensor.shape[1] for tensor in tensors)
-        kinds.append(Kind(tuple(names), frozenset(map(id, tensors)), weights, first))
-    return kinds
+        groups.append(MatrixGroup(tuple(names), frozenset(map(id, tensors)), weights, first))
+    return groups
 
 
 def _matrices(op: ops.Op) -> Sequence[QTensor]:
+    """The matrices that an op reads."""
     match op:
         case ops.MatMul():
             return (op.weight,)
@@ -140,15 +145,16 @@ def _matrices(op: ops.Op) -> Sequence[QTensor]:
 
 
 def _round_trip(rows: np.ndarray) -> np.ndarray:
+    """float32 [rows, width] rounded to Q4_0 and dequantised."""
     blocks = encode(rows, _FORMAT, threads=1, zero_nonfinite=True)
     return _FORMAT.dequantize(blocks.reshape(-1, _FORMAT.type_size)).reshape(rows.shape)
 
 
 def _divergence(baseline: np.ndarray, logits: np.ndarray) -> float:
-    """The mean of KL(baseline ‖ logits) over rows."""
+    """The mean over rows of KL(softmax(baseline) ‖ softmax(logits)), in nats."""
     total = 0.0
     for start in range(0, len(logits), _ROWS):
-        p, q = (_log_softmax(each[start : start + _ROWS]) for each in (baseline, logits))
+        p, q = (_log_softmax(x[start : start + _ROWS]) for x in (baseline, logits))
         total += float((np.exp(p) * (p - q)).sum())
     return total / len(logits)
 

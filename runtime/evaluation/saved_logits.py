@@ -1,16 +1,16 @@
-"""A model's predictions of a text in a file, to compare other models with later.
+"""Saved logits: a file with a baseline's predictions of a text, for comparing other models with it later.
 
-A safetensors file of these tensors, for windows of `context` tokens, n of them, of which s are scored as
-second half (`evaluate`):
+It is a safetensors file. For n windows of `context` tokens, of which s are scored as the second half
+(`scores.evaluate`), its tensors are:
 
     nll     F64 [n, context - 1]   negative log-likelihoods of tokens 1 … context - 1
     ids     I32 [n, context]       the windows
-    scales  F32 [n, s, 2]          of each row: least log probability, and the step from code to code
-    codes   U16 [n, s, vocab]      log probability = least + code · step
+    scales  F32 [n, s, 2]          of each row: smallest log probability, and step between codes
+    codes   U16 [n, s, vocab]      log probability = smallest + code · step
 
-and of metadata: `format`, and whatever else the writer was given. Log probabilities that are more than 32
-below their row's largest (probabilities below 10⁻¹⁴) count as 32 below, so a step is 0.0005 at most.
-llama.cpp's files of this kind hold the same tokens with 16 instead of 32.
+Its metadata are `format` and the entries that the writer was given. Log probabilities more than 32 below the
+largest of their row (probabilities below 10⁻¹⁴) are clipped there, so the step is at most 0.0005. llama.cpp's
+files for `--kl-divergence-base` quantise the same rows with a range of 16 instead of 32.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from ...quant.mapped_file import MappedFile
 from ..cpu.row_scores import LogSums
 
 FORMAT = "kukri-logits-1"
-RANGE = 32.0  # in nats
+RANGE = 32.0  # nats from the largest to the smallest log probability of a row
 LARGEST_CODE = 65535
 BLOCK = 1 << 20  # logits encoded or decoded at a time
 DTYPES = {"I32": np.int32, "F64": np.float64, "F32": np.float32, "U16": np.uint16}
 
 
 def saved_bytes(n: int, context: int, vocab_size: int) -> int:
-    """The size of a file, but for its header."""
-    return sum(_n_bytes(*what) for what in _tensors(n, context, vocab_size).values())
+    """The size in bytes of a file of n windows, without its header."""
+    return sum(_n_bytes(*entry) for entry in _tensors(n, context, vocab_size).values())
 
 
 def _tensors(n: int, context: int, vocab_size: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Types and shapes, in the order in which they lie in the file."""
+    """The dtype and shape of each tensor, in file order."""
     scored = context - 1 - context // 2
     return {
         "nll": ("F64", (n, context - 1)),
@@ -56,9 +56,9 @@ def _n_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 class LogitsWriter:
-    """Writes a file row by row; it gets its name once it is whole. A context manager.
+    """A context manager that writes a file row by row, and renames it to `path` when it is complete.
 
-    `windows` are int32 [n, context]. Raises OSError.
+    `windows` is the text, int32 [n, context]. Raises OSError.
     """
 
     def __init__(self, path: Path, windows: np.ndarray, vocab_size: int, metadata: Mapping[str, str]) -> None:
@@ -74,12 +74,12 @@ class LogitsWriter:
     def __enter__(self) -> Self:
         self._file = self._unfinished.open("wb")
         self._file.write(self._header)
-        before = (what for name, what in self._tensors.items() if name != "codes")
-        self._file.seek(sum(_n_bytes(*what) for what in before), os.SEEK_CUR)
+        before_codes = (entry for name, entry in self._tensors.items() if name != "codes")
+        self._file.seek(sum(_n_bytes(*entry) for entry in before_codes), os.SEEK_CUR)
         return self
 
     def add(self, logits: np.ndarray, sums: LogSums) -> None:
-        """The next rows of the second half, float32 [rows, vocab] with their sums."""
+        """Write the next rows of the second half: float32 logits [rows, vocab] with their log sums."""
         assert self._file is not None
         step = max(1, BLOCK // logits.shape[1])
         for start in range(0, len(logits), step):
@@ -93,7 +93,7 @@ class LogitsWriter:
             self._scales.append(np.concatenate([low - log_sum, width], axis=1).astype("<f4"))
 
     def finish(self, nll: np.ndarray) -> None:
-        """Complete the file with the scores, float64 [n, context - 1], and give it its name."""
+        """Complete the file with `nll`, float64 [n, context - 1], and rename it to `path`."""
         assert self._file is not None
         self._file.seek(len(self._header))
         self._file.write(nll.astype("<f8").tobytes())
@@ -113,7 +113,7 @@ class LogitsWriter:
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
-    """Of a safetensors file."""
+    """The header of a safetensors file with these tensors and metadata."""
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name, (dtype, shape) in tensors.items():
@@ -125,10 +125,10 @@ def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mappin
 
 
 class SavedLogits:
-    """An open file, mapped into memory: rows are read when they are asked for.
+    """An open file of saved logits, memory-mapped.
 
-    `windows` int32 [n, context], `nll` float64 [n, context - 1]; `metadata` as it was given.
-    Raises OSError, or DamagedFile for a file that is no such one or is not whole.
+    `windows` int32 [n, context], `nll` float64 [n, context - 1], `metadata` as the writer was given it.
+    Raises OSError, or DamagedFile for a file that is incomplete or of another kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +142,10 @@ class SavedLogits:
         self._file = file
 
     def rows(self, window: int) -> Iterator[np.ndarray]:
-        """Log probabilities of a window's second half, float32 [rows, vocab] in parts, each valid until the
-        next."""
+        """Yields the log probabilities of a window's second half in parts, float32 [rows, vocab].
+
+        A part is valid until the next is yielded.
+        """
         codes, scales = self._codes[window], self._scales[window]
         step = min(len(codes), max(1, BLOCK // self.vocab_size))
         decoded = np.empty((step, self.vocab_size), np.float32)
@@ -157,7 +159,7 @@ class SavedLogits:
 
 
 def is_saved_logits(path: Path) -> bool:
-    """Whether a file looks like one of these, from its beginning."""
+    """Whether a file begins like a file of saved logits; False if it cannot be read."""
     try:
         if not path.is_file():
             return False
@@ -168,6 +170,7 @@ def is_saved_logits(path: Path) -> bool:
 
 
 def _read(file: MappedFile) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The tensors, as views of the file, and the metadata. Raises DamagedFile."""
     from safetensors import SafetensorError, safe_open
 
     name = file.path.name

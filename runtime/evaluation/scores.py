@@ -1,16 +1,15 @@
-"""How well a model predicts a text, and how far its predictions are from a baseline's. Ids in, numbers out.
+"""Perplexity of a model on a text, and divergence of its predictions from a baseline's, from token ids.
 
-Windows and scores are those of llama.cpp's `llama-perplexity`: the text, with the BOS token in front if the
-model wants one, is cut into windows of `context` tokens that know nothing of each other; what is left at the
-end is dropped; BOS takes the place of every window's first token. Two conventions of what counts:
+Windows and scores are those of llama.cpp's `llama-perplexity`: the text, with a BOS token in front if the
+model uses one, is cut into independent windows of `context` tokens; the rest at the end is dropped, and BOS
+replaces the first token of every window. There are two conventions for the tokens that are scored:
 
-- *second half*: the tokens that have at least half a window before them, `context // 2 + 1` … `context - 1`;
-- *all*: every token but a window's first.
+- *second half*: the tokens with at least half a window before them, `context // 2 + 1` … `context - 1`;
+- *all*: every token but the first of a window.
 
-A baseline is compared with on the second half: Kullback-Leibler divergence D(baseline ‖ model) in nats, the
-difference Δp in the probability of the token that really follows, and whether the likeliest token is the
-same one.
-Standard errors treat tokens as independent of each other.
+A model is compared with a baseline on second halves: Kullback-Leibler divergence D(baseline ‖ model) in
+nats, the difference Δp in the probability of the text's next token, and whether both have the same most
+likely token. Standard errors assume independent tokens.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from ..cpu.row_scores import LogSums, RowScorer
 from ..engine.errors import BadLogits
 from .saved_logits import LogitsWriter, SavedLogits
 
-# int32 [n] token ids → float32 [n, vocab] logits after each of them, or the same in parts of consecutive
-# rows, each valid until the next is asked for: `Engine.logits`, `Engine.logits_in_parts`.
+# int32 [n] token ids → float32 [n, vocab] logits after each token, or an iterable of parts of consecutive
+# rows, each valid until the next is requested: `Engine.logits`, `Engine.logits_in_parts`.
 Logits = Callable[[np.ndarray], np.ndarray | Iterable[np.ndarray]]
 
 
@@ -35,8 +34,8 @@ def cut_into_windows(
 ) -> np.ndarray:
     """int32 [n, context]: the windows of a text whose tokens, without BOS, are `ids`.
 
-    `bos` is the token that the model wants in front, if any; `limit` the most tokens that all windows may
-    have together. There may be none. ValueError for a context of less than 4 tokens.
+    `bos` is the token that the model expects in front, if any; `limit` is the largest number of tokens in all
+    windows together. n may be 0. Raises ValueError for a context of less than 4 tokens.
     """
     if context < 4:
         raise ValueError(f"a window of {context} tokens has nothing to predict; 4 is the least")
@@ -50,13 +49,13 @@ def cut_into_windows(
 
 
 def first_scored(context: int) -> int:
-    """The row of a window's logits from which on they count as second half."""
+    """The first row of a window's logits that belongs to the second half."""
     return context // 2
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, or what is made of one, and its standard error (NaN for a single token)."""
+    """A mean, or a function of one, and its standard error (NaN for a single token)."""
 
     value: float
     error: float
@@ -64,23 +63,23 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model is from a baseline; KLD in nats, probabilities and their differences as fractions."""
+    """The divergence of a model from a baseline; KLD in nats, probabilities and differences as fractions."""
 
     kld: Estimate
     kld_median: float
     kld_99: float  # percentile
     kld_max: float
-    dp: Estimate  # the mean of Δp, of the model less of the baseline
+    dp: Estimate  # mean of Δp = p(model) - p(baseline)
     dp_rms: Estimate
     same_top: Estimate
-    ratio: Estimate  # of the perplexities, the model's by the baseline's
+    ratio: Estimate  # perplexity of the model / perplexity of the baseline
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores token by token: column j of `nll` is the negative log-likelihood of a window's token j + 1.
+    """Scores of all tokens: column j of `nll` is the negative log-likelihood of a window's token j + 1.
 
-    `baseline_nll` is the same of the baseline. `kld` and `same_top` are of the second half only.
+    `baseline_nll` has those of the baseline. `kld` and `same_top` cover second halves only.
     """
 
     nll: np.ndarray  # float64 [windows, context - 1]
@@ -93,7 +92,7 @@ class Evaluation:
         return first_scored(self.nll.shape[1] + 1)
 
     def perplexity(self, every: bool = False) -> Estimate:
-        """Of the second half; or of all tokens."""
+        """The perplexity on second halves, or on all tokens if `every`."""
         return perplexity(self.nll if every else self.nll[:, self.first :])
 
     def baseline_perplexity(self, every: bool = False) -> Estimate:
@@ -101,7 +100,7 @@ class Evaluation:
         return perplexity(self.baseline_nll if every else self.baseline_nll[:, self.first :])
 
     def divergence(self) -> Divergence:
-        """Against the baseline, which there must have been."""
+        """The divergence from the baseline; only for evaluations with one."""
         assert self.baseline_nll is not None
         assert self.kld is not None
         assert self.same_top is not None
@@ -124,13 +123,13 @@ class Evaluation:
 
 
 def estimate(values: np.ndarray) -> Estimate:
-    """The mean of independent values."""
+    """The mean of independent values and its standard error."""
     error = float(np.std(values, ddof=1)) / math.sqrt(values.size) if values.size > 1 else math.nan
     return Estimate(float(np.mean(values)), error)
 
 
 def perplexity(nll: np.ndarray) -> Estimate:
-    """e to the mean of negative log-likelihoods."""
+    """The exponential of the mean negative log-likelihood."""
     mean = estimate(nll)
     value = math.exp(mean.value)
     return Estimate(value, value * mean.error)
@@ -145,12 +144,12 @@ def evaluate(
     progress: Callable[[int, Evaluation], None] | None = None,
     threads: int | None = None,
 ) -> Evaluation:
-    """Score a model, and the baseline, on `windows` (int32 [n, context], n > 0), one window at a time.
+    """Score a model and a baseline on `windows` (int32 [n, context], n > 0), one window at a time.
 
-    Both models take turns part by part, so that memory does not grow with the text or the window. `save`
-    gets the model's predictions. `progress` is called after each window with how many are done and what they
-    scored. Raises BadLogits for NaN or infinite logits, ValueError for a
-    baseline with another vocabulary or saved logits of other windows.
+    Both models take turns part by part, so that memory grows neither with the text nor with the window.
+    `save` receives the model's predictions. `progress` is called after each window with the number of
+    windows that are done, and their scores. Raises BadLogits for NaN or infinite logits, and ValueError for
+    a baseline with another vocabulary or saved logits of other windows.
     """
     n, context = windows.shape
     if isinstance(baseline, SavedLogits) and not np.array_equal(baseline.windows[:n], windows):
@@ -158,15 +157,15 @@ def evaluate(
     scores = _empty(n, context, baseline is not None)
     with RowScorer(threads) as scorer:
         for i, ids in enumerate(windows):
-            one = _part(scores, i, i + 1)
+            window = _part(scores, i, i + 1)
             if isinstance(baseline, SavedLogits):
-                assert one.baseline_nll is not None
-                one.baseline_nll[0] = baseline.nll[i]
-                base, base_from = _Rows(baseline.rows(i)), one.first
+                assert window.baseline_nll is not None
+                window.baseline_nll[0] = baseline.nll[i]
+                base, base_from = _Rows(baseline.rows(i)), window.first
             else:
                 base, base_from = _Rows(baseline(ids) if baseline else ()), 0 if baseline else context
             try:
-                _score(scorer, ids, _Rows(logits(ids)), base, base_from, one, save)
+                _score(scorer, ids, _Rows(logits(ids)), base, base_from, window, save)
             except BadLogits as problem:
                 raise BadLogits(f"window {i + 1}: {problem}") from None
             if progress:
@@ -185,11 +184,11 @@ def _score(
     scores: Evaluation,
     save: LogitsWriter | None,
 ) -> None:
-    """Fill in the scores of one window. The baseline's rows begin at `base_from`."""
+    """Fill in the scores of one window. `base` has the baseline's rows from row `base_from` on."""
     at, first, end = 0, scores.first, len(ids) - 1
     while at < end:
-        q = model.ahead((first if at < first else end) - at)
-        p = base.ahead(len(q)) if at >= base_from else None
+        q = model.peek((first if at < first else end) - at)
+        p = base.peek(len(q)) if at >= base_from else None
         q = q if p is None else q[: len(p)]
         here = slice(at, at + len(q))
         targets = ids[at + 1 : at + 1 + len(q)]
@@ -198,7 +197,7 @@ def _score(
         if p is not None:
             base_sums = scorer.log_sums(p)
             assert scores.baseline_nll is not None
-            if base_from == 0:  # saved logits bring their scores
+            if base_from == 0:  # saved logits come with `nll`
                 scores.baseline_nll[0, here] = _nll(p, base_sums, targets)
             if at >= first:
                 assert scores.kld is not None
@@ -206,10 +205,10 @@ def _score(
                 there = slice(at - first, at - first + len(q))
                 scores.kld[0, there] = scorer.divergences(p, base_sums, q, sums)
                 scores.same_top[0, there] = base_sums.top == sums.top
-        for nll, whose in ((scores.nll, "the model"), (scores.baseline_nll, "the baseline")):
+        for nll, name in ((scores.nll, "the model"), (scores.baseline_nll, "the baseline")):
             if nll is not None and not np.isfinite(nll[0, here]).all():
                 span = f"{at + 1} … {at + len(q)}"
-                raise BadLogits(f"the logits of {whose} after tokens {span} hold NaN or infinity")
+                raise BadLogits(f"the logits of {name} after tokens {span} hold NaN or infinity")
         if save and at >= first:
             save.add(q, sums)
         at += len(q)
@@ -219,28 +218,31 @@ def _score(
 
 
 def _nll(logits: np.ndarray, sums: LogSums, targets: np.ndarray) -> np.ndarray:
+    """The negative log-likelihood of each row's target token."""
     return sums.log_sum - logits[np.arange(len(targets)), targets]
 
 
 class _Rows:
-    """Rows of logits that come in parts, looked at as many at a time as there are at hand."""
+    """A queue over rows of logits that come in parts."""
 
     def __init__(self, parts: np.ndarray | Iterable[np.ndarray]) -> None:
         self._parts = iter([parts] if isinstance(parts, np.ndarray) else parts)
         self._rest: np.ndarray | None = None
 
-    def ahead(self, most: int) -> np.ndarray:
-        """The next rows, at least one, at most `most`."""
+    def peek(self, limit: int) -> np.ndarray:
+        """The next rows without removing them: at least one, at most `limit`."""
         while self._rest is None or not len(self._rest):
             self._rest = next(self._parts)
-        return self._rest[:most]
+        return self._rest[:limit]
 
     def skip(self, n: int) -> None:
+        """Remove the next n rows, which `peek` has returned."""
         assert self._rest is not None
         self._rest = self._rest[n:]
 
 
 def _empty(n: int, context: int, compared: bool) -> Evaluation:
+    """Uninitialised scores of n windows."""
     shape = n, context - 1 - first_scored(context)
     return Evaluation(
         np.empty((n, context - 1)),
@@ -251,6 +253,6 @@ def _empty(n: int, context: int, compared: bool) -> Evaluation:
 
 
 def _part(scores: Evaluation, first: int, last: int) -> Evaluation:
-    """Some of the windows, as views."""
+    """The scores of windows `first` … `last` - 1, as views."""
     arrays = (scores.nll, scores.baseline_nll, scores.kld, scores.same_top)
     return Evaluation(*(a if a is None else a[first:last] for a in arrays))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""GGUF metadata that says what a ModelConfig does, with the keys that llama.cpp's converter writes."""
+"""The GGUF metadata of a ModelConfig, with the keys that llama.cpp's converter writes."""
 
 from __future__ import annotations
 
@@ -14,38 +14,41 @@ from ..config.layers import Layer
 from ..config.metadata import Metadata
 from ..config.mla import yarn_score_scale_from_gguf
 from ..config.model_config import ModelConfig
+from .architectures import gguf_rules
 from .rope import rope_keys
 
-_LISTS_WINDOWS = ("olmo2", "exaone4", "gemma3n", "gemma4")  # layer by layer, as their converters do
-_NEAR = 1e-6  # float32 keys
+_NEAR = 1e-6  # relative tolerance of numbers that are stored as float32
 
 
 def gguf_architecture(config: ModelConfig) -> str:
-    """`general.architecture` of a file for this model. UnsupportedModel if the format has none."""
+    """`general.architecture` of a file of this model. Raises UnsupportedModel if the format has none."""
     arch = ARCHS[config.arch]
-    if arch.name == "granite4" and not config.recurrence and not config.moe:
-        return "granite"  # what converters call one that is attention throughout
-    if arch.name == "nemotron-h" and config.moe:
-        return "nemotron_h_moe"
     if not arch.gguf:
         raise UnsupportedModel(f"GGUF has no {arch.name} models")
+    rules = gguf_rules(arch.gguf)
+    if rules.attention_only_name and not config.recurrence and not config.moe:
+        return rules.attention_only_name
+    if rules.moe_name and config.moe:
+        return rules.moe_name
     return arch.gguf
 
 
 def exported_keys(config: ModelConfig, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys and values that describe the model; whole numbers are uint32, others float32.
+    """The keys and values that describe the model; readers take integers as uint32, floats as float32.
 
-    `raw` is the part of config.json about the text model, for what ModelConfig does not keep.
+    `raw` is the text model's part of config.json, for values that ModelConfig does not keep. Raises
+    UnsupportedModel for what no key can express.
     """
     c, name = config, gguf_architecture(config)
     arch, keys = ARCHS[c.arch], Metadata(raw, "config.json")
+    rules = gguf_rules(arch.gguf)
     norm = "attention.layer_norm_rms_epsilon" if arch.norm == "rms" else "attention.layer_norm_epsilon"
-    own: dict[str, Any] = {
+    values: dict[str, Any] = {
         "vocab_size": c.vocab_size,
         "context_length": c.context_length,
         "embedding_length": c.hidden,
         "block_count": c.n_layers,
-        "feed_forward_length": _ffns(c),
+        "feed_forward_length": _ffn_widths(c),
         "attention.head_count": c.n_heads,
         "attention.head_count_kv": _kv_heads(c),
         norm: c.norm_eps,
@@ -55,25 +58,27 @@ def exported_keys(config: ModelConfig, raw: Mapping[str, Any]) -> dict[str, Any]
         **_scales(c, arch, raw),
         **_experts(c, keys),
         **_recurrence(c, keys),
-        **_local_inputs(c),
+        **_per_layer_inputs(c),
     }
-    if arch.name.startswith("nemotron-h"):  # readers ask for it under either name
-        own["attention.layer_norm_epsilon"] = c.norm_eps
-    if arch.name in ("stablelm", "gpt-neox"):
-        own["use_parallel_residual"] = c.parallel
-    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in own.items()}
+    if rules.layer_norm_epsilon:
+        values["attention.layer_norm_epsilon"] = c.norm_eps
+    if rules.parallel_residual:
+        values["use_parallel_residual"] = c.parallel
+    return {"general.architecture": name} | {f"{name}.{key}": value for key, value in values.items()}
 
 
 def _each_layer(values: list[int]) -> int | np.ndarray:
-    """One number if it is the same for all layers, else all of them."""
+    """One number if it is the same for all layers, otherwise an int32 array of all."""
     return values[0] if len(set(values)) == 1 else np.array(values, np.int32)
 
 
-def _ffns(c: ModelConfig) -> int | np.ndarray:
+def _ffn_widths(c: ModelConfig) -> int | np.ndarray:
+    """The width of each layer's FFN, 0 in layers without one."""
+
     def width(layer: Layer) -> int:
         if not layer.has_ffn:
             return 0
-        if layer.is_moe and c.moe and any(not each.has_ffn for each in c.layers):
+        if layer.is_moe and c.moe and any(not other.has_ffn for other in c.layers):
             return c.moe.width
         return c.sizes(layer)[2]
 
@@ -81,12 +86,14 @@ def _ffns(c: ModelConfig) -> int | np.ndarray:
 
 
 def _kv_heads(c: ModelConfig) -> int | np.ndarray:
-    if c.recurrence and c.recurrence.kind == "gated_delta":  # other keys tell which layers attend
+    """The key-value heads of each layer, 0 in layers without attention."""
+    if c.recurrence and c.recurrence.kind == "gated_delta":  # other keys state the layers with attention
         return c.n_kv_heads
     return _each_layer([c.sizes(layer)[1] if layer.has_attention else 0 for layer in c.layers])
 
 
 def _head_sizes(c: ModelConfig) -> dict[str, Any]:
+    """The sizes of heads, of layers with and without a window, or of latent attention (MLA)."""
     if latent := c.mla:
         sizes = {
             "attention.kv_lora_rank": latent.kv_rank,
@@ -106,6 +113,8 @@ def _head_sizes(c: ModelConfig) -> dict[str, Any]:
 
 
 def _windows(c: ModelConfig, arch: Arch) -> dict[str, Any]:
+    """The sliding window, and which layers have it if that does not follow from the architecture."""
+    rules = gguf_rules(arch.gguf)
     windows = [layer.window for layer in c.layers]
     widths = set(windows) - {0}
     if arch.window_in_gguf == "none" and not widths:
@@ -113,36 +122,41 @@ def _windows(c: ModelConfig, arch: Arch) -> dict[str, Any]:
     if len(widths) > 1:
         raise UnsupportedModel(f"GGUF cannot express windows of {len(widths)} widths")
     if not widths:
-        return {"attention.sliding_window": 0} if arch.name == "phi3" else {}
-    found: dict[str, Any] = {"attention.sliding_window": widths.pop()}
+        return {"attention.sliding_window": 0} if rules.zero_window else {}
+    keys: dict[str, Any] = {"attention.sliding_window": widths.pop()}
     usual = [bool((i + 1) % arch.window_period) for i in range(len(windows))]
     slides = [window > 0 for window in windows]
-    if arch.window_in_gguf == "period" and (arch.gguf in _LISTS_WINDOWS or slides != usual):
-        found["attention.sliding_window_pattern"] = np.array(slides)
-    return found
+    if arch.window_in_gguf == "period" and (rules.window_list or slides != usual):
+        keys["attention.sliding_window_pattern"] = np.array(slides)
+    return keys
 
 
 def _scales(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    named = arch.nope == "switch"  # Granite's files name all of them
-    if not arch.scale_embedding and not arch.multipliers_in_gguf_weights and (named or c.embed_scale != 1.0):
-        found["embedding_scale"] = c.embed_scale
-    if named or c.residual_scale != 1.0:
-        found["residual_scale"] = c.residual_scale
-    if not arch.multipliers_in_gguf_weights and (named or c.logit_scale != 1.0):
-        found["logit_scale"] = 1 / c.logit_scale if arch.logits_divided else c.logit_scale
+    """Multipliers of embeddings, residuals, logits and attention scores that are not 1, and soft caps."""
+    entries: dict[str, Any] = {}
+    all_scales = arch.nope == "switch"  # Granite's files have all four, also those that are 1
+    if (
+        not arch.scale_embedding
+        and not arch.multipliers_in_gguf_weights
+        and (all_scales or c.embed_scale != 1.0)
+    ):
+        entries["embedding_scale"] = c.embed_scale
+    if all_scales or c.residual_scale != 1.0:
+        entries["residual_scale"] = c.residual_scale
+    if not arch.multipliers_in_gguf_weights and (all_scales or c.logit_scale != 1.0):
+        entries["logit_scale"] = 1 / c.logit_scale if arch.logits_divided else c.logit_scale
     scale = c.attention_scale / (c.multipliers.key if arch.multipliers_in_gguf_weights else 1.0)
-    if named or not math.isclose(scale, _usual_attention_scale(c, arch, raw), rel_tol=_NEAR):
-        found["attention.scale"] = scale
+    if all_scales or not math.isclose(scale, _usual_attention_scale(c, arch, raw), rel_tol=_NEAR):
+        entries["attention.scale"] = scale
     if c.attention_softcap:
-        found["attn_logit_softcapping"] = c.attention_softcap
+        entries["attn_logit_softcapping"] = c.attention_softcap
     if c.logit_softcap:
-        found["final_logit_softcapping"] = c.logit_softcap
-    return found
+        entries["final_logit_softcapping"] = c.logit_softcap
+    return entries
 
 
 def _usual_attention_scale(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -> float:
-    """What a file's readers take scores times where it does not say."""
+    """The scale of attention scores that readers assume for files without `attention.scale`."""
     by_hidden = c.n_layers == arch.scale_by_hidden_at
     head_dim = c.mla.head_dim if c.mla else _head_sizes(c)["attention.key_length"]
     usual: float = arch.attention_scale or (c.hidden / c.n_heads if by_hidden else head_dim) ** -0.5
@@ -156,45 +170,46 @@ def _usual_attention_scale(c: ModelConfig, arch: Arch, raw: Mapping[str, Any]) -
 
 
 def _experts(c: ModelConfig, keys: Metadata) -> dict[str, Any]:
-    e = c.moe
+    """Number, widths and routing of experts, and the layers that have none."""
+    e, arch = c.moe, ARCHS[c.arch]
+    rules = gguf_rules(arch.gguf)
     if e is None:
-        return {"expert_count": 0} if ARCHS[c.arch].name == "granite4" and c.recurrence else {}
-    found: dict[str, Any] = {"expert_count": e.n_experts, "expert_used_count": e.top_k}
-    dense = [i for i, layer in enumerate(c.layers) if layer.has_ffn and not layer.is_moe]
-    if e.width != c.ffn or ARCHS[c.arch].gguf != "llama":
-        found["expert_feed_forward_length"] = e.width
+        return {"expert_count": 0} if rules.zero_experts and c.recurrence else {}
+    entries: dict[str, Any] = {"expert_count": e.n_experts, "expert_used_count": e.top_k}
+    if e.width != c.ffn or not rules.experts_have_ffn_width:
+        entries["expert_feed_forward_length"] = e.width
     if e.shared_width:
-        found["expert_shared_feed_forward_length"] = e.shared_width
-        found["expert_shared_count"] = -(-e.shared_width // e.width)
+        entries["expert_shared_feed_forward_length"] = e.shared_width
+        entries["expert_shared_count"] = -(-e.shared_width // e.width)
     if e.scoring == "sigmoid":
-        found["expert_gating_func"] = 2
-    arch = ARCHS[c.arch]
+        entries["expert_gating_func"] = 2
     if e.normalised != arch.normalised_in_gguf or e.scoring == "sigmoid":
-        found["expert_weights_norm"] = e.normalised
+        entries["expert_weights_norm"] = e.normalised
     if e.scale != 1.0 or c.mla:
-        found["expert_weights_scale"] = e.scale
+        entries["expert_weights_scale"] = e.scale
     if e.groups > 1:
-        found |= {"expert_group_count": e.groups, "expert_group_used_count": e.top_groups}
+        entries |= {"expert_group_count": e.groups, "expert_group_used_count": e.top_groups}
     if e.latent_width:
-        found["moe_latent_size"] = e.latent_width
+        entries["moe_latent_size"] = e.latent_width
     leading = next((i for i, layer in enumerate(c.layers) if layer.is_moe), 0)
-    if arch.gguf in ("deepseek2", "glm4moe", "lfm2moe", "ernie4_5-moe"):
-        found["leading_dense_block_count"] = leading
-        later = [i for i in dense if i > leading]
-        if arch.gguf == "ernie4_5-moe":
-            found["interleave_moe_layer_step"] = keys.integer("moe_layer_interval", 1)
-        elif later:
-            raise UnsupportedModel("GGUF cannot express dense layers behind those with experts")
-    return found
+    has_later_dense = any(layer.has_ffn and not layer.is_moe for layer in c.layers[leading + 1 :])
+    if rules.leading_dense:
+        entries["leading_dense_block_count"] = leading
+    if rules.moe_step:
+        entries["interleave_moe_layer_step"] = keys.integer("moe_layer_interval", 1)
+    elif rules.leading_dense and has_later_dense:
+        raise UnsupportedModel("GGUF cannot express dense layers behind those with experts")
+    return entries
 
 
 def _recurrence(c: ModelConfig, keys: Metadata) -> dict[str, Any]:
+    """Sizes of recurrent layers, and which layers have attention instead."""
     r = c.recurrence
     if r is None:
         return {}
     if r.kind == "short_conv":
         return {"shortconv.l_cache": r.taps}
-    found: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "ssm.conv_kernel": r.taps,
         "ssm.inner_size": r.inner,
         "ssm.state_size": r.state_size,
@@ -204,23 +219,24 @@ def _recurrence(c: ModelConfig, keys: Metadata) -> dict[str, Any]:
     if r.kind == "gated_delta":
         attends = [i for i, layer in enumerate(c.layers) if layer.has_attention]
         interval = keys.integer("full_attention_interval", attends[0] + 1 if attends else c.n_layers)
-        found["full_attention_interval"] = interval
+        entries["full_attention_interval"] = interval
         usual = [i for i in range(c.n_layers) if (i + 1) % interval == 0]
         if attends != usual:
-            found["attention.recurrent_layers"] = np.array([layer.has_recurrence for layer in c.layers])
-    return found
+            entries["attention.recurrent_layers"] = np.array([layer.has_recurrence for layer in c.layers])
+    return entries
 
 
-def _local_inputs(c: ModelConfig) -> dict[str, Any]:
-    """What Gemma 3n and 4 have: inputs of each layer, shared keys and values, several streams."""
-    arch, found = ARCHS[c.arch], dict[str, Any]()
+def _per_layer_inputs(c: ModelConfig) -> dict[str, Any]:
+    """Keys of Gemma 3n and 4: per-layer inputs, shared keys and values, AltUp, activation sparsity."""
+    arch, entries = ARCHS[c.arch], dict[str, Any]()
     if "inp_gate" not in arch.layer:
-        return found
-    found["embedding_length_per_layer_input"] = c.per_layer_input.width if c.per_layer_input else 0
-    found["attention.shared_kv_layers"] = sum(layer.kv_from is not None for layer in c.layers)
+        return entries
+    entries["embedding_length_per_layer_input"] = c.per_layer_input.width if c.per_layer_input else 0
+    entries["attention.shared_kv_layers"] = sum(layer.kv_from is not None for layer in c.layers)
     if c.altup:
-        found |= {"altup.num_inputs": c.altup.streams, "altup.active_idx": c.altup.active}
-        never = -math.inf
-        each = [never if layer.std_multiplier is None else layer.std_multiplier for layer in c.layers]
-        found["activation_sparsity_scale"] = np.array(each, np.float32)
-    return found
+        entries |= {"altup.num_inputs": c.altup.streams, "altup.active_idx": c.altup.active}
+        deviations = [
+            -math.inf if layer.std_multiplier is None else layer.std_multiplier for layer in c.layers
+        ]
+        entries["activation_sparsity_scale"] = np.array(deviations, np.float32)
+    return entries

@@ -1,7 +1,7 @@
-"""A model that was read from a Hugging Face folder, as the metadata and tensors of a GGUF file.
+"""Export: the metadata and tensors of a GGUF file for a model from a Hugging Face folder.
 
-Metadata are read back before they are written: a model that the format cannot describe is refused, never
-changed.
+The metadata are read back and compared before anything is written, so that a model that GGUF cannot
+describe is refused and never changed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from ...quant.block import QTensor
 from ...quant.errors import UnsupportedModel
 from ...quant.formats import FORMATS
-from ...quant.gguf.assembled import Assembled
+from ...quant.gguf.gathered import GatheredTensor
 from ..archs import ARCHS
 from ..config.from_gguf import config_from_gguf
 from ..config.layers import Layer
@@ -27,47 +27,47 @@ from ..weights.binding import Weights
 from .keys import exported_keys
 from .tensors import exported_tensors, permutes, splits_output
 
-_CLOSE = 1e-5  # relative, of numbers that go through float32
+_CLOSE = 1e-5  # relative tolerance of numbers that are stored as float32
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What goes into the file: keys with their values, and tensors in the order of the file."""
+class GGUFContents:
+    """The contents of a GGUF file: metadata by key, and tensors in file order."""
 
     metadata: dict[str, Any]
-    tensors: list[Assembled]
+    tensors: list[GatheredTensor]
 
 
-def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) -> Exported:
-    """The GGUF form of a model; `raw` is its config.json.
+def export_model(config: ModelConfig, weights: Weights, raw: Mapping[str, Any]) -> GGUFContents:
+    """The GGUF file contents of a model; `raw` is its config.json.
 
-    Raises UnsupportedModel, in one line that says why, for an architecture or a variant that GGUF does
-    not have.
+    Raises UnsupportedModel, with the reason in one line, for an architecture or variant that GGUF cannot
+    express.
     """
     text = raw.get("text_config")
     metadata = exported_keys(config, text if isinstance(text, Mapping) else raw)
     tensors = exported_tensors(config, weights)
-    _check_meaning(config, metadata, tensors)
-    return Exported(metadata, tensors)
+    _check_round_trip(config, metadata, tensors)
+    return GGUFContents(metadata, tensors)
 
 
-def _check_meaning(config: ModelConfig, metadata: dict[str, Any], tensors: list[Assembled]) -> None:
-    """That a reader of the file understands the same model."""
-    held = {tensor.name: _outline(tensor) for tensor in tensors}
-    got = config_from_gguf(metadata, held)
-    if wrong := difference(as_gguf(config), got):
+def _check_round_trip(config: ModelConfig, metadata: dict[str, Any], tensors: list[GatheredTensor]) -> None:
+    """Raise UnsupportedModel unless the metadata read back as the same model."""
+    outlines = {tensor.name: _outline(tensor) for tensor in tensors}
+    read_back = config_from_gguf(metadata, outlines)
+    if wrong := difference(as_gguf(config), read_back):
         raise UnsupportedModel(f"GGUF cannot express this {config.arch} model: its {wrong}")
 
 
-def _outline(tensor: Assembled) -> QTensor:
-    """Name and shape; values only of the small ones that a configuration is read from."""
+def _outline(tensor: GatheredTensor) -> QTensor:
+    """A tensor without data; RoPE divisors keep theirs, which the configuration is read from."""
     if tensor.name.startswith("rope_"):
         return replace(tensor.parts[0], name=tensor.name)
     return QTensor(tensor.name, FORMATS["F32"], tensor.shape, np.empty((0, 0), np.uint8))
 
 
 def as_gguf(config: ModelConfig) -> ModelConfig:
-    """The configuration that a GGUF file of this model has: what is in the weights there is not in it."""
+    """The configuration of a GGUF file of this model, whose weights include some scales and permutations."""
     arch, r = ARCHS[config.arch], config.recurrence
     layers = config.layers
     if permutes(config):
@@ -85,11 +85,11 @@ def as_gguf(config: ModelConfig) -> ModelConfig:
 
 
 def difference(expected: ModelConfig, got: ModelConfig) -> str:
-    """The first thing in which two configurations are not the same model, or ""."""
+    """The first property in which two configurations describe different models; "" if there is none."""
     for field in fields(ModelConfig):
         if field.name in ("arch", "layers", "head_dim", "n_kv_heads", "ffn", "attention_temperature"):
             continue
-        if field.name == "norms":  # of parts that no layer has they make no difference
+        if field.name == "norms":  # norms of parts that no layer has do not count
             same = _used_norms(expected) == _used_norms(got)
         elif field.name == "recurrence" and expected.recurrence and got.recurrence:
             same = _same_recurrence(expected, got)
@@ -109,9 +109,10 @@ def difference(expected: ModelConfig, got: ModelConfig) -> str:
                 continue
             if not _same(getattr(a, field.name), getattr(b, field.name)):
                 return f"layer {i}'s {field.name} ({_shown(getattr(a, field.name))})"
-        sizes, others = expected.sizes(a), got.sizes(b)
-        sees = a.has_attention and not expected.mla
-        if (sees and sizes[:2] != others[:2]) or (a.has_ffn and not a.is_moe and sizes[2] != others[2]):
+        sizes, got_sizes = expected.sizes(a), got.sizes(b)
+        has_heads = a.has_attention and not expected.mla
+        has_ffn = a.has_ffn and not a.is_moe
+        if (has_heads and sizes[:2] != got_sizes[:2]) or (has_ffn and sizes[2] != got_sizes[2]):
             return f"layer {i}'s sizes {sizes}"
     return ""
 
@@ -121,7 +122,7 @@ def _used_norms(config: ModelConfig) -> frozenset[str]:
 
 
 def _same_recurrence(a: ModelConfig, b: ModelConfig) -> bool:
-    """The order of heads makes no difference where there is one in each group, or only one group."""
+    """Compare the recurrences; head order does not count with one group, or one head a group."""
     x, y = a.recurrence, b.recurrence
     assert x
     assert y
@@ -143,12 +144,12 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _same_rope(a: Rope, b: Rope) -> bool:
-    """Whether two turn alike, at any length."""
+    """Whether two RoPEs rotate alike, at any length."""
     if (a.dims, a.interleaved, a.original_context) != (b.dims, b.interleaved, b.original_context):
         return False
     lengths = (0, a.original_context + 1)
-    alike = all(np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths)
-    return alike and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_CLOSE)
+    equal = all(np.allclose(a.inv_freq(n), b.inv_freq(n), rtol=_CLOSE, atol=_CLOSE * 1e-6) for n in lengths)
+    return equal and math.isclose(a.attention_factor, b.attention_factor, rel_tol=_CLOSE)
 
 
 def _shown(value: Any) -> str:

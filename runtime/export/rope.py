@@ -1,4 +1,4 @@
-"""RoPE in a GGUF file: the keys, and for those ways of scaling that have none, the tensors."""
+"""RoPE in a GGUF file: its keys, and the tensors of frequency divisors for scalings that have no keys."""
 
 from __future__ import annotations
 
@@ -10,52 +10,56 @@ from typing import Any
 import numpy as np
 
 from ...quant.errors import UnsupportedModel
-from ...quant.gguf.assembled import Assembled
+from ...quant.gguf.gathered import GatheredTensor
 from ..archs import Arch
 from ..config.metadata import Metadata
 from ..config.model_config import ModelConfig
 from ..config.rope import DynamicNTK, Llama3Scaling, LongRope, Rope, Yarn, yarn_attention_factor
+from .architectures import gguf_rules
 
-_MROPE_SECTIONS = (11, 11, 10, 0)  # of Qwen3.5, where config.json does not say
-_NEAR = 1e-6  # float32 keys
-_STILL = 1e30  # divides the frequency of pairs that do not turn
-_INFINITE = 1e29
+_NEAR = 1e-6  # relative tolerance of numbers that are stored as float32
+_NO_ROTATION = 1e30  # the divisor of pairs that are not rotated
+_INFINITE = 1e29  # divisors from here on mean no rotation
 
 
 def rope_keys(c: ModelConfig, arch: Arch, keys: Metadata) -> dict[str, Any]:
+    """The rope.* keys; `keys` is the text model's part of config.json. Raises UnsupportedModel."""
     full = full_rope(c)
     switch: dict[str, Any] = {}
     if arch.nope == "switch":
         switch["rope.scaling.finetuned"] = full is not None
     if full is None:
         return switch
-    found = {"rope.dimension_count": full.dims, "rope.freq_base": full.base, **switch}
+    entries = {"rope.dimension_count": full.dims, "rope.freq_base": full.base, **switch}
     if isinstance(full.scaling, DynamicNTK):
         raise UnsupportedModel("GGUF cannot express RoPE scaling dynamic")
     if isinstance(full.scaling, LongRope):
-        found["rope.scaling.original_context_length"] = full.scaling.original_context
-        found["rope.scaling.attn_factor"] = full.attention_factor
+        entries["rope.scaling.original_context_length"] = full.scaling.original_context
+        entries["rope.scaling.attn_factor"] = full.attention_factor
     elif isinstance(full.scaling, Yarn):
-        found |= _yarn(full, full.scaling, arch, keys)
+        entries |= _yarn(full, full.scaling, arch, keys)
     elif full.factor != 1.0:
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.factor}
+        entries |= {"rope.scaling.type": "linear", "rope.scaling.factor": full.factor}
     local = next((layer.rope for layer in c.layers if layer.window and layer.rope), None)
     if local and arch.local_rope_base is not None:
-        found["rope.freq_base_swa"] = local.base
+        entries["rope.freq_base_swa"] = local.base
         if local.dims != full.dims:
-            found["rope.dimension_count_swa"] = local.dims
+            entries["rope.dimension_count_swa"] = local.dims
     if c.attention_temperature[0]:
-        found["attention.temperature_scale"] = c.attention_temperature[0]
-        if c.attention_temperature[1] != found.get("rope.scaling.original_context_length", c.context_length):
-            found["attention.temperature_length"] = c.attention_temperature[1]
-    if arch.gguf.startswith("qwen35"):
-        sections = (_entry(keys).values.get("mrope_section") or list(_MROPE_SECTIONS))[:4]
-        found["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
-    return found
+        entries["attention.temperature_scale"] = c.attention_temperature[0]
+        if c.attention_temperature[1] != entries.get(
+            "rope.scaling.original_context_length", c.context_length
+        ):
+            entries["attention.temperature_length"] = c.attention_temperature[1]
+    if default_sections := gguf_rules(arch.gguf).mrope_sections:
+        sections = (_entry(keys).values.get("mrope_section") or list(default_sections))[:4]
+        entries["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
+    return entries
 
 
 def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Metadata) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    """The keys of YaRN; the attention factor only if it is not the one that readers compute."""
+    entries: dict[str, Any] = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": scaling.factor,
         "rope.scaling.original_context_length": int(scaling.original_context),
@@ -64,43 +68,50 @@ def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Metadata) -> dict[str, An
     }
     scale = _entry(keys).number("mscale_all_dim", 0.0, zero=True)
     if scale:
-        found["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
+        entries["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
     usual = yarn_attention_factor(scaling.factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
     if not math.isclose(usual, rope.attention_factor, rel_tol=_NEAR):
-        found["rope.scaling.yarn_attn_factor"] = rope.attention_factor
-    return found
+        entries["rope.scaling.yarn_attn_factor"] = rope.attention_factor
+    return entries
 
 
 def _entry(keys: Metadata) -> Metadata:
-    """What config.json says of RoPE, in either spelling."""
+    """The section of config.json about RoPE: rope_parameters, or rope_scaling in older files."""
     entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Metadata({}, keys.source)
     return entry.section("full_attention") or entry
 
 
-def rope_tensors(config: ModelConfig) -> Iterable[Assembled]:
-    """Divisors of the frequencies, for those ways of scaling that the format keeps in tensors."""
+def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:
+    """Tensors with the divisors of the frequencies, for the scalings that GGUF stores as tensors."""
     full = full_rope(config)
     if full is None:
         return []
     if isinstance(full.scaling, LongRope):
-        both = {"long": full.scaling.divisors, "short": full.divisors}
-        return [Assembled.of_values(f"rope_factors_{kind}.weight", np.array(v)) for kind, v in both.items()]
+        factors = {"long": full.scaling.divisors, "short": full.divisors}
+        return [
+            GatheredTensor.from_values(f"rope_factors_{length}.weight", np.array(values))
+            for length, values in factors.items()
+        ]
     if isinstance(full.scaling, Llama3Scaling):
-        return [Assembled.of_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
+        return [GatheredTensor.from_values("rope_freqs.weight", llama3_divisors(full, full.scaling))]
     if full.divisors:
         values = np.array(full.divisors)
-        return [Assembled.of_values("rope_freqs.weight", np.where(values < _INFINITE, values, _STILL))]
+        return [
+            GatheredTensor.from_values(
+                "rope_freqs.weight", np.where(values < _INFINITE, values, _NO_ROTATION)
+            )
+        ]
     return []
 
 
 def full_rope(config: ModelConfig) -> Rope | None:
-    """The rotation of layers without a window, or if there are none, of the others."""
+    """The RoPE of layers without a window; of layers with one if all have a window; None without RoPE."""
     ropes = [(bool(layer.window), layer.rope) for layer in config.layers if layer.rope]
     return min(ropes, key=lambda pair: pair[0])[1] if ropes else None
 
 
 def llama3_divisors(rope: Rope, scaling: Llama3Scaling) -> np.ndarray:
-    """What each pair's frequency is divided by, float32 [dims / 2]."""
+    """The divisor of each pair's frequency, float32 [dims / 2]."""
     plain = replace(rope, scaling=None).inv_freq().astype(np.float64)
     turns = scaling.original_context * plain / (2 * np.pi)
     keep = np.clip((turns - scaling.low_turns) / (scaling.high_turns - scaling.low_turns), 0, 1)

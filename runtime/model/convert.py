@@ -11,19 +11,18 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
-from ...quant.gguf.assembled import Assembled, place_in_file
+from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ...quant.gguf.reader import GGUFFile
-from ...quant.recipes.recipes import Facts
+from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
 from ..config.from_hf import config_from_hf
+from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
 
 # Metadata of the source that states its quantisation; the new file states its own.
 _OF_QUANTISATION = ("general.file_type", "general.quantization_version", "general.quantized_by")
-# Architectures whose sliding window llama.cpp ignores.
-_WINDOW_IGNORED = ("llama", "mistral3", "starcoder2")
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Convertible:
 
     metadata: dict[str, Any]  # see `write_gguf`
     types: dict[str, int]  # the GGUF value types of metadata that do not have the type of their Python value
-    tensors: list[Assembled]  # in the order of the file
+    tensors: list[GatheredTensor]  # in the order of the file
     is_gguf: bool  # whether the source is a GGUF file, whose tensors may keep their formats
     paths: list[Path]  # the source's files
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
@@ -44,7 +43,7 @@ class Convertible:
         return sum(tensor.n_source_bytes for tensor in self.tensors)
 
     @property
-    def facts(self) -> Facts:
+    def model_shape(self) -> ModelShape:
         """What recipes need: architecture, layers, query heads a key-value head, experts."""
         name = self.metadata["general.architecture"]
         queries = _first(self.metadata.get(f"{name}.attention.head_count"), 0)
@@ -52,7 +51,7 @@ class Convertible:
         layers, experts = (
             _first(self.metadata.get(f"{name}.{key}"), 0) for key in ("block_count", "expert_count")
         )
-        return Facts(name, layers, queries // keys if keys else 0, experts)
+        return ModelShape(name, layers, queries // keys if keys else 0, experts)
 
 
 def _first(value: Any, default: int) -> int:
@@ -75,8 +74,8 @@ def _open_gguf(path: Path) -> Convertible:
     file.will_read()
     kept = {key: value for key, value in file.metadata.items() if key not in _OF_QUANTISATION}
     tensors = [
-        Assembled(name, file.tensors[name].shape, (file.tensors[name],))
-        for name in sorted(file.tensors, key=place_in_file)
+        GatheredTensor(name, file.tensors[name].shape, (file.tensors[name],))
+        for name in sorted(file.tensors, key=file_order_key)
     ]
     return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, [])
 
@@ -92,7 +91,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
     window = exported.metadata.get(f"{architecture}.attention.sliding_window")
-    if window and architecture in _WINDOW_IGNORED:
+    if window and gguf_rules(architecture).window_ignored:
         notes.append(f"llama.cpp does not read the sliding window of {architecture} files ({window} tokens)")
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
@@ -107,7 +106,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
 
 
 def _about(
-    path: Path, name: str, tensors: list[Assembled], architecture: str
+    path: Path, name: str, tensors: list[GatheredTensor], architecture: str
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """The metadata `general.…` and the types of its values, from the model card and the folder's name.
 
@@ -135,7 +134,7 @@ def _about(
     return values, types
 
 
-def _counts(tensors: list[Assembled]) -> tuple[int, int, int, int]:
+def _counts(tensors: list[GatheredTensor]) -> tuple[int, int, int, int]:
     """Numbers of weights: in all, outside of experts, and in one expert of each layer; number of experts."""
     stacks = [tensor for tensor in tensors if "_exps." in tensor.name and len(tensor.shape) > 2]
     count = stacks[0].shape[0] if stacks else 0

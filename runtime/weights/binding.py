@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.lazy_rows import is_made
+from ...quant.checkpoint.lazy_rows import is_lazy
 from ...quant.errors import DamagedFile
 from ..archs import ARCHS, Arch
 from ..config.model_config import ModelConfig
@@ -113,7 +113,7 @@ def _bind(
     shape = (sum(part[0] for _, part in parts), *shape[1:])
     is_transposed = arch.hf_transposed and not config.from_gguf and first.startswith("blk.")
     # Packed formats store matrices as (outputs, inputs) even where the architecture does not.
-    is_transposed = is_transposed and len(shape) == 2 and not is_made(tensor)
+    is_transposed = is_transposed and len(shape) == 2 and not is_lazy(tensor)
     needed = shape[::-1] if is_transposed else shape
     stacked = len(tensor.shape) == 3 and (math.prod(tensor.shape[:2]), tensor.shape[2]) == needed
     if stacked or same_but_ones(tensor.shape, needed) or first.endswith("ssm_norm.weight"):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ...quant.block import QTensor
-from ...quant.checkpoint.lazy_rows import is_made
+from ...quant.checkpoint.lazy_rows import is_lazy
 from ...quant.errors import DamagedFile
 from ..archs import Arch
 from ..config.moe import MoEConfig
@@ -100,7 +100,7 @@ class ExpertTensors:
         """
         rows, width = shape
         part, parts = stack.part, stack.parts
-        packed = stack.name in self._tensors and is_made(self._tensors[stack.name])
+        packed = stack.name in self._tensors and is_lazy(self._tensors[stack.name])
         if stack.alternating and not packed:
             whole = self._take(stack.name, (n_experts, width, parts * rows))
             values = whole.data.reshape(n_experts, width, rows, parts, -1)[:, :, :, part].swapaxes(1, 2)

@@ -1,8 +1,8 @@
-"""Checkpoints whose weights are quantised already: one file a packing; `schemes.py` lists them.
+"""Readers of checkpoints whose weights are quantised already, one file a packing; `schemes.py` lists them.
 
-Each file is one packing: bits drawn in its docstring, `read` finding what is packed so. Which weights those
-are, the tensors tell, not the lists of modules in the configuration. A weight becomes blocks of a GGUF type
-where one holds the same grid (`grids.py`), else a float of 16 bits, which holds most exactly (`exact.py`);
-that is decided from its scales and zero points when a checkpoint is opened, and done to rows when they are
-read (`rows.py`).
+The docstring of each file draws the bits; its `read` yields the weights packed that way. Tensor names and
+dtypes say which weights are quantised, not the lists of modules in the configuration. A weight becomes blocks
+of a GGUF type where one has the same levels and can hold its scales and minimums (`groupwise.py`); otherwise
+it becomes 16-bit floats, which hold most packings without rounding (`lossless.py`). The type is chosen when a
+checkpoint is opened, from scales and zero points; rows are converted when they are read (`lazy_rows.py`).
 """

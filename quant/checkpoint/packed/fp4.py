@@ -1,9 +1,9 @@
-"""4-bit floats (e2m1) of compressed-tensors and ModelOpt: NVFP4, and MXFP4 by the same names.
+"""4-bit floats (e2m1) of compressed-tensors and ModelOpt: NVFP4, and MXFP4 with the same tensor names.
 
     weight_packed or weight   uint8 [out, in / 2]           bits 7654        3210
                                                             input 2j + 1     input 2j    of byte j
     weight_scale              float8 e4m3 [out, in / 16]    NVFP4
-                              uint8 [out, in / 32]          MXFP4: an exponent, more by 127
+                              uint8 [out, in / 32]          MXFP4: an exponent with bias 127
     weight_global_scale       float32 [1]                   NVFP4 of compressed-tensors: a divisor
     weight_scale_2            float32 []                    NVFP4 of ModelOpt: a factor
 
@@ -11,7 +11,7 @@
     NVFP4   W[o, i] = e2m1(q[o, i]) · (weight_scale[o, i // 16] / weight_global_scale)
     MXFP4   W[o, i] = e2m1(q[o, i]) · 2^(weight_scale[o, i // 32] - 127)
 
-MXFP4 is what GGUF calls so; NVFP4 becomes floats.
+MXFP4 becomes GGUF's type of that name; NVFP4 has none here, and becomes floats.
 
 Sources: OCP Microscaling Formats (MX) Specification 1.0; the tensors that compressed-tensors and ModelOpt
 write.
@@ -24,32 +24,32 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..lazy_rows import Index
-from ..raw import RawTensor, RawTensors, as_floats, need
-from .codes import encode_blocks, look_up, unpack_row_words
-from .exact import encode_floats, formats_of_products
-from .found import Found
+from ..raw_tensors import RawCheckpoint, RawTensor, as_floats, check_tensor
+from .bit_packing import look_up, pack_blocks, unpack_rows
+from .lossless import encode_floats, float_formats_of_products
+from .packed_weight import PackedWeight
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-WITNESSES = (0.5, 1.5, 6.0)  # least distance, most significant bits, largest magnitude
+EXTREMES = (0.5, 1.5, 6.0)  # see `float_formats_of_products`
 NVFP4_GROUP = 16
 MXFP4_GROUP = 32
 
 
-def read(raw: RawTensors) -> Iterator[Found]:
-    """Every weight that is packed so."""
+def read(raw: RawCheckpoint) -> Iterator[PackedWeight]:
+    """All weights packed as NVFP4 or MXFP4. Raises DamagedFile."""
     for packed in raw.ending(".weight_packed", ".weight"):
         base = packed.name.removesuffix("_packed").removesuffix("weight")
         if packed.dtype != "U8" or f"{base}weight_scale" not in raw:
             continue
         raw.take(packed.name, ("U8",))
-        need(len(packed.shape) == 2, packed, f"has shape {packed.shape}, not two dimensions")
+        check_tensor(len(packed.shape) == 2, packed, f"has shape {packed.shape}, not two dimensions")
         scale = raw.take(f"{base}weight_scale", ("U8", "F8_E8M0", "F8_E4M3"))
         if scale.dtype == "F8_E4M3":
             yield _nvfp4(raw, base, packed, scale)
         else:
             rows, width = packed.shape[0], 2 * packed.shape[1]
             raw.take(scale.name, ("U8", "F8_E8M0"), (rows, width // MXFP4_GROUP))
-            need(
+            check_tensor(
                 width % MXFP4_GROUP == 0, packed, f"has {width} inputs, which are no groups of {MXFP4_GROUP}"
             )
             shape = (rows, width)
@@ -62,42 +62,42 @@ def mxfp4(
     packed: np.ndarray,
     exponents: np.ndarray,
     sources: tuple[np.ndarray, ...],
-) -> Found:
-    """MXFP4 of uint8 packed [rows, in / 2] and exponents [rows, in / 32]."""
+) -> PackedWeight:
+    """An MXFP4 weight of codes `packed` uint8 [rows, in / 2] and `exponents` uint8 [rows, in / 32]."""
 
     def encode(index: Index, form: str) -> np.ndarray:
-        codes, exponent = unpack_row_words(packed[index], 4), exponents[index]
-        if form == "MXFP4":  # its table is doubled, and its exponent less by 128
-            return encode_blocks(codes, form, exponent)
+        codes, exponent = unpack_rows(packed[index], 4), exponents[index]
+        if form == "MXFP4":  # GGUF stores the same exponent
+            return pack_blocks(codes, form, exponent)
         scale = np.ldexp(np.float32(1), exponent.astype(np.int32) - 127)
         return encode_floats(look_up(E2M1, codes) * np.repeat(scale, MXFP4_GROUP, axis=1), form)
 
-    return Found(name, shape, ("MXFP4",), lambda: ("F32",), encode, sources)
+    return PackedWeight(name, shape, ("MXFP4",), lambda: ("F32",), encode, sources)
 
 
-def _nvfp4(raw: RawTensors, base: str, packed: RawTensor, scale: RawTensor) -> Found:
+def _nvfp4(raw: RawCheckpoint, base: str, packed: RawTensor, scale: RawTensor) -> PackedWeight:
+    """An NVFP4 weight: a scale for 16 inputs, and one for the tensor."""
     rows, width = packed.shape[0], 2 * packed.shape[1]
-    need(width % NVFP4_GROUP == 0, packed, f"has {width} inputs, no groups of {NVFP4_GROUP}")
+    check_tensor(width % NVFP4_GROUP == 0, packed, f"has {width} inputs, no groups of {NVFP4_GROUP}")
     raw.take(scale.name, ("F8_E4M3",), (rows, width // NVFP4_GROUP))
     divides = f"{base}weight_global_scale" in raw
-    whole = raw.take(f"{base}{'weight_global_scale' if divides else 'weight_scale_2'}", ("F32",))
-    need(whole.data.size == 4, whole, f"has shape {whole.shape}, not one number")
-    number = whole.floats().reshape(())
-    need(np.isfinite(number) and number != 0, whole, f"is {number}")
+    tensor_scale = raw.take(f"{base}{'weight_global_scale' if divides else 'weight_scale_2'}", ("F32",))
+    check_tensor(tensor_scale.data.size == 4, tensor_scale, f"has shape {tensor_scale.shape}, not one number")
+    number = tensor_scale.floats().reshape(())
+    check_tensor(np.isfinite(number) and number != 0, tensor_scale, f"is {number}")
     codes, scales = packed.array, scale.array
 
-    def factors(index: Index) -> np.ndarray:
-        each = as_floats(scales[index], scale.dtype)
-        return each / number if divides else each * number
+    def combined(group_scales: np.ndarray) -> np.ndarray:
+        values = as_floats(group_scales, scale.dtype)
+        return values / number if divides else values * number
 
     def encode(index: Index, form: str) -> np.ndarray:
-        values = look_up(E2M1, unpack_row_words(codes[index], 4))
-        values *= np.repeat(factors(index), NVFP4_GROUP, axis=1)
+        values = look_up(E2M1, unpack_rows(codes[index], 4))
+        values *= np.repeat(combined(scales[index]), NVFP4_GROUP, axis=1)
         return encode_floats(values, form)
 
     def floats() -> tuple[str, ...]:
         occurring = np.flatnonzero(np.bincount(scale.data, minlength=256))
-        each = as_floats(occurring, scale.dtype)
-        return formats_of_products(each / number if divides else each * number, WITNESSES)
+        return float_formats_of_products(combined(occurring), EXTREMES)
 
-    return Found(f"{base}weight", (rows, width), (), floats, encode, (packed.data, scale.data))
+    return PackedWeight(f"{base}weight", (rows, width), (), floats, encode, (packed.data, scale.data))

@@ -1,16 +1,16 @@
-"""8-bit floats with scales: one for a tensor, for each output, for groups of inputs, or for rectangles.
+"""FP8: 8-bit floats with a scale for the tensor, each output, each group of inputs, or each R x C block.
 
     weight               float8 [(experts,) out, in]   e4m3: s eeee mmm, or e5m2: s eeeee mm
-    weight_scale_inv     float []                      one for all; or
-    or weight_scale            [out] or [out, 1]       one for each output; or
-                               [ceil(out / R), ceil(in / C)]   one for each rectangle of R outputs and C
-                                                       inputs, the last ones maybe smaller; with experts, each
-                                                       its own
+    weight_scale_inv     float []                      per tensor; or
+    or weight_scale            [out] or [out, 1]       per output; or
+                               [ceil(out / R), ceil(in / C)]   per block of R outputs and C inputs; the
+                                                       last blocks may be smaller. Stacked experts have
+                                                       a first axis here too
 
-    W[o, i] = weight[o, i] · scale[o // R, i // C]; a factor, whatever its name
+    W[o, i] = weight[o, i] · scale[o // R, i // C]; `weight_scale_inv` is a factor as well, despite its name
 
-No GGUF type holds such a grid, so weights become floats. R and C are those that the configuration states; the
-sizes of scales and weight alone do not tell them where the last ones are smaller.
+No GGUF type has these levels, so weights become floats. The configuration states R and C: where the last
+blocks are smaller, they do not follow from the shapes.
 
 Sources: Micikevicius et al. 2022, "FP8 Formats for Deep Learning"; DeepSeek-AI 2024, "DeepSeek-V3"; the
 tensors that transformers, compressed-tensors, FBGEMM and ModelOpt write.
@@ -23,59 +23,59 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ..lazy_rows import Index, numbers_of
-from ..raw import FLOAT8, FLOATS, RawTensor, RawTensors, float8_values, need
-from .codes import look_up
-from .exact import encode_floats, formats_of_products
-from .found import Found
+from ..lazy_rows import Index, row_numbers
+from ..raw_tensors import FLOAT8, FLOATS, RawCheckpoint, RawTensor, check_tensor, float8_values
+from .bit_packing import look_up
+from .lossless import encode_floats, float_formats_of_products
+from .packed_weight import PackedWeight
 
-# Least distance, most significant bits and largest magnitude of the values.
-WITNESSES = {"F8_E4M3": (2.0**-9, 1.875, 448.0), "F8_E5M2": (2.0**-16, 1.75, 57344.0)}
+# see `float_formats_of_products`
+EXTREMES = {"F8_E4M3": (2.0**-9, 1.875, 448.0), "F8_E5M2": (2.0**-16, 1.75, 57344.0)}
 ENDINGS = ("_scale_inv", "_scale")
 
 
-def read(raw: RawTensors, rectangles: Sequence[tuple[int, int]]) -> Iterator[Found]:
-    """Every weight that is packed so; `rectangles` are the sizes (R, C) that the configuration states."""
+def read(raw: RawCheckpoint, block_sizes: Sequence[tuple[int, int]]) -> Iterator[PackedWeight]:
+    """All FP8 weights; `block_sizes` are the (R, C) that the configuration states. Raises DamagedFile."""
     for weight in raw:
         if weight.dtype in FLOAT8 and not weight.name.endswith(ENDINGS):
-            yield _read_one(raw, weight, rectangles)
+            yield _read_one(raw, weight, block_sizes)
 
 
-def _read_one(raw: RawTensors, found: RawTensor, rectangles: Sequence[tuple[int, int]]) -> Found:
-    weight = raw.take(found.name, FLOAT8)
-    need(
+def _read_one(raw: RawCheckpoint, weight: RawTensor, block_sizes: Sequence[tuple[int, int]]) -> PackedWeight:
+    raw.take(weight.name, FLOAT8)
+    check_tensor(
         len(weight.shape) in (2, 3),
         weight,
         f"has shape {weight.shape}, not two dimensions, or three of experts",
     )
-    given = [weight.name + ending for ending in ENDINGS if weight.name + ending in raw]
-    need(given, weight, "has no scales")
-    scales = raw.take(given[0], (*FLOATS, "F8_E8M0"))
+    scale_names = [weight.name + ending for ending in ENDINGS if weight.name + ending in raw]
+    check_tensor(scale_names, weight, "has no scales")
+    scales = raw.take(scale_names[0], (*FLOATS, "F8_E8M0"))
     rows, width = weight.shape[-2:]
     matrices = math.prod(weight.shape[:-2])
-    values, tall, wide = _by_rectangle(weight, scales, rectangles)
+    values, block_rows, block_columns = _block_scales(weight, scales, block_sizes)
     codes = weight.array.reshape(matrices * rows, width)
     table = float8_values(weight.dtype)
-    columns = None if values.shape[-1] == 1 else np.arange(width) // wide
-    scales_high = values.shape[1]
+    columns = None if values.shape[-1] == 1 else np.arange(width) // block_columns
+    last_scale = values.shape[1] - 1
 
     def encode(index: Index, form: str) -> np.ndarray:
-        matrix, row = np.divmod(numbers_of(index), rows)
-        factors = values[matrix, np.minimum(row // tall, scales_high - 1)]  # [n, across]
+        matrix, row = np.divmod(row_numbers(index), rows)
+        row_scales = values[matrix, np.minimum(row // block_rows, last_scale)]  # [n, 1 or blocks a row]
         out = look_up(table, codes[index])
-        out *= factors if columns is None else factors[:, columns]
+        out *= row_scales if columns is None else row_scales[:, columns]
         return encode_floats(out, form)
 
     def floats() -> tuple[str, ...]:
-        return formats_of_products(values, WITNESSES[weight.dtype])
+        return float_formats_of_products(values, EXTREMES[weight.dtype])
 
-    return Found(weight.name, weight.shape, (), floats, encode, (weight.data, scales.data))
+    return PackedWeight(weight.name, weight.shape, (), floats, encode, (weight.data, scales.data))
 
 
-def _by_rectangle(
-    weight: RawTensor, scales: RawTensor, rectangles: Sequence[tuple[int, int]]
+def _block_scales(
+    weight: RawTensor, scales: RawTensor, block_sizes: Sequence[tuple[int, int]]
 ) -> tuple[np.ndarray, int, int]:
-    """Scales as float32 [experts, down, across], and the sizes of what each is for."""
+    """Scales as float32 [experts, blocks down, blocks across], and how many rows and columns a block has."""
     rows, width = weight.shape[-2:]
     matrices = math.prod(weight.shape[:-2])
     values, shape = scales.floats(), scales.shape
@@ -88,11 +88,11 @@ def _by_rectangle(
         return values.reshape(1, rows, 1), 1, width
     if len(shape) == len(weight.shape) and shape[:-2] == weight.shape[:-2]:
         values = values.reshape(matrices, *shape[-2:])
-        for tall, wide in (*rectangles, (1, width)):
+        for tall, wide in (*block_sizes, (1, width)):
             if shape[-2:] == (-(-rows // tall), -(-width // wide)):
                 return values, tall, wide
         if shape[-2] == rows and width % shape[-1] == 0:  # groups of inputs
             return values, 1, width // shape[-1]
-    stated = " or ".join(f"{tall} x {wide}" for tall, wide in rectangles) or "no"
-    need(False, scales, f"has shape {shape}, which fits no {weight.shape} weight in {stated} blocks")
+    stated = " or ".join(f"{tall} x {wide}" for tall, wide in block_sizes) or "no"
+    check_tensor(False, scales, f"has shape {shape}, which fits no {weight.shape} weight in {stated} blocks")
     raise AssertionError

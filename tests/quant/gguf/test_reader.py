@@ -119,8 +119,8 @@ def test_metadata_arrays(tmp_path: Path) -> None:
 def test_string_arrays_of_any_mixture(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata_module, "STRING_WINDOW", 100)
-        patch.setattr(metadata_module, "ANY_STRINGS", 2)
-        patch.setattr(metadata_module, "LEAST_PACKED", 0)
+        patch.setattr(metadata_module, "SINGLE_STRINGS", 2)
+        patch.setattr(metadata_module, "MIN_PACKED", 0)
         add = {"texts": (texts, gguf.GGUFValueType.ARRAY, gguf.GGUFValueType.STRING)}
         file = write_metadata(tmp_path_factory.getbasetemp() / "strings.gguf", add)
     found = file.metadata["texts"]

@@ -10,9 +10,9 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled, place_in_file
-from kukri.quant.recipes.quantize import checked, peak
-from kukri.quant.recipes.recipes import RECIPES, Facts, find_recipe, fitted, more_bits, plan
+from kukri.quant.gguf.gathered import GatheredTensor, file_order_key
+from kukri.quant.recipes.quantize import check_plan, peak
+from kukri.quant.recipes.recipes import RECIPES, ModelShape, find_recipe, fitting_format, more_bits, plan
 
 # (hidden, FFN, keys, layers, vocabulary, tied, biases of q, k and v, norms of q and k, norms behind)
 SMOLLM2 = (576, 1536, 192, 30, 49152, True, False, False)
@@ -43,7 +43,7 @@ SIZES = {
 def outline(name, shape, form="BF16"):
     rows = int(np.prod(shape[:-1]))
     data = np.broadcast_to(np.uint8(0), (rows, FORMATS[form].row_bytes(shape[-1])))
-    return Assembled(name, shape, (QTensor(name, FORMATS[form], shape, data),))
+    return GatheredTensor(name, shape, (QTensor(name, FORMATS[form], shape, data),))
 
 
 def model(hidden, ffn, keys, layers, vocab, tied, biased, gemma, queries=None):
@@ -67,21 +67,21 @@ def model(hidden, ffn, keys, layers, vocab, tied, biased, gemma, queries=None):
         if biased:
             both = (("attn_q", queries), ("attn_k", keys), ("attn_v", keys))
             tensors += [outline(f"blk.{i}.{stem}.bias", (width,)) for stem, width in both]
-    return sorted(tensors, key=lambda tensor: place_in_file(tensor.name))
+    return sorted(tensors, key=lambda tensor: file_order_key(tensor.name))
 
 
 MODELS = [
-    (model(*SMOLLM2), Facts("llama", 30, 3)),
-    (model(*GEMMA3), Facts("gemma3", 18, 4)),
-    (model(*QWEN), Facts("qwen2", 24, 7)),
+    (model(*SMOLLM2), ModelShape("llama", 30, 3)),
+    (model(*GEMMA3), ModelShape("gemma3", 18, 4)),
+    (model(*QWEN), ModelShape("qwen2", 24, 7)),
 ]
 
 
 @pytest.mark.parametrize("recipe", SIZES)
 def test_files_are_as_large_as_their_name_lets_expect(recipe):
     sizes = [
-        sum(planned.record.n_bytes for planned in plan(RECIPES[recipe], tensors, facts))
-        for tensors, facts in MODELS
+        sum(planned.record.n_bytes for planned in plan(RECIPES[recipe], tensors, model_shape))
+        for tensors, model_shape in MODELS
     ]
     assert tuple(sizes) == SIZES[recipe]
 
@@ -89,7 +89,7 @@ def test_files_are_as_large_as_their_name_lets_expect(recipe):
 def test_a_usual_mixture():
     """Q4_K_M of a 7B llama: half of the values and of the second FFN matrices are Q6_K, and the output."""
     tensors = model(4096, 11008, 4096, 32, 32000, False, False, False)
-    planned = {p.name: p.format.name for p in plan(RECIPES["q4_k_m"], tensors, Facts("llama", 32, 1))}
+    planned = {p.name: p.format.name for p in plan(RECIPES["q4_k_m"], tensors, ModelShape("llama", 32, 1))}
     assert planned["output.weight"] == "Q6_K"
     assert planned["token_embd.weight"] == "Q4_K"
     assert planned["blk.0.attn_norm.weight"] == "F32"
@@ -105,7 +105,8 @@ def test_eight_experts_have_large_keys_and_values():
     tensors += [outline(f"blk.0.{stem}.weight", (256, 256)) for stem in stems]
     tensors += [outline(f"blk.0.ffn_{part}_exps.weight", (8, 256, 256)) for part in ("down", "gate", "up")]
     planned = {
-        p.name: p.format.name for p in plan(RECIPES["q4_k_m"], tensors, Facts("llama", 32, 4, experts=8))
+        p.name: p.format.name
+        for p in plan(RECIPES["q4_k_m"], tensors, ModelShape("llama", 32, 4, n_experts=8))
     }
     assert planned == {
         "output.weight": "Q6_K",
@@ -119,7 +120,10 @@ def test_eight_experts_have_large_keys_and_values():
         "blk.0.ffn_gate_exps.weight": "Q4_K",
         "blk.0.ffn_up_exps.weight": "Q4_K",
     }
-    moe = {p.name: p.format.name for p in plan(RECIPES["mxfp4"], tensors, Facts("llama", 32, 4, experts=8))}
+    moe = {
+        p.name: p.format.name
+        for p in plan(RECIPES["mxfp4"], tensors, ModelShape("llama", 32, 4, n_experts=8))
+    }
     assert {name for name, form in moe.items() if form == "MXFP4"} == {n for n in moe if "_exps" in n}
 
 
@@ -144,7 +148,7 @@ def test_mxfp4_of_a_dense_model():
     ],
 )
 def test_fall_backs(form, width, expected):
-    assert fitted(FORMATS[form], width).name == expected
+    assert fitting_format(FORMATS[form], width).name == expected
 
 
 def test_fall_backs_are_told():
@@ -164,8 +168,8 @@ def test_names_and_aliases():
 
 
 def test_overrides():
-    tensors, facts = MODELS[2]
-    planned = plan(RECIPES["q8_0"], tensors, facts, overrides=[("ffn_down", FORMATS["Q4_K"])])
+    tensors, model_shape = MODELS[2]
+    planned = plan(RECIPES["q8_0"], tensors, model_shape, overrides=[("ffn_down", FORMATS["Q4_K"])])
     assert {p.format.name for p in planned if "ffn_down" in p.name} == {"Q4_K"}
     assert {p.format.name for p in planned if "ffn_up" in p.name} == {"Q8_0"}
 
@@ -176,28 +180,34 @@ def test_what_is_kept_of_a_gguf_file():
         outline("blk.0.attn_norm.weight", (32,), "F16"),
         outline("blk.0.ffn_up.weight", (64, 32), "F16"),
     ]
-    facts = Facts("llama", 1, 1)
-    assert [p.format.name for p in plan(RECIPES["q8_0"], tensors, facts, keep=True)] == ["F16", "F16", "Q8_0"]
-    assert [p.format.name for p in plan(RECIPES["q8_0"], tensors, facts)] == ["F32", "F32", "Q8_0"]
+    model_shape = ModelShape("llama", 1, 1)
+    assert [p.format.name for p in plan(RECIPES["q8_0"], tensors, model_shape, keep=True)] == [
+        "F16",
+        "F16",
+        "Q8_0",
+    ]
+    assert [p.format.name for p in plan(RECIPES["q8_0"], tensors, model_shape)] == ["F32", "F32", "Q8_0"]
 
 
 def matrix(values, form):
     values = np.asarray(values, np.float32)
     data = values if form == "F32" else (values.view(np.uint32) >> 16).astype(np.uint16)
     shape = values.shape
-    return Assembled("m.weight", shape, (QTensor("m.weight", FORMATS[form], shape, data.view(np.uint8)),))
+    return GatheredTensor(
+        "m.weight", shape, (QTensor("m.weight", FORMATS[form], shape, data.view(np.uint8)),)
+    )
 
 
 @pytest.mark.parametrize("form", ["F32", "BF16"])
 def test_weights_beyond_the_range_of_fp16(form):
     values = np.zeros((2, 32))
     values[1, 3] = -(2.0**17)
-    tensor, facts = matrix(values, form), Facts("llama", 1, 1)
+    tensor, model_shape = matrix(values, form), ModelShape("llama", 1, 1)
     assert peak(tensor) == 2.0**17
-    (wide,) = checked(plan(RECIPES["f16"], [tensor], facts), False, lambda part: None)
+    (wide,) = check_plan(plan(RECIPES["f16"], [tensor], model_shape), False, lambda part: None)
     assert wide.format.name == form
     assert "131072 is beyond the range of F16" in wide.note
-    (fine,) = checked(plan(RECIPES["bf16"], [tensor], facts), False, lambda part: None)
+    (fine,) = check_plan(plan(RECIPES["bf16"], [tensor], model_shape), False, lambda part: None)
     assert (fine.format.name, fine.note) == ("BF16", "")
 
 
@@ -206,8 +216,8 @@ def test_weights_beyond_the_range_of_fp16(form):
 def test_weights_that_are_no_numbers(form, bad):
     values = np.ones((2, 32))
     values[1, 31] = bad
-    planned = plan(RECIPES["q8_0"], [matrix(values, form)], Facts("llama", 1, 1))
+    planned = plan(RECIPES["q8_0"], [matrix(values, form)], ModelShape("llama", 1, 1))
     with pytest.raises(DamagedFile, match=r"tensor m\.weight has a weight that is NaN or infinite"):
-        checked(planned, False, lambda part: None)
-    assert checked(planned, True, lambda part: None) == planned
+        check_plan(planned, False, lambda part: None)
+    assert check_plan(planned, True, lambda part: None) == planned
     assert peak(planned[0].tensor, finite=True) == 1.0

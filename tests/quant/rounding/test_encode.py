@@ -11,8 +11,8 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
-from kukri.quant.rounding.encode import encode, encode_tensor, holds, peak
-from kukri.quant.rounding.plain import PLAIN_KERNELS
+from kukri.quant.rounding.encode import encode, encode_tensor, holds
+from kukri.quant.rounding.round_to_nearest import NEAREST_KERNELS
 
 EXACT = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4")
 
@@ -63,7 +63,7 @@ def test_bytes_are_those_of_gguf(name: str, rows: int) -> None:
     np.testing.assert_array_equal(got, reference(name, weights))
 
 
-@pytest.mark.parametrize("name", PLAIN_KERNELS)
+@pytest.mark.parametrize("name", NEAREST_KERNELS)
 def test_the_kernel_equals_its_twin(name: str) -> None:
     weights = adversarial(3000, 5)
     twin = FORMATS[name].quantize
@@ -105,13 +105,6 @@ def test_what_is_not_finite_is_refused_or_made_zero(name: str, bad: float) -> No
     np.testing.assert_array_equal(
         encode(weights, FORMATS[name], zero_nonfinite=True), encode(zeroed, FORMATS[name])
     )
-    tensor = QTensor("w", FORMATS["F32"], weights.shape, weights.view(np.uint8))
-    assert not np.isfinite(peak(tensor))
-
-
-def test_peak() -> None:
-    weights = np.array([[1, -3.5], [2, 0]], np.float32)
-    assert peak(QTensor("w", FORMATS["F32"], weights.shape, weights.view(np.uint8))) == 3.5
 
 
 @pytest.mark.parametrize("name", EXACT)

@@ -1,4 +1,4 @@
-"""Error-compensated rounding against its twin, and against rounding to nearest; budgets of bytes."""
+"""GPTQ against its twin, and against rounding to nearest."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled
-from kukri.quant.recipes.budget import budgeted
-from kukri.quant.recipes.recipes import Planned
 from kukri.quant.rounding.codebook import encode_blocks
-from kukri.quant.rounding.codebooks import GRIDS
-from kukri.quant.rounding.gptq import compensate, compensate_slowly, encode_compensated
-from kukri.quant.rounding.hessian import factor
+from kukri.quant.rounding.codebooks import CODEBOOKS
+from kukri.quant.rounding.gptq import ColumnBlock, compensate, compensate_reference, encode_compensated
+from kukri.quant.rounding.hessian import prepare_hessian
 
 
 def correlated(width: int, seed: int = 0) -> np.ndarray:
@@ -28,63 +25,48 @@ def correlated(width: int, seed: int = 0) -> np.ndarray:
 def test_kernel_is_its_twin(name: str, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(1)
     width = shape[1]
-    grid = GRIDS[name]
+    codebook = CODEBOOKS[name]
     weights, before, scale, minimum = (rng.standard_normal(shape).astype(np.float32) for _ in range(4))
     scale[0, 0] = 0
-    ahead = np.tril(rng.standard_normal((width, width)).astype(np.float32), -1)
-    fast = compensate(weights.copy(), weights, before, scale, minimum, ahead, grid)
-    slow = compensate_slowly(weights.copy(), weights, before, scale, minimum, ahead, grid)
+    compensation = np.tril(rng.standard_normal((width, width)).astype(np.float32), -1)
+    fast, slow = (
+        run(ColumnBlock(weights.copy(), weights, before, compensation, scale, minimum), codebook)
+        for run in (compensate, compensate_reference)
+    )
     assert np.array_equal(fast[0], slow[0])
     assert np.array_equal(fast[1], slow[1])
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "IQ4_NL", "Q4_1", "Q3_K", "Q4_K", "Q6_K"])
 def test_loses_less_than_nearest(name: str) -> None:
-    grid, moments = GRIDS[name], correlated(256)
+    codebook, moments = CODEBOOKS[name], correlated(256)
     weights = np.random.default_rng(2).standard_normal((40, 256)).astype(np.float32)
-    size = grid.form.block_size
+    size = codebook.form.block_size
 
     def loss(data: np.ndarray) -> float:
-        error = weights - grid.form.dequantize(data.reshape(-1, grid.form.type_size)).reshape(weights.shape)
+        error = weights - codebook.form.dequantize(data.reshape(-1, codebook.form.type_size)).reshape(
+            weights.shape
+        )
         return float(((error @ moments) * error).sum())
 
     diagonal = np.diagonal(moments).copy().reshape(-1, size)
-    nearest = loss(encode_blocks(grid, weights.reshape(-1, size), diagonal))
-    assert loss(encode_compensated(weights, grid, factor(moments.copy()))) < 0.8 * nearest
+    nearest = loss(encode_blocks(codebook, weights.reshape(-1, size), diagonal))
+    assert loss(encode_compensated(weights, codebook, prepare_hessian(moments.copy()))) < 0.8 * nearest
 
 
 def test_threads_make_no_difference() -> None:
     weights = np.random.default_rng(3).standard_normal((600, 64)).astype(np.float32)
-    known = factor(correlated(64))
-    one = encode_compensated(weights, GRIDS["Q4_0"], known, threads=1)
-    assert np.array_equal(one, encode_compensated(weights, GRIDS["Q4_0"], known, threads=3))
+    hessian = prepare_hessian(correlated(64))
+    one = encode_compensated(weights, CODEBOOKS["Q4_0"], hessian, threads=1)
+    assert np.array_equal(one, encode_compensated(weights, CODEBOOKS["Q4_0"], hessian, threads=3))
 
 
 def test_inputs_that_are_never_there() -> None:
     moments = correlated(64)
     moments[:, :7] = moments[:7] = 0
     weights = np.random.default_rng(4).standard_normal((8, 64)).astype(np.float32)
-    data = encode_compensated(weights, GRIDS["Q8_0"], factor(moments))
+    data = encode_compensated(weights, CODEBOOKS["Q8_0"], prepare_hessian(moments))
     back = FORMATS["Q8_0"].dequantize(data.reshape(-1, 34)).reshape(weights.shape)
     assert np.abs(back - weights).max() < 0.2
-    zeros = encode_compensated(weights * 0, GRIDS["Q4_0"], factor(moments * 0))
+    zeros = encode_compensated(weights * 0, CODEBOOKS["Q4_0"], prepare_hessian(moments * 0))
     assert not FORMATS["Q4_0"].dequantize(zeros.reshape(-1, 18)).any()
-
-
-def planned(name: str, width: int) -> Planned:
-    tensor = Assembled.of_values(f"{name}.weight", np.zeros((16, width), np.float32))
-    return Planned(tensor, FORMATS["Q4_0"])
-
-
-def test_budget_is_kept_and_used() -> None:
-    plan = [planned("a", 64), planned("b", 256), planned("c", 64)]
-    weights = sum(each.tensor.n_weights for each in plan)
-    for bits in (4.5, 5.0, 6.1, 9.0):
-        chosen = budgeted(plan, int(bits * weights / 8))
-        used = sum(each.record.n_bytes for each in chosen)
-        assert used <= bits * weights / 8
-        if bits < 8.5:
-            assert used > (bits - 1.1) * weights / 8
-    assert {each.format.name for each in chosen} == {"Q8_0"}
-    with pytest.raises(ValueError, match="budget"):
-        budgeted(plan, int(3 * weights / 8))

@@ -1,4 +1,7 @@
-"""The tensors of a checkpoint before anybody says what their bytes mean."""
+"""The tensors of safetensors files as stored: dtype, shape and bytes, before any packing is interpreted.
+
+Source: the safetensors format description.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import DamagedFile
-from ..gguf.metadata import shown
+from ..gguf.metadata import quoted
 
-DTYPES = {  # of safetensors, and how NumPy reads what it has no type for
+DTYPES = {  # safetensors dtype → NumPy dtype; bits as unsigned integers where NumPy has no such type
     "F32": "<f4",
     "F16": "<f2",
     "BF16": "<u2",
@@ -33,7 +36,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 
 def float8_values(dtype: str) -> np.ndarray:
-    """float32 [256]: what each byte stands for.
+    """The values of all 256 codes of an 8-bit float type, float32 [256].
 
     F8_E4M3   s eeee mmm   no infinities, NaN where all of e and m are set; OCP 8-bit Floating Point 1.0
     F8_E5M2   s eeeee mm   the upper half of a binary16
@@ -54,7 +57,7 @@ def float8_values(dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class RawTensor:
-    """A tensor as it lies in its file: `data` is uint8 [n_bytes]."""
+    """A tensor as stored in a safetensors file; `data` is uint8 [n_bytes]."""
 
     name: str
     dtype: str  # one of DTYPES
@@ -63,7 +66,7 @@ class RawTensor:
 
     @property
     def array(self) -> np.ndarray:
-        """The elements; of types that NumPy lacks, their bits as unsigned integers."""
+        """The elements, of `shape`; types that NumPy lacks come as their bits in unsigned integers."""
         return self.data.view(DTYPES[self.dtype]).reshape(self.shape)
 
     def floats(self) -> np.ndarray:
@@ -72,7 +75,7 @@ class RawTensor:
 
 
 def as_floats(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Elements of `RawTensor.array`, or some of them, as float32."""
+    """float32 values of elements of a `RawTensor.array` with that safetensors dtype."""
     if dtype == "BF16":
         return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype.startswith("F8"):
@@ -80,39 +83,42 @@ def as_floats(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(np.float32)
 
 
-class RawTensors:
-    """Tensors by name, and which of them somebody has taken."""
+class RawCheckpoint:
+    """All stored tensors of a checkpoint by name. `taken` are the names that a packing's reader has used."""
 
-    def __init__(self, held: Mapping[str, RawTensor]) -> None:
-        self._held = held
+    def __init__(self, tensors: Mapping[str, RawTensor]) -> None:
+        self._tensors = tensors
         self.taken: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._held
+        return name in self._tensors
 
     def __iter__(self) -> Iterator[RawTensor]:
-        return iter(self._held.values())
+        return iter(self._tensors.values())
 
     def ending(self, *endings: str) -> Iterator[RawTensor]:
-        """Those whose names end so."""
-        return (tensor for name, tensor in self._held.items() if name.endswith(endings))
+        """The tensors whose names end in one of `endings`."""
+        return (tensor for name, tensor in self._tensors.items() if name.endswith(endings))
 
     def take(self, name: str, dtypes: Iterable[str], shape: tuple[int, ...] | None = None) -> RawTensor:
-        """The tensor of that name. DamagedFile if it is not there, of no such dtype or of another shape."""
-        if name not in self._held:
-            raise DamagedFile(f"tensor {shown(name)} is missing")
-        tensor = self._held[name]
+        """The tensor `name`, which becomes `taken`.
+
+        Raises DamagedFile if it is missing, or has none of `dtypes` or another shape.
+        """
+        if name not in self._tensors:
+            raise DamagedFile(f"tensor {quoted(name)} is missing")
+        tensor = self._tensors[name]
         if tensor.dtype not in tuple(dtypes):
             raise DamagedFile(
-                f"tensor {shown(name)} has dtype {tensor.dtype}; needed is {' or '.join(dtypes)}"
+                f"tensor {quoted(name)} has dtype {tensor.dtype}; needed is {' or '.join(dtypes)}"
             )
         if shape is not None and tensor.shape != shape:
-            raise DamagedFile(f"tensor {shown(name)} has shape {tensor.shape}, but {shape} is needed")
+            raise DamagedFile(f"tensor {quoted(name)} has shape {tensor.shape}, but {shape} is needed")
         self.taken.add(name)
         return tensor
 
 
-def need(condition: object, tensor: RawTensor, problem: str) -> None:
-    """DamagedFile unless `condition`."""
+def check_tensor(condition: object, tensor: RawTensor, problem: str) -> None:
+    """Raise DamagedFile "tensor NAME `problem`" unless `condition` is true."""
     if not condition:
-        raise DamagedFile(f"tensor {shown(tensor.name)} {problem}")
+        raise DamagedFile(f"tensor {quoted(tensor.name)} {problem}")

@@ -1,4 +1,4 @@
-"""Second moments of what matrices read, against those of plain runs of the reference machine."""
+"""Hessians of the inputs of matrices, against those of plain runs of the reference machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime import ops
-from kukri.runtime.calibration.moments import ExpertMoments, Moments, moments
+from kukri.runtime.calibration.hessians import DiagonalHessian, FullHessian, layer_hessians
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.program.build import build_program
@@ -21,7 +21,7 @@ from kukri.runtime.weights.binding import Weights
 # Rotated heads, windows and norms behind; tied; recurrent layers; latent attention; shared keys and values.
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "granite4-h", "deepseek-v3", "gemma3n"])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_moments(conformance: Callable[[str], Path], name: str, threads: int) -> None:
+def test_full_hessians(conformance: Callable[[str], Path], name: str, threads: int) -> None:
     folder = Checkpoint.open(conformance(name))
     config = config_from_hf(folder.config, folder.tensors)
     weights = Weights(config, folder.tensors)
@@ -47,9 +47,9 @@ def test_moments(conformance: Callable[[str], Path], name: str, threads: int) ->
             before = dict(machine.buffers)
     found = {
         called: each.values
-        for layer in moments(program, names, windows, threads)
+        for layer in layer_hessians(program, names, windows, threads)
         for each in layer
-        if isinstance(each, Moments)
+        if isinstance(each, FullHessian)
         for called in each.names
     }
     assert set(found) == set(expected)
@@ -58,7 +58,7 @@ def test_moments(conformance: Callable[[str], Path], name: str, threads: int) ->
         assert np.abs(found[called] - values).max() <= 1e-4 * largest, called
 
 
-def test_experts(conformance: Callable[[str], Path]) -> None:
+def test_diagonal_hessians_of_experts(conformance: Callable[[str], Path]) -> None:
     folder = Checkpoint.open(conformance("mixtral"))
     config = config_from_hf(folder.config, folder.tensors)
     weights = Weights(config, folder.tensors)
@@ -86,9 +86,9 @@ def test_experts(conformance: Callable[[str], Path]) -> None:
             before = dict(machine.buffers)
     found = {
         each.name: each.values
-        for layer in moments(program, names, windows, 2)
+        for layer in layer_hessians(program, names, windows, 2)
         for each in layer
-        if isinstance(each, ExpertMoments)
+        if isinstance(each, DiagonalHessian)
     }
     assert set(found) == set(expected) == set(names.values())
     for name, every in expected.items():

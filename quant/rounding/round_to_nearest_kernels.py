@@ -1,7 +1,8 @@
-"""The compiled part of `plain`: rounding to the nearest value, byte for byte as the `gguf` package does.
+"""The compiled part of `round_to_nearest`, byte for byte as in the `gguf` package.
 
-The arithmetic is that of the twins, `BlockFormat.quantize` in `formats/`, operation by operation. A block
-goes through a scratch of 32 float32 and comes out packed.
+The arithmetic is that of the NumPy twins, `BlockFormat.quantize` in `formats/`, operation by operation. A
+block is converted to 32 float32 in the scratch memory at `x`, and packed from there; its codes lie behind
+them.
 """
 
 from __future__ import annotations
@@ -27,15 +28,18 @@ from ..jit.simd.memory import (
     storev_f32,
     storev_i8,
 )
-from .plain import BF16_SOURCE, F16_SOURCE, PLAIN
+from .round_to_nearest import BF16_SOURCE, ENCODE, F16_SOURCE
 
 BLOCK = 32
 INFINITY = np.float32(np.inf)
 
 
 @jit
-def _widened(a: Any, block: int, x: int) -> bool:
-    """A block of the source as float32 at `x`; whether all is finite. If told so, what is not becomes 0."""
+def _to_f32(a: Any, block: int, x: int) -> bool:
+    """Store a block of the source as float32 at `x`; False if a weight is not finite and must be an error.
+
+    With `zero_nonfinite`, such weights become 0.
+    """
     first = block * BLOCK
     if a.source_type == F16_SOURCE:
         for i in range(0, BLOCK, LANES):
@@ -46,11 +50,11 @@ def _widened(a: Any, block: int, x: int) -> bool:
     else:
         for i in range(0, BLOCK, LANES):
             storev_f32(x + 4 * i, loadv_f32(a.source + 4 * (first + i)))
-    nothing = splat_f32(np.float32(0))
+    differences = splat_f32(np.float32(0))
     for i in range(0, BLOCK, LANES):
         v = loadv_f32(x + 4 * i)
-        nothing = nothing + (v - v)  # NaN, where v is not finite
-    if lane_sum(nothing) == np.float32(0):
+        differences = differences + (v - v)  # NaN where v is not finite
+    if lane_sum(differences) == np.float32(0):
         return True
     for i in range(BLOCK):
         v = load_f32(x + 4 * i)
@@ -61,7 +65,7 @@ def _widened(a: Any, block: int, x: int) -> bool:
 
 @jit
 def _largest(x: int) -> Any:
-    """The largest of a block."""
+    """The largest weight of a block."""
     top = loadv_f32(x)
     for i in range(LANES, BLOCK, LANES):
         top = maximum(top, loadv_f32(x + 4 * i))
@@ -70,22 +74,22 @@ def _largest(x: int) -> Any:
 
 @jit
 def _smallest(x: int) -> Any:
-    """The smallest of a block; of zeros, which may have signs, the last, as in NumPy."""
+    """The smallest weight of a block; if that is 0, the last zero of the block, whose sign NumPy returns."""
     low = loadv_f32(x)
     for i in range(LANES, BLOCK, LANES):
         low = minimum(low, loadv_f32(x + 4 * i))
-    least = -lane_max(splat_f32(np.float32(0)) - low)
-    if least == np.float32(0):
+    smallest = -lane_max(splat_f32(np.float32(0)) - low)
+    if smallest == np.float32(0):
         last = x + 4 * (BLOCK - 1)
         while load_f32(last) != np.float32(0):
             last -= 4
-        least = load_f32(last)
-    return least
+        smallest = load_f32(last)
+    return smallest
 
 
 @jit
 def _signed_peak(x: int) -> Any:
-    """The first weight of largest magnitude."""
+    """The first weight of largest magnitude, with its sign."""
     high, low = _largest(x), _smallest(x)
     if high > -low:
         return high
@@ -105,7 +109,7 @@ def _inverse(d: float) -> Any:
 
 @jit
 def _store_codes(x: int, inverse: float, low: float, bias: float, top: float, codes: int) -> None:
-    """Codes min(trunc((x - low) · inverse + bias), top) of a block, a byte each."""
+    """Store min(trunc((x - low) · inverse + bias), top) of a block's weights at `codes`, a byte each."""
     # Where a subnormal scale has no inverse, or the range of a block is beyond float32, NumPy's conversion
     # of NaN and infinity to an integer gives 0.
     if not abs(inverse) < INFINITY:
@@ -119,7 +123,7 @@ def _store_codes(x: int, inverse: float, low: float, bias: float, top: float, co
 
 @jit
 def _store_nibbles(codes: int, out: int) -> None:
-    """The low 4 bits of 32 codes: code j beside code j + 16."""
+    """Pack the low 4 bits of 32 codes: code j below code j + 16."""
     c = carray(as_pointer(codes), BLOCK, np.uint8)
     packed = carray(as_pointer(out), BLOCK // 2, np.uint8)
     for j in range(BLOCK // 2):
@@ -128,6 +132,7 @@ def _store_nibbles(codes: int, out: int) -> None:
 
 @jit
 def _store_fifth_bits(codes: int, out: int) -> None:
+    """Pack bit 4 of 32 codes."""
     c = carray(as_pointer(codes), BLOCK, np.uint8)
     packed = carray(as_pointer(out), BLOCK // 8, np.uint8)
     for j in range(BLOCK // 8):
@@ -172,7 +177,7 @@ def _q5_0(x: int, out: int) -> None:
 
 @jit
 def _with_minimum(x: int, top: float, out: int) -> None:
-    """Scale and minimum at `out`, codes behind the block at `x`."""
+    """Store scale and minimum at `out`, and the codes behind the weights at `x`."""
     low, high = _smallest(x), _largest(x)
     d = (high - low) / top if high != low else np.float32(0)  # never -0
     inverse = _inverse(d) if d < INFINITY else INFINITY
@@ -194,20 +199,22 @@ def _q5_1(x: int, out: int) -> None:
     _store_nibbles(x + 4 * BLOCK, out + 8)
 
 
-def _plain(write_block: Any, type_size: int) -> Callable[[int, int, int], None]:
-    def plain(arguments: int, unused_step: int, unused_thread: int) -> None:
-        a = carray(as_pointer(arguments), 1, PLAIN)[0]
+def _encoder(write_block: Any, type_size: int) -> Callable[[int, int, int], None]:
+    """A kernel that encodes all blocks of an ENCODE record with `write_block(x, out)`."""
+
+    def encode(arguments: int, unused_step: int, unused_thread: int) -> None:
+        a = carray(as_pointer(arguments), 1, ENCODE)[0]
         for block in range(a.n_blocks):
-            if not _widened(a, block, a.scratch):
+            if not _to_f32(a, block, a.scratch):
                 store_i64(a.nonfinite, 1)
                 return
             write_block(a.scratch, a.out + block * type_size)
 
-    return plain
+    return encode
 
 
-ENCODE_PLAIN: dict[str, EntryPoint] = {
-    name: kernel(_plain(write_block, type_size))
+ENCODE_TO_NEAREST: dict[str, EntryPoint] = {
+    name: kernel(_encoder(write_block, type_size))
     for name, write_block, type_size in (
         ("Q8_0", _q8_0, 34),
         ("Q4_0", _q4_0, 18),

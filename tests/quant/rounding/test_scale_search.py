@@ -11,18 +11,24 @@ from kukri.quant.block import QTensor
 from kukri.quant.errors import NonFinite
 from kukri.quant.formats import FORMATS
 from kukri.quant.rounding import encode as encode_module
-from kukri.quant.rounding import search
-from kukri.quant.rounding.codebook import Grid, encode_blocks, fit, nearest, spread
-from kukri.quant.rounding.codebooks import GRIDS
+from kukri.quant.rounding import scale_search
+from kukri.quant.rounding.codebook import (
+    Codebook,
+    encode_blocks,
+    fit_scales,
+    nearest_codes,
+    normalised_importance,
+)
+from kukri.quant.rounding.codebooks import CODEBOOKS
 from kukri.quant.rounding.encode import encode, encode_tensor
 
 SEARCHED = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
 
 
-def hostile(grid: Grid, n: int, seed: int) -> np.ndarray:
+def hostile(codebook: Codebook, n: int, seed: int) -> np.ndarray:
     """Blocks like those of models, and in every seventh something awkward."""
     rng = np.random.default_rng(seed)
-    blocks = rng.laplace(size=(n, grid.form.block_size)) / 50
+    blocks = rng.laplace(size=(n, codebook.form.block_size)) / 50
     awkward = (
         lambda b: 0 * b,
         lambda b: -0.0 * np.abs(b),
@@ -45,16 +51,16 @@ def hostile(grid: Grid, n: int, seed: int) -> np.ndarray:
     return blocks.astype(np.float32)
 
 
-def importances(grid: Grid, k: int, seed: int) -> np.ndarray:
+def importances(codebook: Codebook, k: int, seed: int) -> np.ndarray:
     """A wide range of importance, with columns that count nothing."""
     rng = np.random.default_rng(seed)
-    found = np.exp(2 * rng.standard_normal((k, grid.form.block_size)))
+    found = np.exp(2 * rng.standard_normal((k, codebook.form.block_size)))
     found[rng.random(found.shape) < 0.05] = 0
     return found.astype(np.float32)
 
 
-def stored(grid: Grid, packed: np.ndarray) -> np.ndarray:
-    return quants.dequantize(packed, gguf.GGMLQuantizationType[grid.form.name])
+def stored(codebook: Codebook, packed: np.ndarray) -> np.ndarray:
+    return quants.dequantize(packed, gguf.GGMLQuantizationType[codebook.form.name])
 
 
 def error(weights: np.ndarray, back: np.ndarray, importance: np.ndarray) -> np.ndarray:
@@ -62,47 +68,51 @@ def error(weights: np.ndarray, back: np.ndarray, importance: np.ndarray) -> np.n
     return (importance * (weights.astype(np.float64) - back) ** 2).sum(axis=1)
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", CODEBOOKS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (17, 17), (150, 5)])
 def test_kernels_equal_their_twins(name: str, n: int, k: int) -> None:
-    grid = GRIDS[name]
-    weights, importance = hostile(grid, n, n), importances(grid, k, n)
-    blocks = fit(grid, weights, importance)
-    every = np.tile(spread(importance, grid.form.block_size), (n // k, 1))
-    scales = search.find_scales(weights, every, grid.levels, grid.run, grid.search)
-    assert blocks.tobytes() == grid.blocks(scales).tobytes()
-    codes = nearest(grid, weights, blocks)
-    np.testing.assert_array_equal(codes, search.nearest(weights, grid.levels, *grid.scales(blocks)))
+    codebook = CODEBOOKS[name]
+    weights, importance = hostile(codebook, n, n), importances(codebook, k, n)
+    blocks = fit_scales(codebook, weights, importance)
+    every = np.tile(normalised_importance(importance, codebook.form.block_size), (n // k, 1))
+    scales = scale_search.find_scales(weights, every, codebook.levels, codebook.sub_block, codebook.search)
+    assert blocks.tobytes() == codebook.blocks(scales).tobytes()
+    codes = nearest_codes(codebook, weights, blocks)
+    np.testing.assert_array_equal(
+        codes, scale_search.nearest_codes(weights, codebook.levels, *codebook.scales(blocks))
+    )
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", CODEBOOKS)
 def test_a_code_stands_for_scale_times_level_minus_minimum(name: str) -> None:
-    """Any codes, packed, come back as the numbers that the grid says, here and in the gguf package."""
-    grid = GRIDS[name]
-    n, size = 60, grid.form.block_size
-    blocks = fit(grid, hostile(grid, n, 1)[1:])
-    codes = np.random.default_rng(2).integers(0, len(grid.levels), (n - 1, size)).astype(np.uint8)
-    packed = grid.pack(blocks, codes)
-    assert packed.shape == (n - 1, grid.form.type_size)
-    scale, minimum = grid.scales(blocks)
+    """Any codes, packed, come back as the numbers that the codebook says, here and in the gguf package."""
+    codebook = CODEBOOKS[name]
+    n, size = 60, codebook.form.block_size
+    blocks = fit_scales(codebook, hostile(codebook, n, 1)[1:])
+    codes = np.random.default_rng(2).integers(0, len(codebook.levels), (n - 1, size)).astype(np.uint8)
+    packed = codebook.pack(blocks, codes)
+    assert packed.shape == (n - 1, codebook.form.type_size)
+    scale, minimum = codebook.scales(blocks)
     assert scale.dtype == minimum.dtype == np.float32
-    assert scale.shape == minimum.shape == (n - 1, size // grid.run)
-    want = scale[..., None] * grid.levels[codes].reshape(n - 1, -1, grid.run) - minimum[..., None]
-    for back in (grid.form.dequantize(packed), stored(grid, packed)):
+    assert scale.shape == minimum.shape == (n - 1, size // codebook.sub_block)
+    want = (
+        scale[..., None] * codebook.levels[codes].reshape(n - 1, -1, codebook.sub_block) - minimum[..., None]
+    )
+    for back in (codebook.form.dequantize(packed), stored(codebook, packed)):
         np.testing.assert_array_equal(back, want.reshape(n - 1, size))
-    assert (np.diff(grid.levels) > 0).all()
+    assert (np.diff(codebook.levels) > 0).all()
     sound = (np.abs(scale) > 1e-20).all(axis=1) & (np.abs(want).reshape(n - 1, -1).max(axis=1) < 1e5)
     assert sound.sum() > 40
-    again = grid.pack(blocks, nearest(grid, want.reshape(n - 1, size), blocks))
+    again = codebook.pack(blocks, nearest_codes(codebook, want.reshape(n - 1, size), blocks))
     np.testing.assert_array_equal(again[sound], packed[sound])
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", CODEBOOKS)
 def test_hostile_blocks_come_back_close(name: str) -> None:
     """All that is stored is finite, and, where fp16 has such scales, within a part of the block's span."""
-    grid = GRIDS[name]
-    weights = hostile(grid, 100, 3)
-    back = stored(grid, encode_blocks(grid, weights))
+    codebook = CODEBOOKS[name]
+    weights = hostile(codebook, 100, 3)
+    back = stored(codebook, encode_blocks(codebook, weights))
     assert np.isfinite(back).all()
     span = np.maximum(weights.max(axis=1), 0) - np.minimum(weights.min(axis=1), 0)
     held = (span < 1e6) & (np.abs(weights).max(axis=1) > 1e-3)
@@ -115,18 +125,18 @@ def test_hostile_blocks_come_back_close(name: str) -> None:
     np.testing.assert_array_equal(back[zero], 0)
 
 
-@pytest.mark.parametrize("name", GRIDS)
+@pytest.mark.parametrize("name", CODEBOOKS)
 def test_the_search_beats_plain_rounding_and_minds_importance(name: str) -> None:
-    grid = GRIDS[name]
+    codebook = CODEBOOKS[name]
     rng = np.random.default_rng(4)
-    weights = (rng.standard_normal((400, grid.form.block_size)) / 50).astype(np.float32)
-    importance = importances(grid, 8, 5)
+    weights = (rng.standard_normal((400, codebook.form.block_size)) / 50).astype(np.float32)
+    importance = importances(codebook, 8, 5)
     every = np.tile(importance, (50, 1))
-    found = error(weights, stored(grid, encode_blocks(grid, weights, importance)), every).sum()
-    uniform = error(weights, stored(grid, encode_blocks(grid, weights)), every).sum()
+    found = error(weights, stored(codebook, encode_blocks(codebook, weights, importance)), every).sum()
+    uniform = error(weights, stored(codebook, encode_blocks(codebook, weights)), every).sum()
     assert found < 0.99 * uniform
-    if grid.form.quantize is not None:
-        plain = error(weights, stored(grid, grid.form.quantize(weights)), every).sum()
+    if codebook.form.quantize is not None:
+        plain = error(weights, stored(codebook, codebook.form.quantize(weights)), every).sum()
         assert found < 0.97 * plain
 
 
@@ -150,13 +160,13 @@ LLAMA_CPP = {
 
 @pytest.mark.parametrize("name", LLAMA_CPP)
 def test_no_more_is_lost_than_by_llama_cpp(name: str) -> None:
-    grid = GRIDS[name]
+    codebook = CODEBOOKS[name]
     rng = np.random.default_rng(11)
     weights = (rng.laplace(size=(64, 1024)) / 50).astype(np.float32)
     importance = np.exp(rng.standard_normal(1024)).astype(np.float32)
     for counts, limit in zip((None, importance), LLAMA_CPP[name], strict=True):
         packed = encode(weights, FORMATS[name], counts)
-        back = stored(grid, packed)
+        back = stored(codebook, packed)
         weight = np.ones(1024) if counts is None else counts
         lost = error(weights, back, weight).sum() / error(weights, 0 * weights, weight).sum()
         assert lost <= limit * (1.001 if counts is None else 0.97)
@@ -167,17 +177,17 @@ def test_no_more_is_lost_than_by_llama_cpp(name: str) -> None:
 def test_threads_chunks_and_sources_change_nothing(
     name: str, counts: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grid = GRIDS[name]
+    codebook = CODEBOOKS[name]
     rng = np.random.default_rng(6)
     weights = (rng.standard_normal((41, 512)) / 50).astype(np.float32)
     importance = None if counts is None else np.exp(rng.standard_normal(512)).astype(np.float32)
     data = encode(weights, FORMATS["BF16"])
     tensor = QTensor("w", FORMATS["BF16"], (41, 512), data)
-    blocks = tensor.dequantize().reshape(-1, grid.form.block_size)
-    want = encode_blocks(grid, blocks, importance).reshape(41, -1)
-    np.testing.assert_array_equal(encode_tensor(tensor, grid.form, importance, threads=1), want)
+    blocks = tensor.dequantize().reshape(-1, codebook.form.block_size)
+    want = encode_blocks(codebook, blocks, importance).reshape(41, -1)
+    np.testing.assert_array_equal(encode_tensor(tensor, codebook.form, importance, threads=1), want)
     monkeypatch.setattr(encode_module, "CHUNK_WEIGHTS", 3000)
-    np.testing.assert_array_equal(encode_tensor(tensor, grid.form, importance, threads=3), want)
+    np.testing.assert_array_equal(encode_tensor(tensor, codebook.form, importance, threads=3), want)
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_K", "IQ4_XS"])

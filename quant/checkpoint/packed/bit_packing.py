@@ -1,16 +1,16 @@
-"""Codes out of words of bits, and into the blocks of GGUF formats.
+"""Unpacking codes from the words of a checkpoint, and packing them into the blocks of GGUF formats.
 
-Everywhere rows of codes are contiguous uint8 [n, width]; "low first" means that a code comes in the lowest
-bits of a word that none before it has.
+Unpacked rows of codes are contiguous uint8 [n, width]. "Low first" means that the first code of a word is in
+its lowest bits.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..lazy_rows import Index, numbers_of
+from ..lazy_rows import Index, row_numbers
 
-_BLOCKS = {  # as the files in quant/formats draw them, with codes in whole words
+_BLOCKS = {  # the layouts that quant/formats draws, with the 4- or 8-bit codes as 64-bit words
     "Q4_0": np.dtype([("d", "<f2"), ("q", "<u8", 2)]),
     "Q4_1": np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "<u8", 2)]),
     "Q5_0": np.dtype([("d", "<f2"), ("qh", "<u4"), ("q", "<u8", 2)]),
@@ -22,10 +22,10 @@ _SIGN_BITS = np.uint64(0x8080808080808080)
 _FOUR = np.uint64(4)
 
 
-def unpack_row_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """Codes of rows that are packed along themselves, low first: whole words [n, k] → uint8 [n, width].
+def unpack_rows(words: np.ndarray, bits: int) -> np.ndarray:
+    """Unpack codes that are packed along the inputs, low first: unsigned words [n, k] → uint8 [n, width].
 
-    Codes of 3, 5 or 6 bits may lie across bytes.
+    Codes of 3, 5 or 6 bits may straddle bytes.
     """
     packed = np.ascontiguousarray(words).view(np.uint8).reshape(len(words), -1)
     if bits == 8:
@@ -44,23 +44,24 @@ def unpack_row_words(words: np.ndarray, bits: int) -> np.ndarray:
     return codes.reshape(len(words), -1)
 
 
-def unpack_at(words: np.ndarray, index: Index, bits: int) -> np.ndarray:
-    """Codes packed along the last axis, low first, at `index`: 32-bit [k, words] → uint8 [n, k]."""
-    numbers, per_word = numbers_of(index), 32 // bits
+def unpack_columns(words: np.ndarray, index: Index, bits: int) -> np.ndarray:
+    """Unpack codes at `index` of the last axis, packed low first: 32-bit words [k, words] → uint8 [n, k]."""
+    numbers, per_word = row_numbers(index), 32 // bits
     columns = words[:, numbers // per_word].T.view(np.uint32)
     shifts = (numbers % per_word * bits).astype(np.uint32)[:, None]
     return (columns >> shifts & np.uint32((1 << bits) - 1)).astype(np.uint8)
 
 
 def look_up(table: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """The table's values at uint8 codes, none of which lies beyond it; so nothing needs to be checked."""
+    """The values of a float32 table at uint8 codes, which must not exceed it: bounds are not checked."""
     return table.take(codes, mode="wrap")
 
 
-def encode_blocks(codes: np.ndarray, form: str, d: np.ndarray, m: np.ndarray | None = None) -> np.ndarray:
-    """Blocks of 32 codes [n, width] with scales d and minima m [n, width / 32], as uint8 [n, row_bytes].
+def pack_blocks(codes: np.ndarray, form: str, d: np.ndarray, m: np.ndarray | None = None) -> np.ndarray:
+    """Pack codes uint8 [n, width] into blocks of format `form`: uint8 [n, row_bytes].
 
-    Codes of Q8_0 are 128 more than what they stand for, those of Q4_0 8, of Q5_0 16.
+    `d` and `m` are the scales and the minimums [n, width / 32] (MXFP4: uint8 exponents). Codes are unsigned:
+    larger than the integer that they stand for by 128 in Q8_0, by 8 in Q4_0, and by 16 in Q5_0.
     """
     n, n_blocks = d.shape
     blocks = np.empty((n, n_blocks), _BLOCKS[form])

@@ -1,4 +1,4 @@
-"""Tensors put together of rows of others: the same as doing it with whole arrays."""
+"""Tensors gathered from rows of others, against the same with whole arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf.assembled import Assembled
+from kukri.quant.gguf.gathered import GatheredTensor
 
 RNG = np.random.default_rng(0)
 
@@ -23,9 +23,9 @@ def tensor(rows: int, width: int, form: str = "F32", seed: int = 0) -> QTensor:
     return QTensor("t", FORMATS[form], (rows, width), data)
 
 
-def whole(assembled: Assembled, weights: int) -> np.ndarray:
-    chunks = list(assembled.chunks(weights))
-    assert all(chunk.format is assembled.format for chunk in chunks)
+def whole(gathered: GatheredTensor, weights: int) -> np.ndarray:
+    chunks = list(gathered.chunks(weights))
+    assert all(chunk.format is gathered.format for chunk in chunks)
     assert all(
         chunk.data.shape == (chunk.shape[0], chunk.format.row_bytes(chunk.shape[1])) for chunk in chunks
     )
@@ -50,34 +50,34 @@ def test_rows_columns_and_scales(form, weights, how):
     expected = values if order is None else values[order]
     expected = expected if columns is None else expected[:, columns]
     expected = expected if scale is None else expected * scale[:, None]
-    made = Assembled("made", expected.shape, parts, order, columns, scale)
-    np.testing.assert_array_equal(whole(made, weights), expected)
+    gathered = GatheredTensor("gathered", expected.shape, parts, order, columns, scale)
+    np.testing.assert_array_equal(whole(gathered, weights), expected)
     computed = scale is not None or (columns is not None and form == "Q8_0")
-    assert made.format.name == ("F32" if computed else form)
+    assert gathered.format.name == ("F32" if computed else form)
 
 
 def test_blocks_stay_blocks_where_columns_move_together():
     part = tensor(7, 128, "Q8_0")
     columns = np.arange(128).reshape(4, 32)[[2, 0, 3, 1]].reshape(-1)
-    made = Assembled("made", (7, 128), (part,), columns=columns)
-    assert made.format.name == "Q8_0"
-    np.testing.assert_array_equal(whole(made, 100), part.dequantize()[:, columns])
+    gathered = GatheredTensor("gathered", (7, 128), (part,), columns=columns)
+    assert gathered.format.name == "Q8_0"
+    np.testing.assert_array_equal(whole(gathered, 100), part.dequantize()[:, columns])
 
 
 def test_parts_of_different_formats_become_floats():
     parts = tensor(3, 32, "Q8_0"), tensor(4, 32, "F32")
-    made = Assembled("made", (7, 32), parts)
-    assert made.format.name == "F32"
-    np.testing.assert_array_equal(whole(made, 96), np.concatenate([p.dequantize() for p in parts]))
+    gathered = GatheredTensor("gathered", (7, 32), parts)
+    assert gathered.format.name == "F32"
+    np.testing.assert_array_equal(whole(gathered, 96), np.concatenate([p.dequantize() for p in parts]))
 
 
 def test_no_chunk_crosses_from_one_matrix_of_a_stack_to_the_next():
-    made = Assembled("made", (3, 5, 8), tuple(tensor(5, 8, seed=i) for i in range(3)))
-    assert [len(chunk.data) for chunk in made.chunks(24)] == [3, 2] * 3
-    assert [len(chunk.data) for chunk in made.chunks()] == [5] * 3
+    gathered = GatheredTensor("gathered", (3, 5, 8), tuple(tensor(5, 8, seed=i) for i in range(3)))
+    assert [len(chunk.data) for chunk in gathered.chunks(24)] == [3, 2] * 3
+    assert [len(chunk.data) for chunk in gathered.chunks()] == [5] * 3
 
 
 def test_a_vector_is_one_row():
-    made = Assembled.of_values("v", np.arange(6.0))
-    assert (made.n_rows, made.width, made.n_weights, made.matrix_rows) == (1, 6, 6, 1)
-    np.testing.assert_array_equal(whole(made, 2), [np.arange(6.0)])
+    gathered = GatheredTensor.from_values("v", np.arange(6.0))
+    assert (gathered.n_rows, gathered.width, gathered.n_weights, gathered.matrix_rows) == (1, 6, 6, 1)
+    np.testing.assert_array_equal(whole(gathered, 2), [np.arange(6.0)])
