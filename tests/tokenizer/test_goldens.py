@@ -69,6 +69,7 @@ def _one_by_one(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join([decoder.push(id) for id in ids]) + decoder.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_goldens(
     family: str,
@@ -81,6 +82,7 @@ def test_goldens(
     assert differences(tokenizer(family), rows, strings) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", AS_GGUF)
 def test_the_same_vocabulary_as_gguf_metadata(
     family: str,

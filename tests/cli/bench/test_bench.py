@@ -49,6 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "RUNS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_json_has_the_keys_of_llama_bench_and_more(llm_inside: Run, tiny: Path) -> None:
     flags = ("-p", 20, "-n", 3, "-r", 3, "-d", 7, "-t", 1, "--no-cold")

@@ -285,6 +285,7 @@ def test_progress_on_a_terminal_leaves_no_trace_and_elsewhere_is_rare(
     assert "\n" not in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", [False, True])
 def test_pictures(
     llm_inside: Run, tiny: Path, other: Path, text: Path, tmp_path: Path, baseline: bool

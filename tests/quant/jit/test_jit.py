@@ -102,6 +102,7 @@ def result(kernel: CpuKernel) -> int:
     return int(found[0])
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(home):
     """Kernels of one factory, told apart by what a helper closes over; with and without helping processes."""
     out = finish(start())
@@ -129,6 +130,7 @@ def test_damaged_files_are_compiled_again(home):
             path.write_bytes(content[path])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
 def test_killed_while_compiling(home):
     """Whenever it is killed, the next process goes on, and no helper outlives it."""
@@ -147,6 +149,7 @@ def test_killed_while_compiling(home):
         assert kernel.load(kernel_cache.kernel_cache()) is not None
 
 
+@pytest.mark.slow
 def test_two_at_once(home):
     first, second = start(), start()
     finish(first)
@@ -305,6 +308,7 @@ def test_what_a_kernel_raises_is_lost(home):
     assert b"PyErr" not in code
 
 
+@pytest.mark.slow
 def test_kernels_need_nothing_of_numba():
     """Each symbol of its runtime would bring all of Numba into memory at every start."""
     for kernel in (GATHER_ROWS, FLOAT_MATMULS["F32"], RMS_NORM, LEAD):

@@ -221,6 +221,7 @@ def tolerance(expected: np.ndarray, values: np.ndarray, weights: QTensor) -> flo
     return 2e-6 * (np.abs(expected).max() + np.abs(values).max() * np.abs(weights.dequantize()).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_matmul(name):
     """All token counts around the tile, rows that do not fill a panel, both outputs, several threads."""

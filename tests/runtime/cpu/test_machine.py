@@ -160,6 +160,7 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> Non
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -402,6 +403,7 @@ def test_threads_by_default(tmp_path):
         assert default_threads(tmp_path) == threads
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback
 def test_interrupts_at_any_moment_leave_the_team_whole():
@@ -441,14 +443,15 @@ LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.
 FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subprocesses below
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["test_kernels.py", "test_machine.py", "simd/test_simd.py"])
 @pytest.mark.parametrize("level", [] if FORCED else LOWER_LEVELS)
-def test_lower_levels_pass_the_same_tests(level, tmp_path):
+def test_lower_levels_pass_the_same_tests(level, file):
     """The kernel tests once more at every level below the best that this CPU can run."""
     here = Path(__file__)
-    files = [here, here.parent / "test_kernels.py", here.parent / "simd" / "test_simd.py"]
     environment = {**os.environ, "KUKRI_SIMD": level}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.parent / file)],
         env=environment,
         cwd=here.parents[3],
         capture_output=True,

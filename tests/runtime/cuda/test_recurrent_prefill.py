@@ -107,6 +107,7 @@ def check_delta(steps, first, tiled, groups, heads, dim, keys):
     assert np.isnan(out[n]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("steps", STEPS)
 def test_delta_rule(steps, first):
@@ -148,6 +149,7 @@ def check_scan(steps, first, groups, heads, dim, size):
     assert np.isnan(out[n]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("steps", STEPS)
 def test_state_scan(steps, first):
@@ -173,6 +175,7 @@ def script():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "together"),
     [

@@ -28,6 +28,7 @@ def best(logits: np.ndarray, k: int, n_tokens: int, blocks: int = 2) -> list:
     return decode(found, run, k, n_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "blocks", "n_tokens"), [(1, 4, 1), (1, 2, 900), (40, 2, 37), (64, 3, 1900), (100, 1, 2600)]
 )

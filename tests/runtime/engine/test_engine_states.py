@@ -39,6 +39,7 @@ def model(request: pytest.FixtureRequest, conformance: Callable[[str], Path]) ->
     return folder, np.load(folder / "reference.npz")["input_ids"][:40].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chunk"), [*((ReferenceMachine, n) for n in (1, 7, 512)), (CpuMachine, 7), (CpuMachine, 512)]
 )

@@ -34,6 +34,7 @@ def special(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [id for id in ids if tokenizer.is_special(id) or [id] in markers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "models"),
     [
@@ -85,6 +86,7 @@ def attacks(read: Tokenizer) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "template"),
     [
@@ -246,10 +248,10 @@ def test_one_prompt_has_one_budget_of_time(
         {"role": "user", "content": [{"type": "text", "text": "<|end|>"}]},
         {"role": "assistant", "tool_calls": [call]},
     ]
-    start = time.monotonic()
+    start = time.thread_time()  # the budget's own clock
     with pytest.raises(TemplateError, match="takes over"):
         encode_chat(load_small(), slow, messages)
-    assert time.monotonic() - start < 0.6
+    assert time.thread_time() - start < 0.6
 
 
 def test_images_for_a_template_of_text(tokenizer: Callable[[str], Tokenizer]) -> None:

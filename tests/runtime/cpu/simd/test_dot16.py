@@ -24,6 +24,7 @@ from kukri.runtime.cpu.simd.dot16 import (
 RNG = np.random.default_rng(5)
 
 
+@pytest.mark.slow
 def test_products_of_pairs():
     @numba.njit
     def run(acc, a, b, out):
