@@ -20,7 +20,7 @@ import pytest
 from kukri.runtime.engine.cache import Batch, PageTable
 
 from .running import endless, environment, llm, llm_inside, tiny
-from .side_by_side import add_markers, put_slow_tests_first, share_compiling
+from .side_by_side import add_markers, choose_groups, put_into_groups, share_compiling, without_group
 
 __all__ = ["endless", "environment", "llm", "llm_inside", "tiny"]
 
@@ -42,9 +42,8 @@ REAL_MODELS = {
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """With `-n` and without `--dist`, keep the tests of an `xdist_group` in one worker."""
-    if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
+    """Prepare for several processes, before pytest-xdist is configured."""
+    choose_groups(config)
     if WORKER:
         share_compiling()
 
@@ -54,7 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their fixtures, before `-m` chooses by the markers."""
     add_markers(items)
     if WORKER:
-        put_slow_tests_first(items)
+        put_into_groups(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test so that the name can be given to pytest again."""
+    if not WORKER:
+        report.nodeid = without_group(report.nodeid)
 
 
 def pytest_collection_finish() -> None:

@@ -1,16 +1,18 @@
 """How tests are marked and dealt out, and what several test processes share.
 
-`pytest -n auto` (pytest-xdist) runs one worker process a processor, and each worker takes the next test that
-nobody has taken. The longest tests come first, so that no worker is left alone with one at the end. Tests
-with the marker `xdist_group` share a fixture that takes long to set up and stay in one worker.
+`pytest -n auto` (pytest-xdist) runs one worker process a processor. Each worker takes the next slow test that
+no other worker has taken; when there is none left, it takes the next file with all its other tests, which
+share fixtures and kernels. The slow ones come first, so that no worker is left alone with one at the end.
+Slow tests with a marker `xdist_group` stay in one worker, because they share a fixture that takes long.
 
 All workers compile into the same folder of kernels. While one of them compiles the kernels of a model, on all
-processors, the others that need kernels of a model wait for it: with the same list they would do it all again.
+processors, others that need kernels of a model wait for it: with the same list they would do it all again.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -42,9 +44,24 @@ def add_markers(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def put_slow_tests_first(items: list[pytest.Item]) -> None:
-    """Order tests for several workers: slow ones first, otherwise as they were."""
+def choose_groups(config: pytest.Config) -> None:
+    """Set the options of pytest-xdist, if it is there and nothing else was asked for by `--dist`."""
+    if getattr(config.option, "dist", "no") == "load":
+        config.option.dist = "loadgroup"
+        config.option.loadscopereorder = False
+
+
+def put_into_groups(items: list[pytest.Item]) -> None:
+    """Order tests for several workers, slow ones first, and make the others of a file a group."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    for item in items:
+        if item.get_closest_marker("slow") is None and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+def without_group(node_id: str) -> str:
+    """A test's name as pytest knows it, without the "@group" that pytest-xdist appends."""
+    return re.sub(r"@[^@\]]*$", "", node_id)
 
 
 def share_compiling() -> None:

@@ -108,6 +108,7 @@ def test_the_same_vocabulary_as_gguf_metadata(
     assert differences(read, goldens(family), strings) == []
 
 
+@pytest.mark.slow
 def test_mixed_texts(tokenizer: Callable[[str], Tokenizer]) -> None:
     """Texts put together at random, by families."""
     mixed = json.loads(lzma.decompress((DATA / "mixed.json.xz").read_bytes()))

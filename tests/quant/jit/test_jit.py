@@ -180,6 +180,7 @@ def test_helpers_take_a_part(home, monkeypatch):
     assert [result(kernel) for kernel in kernels] == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["", None, "/opt/blender", "/nowhere/python3"])
 def test_without_helpers(home, monkeypatch, program):
     """Embedded interpreters, and programs that do not start: the work is done all the same."""
@@ -189,6 +190,7 @@ def test_without_helpers(home, monkeypatch, program):
     assert [result(kernel) for kernel in kernels] == list(range(8))
 
 
+@pytest.mark.slow
 def test_helpers_end_with_their_parent(home):
     """A helper whose parent is gone leaves at once, in the middle of its work."""
     script = "import sys, time; from kukri.quant import precompile as p; "

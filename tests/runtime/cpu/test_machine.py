@@ -189,6 +189,7 @@ def test_every_buffer_after_every_op(activation, interleaved, threads):
         machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize(
     "options",
@@ -223,6 +224,7 @@ def test_only_some_rows_wanted():
     machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
@@ -235,6 +237,7 @@ def test_quantised_weights(kind):
     machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_results_do_not_depend_on_threads_or_chunks(kind):
     whole = program(5, kind=kind, window=9)
@@ -346,6 +349,7 @@ def test_threads_sleep_between_steps_and_end():
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
 
 
+@pytest.mark.slow
 def test_a_closed_or_forgotten_machine_has_no_threads_and_no_memory():
     before = set(threading.enumerate())
     machine = CpuMachine(program(11), 2, threads=3)

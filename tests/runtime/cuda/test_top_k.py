@@ -46,6 +46,7 @@ def test_the_best(k, blocks, n_tokens):
         assert finite.sum() == (expected.logits > -np.inf).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
 def test_what_is_no_number_comes_first(bad):
     logits = np.arange(-40, 40, dtype=np.float32)[None]

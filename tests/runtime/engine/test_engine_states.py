@@ -81,6 +81,7 @@ def test_few_copies_are_kept(model: tuple[Path, list[int]]) -> None:
     assert not engine._saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_interruption(model: tuple[Path, list[int]], at: int, when: str) -> None:

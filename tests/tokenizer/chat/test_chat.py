@@ -199,6 +199,7 @@ def test_the_template_for_tools(small: dict[str, Any], tmp_path: Path) -> None:
     assert read.decode(encode_chat(read, None, user("Hi"), tools=[{"type": "function"}])) == "t"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(set(CASES) - {"kimi-k2-instruct", "gemma-2-2b-it", "gemma-3-it"}))
 def test_shapes_of_chat_apis(model: str, tokenizer: Callable[[str], Tokenizer]) -> None:
     """Arguments as JSON text, contents missing or in parts: accepted wherever tools are."""
