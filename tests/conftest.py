@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import tarfile
@@ -19,6 +20,7 @@ import pytest
 from kukri.runtime.engine.cache import Batch, PageTable
 
 from .running import endless, environment, llm, llm_inside, tiny
+from .side_by_side import add_markers, choose_groups, put_into_groups, share_compiling, without_group
 
 __all__ = ["endless", "environment", "llm", "llm_inside", "tiny"]
 
@@ -28,6 +30,7 @@ if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DATA = Path(__file__).parent / "data"
+WORKER = "PYTEST_XDIST_WORKER" in os.environ  # one of several processes that pytest-xdist has started
 
 # Names in the catalogue, and file names in the folder that KUKRI_TEST_MODELS may point to.
 REAL_MODELS = {
@@ -35,6 +38,36 @@ REAL_MODELS = {
     "gemma3:270m": "gemma3-270m.gguf",
     "qwen2.5-coder:0.5b": "qwen2.5-coder-0.5b-instruct.gguf",
 }
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare for several processes, before pytest-xdist is configured."""
+    choose_groups(config)
+    if WORKER:
+        share_compiling()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures, before `-m` chooses by the markers."""
+    add_markers(items)
+    if WORKER:
+        put_into_groups(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Name a failed test so that the name can be given to pytest again."""
+    if not WORKER:
+        report.nodeid = without_group(report.nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what lives until the end: it takes a sixth of the time of compiling PTX."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 @pytest.fixture(scope="session")

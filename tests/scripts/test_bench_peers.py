@@ -167,6 +167,7 @@ def test_other_programs_time_is_told_from_ours(peers: ModuleType) -> None:
     assert peers.others_seconds() - before >= -0.1  # the clocks tick coarsely
 
 
+@pytest.mark.slow
 def test_the_whole_script(
     peers: ModuleType, tiny: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

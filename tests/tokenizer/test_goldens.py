@@ -69,6 +69,7 @@ def _one_by_one(tokenizer: Tokenizer, ids: list[int]) -> str:
     return "".join([decoder.push(id) for id in ids]) + decoder.flush()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_goldens(
     family: str,
@@ -81,6 +82,7 @@ def test_goldens(
     assert differences(tokenizer(family), rows, strings) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", AS_GGUF)
 def test_the_same_vocabulary_as_gguf_metadata(
     family: str,
@@ -106,6 +108,7 @@ def test_the_same_vocabulary_as_gguf_metadata(
     assert differences(read, goldens(family), strings) == []
 
 
+@pytest.mark.slow
 def test_mixed_texts(tokenizer: Callable[[str], Tokenizer]) -> None:
     """Texts put together at random, by families."""
     mixed = json.loads(lzma.decompress((DATA / "mixed.json.xz").read_bytes()))

@@ -49,6 +49,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "RUNS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_json_has_the_keys_of_llama_bench_and_more(llm_inside: Run, tiny: Path) -> None:
     flags = ("-p", 20, "-n", 3, "-r", 3, "-d", 7, "-t", 1, "--no-cold")
@@ -132,6 +133,7 @@ def test_csv_has_one_column_a_key(llm_inside: Run, tiny: Path) -> None:
     assert not any(name.startswith("samples") for name in prefill)
 
 
+@pytest.mark.slow
 def test_a_cold_start_takes_a_process_of_its_own(llm_inside: Run, tiny: Path) -> None:
     flags = ("-p", "4,6", "-n", 0, "-d", "0,2", "-r", 1, "-t", 1, "-o", "json")
     results = json.loads(llm_inside("bench", "-m", tiny, *flags).stdout)
@@ -278,6 +280,7 @@ def test_bytes_of_a_token(tiny: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mixtral", "nemotron-h"])  # the latter's experts have no gate
 def test_of_experts_those_that_are_chosen_are_read(conformance: Callable[[str], Path], name: str) -> None:
     source = open_source(conformance(name))
@@ -324,6 +327,7 @@ def test_compiling_is_told_apart_only_when_the_cache_grew(tmp_path: Path) -> Non
     assert compiled.load_seconds >= 0.02
 
 
+@pytest.mark.slow
 def test_the_compiler_at_work_counts_without_a_stage(tmp_path: Path) -> None:
     import numba
 

@@ -280,6 +280,7 @@ def test_a_device_that_is_not_there_is_told_before_a_download(
     assert "NVIDIA" in line
 
 
+@pytest.mark.slow
 def test_the_cache_is_as_exact_as_the_model_unless_told_otherwise(
     llm_inside: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

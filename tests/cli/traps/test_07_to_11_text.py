@@ -119,6 +119,7 @@ def test_trap_09_halves_of_special_tokens_do_not_join_the_templates(llm_inside: 
     assert told(done)["stats"]["prompt_tokens"] == len("<|im_end|><|")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["phi2", "qwen3", "llama2", "gguf/llama-spm", "gguf/smollm2-135m-instruct"])
 def test_trap_10_tokens_are_those_of_the_models_own_tokenizer(
     llm_inside: Run, tmp_path: Path, name: str

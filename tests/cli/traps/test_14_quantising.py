@@ -27,6 +27,7 @@ def with_weights(path: Path, name: bytes, first: list[float] | np.ndarray) -> Pa
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [576, 896])
 def test_trap_14_widths_that_do_not_divide_into_256(llm_inside: Run, tmp_path: Path, width: int) -> None:
     heads = width // 64

@@ -114,6 +114,7 @@ def test_metadata_arrays(tmp_path: Path) -> None:
     assert [row.tolist() for row in file.metadata["nested"]] == [[1, 2, 3], [4, 5, 6]]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(st.one_of(st.text(max_size=12), st.sampled_from(AWKWARD)), min_size=1, max_size=60))
 def test_string_arrays_of_any_mixture(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -103,6 +103,7 @@ def result(kernel: CpuKernel) -> int:
     return int(found[0])
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing(home):
     """Kernels of one factory, told apart by what a helper closes over; with and without worker processes."""
     out = finish(start())
@@ -130,6 +131,7 @@ def test_damaged_files_are_compiled_again(home):
             path.write_bytes(content[path])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
 def test_killed_while_compiling(home):
     """Whenever it is killed, the next process goes on, and no worker outlives it."""
@@ -148,6 +150,7 @@ def test_killed_while_compiling(home):
         assert kernel.load(kernel_cache.kernel_cache()) is not None
 
 
+@pytest.mark.slow
 def test_two_at_once(home):
     first, second = start(), start()
     finish(first)
@@ -178,6 +181,7 @@ def test_workers_take_a_part(home, monkeypatch):
     assert [result(kernel) for kernel in kernels] == list(range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", ["", None, "/opt/blender", "/nowhere/python3"])
 def test_without_workers(home, monkeypatch, program):
     """Embedded interpreters, and programs that do not start: the work is done all the same."""
@@ -187,6 +191,7 @@ def test_without_workers(home, monkeypatch, program):
     assert [result(kernel) for kernel in kernels] == list(range(8))
 
 
+@pytest.mark.slow
 def test_workers_end_with_their_parent(home):
     """A worker whose parent is gone leaves at once, in the middle of its work."""
     script = "import sys, time; from kukri.quant.jit import precompile as p; "
@@ -304,6 +309,7 @@ def test_what_a_kernel_raises_is_lost(home):
     assert b"PyErr" not in code
 
 
+@pytest.mark.slow
 def test_kernels_need_nothing_of_numba():
     """Each symbol of its runtime would bring all of Numba into memory at every start."""
     for kernel in (GATHER_ROWS, FLOAT_MATMULS["F32"], RMS_NORM, LEAD):

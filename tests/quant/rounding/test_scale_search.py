@@ -68,6 +68,7 @@ def error(weights: np.ndarray, back: np.ndarray, importance: np.ndarray) -> np.n
     return (importance * (weights.astype(np.float64) - back) ** 2).sum(axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODEBOOKS)
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (17, 17), (150, 5)])
 def test_kernels_equal_their_twins(name: str, n: int, k: int) -> None:

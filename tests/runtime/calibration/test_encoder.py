@@ -31,6 +31,7 @@ def divergence(llm: Run, model: Path, baseline: Path, text: Path) -> float:
     return float(json.loads(done.stdout)["models"][-1]["kld"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-gqa-sharded", "mixtral"])
 def test_loses_less(
     llm_inside: Run, conformance: Callable[[str], Path], tmp_path: Path, text: Path, name: str
@@ -45,6 +46,7 @@ def test_loses_less(
     assert divergence(llm_inside, better, folder, text) < 0.9 * divergence(llm_inside, plain, folder, text)
 
 
+@pytest.mark.slow
 def test_a_budget(llm_inside: Run, conformance: Callable[[str], Path], tmp_path: Path, text: Path) -> None:
     folder, sizes = add_tokenizer(conformance("llama-gqa-sharded"), tmp_path / "model"), []
     for bits in ("5", "6.5"):

@@ -19,6 +19,7 @@ from kukri.runtime.weights.binding import Weights
 
 
 # Rotated heads, windows and norms behind; tied; recurrent layers; latent attention; shared keys and values.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "granite4-h", "deepseek-v3", "gemma3n"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_full_hessians(conformance: Callable[[str], Path], name: str, threads: int) -> None:

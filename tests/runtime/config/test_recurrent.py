@@ -218,6 +218,7 @@ def identity(conformance, name, latent):
     return config_from_hf({**checkpoint.config, "moe_latent_size": latent}, tensors), tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [ReferenceMachine, CpuMachine])
 def test_experts_between_projections(conformance, feed, kind):
     """Nemotron 3 Super's; with those of the identity it is the same model."""

@@ -150,6 +150,7 @@ SHAPES = [  # heads, kv_heads, head_dim, page_size, window, softcap, tokens
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", CACHE_TYPES)
 def test_prefill(kind, shape):
@@ -161,6 +162,7 @@ def test_prefill(kind, shape):
     check(kind, out[0], want[0])  # one key: its value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", CACHE_TYPES)
 def test_one_row(kind, shape):

@@ -221,6 +221,7 @@ def tolerance(expected: np.ndarray, values: np.ndarray, weights: QTensor) -> flo
     return 2e-6 * (np.abs(expected).max() + np.abs(values).max() * np.abs(weights.dequantize()).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_matmul(name):
     """All token counts around the tile, rows that do not fill a panel, both outputs, several threads."""
@@ -247,6 +248,7 @@ def test_matmul(name):
             np.testing.assert_allclose(out[:, :rows], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate", [SILU, GELU_TANH])
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q6_K"])
 def test_gated_matmul(name, gate):
@@ -278,6 +280,7 @@ def test_many_threads_share_the_tiles_of_few_panels():
     np.testing.assert_array_equal(outs[0], outs[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exponent", [0, 1, 2, 127, 253, 254, 255])
 def test_mxfp4_scales_at_the_ends_of_their_range(exponent):
     weights = random_weights("MXFP4", LANES, 32, (exponent, exponent + 1))
@@ -293,6 +296,7 @@ def test_mxfp4_scales_at_the_ends_of_their_range(exponent):
         np.testing.assert_allclose(out[:, :LANES], expected, rtol=1e-4, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Q4_0", "Q6_K", "Q2_K", "F16"])
 def test_results_do_not_depend_on_threads_or_tiles(name):
     weights = random_weights(name, 70, 512)

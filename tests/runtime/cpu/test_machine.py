@@ -160,6 +160,7 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> Non
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -188,6 +189,7 @@ def test_every_buffer_after_every_op(activation, interleaved, threads):
         machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize(
     "options",
@@ -222,6 +224,7 @@ def test_only_some_rows_wanted():
     machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
@@ -234,6 +237,7 @@ def test_quantised_weights(kind):
     machine.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_results_do_not_depend_on_threads_or_chunks(kind):
     whole = program(5, kind=kind, window=9)
@@ -345,6 +349,7 @@ def test_threads_sleep_between_steps_and_end():
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
 
 
+@pytest.mark.slow
 def test_a_closed_or_forgotten_machine_has_no_threads_and_no_memory():
     before = set(threading.enumerate())
     machine = CpuMachine(program(11), 2, threads=3)
@@ -402,6 +407,7 @@ def test_threads_by_default(tmp_path):
         assert default_threads(tmp_path) == threads
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback
 def test_interrupts_at_any_moment_leave_the_team_whole():
@@ -441,14 +447,15 @@ LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.
 FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subprocesses below
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["test_kernels.py", "test_machine.py", "simd/test_simd.py"])
 @pytest.mark.parametrize("level", [] if FORCED else LOWER_LEVELS)
-def test_lower_levels_pass_the_same_tests(level, tmp_path):
+def test_lower_levels_pass_the_same_tests(level, file):
     """The kernel tests once more at every level below the best that this CPU can run."""
     here = Path(__file__)
-    files = [here, here.parent / "test_kernels.py", here.parent / "simd" / "test_simd.py"]
     environment = {**os.environ, "KUKRI_SIMD": level}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.parent / file)],
         env=environment,
         cwd=here.parents[3],
         capture_output=True,

@@ -156,6 +156,7 @@ VARIANTS = {
 CHUNKS = (70, 1, 1, 7, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_floats(variant, threads):
@@ -165,6 +166,7 @@ def test_floats(variant, threads):
     np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "MXFP4", "F16", "BF16"])
 @pytest.mark.parametrize("variant", ["sigmoid", "clipped", "gelu"])
 def test_formats(kind, variant):

@@ -37,6 +37,7 @@ def quantised(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
 NOT_PREPARED = [0, 0, 0, 0, 1.0, 0, 0]  # what attend_group is told where it does not prepare
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spans", [1, 3])
 @pytest.mark.parametrize(
     ("dims", "lanes", "window", "softcap", "sinks", "bits"),
@@ -122,6 +123,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dims", "heads", "stages", "spans", "window", "softcap", "sinks", "bits"),
     [
@@ -163,6 +165,7 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
         np.testing.assert_allclose(out[0, h * dims : (h + 1) * dims], expected, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dims", "norms", "rope", "bits", "position"),
     [(64, (1, 2), 1, 16, 150), (48, (0, 0), 1, 16, 15), (32, (2, 1), 0, 8, 63), (32, (0, 0), 1, 4, 16)],
@@ -272,6 +275,7 @@ class LatentCase:
             np.testing.assert_allclose(self.out[row].reshape(self.heads, -1), expected, rtol=5e-3, atol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "dims", "value_dims", "tokens", "warps", "spans", "window", "softcap", "sinks", "bits"),
     [
@@ -306,6 +310,7 @@ def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, w
     case.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("heads", "first", "sixteens", "tokens", "warps", "window", "sinks"),
     [(5, 120, 2, 64, 8, 0, 0), (3, 55, 1, 32, 4, 40, 1), (7, 62, 2, 32, 8, 0, 0)],
@@ -318,6 +323,7 @@ def test_attend_latent_of_a_prompt(heads, first, sixteens, tokens, warps, window
     case.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])
 def test_attend_prompt(window, softcap, sinks, bits):
     rng, heads, dims, first, rows = np.random.default_rng(0), 2, 64, 70, 67

@@ -98,6 +98,7 @@ KERNELS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 @pytest.mark.parametrize("what", KERNELS, ids=lambda k: k.name)
 def test_compiles(what):

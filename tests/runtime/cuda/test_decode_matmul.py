@@ -76,6 +76,7 @@ def multiply(n, how, weights, n_out, x, follow):
     run(matmul_few, how, (grid,), 32 * how["WARPS"], arguments, shared)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
@@ -91,6 +92,7 @@ def test_formats(name, n):
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "gated", "plain"),
     [

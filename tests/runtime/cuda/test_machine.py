@@ -50,6 +50,7 @@ def card() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("warpgroups", "many"), [(True, "warpgroup_matmul"), (False, "tiled_matmul")])
 def test_steps(program, feed, warpgroups, many):
     """A prompt in two steps, of few rows and of many, then a token; twice, the same."""
@@ -66,6 +67,7 @@ def test_steps(program, feed, warpgroups, many):
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mapped", [True, False])
 def test_the_best_tokens_come_back(program, monkeypatch, mapped):
     """Through memory that the card reads and writes itself, and copied."""
@@ -86,6 +88,7 @@ def test_the_best_tokens_come_back(program, monkeypatch, mapped):
     assert ("copy_words" in device.launched) == mapped
 
 
+@pytest.mark.slow
 def test_the_last_layers_of_a_program(feed):
     """What the front part hands over is uploaded, for one row and for several."""
     program = models().random_model("two", "Q8_0")

@@ -62,6 +62,7 @@ def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name):
     """Two rows, each with two of three experts."""
@@ -130,6 +131,7 @@ def test_floats_and_heads():
     assert np.isnan(out.reshape(2, 3, 11)[..., 9:]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_experts", "size"), [(3, 64), (300, 128)])
 def test_many_rows(n_experts, size):
     """Rows dealt out to experts, multiplied in tiles, and mixed again."""

@@ -31,6 +31,7 @@ def close(got, expected):
     assert np.linalg.norm(got - expected) < 1e-3 * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)]
 )
@@ -88,6 +89,7 @@ def test_order_of_halves():
     np.testing.assert_array_equal(got, turned.reshape(2, -1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "n", "n_out", "width", "shape", "bias", "accumulate"),
     [
@@ -115,6 +117,7 @@ def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
     close(out, expected + biases * bias + before * accumulate)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", [Wide(1, 128, 2, 1.0), Wide(2, 64, 1, 1.0)])
 def test_warpgroup_of_experts(tile):
     """Tiles of dealt rows, x dealt or by their sources."""
@@ -139,6 +142,7 @@ def test_warpgroup_of_experts(tile):
         close(out, np.array(expected))
 
 
+@pytest.mark.slow
 def test_warpgroup_of_two_matrices():
     rng, n, n_out, width = np.random.default_rng(2), 5, 130, 160
     gate, up = (random_tensor("Q4_1", n_out, width, seed) for seed in (0, 1))

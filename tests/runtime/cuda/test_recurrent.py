@@ -71,6 +71,7 @@ def test_state_scan():
     np.testing.assert_allclose(held, state, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiled", [0, 1])
 def test_delta_rule(tiled):
     rng, groups, heads, dim, keys = np.random.default_rng(2), 2, 4, 6, 40

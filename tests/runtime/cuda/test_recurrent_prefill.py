@@ -107,17 +107,20 @@ def check_delta(steps, first, tiled, groups, heads, dim, keys):
     assert np.isnan(out[n]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("steps", STEPS)
 def test_delta_rule(steps, first):
     check_delta(steps, first, int(first > 0), groups=2, heads=4, dim=6, keys=40)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", LONG_STEPS)
 def test_delta_rule_long(steps):
     check_delta(steps, 0, 0, groups=1, heads=2, dim=4, keys=8)
 
 
+@pytest.mark.slow
 def test_delta_rule_whole():
     check_delta((6, 3), 3, 0, groups=1, heads=1, dim=11, keys=128)
 
@@ -148,6 +151,7 @@ def check_scan(steps, first, groups, heads, dim, size):
     assert np.isnan(out[n]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("steps", STEPS)
 def test_state_scan(steps, first):
@@ -173,6 +177,7 @@ def script():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "sizes", "together"),
     [

@@ -28,6 +28,7 @@ def best(logits: np.ndarray, k: int, n_tokens: int, blocks: int = 2) -> list:
     return decode(found, run, k, n_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("k", "blocks", "n_tokens"), [(1, 4, 1), (1, 2, 900), (40, 2, 37), (64, 3, 1900), (100, 1, 2600)]
 )
@@ -45,6 +46,7 @@ def test_the_best(k, blocks, n_tokens):
         assert finite.sum() == (expected.logits > -np.inf).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
 def test_what_is_no_number_comes_first(bad):
     logits = np.arange(-40, 40, dtype=np.float32)[None]

@@ -16,6 +16,7 @@ from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUna
 KERNELS = [kernel("common.pointwise", "add", 256, PDL=0), kernel("common.pointwise", "soft_cap", 256, PDL=0)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 def test_other_processes_compile():
     found = dict(workers.compile_elsewhere(KERNELS, (9, 0)))

@@ -37,6 +37,7 @@ def machine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma3"])  # gemma3: sliding windows of 16
 @pytest.mark.parametrize("chunk", [1, 5, 16, 512])
 def test_greedy_continuation(conformance: Callable[[str], Path], machine: str, name: str, chunk: int) -> None:

@@ -39,6 +39,7 @@ def model(request: pytest.FixtureRequest, conformance: Callable[[str], Path]) ->
     return folder, np.load(folder / "reference.npz")["input_ids"][:40].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "chunk"), [*((ReferenceMachine, n) for n in (1, 7, 512)), (CpuMachine, 7), (CpuMachine, 512)]
 )
@@ -80,6 +81,7 @@ def test_few_copies_are_kept(model: tuple[Path, list[int]]) -> None:
     assert not engine._saved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 @pytest.mark.parametrize("when", ["before", "within", "after"])
 def test_interruption(model: tuple[Path, list[int]], at: int, when: str) -> None:

@@ -27,7 +27,9 @@ N_GREEDY = {"smollm2": 48, "gemma3:270m": 24, "qwen2.5-coder:0.5b": 24}  # token
 N_SCORED = 127  # tokens of the text
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in MODELS]
+)
 def model(request, real_model):
     """(machine, prompts and more, arrays) of a real model."""
     file = GGUFFile.open(real_model(request.param))

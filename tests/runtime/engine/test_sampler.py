@@ -116,6 +116,7 @@ def test_temperature_comes_last():
     assert abs(drawn[0] - 0.5) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [7, 1000, 8192, 9001, 20_000])
 @pytest.mark.parametrize("spread", [0.01, 1.0, 6.0])
 def test_against_a_full_sort(size, spread):

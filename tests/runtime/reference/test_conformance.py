@@ -45,6 +45,16 @@ OF_BLOCKS = (
 )
 
 
+in_chunks = pytest.mark.parametrize(
+    "chunks",
+    [
+        pytest.param((512,), id="one step"),
+        pytest.param((1,), id="token by token", marks=pytest.mark.slow),
+        pytest.param((5, 1, 17), id="odd chunks", marks=pytest.mark.slow),
+    ],
+)
+
+
 def is_of_blocks(name: str, file: str) -> bool:
     return name in OF_BLOCKS or file.endswith("-Q8_0.gguf")
 
@@ -71,9 +81,7 @@ def case(request, conformance):
     return machine, load_reference(conformance(name), file), FIXTURES[name]["suggested_atol"]
 
 
-@pytest.mark.parametrize(
-    "chunks", [(512,), (1,), (5, 1, 17)], ids=["one step", "token by token", "odd chunks"]
-)
+@in_chunks
 def test_logits(case, feed, chunks):
     machine, reference, atol = case
     known = chunks != (1,)  # where keys depend on it, one prompt, however cut; else cached decoding
@@ -82,6 +90,7 @@ def test_logits(case, feed, chunks):
     np.testing.assert_allclose(logits[reference["rows"]], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 def test_greedy(case, feed):
     machine, reference, _ = case
     table = PageTable(24, page_size=8)
@@ -166,9 +175,7 @@ def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-@pytest.mark.parametrize(
-    "chunks", [(512,), (1,), (5, 1, 17)], ids=["one step", "token by token", "odd chunks"]
-)
+@in_chunks
 def test_cpu_logits(cpu_case, feed, chunks):
     machine, reference, atol, most_kl = cpu_case
     known = chunks != (1,)
@@ -180,6 +187,7 @@ def test_cpu_logits(cpu_case, feed, chunks):
         np.testing.assert_allclose(logits, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "file"), [case for case in CPU_CASES if not is_of_blocks(*case)])
 def test_cpu_greedy(conformance, feed, name, file):
     machine = CpuMachine(load_program(conformance(name), file), n_pages=3, threads=2)

@@ -61,6 +61,7 @@ def same(one: BPE, other: BPE, texts: list[str]) -> None:
         assert list(one.encode([text])) == other.encode_word(text), ascii(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("several_cuts", [False, True])
 @pytest.mark.parametrize("whole", [False, True])

@@ -89,6 +89,7 @@ def text_of(rng: random.Random, n: int) -> str:
     return "".join(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [f for f in FAMILIES if f not in UNKNOWN_CUTS])
 def test_goldens_and_random_texts(
     family: str,

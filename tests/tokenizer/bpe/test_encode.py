@@ -46,6 +46,7 @@ def test_empty_text(model: str, tokenizer: Callable[[str], Tokenizer]) -> None:
     assert tokenizer(model).decode([]) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_long_runs_take_linear_time(model: str, tokenizer: Callable[[str], Tokenizer]) -> None:
     read = tokenizer(model)
@@ -191,6 +192,7 @@ def merged(text: str, pairs: list[tuple[str, str]]) -> list[str]:
     return [merger.text(symbol) for symbol in found]
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.text("abcx", min_size=2, max_size=60),

@@ -231,6 +231,7 @@ def test_every_vocabulary_is_found(with_tokens: Make, family: Any) -> None:
     assert chosen(with_tokens(family.tokens), "an-instruct-model") == family.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("vocabulary", "family"),
     [

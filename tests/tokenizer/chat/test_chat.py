@@ -34,6 +34,7 @@ def special(tokenizer: Tokenizer, ids: list[int]) -> list[int]:
     return [id for id in ids if tokenizer.is_special(id) or [id] in markers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "models"),
     [
@@ -85,6 +86,7 @@ def attacks(read: Tokenizer) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "template"),
     [
@@ -197,6 +199,7 @@ def test_the_template_for_tools(small: dict[str, Any], tmp_path: Path) -> None:
     assert read.decode(encode_chat(read, None, user("Hi"), tools=[{"type": "function"}])) == "t"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(set(CASES) - {"kimi-k2-instruct", "gemma-2-2b-it", "gemma-3-it"}))
 def test_shapes_of_chat_apis(model: str, tokenizer: Callable[[str], Tokenizer]) -> None:
     """Arguments as JSON text, contents missing or in parts: accepted wherever tools are."""
@@ -246,10 +249,10 @@ def test_one_prompt_has_one_budget_of_time(
         {"role": "user", "content": [{"type": "text", "text": "<|end|>"}]},
         {"role": "assistant", "tool_calls": [call]},
     ]
-    start = time.monotonic()
+    start = time.thread_time()  # the budget's own clock
     with pytest.raises(TemplateError, match="takes over"):
         encode_chat(load_small(), slow, messages)
-    assert time.monotonic() - start < 0.6
+    assert time.thread_time() - start < 0.6
 
 
 def test_images_for_a_template_of_text(tokenizer: Callable[[str], Tokenizer]) -> None:

@@ -37,6 +37,7 @@ def grow(first: str, step: str, last: str = "n.x") -> str:
     return "{% set n = namespace(x=" + first + ") %}" + loop + "{{ " + last + " }}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(CASES))
 def test_goldens(model: str) -> None:
     spec = CASES[model]
@@ -154,6 +155,7 @@ def test_nothing_outside_the_sandbox_is_reached(template: str) -> None:
     refused(template)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "template",
     [

@@ -90,10 +90,10 @@ def test_patterns_of_oniguruma() -> None:
 
 def test_a_pattern_that_backtracks_is_given_up() -> None:
     slow = Split(r"(?:a|a)+$", seconds=0.2)
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(TokenizerError, match="takes over"):
         slow("a" * 40 + "b", True)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,7 @@ ALPHABETS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_what_is_known_of_patterns_changes_nothing(name: str) -> None:
     """`re` finds in ASCII what `regex` finds, and parts cut only where the steps do."""
@@ -227,10 +228,10 @@ def test_a_normalizer_may_make_a_text_longer() -> None:
 def test_a_normalizer_that_backtracks_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(components, "PATTERN_SECONDS", 0.2)
     (slow,) = normalizers({"type": "Replace", "pattern": {"Regex": "(?:a|a)+$"}, "content": ""})
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(TokenizerError, match="normalizer pattern takes over"):
         slow("a" * 28 + "b")
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_pre_tokenizers_in_order() -> None:

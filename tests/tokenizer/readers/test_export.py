@@ -47,6 +47,7 @@ def folder(unpacked: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_ids(family: str, folder: Callable[[str], Path], strings: dict[str, str]) -> None:
     path = folder(family)

@@ -202,6 +202,7 @@ def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
 def test_junk_anywhere_in_a_tokenizer_json(
     small: dict[str, Any], load_small: Callable[[], Tokenizer]
 ) -> None:

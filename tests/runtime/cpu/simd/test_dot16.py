@@ -24,6 +24,7 @@ from kukri.runtime.cpu.simd.dot16 import (
 RNG = np.random.default_rng(5)
 
 
+@pytest.mark.slow
 def test_products_of_pairs():
     @numba.njit
     def run(acc, a, b, out):
@@ -39,6 +40,7 @@ def test_products_of_pairs():
     np.testing.assert_array_equal(out, acc + (a.astype(np.int32) * b).sum(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "error"), [(exp2, 2e-7), (coarse_exp2, 4e-6)])
 def test_powers_of_two(function, error):
     @numba.njit
@@ -58,6 +60,7 @@ def test_powers_of_two(function, error):
     assert (out[1:4] == np.float32(2.0**-126)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "last"), [(0, LANES), (1, LANES - 1), (-5, 2), (3, 3), (-9, 99), (7, 1)])
 def test_keep_lanes(first, last):
     @numba.njit

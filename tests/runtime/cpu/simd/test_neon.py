@@ -17,6 +17,8 @@ import pytest
 
 from kukri.runtime.cpu.kernels.matmul.unpack import CODES
 
+# In one process, which compiles all kernels first.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("neon")]
 SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
 
 # They would take another minute. The formats' unpacking is in EMBEDS too, and their products are those of

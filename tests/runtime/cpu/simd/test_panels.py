@@ -27,6 +27,7 @@ def test_planes_cover_every_byte_of_a_block_once():
         assert covered == list(range(FORMATS[name].type_size)), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize(("rows", "blocks"), [(16, 1), (37, 3), (1, 2), (9, 23)])

@@ -78,6 +78,7 @@ def test_levels():
             levels.pick_level(level)
 
 
+@pytest.mark.slow
 def test_float_arithmetic():
     a, b, c = floats(), floats(), floats()
 
@@ -269,6 +270,7 @@ def check_dot(codes: Codes, run, weights: np.ndarray, x: np.ndarray) -> None:
     np.testing.assert_array_equal(out, expected + start)  # whole numbers that float32 holds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_words", [4, 8])
 @pytest.mark.parametrize(
     "codes", [*UNSIGNED.values(), *SIGNED.values(), Codes("z", 63, zero=32)], ids=lambda c: c.name
