@@ -29,7 +29,7 @@ import numpy as np
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.config.from_files import config_from_gguf, config_from_hf
-from kukri.runtime.cpu.lowering.layout import matrices_of
+from kukri.runtime.cpu.lowering.weight_panels import matrices_of
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import Program

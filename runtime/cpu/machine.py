@@ -13,8 +13,8 @@ from ..engine.state import SequenceStates
 from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, KEYS
-from .lowering.layout import Layout, matrices_of
 from .lowering.lower import Lowering
+from .lowering.weight_panels import Layout, matrices_of
 from .processors import default_threads
 from .team import Team
 

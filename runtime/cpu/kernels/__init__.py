@@ -28,17 +28,17 @@ _BLOCKS = [name for name in PLANES if name not in FLOAT_BYTES]
 EMBEDS = _each("matmul.embed", "EMBEDS", PLANES)
 MATVECS = _each("matmul.gemv", "MATVECS", PLANES)
 TILED_MATMULS = _each("matmul.gemm", "TILED_MATMULS", _BLOCKS)
-FLOAT_MATMULS = _each("matmul.matmul", "FLOAT_MATMULS", FLOAT_BYTES)
+FLOAT_MATMULS = _each("matmul.epilogue", "FLOAT_MATMULS", FLOAT_BYTES)
 
 # By cache type.
-STORES = _each("attention.kv", "STORES", CACHE_TYPES)
-ATTENDS = _each("attention.attention", "ATTENDS", CACHE_TYPES)
-ATTEND_ONES = _each("attention.attention", "ATTEND_ONES", CACHE_TYPES)
-MERGE_SPANS = _one("attention.attention", "merge_spans")
+STORES = _each("attention.kv_cache", "STORES", CACHE_TYPES)
+ATTENDS = _each("attention.decode", "ATTENDS", CACHE_TYPES)
+ATTEND_ONES = _each("attention.decode", "ATTEND_ONES", CACHE_TYPES)
+MERGE_SPANS = _one("attention.decode", "merge_spans")
 
-QUANTIZE_ROW = _one("matmul.activations", "quantize_row")
-QUANTIZE_TILES = _one("matmul.activations", "quantize_tiles")
-LIST_SECONDS = _one("matmul.activations", "list_seconds")
+QUANTIZE_ROW = _one("matmul.quantize", "quantize_row")
+QUANTIZE_TILES = _one("matmul.quantize", "quantize_tiles")
+LIST_SECONDS = _one("matmul.quantize", "list_seconds")
 
 RMS_NORM = _one("common.pointwise", "rms_norm")
 LAYER_NORM = _one("common.pointwise", "layer_norm")
@@ -69,7 +69,7 @@ DELTA_RULE = _one("common.recurrent", "delta_rule")
 STATE_SCAN = _one("common.recurrent", "state_scan")
 
 POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("common.team", name) for name in ("post", "lead", "follow"))
-READ_ALL = _one("common.read", "read_all")
+READ_ALL = _one("common.bandwidth", "read_all")
 
-LOG_SUMS = _one("common.scores", "log_sums")
-DIVERGENCES = _one("common.scores", "divergences")
+LOG_SUMS = _one("common.row_scores", "log_sums")
+DIVERGENCES = _one("common.row_scores", "divergences")

@@ -15,7 +15,7 @@ from ... import ops
 from ..abi.records import MATMUL, STREAMS
 from ..arena import Region
 from ..kernels import CORRECT_STREAMS, JOIN_HEADS, PREDICT_STREAMS
-from .decode_pointwise import RowsLowering
+from .base import RowsLowering
 
 
 class StreamsLowering(RowsLowering):

@@ -18,9 +18,9 @@ from ..abi.instructions import OTHER
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from ..arena import Memory, Region
 from ..kernels import ADD, ATTEND_ONES, MATVECS, MERGE_SPANS, QUANTIZE_ROW, ROPE, SOFT_CAP
-from .decode_pointwise import turns
-from .layout import Layout, Matrix, attention_fields, cache
+from .base import turns
 from .moe import OneRowExperts
+from .weight_panels import Layout, Matrix, attention_fields, cache
 
 
 class OneRow(OneRowExperts):

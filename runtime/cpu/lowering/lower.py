@@ -17,8 +17,8 @@ from ..arena import Memory, Region
 from ..kernels import TEAM_KERNELS
 from ..simd.panels import aligned_empty, repack, repacked_bytes
 from .decode import OneRow
-from .layout import Layout, Matrix, for_kernels, matrices_of
 from .prefill import ManyRows
+from .weight_panels import Layout, Matrix, for_kernels, matrices_of
 
 REPACK_BYTES = 2 << 20  # of a weight at once
 

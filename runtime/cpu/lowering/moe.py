@@ -13,8 +13,8 @@ from ..abi.records import CLIPPED, DEAL, MATMUL, ROUTE
 from ..arena import Region
 from ..kernels import COPY_DEALT, DEAL_ROWS, GATE, GATHER_DEALT, GELU_GATE, MATVECS, ROUTE_ROWS
 from .altup import StreamsLowering
-from .layout import ACTIVATIONS, GATES, Experts
 from .recurrent import RecurrentLowering
+from .weight_panels import ACTIVATIONS, GATES, Experts
 
 
 def activation(op: ops.MoE) -> dict[str, Any]:

@@ -26,8 +26,8 @@ from ..kernels import (
     STORES,
     TILED_MATMULS,
 )
-from .layout import attention_fields, cache
 from .moe import ManyRowsExperts
+from .weight_panels import attention_fields, cache
 
 
 class ManyRows(ManyRowsExperts):

@@ -12,7 +12,7 @@ from ..abi import sizes
 from ..abi.instructions import OTHER
 from ..abi.records import RECUR
 from ..kernels import CAUSAL_CONV, DELTA_RULE, STATE_SCAN
-from .decode_pointwise import RowsLowering
+from .base import RowsLowering
 
 Recurrent = ops.CausalConv | ops.DeltaRule | ops.StateScan
 

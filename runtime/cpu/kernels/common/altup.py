@@ -12,8 +12,8 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd import fma, load_f32, loadv_f32, splat_f32, storev_f32
 from ...abi.records import STREAMS
 from ...simd.dot16 import load_i64
-from .floats import constant
-from .views import my_rows, reader, step_at
+from .access import my_rows, reader, step_at
+from .vector_math import constant
 
 arguments_at = reader(STREAMS)
 

@@ -15,10 +15,10 @@ from .....quant.jit.jit import jit, kernel, reassociating_kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, maximum, splat_f32, store_f32, storev_f32
 from ...abi.records import IDENTITY, POINTWISE, RELU2, TANH
-from ..matmul.matmul import gated
-from .floats import constant, sigmoid, tanh
-from .rotate import rotate
-from .views import floats_at, my_rows, reader, rows_of, share, step_at
+from ..matmul.epilogue import gated
+from .access import floats_at, my_rows, reader, rows_of, share, step_at
+from .rope import rotate
+from .vector_math import constant, sigmoid, tanh
 
 arguments_at = reader(POINTWISE)
 

@@ -11,8 +11,8 @@ from .....quant.jit.jit import jit, kernel, reassociating_kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd import fma, load_f32, load_i32, loadv_f32, store_f32, storev_f32
 from ...abi.records import RECUR
-from .floats import constant, sigmoid
-from .views import floats_at, reader, share, step_at
+from .access import floats_at, reader, share, step_at
+from .vector_math import constant, sigmoid
 
 arguments_at = reader(RECUR)
 

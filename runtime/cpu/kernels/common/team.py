@@ -5,7 +5,7 @@ from __future__ import annotations
 from .....quant.jit.jit import jit, kernel
 from .....quant.jit.simd import atomic_add, atomic_load, call_kernel, pause
 from ...abi.records import INSTRUCTION, TEAM
-from .views import reader, step_at
+from .access import reader, step_at
 
 team_at = reader(TEAM)
 instruction_at = reader(INSTRUCTION)

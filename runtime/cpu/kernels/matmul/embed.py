@@ -15,9 +15,9 @@ from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import layout
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
-from ..common.floats import FLOATS, load_floats
-from ..common.views import reader, share_rows, step_at
-from .prepare import TILE_CODES, store_group
+from ..common.access import reader, share_rows, step_at
+from ..common.vector_math import FLOATS, load_floats
+from .pack_tile import TILE_CODES, store_group
 from .unpack import CODES, unpack
 
 embed_at = reader(EMBED)

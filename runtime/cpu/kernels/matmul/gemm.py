@@ -16,9 +16,9 @@ from ...abi.sizes import BLOCK, SLOT
 from ...simd.dot8 import Codes
 from ...simd.gemm_tile import TileCodes, add_products, add_seconds, load_sums, no_sums, store_sums
 from ...simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, VECTOR
-from ..common.views import rows_of, share, step_at
-from .matmul import expert_tiles, finish, gated_outputs, matmul_at
-from .prepare import TILE_CODES, store_group
+from ..common.access import rows_of, share, step_at
+from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
+from .pack_tile import TILE_CODES, store_group
 from .unpack import CODES, unpack
 
 MIN_TILES = 32  # that an unpacked pair of panels should meet

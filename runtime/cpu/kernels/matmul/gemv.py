@@ -16,9 +16,9 @@ from ...abi.sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT,
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
 from ...simd.tile_sizes import GROUP, VECTOR
-from ..common.floats import FLOATS, constant, load_floats
-from ..common.views import share, step_at
-from .matmul import finish, gated_outputs, matmul_at
+from ..common.access import share, step_at
+from ..common.vector_math import FLOATS, constant, load_floats
+from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
 AHEAD = 4096  # bytes between what is read and what is fetched: weights come from memory, in order

@@ -25,8 +25,8 @@ from .....quant.jit.simd import (
 )
 from ...abi.records import DEAL, ROUTE
 from ...simd.tile_sizes import TOKENS
-from ..common.floats import constant, exp, sigmoid
-from ..common.views import my_rows, reader, share_rows, step_at
+from ..common.access import my_rows, reader, share_rows, step_at
+from ..common.vector_math import constant, exp, sigmoid
 
 LOWEST = np.float32(-np.inf)
 LEAST = np.float32(1e-20)  # that routing_weights are divided by

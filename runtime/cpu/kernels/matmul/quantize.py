@@ -44,8 +44,8 @@ from .....quant.jit.simd import (
 from ...abi.records import QUANTIZE
 from ...abi.sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
 from ...simd.tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
-from ..common.floats import constant
-from ..common.views import reader, rows_of, share, share_rows, step_at
+from ..common.access import reader, rows_of, share, share_rows, step_at
+from ..common.vector_math import constant
 
 OUTLIER = 5.0
 DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 of them span half a unit

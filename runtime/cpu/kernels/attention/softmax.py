@@ -35,8 +35,8 @@ from ...simd.attention_tile import spaced
 from ...simd.dot8 import Codes
 from ...simd.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
 from ...simd.tile_sizes import GROUP
-from ..common.floats import constant
-from .kv import limit_of, padded_dim
+from ..common.vector_math import constant
+from .kv_cache import limit_of, padded_dim
 
 LOWEST = np.float32(-3e38)  # instead of -inf, so that differences of maxima are numbers
 LIMIT = 32767.0  # of int16

@@ -8,7 +8,7 @@ from .....quant.jit.jit import kernel
 from .....quant.jit.simd import lane_sum_i32, loadv_i32, prefetch, splat_i32
 from ...abi.records import READ, READ_BLOCK
 from ...simd.tile_sizes import VECTOR
-from .views import reader
+from .access import reader
 
 LINE = 64  # bytes
 

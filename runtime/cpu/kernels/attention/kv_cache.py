@@ -50,8 +50,8 @@ from ...abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.dot16 import load_f16, load_i8, store_i8
 from ...simd.tile_sizes import GROUP  # dimensions that share a scale
-from ..common.floats import FLOATS, constant, store_float
-from ..common.views import reader, share_rows, step_at
+from ..common.access import reader, share_rows, step_at
+from ..common.vector_math import FLOATS, constant, store_float
 
 arguments_at = reader(ATTENTION)
 

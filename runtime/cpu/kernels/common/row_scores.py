@@ -15,8 +15,8 @@ from .....quant.jit.jit import jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd import as_pointer, lane_max, lane_sum, load_f32, loadv_f32, maximum, splat_f32
 from ...abi.records import ROW_SCORES
-from .floats import constant, exp
-from .views import reader
+from .access import reader
+from .vector_math import constant, exp
 
 VECTOR = 4 * LANES  # bytes
 BLOCK = 4 * 1024  # bytes

@@ -32,7 +32,7 @@ from ..kernels import (
     SIGMOID_GATE,
     SPARSIFY,
 )
-from .layout import ACTIVATIONS, Experts, Layout, Matrix, fused
+from .weight_panels import ACTIVATIONS, Experts, Layout, Matrix, fused
 
 
 class RowsLowering(ABC):

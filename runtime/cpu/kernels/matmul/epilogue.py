@@ -18,8 +18,8 @@ from ...abi.records import CLIPPED, GELU_TANH, MATMUL
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import TOKENS
-from ..common.floats import FLOATS, constant, load_floats, sigmoid
-from ..common.views import reader, rows_of, share, step_at
+from ..common.access import reader, rows_of, share, step_at
+from ..common.vector_math import FLOATS, constant, load_floats, sigmoid
 
 TILE = 4  # rows that a panel of floats meets at once
 

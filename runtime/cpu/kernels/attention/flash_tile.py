@@ -55,9 +55,9 @@ from ...simd.attention_tile import (
 from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
 from ...simd.tile_sizes import GROUP
-from ..common.floats import constant
-from .kv import limit_of, padded_dim, pieces
-from .weights import LIMIT, LOG2_E, LOWEST, score_rows, slot_of, soften, weigh_scales, weight_rows
+from ..common.vector_math import constant
+from .kv_cache import limit_of, padded_dim, pieces
+from .softmax import LIMIT, LOG2_E, LOWEST, score_rows, slot_of, soften, weigh_scales, weight_rows
 
 TILE = WIDTH * LANES  # keys, or dimensions of values
 

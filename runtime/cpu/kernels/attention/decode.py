@@ -16,12 +16,12 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd import fma, lane_sum, load_f32, load_i32, loadv_f32, splat_f32, store_f32, storev_f32
 from ...abi.sizes import CACHE_TYPES, QUERIES, SPAN, SPANS, scratch_at
 from ...simd.dot8 import Codes
-from ..common.floats import constant
-from ..common.rotate import rotate
-from ..common.views import step_at
-from .kv import KINDS, arguments_at, copy_padded, padded_dim, store_token
-from .tile import ANY, FULL, attend_tile, begin_sums, prepare_query
-from .weights import LOWEST, exp2_of, slot_of
+from ..common.access import step_at
+from ..common.rope import rotate
+from ..common.vector_math import constant
+from .flash_tile import ANY, FULL, attend_tile, begin_sums, prepare_query
+from .kv_cache import KINDS, arguments_at, copy_padded, padded_dim, store_token
+from .softmax import LOWEST, exp2_of, slot_of
 
 # --- many rows -------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from kukri.runtime.cpu.kernels import (
     QUANTIZE_TILES,
     TILED_MATMULS,
 )
-from kukri.runtime.cpu.kernels.matmul.activations import DIGIT, OUTLIER
+from kukri.runtime.cpu.kernels.matmul.quantize import DIGIT, OUTLIER
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
 from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, UNITS
 
