@@ -1,4 +1,4 @@
-"""What the lists of instructions for many rows and for one row have in common."""
+"""Shared by prefill and decode lowering: the walk over the program, embedding, pointwise ops, RoPE angles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from ....quant.block import QTensor
 from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ...config.fields import UnsupportedModel
@@ -17,43 +16,57 @@ from ...ops.fused import GatedMatMul
 from ..abi.instructions import ROWS, Instructions
 from ..abi.records import EMBED, POINTWISE
 from ..abi.sizes import embed_scratch_bytes
-from ..arena import Memory, Region
+from ..arena import Arena, Region
 from ..kernels import (
     ADD,
     ADD_POSITIONS,
-    ANGLES,
     EMBEDS,
-    GATE,
-    GELU_GATE,
-    GROW,
+    GATED_ACTIVATION,
+    GATED_GELU,
+    GROW_QUERIES,
     LAYER_NORM,
     MATCH_MAGNITUDE,
     RMS_NORM,
+    ROPE_ANGLES,
     SIGMOID_GATE,
     SPARSIFY,
 )
-from .weight_panels import ACTIVATIONS, Experts, Layout, Matrix, fused
+from .fusing import ACTIVATIONS, fused
+from .machine_config import MachineConfig
+from .weight_panels import WeightPanels
 
 
-class RowsLowering(ABC):
-    """Lowers a program op by op (`_lower`); `matrices` by the identity of their tensors."""
+class BaseLowering(ABC):
+    """Lowers a program to a list of instructions, op by op.
+
+    `matrices` holds the repacked weights by the identity (`id`) of their tensors.
+    """
 
     def __init__(
-        self, program: ops.Program, layout: Layout, memory: Memory, matrices: Mapping[int, Matrix]
+        self,
+        program: ops.Program,
+        config: MachineConfig,
+        arena: Arena,
+        matrices: Mapping[int, WeightPanels],
     ) -> None:
         self._program = program
-        self._layout = layout
-        self._memory = memory
+        self._config = config
+        self._arena = arena
         self._matrices = matrices
-        self._list = Instructions(memory)
-        self._quantized: set[str] = set()  # buffers whose 8-bit form holds their present contents
-        self._turns = list(dict.fromkeys(turns(op) for op in program.ops if isinstance(op, ops.RoPE)))
-        self._rotations: set[int] = set()  # numbers of those whose cos and sin are computed already
+        self._list = Instructions(arena)
+        self._quantized: set[str] = set()  # buffers whose present contents have an 8-bit copy already
+        # RoPE ops with equal keys share cos and sin, which are called by the index of the key.
+        self._angle_keys = list(
+            dict.fromkeys(angle_key(op) for op in program.ops if isinstance(op, ops.RoPE))
+        )
+        self._computed_angles: set[int] = set()  # indices whose cos and sin have been computed
         self._one_vectors: dict[int, np.ndarray] = {}
-        self.by_length: dict[str, ops.RoPE] = {}  # by where the machine puts the frequencies of a step's rows
-        self.boundary_out: list[Region] = []  # where the program's `boundary_out` are in the end
+        # RoPE ops whose frequencies depend on the sequence's length, by the region that the machine fills.
+        self.length_dependent: dict[str, ops.RoPE] = {}
+        self.boundary_out: list[Region] = []  # final locations of `Program.boundary_out`
 
     def instructions(self) -> Instructions:
+        """Lower the whole program."""
         for buffer in self._program.boundary_in:
             self._boundary_in(buffer)
         for op in fused(self._program):
@@ -62,103 +75,20 @@ class RowsLowering(ABC):
         return self._list
 
     @abstractmethod
-    def _boundary_in(self, buffer: ops.Buffer) -> None:
-        """The buffer is where all threads see it."""
+    def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        """Append the instructions of one op."""
 
     @abstractmethod
-    def _lower(self, op: ops.Op | GatedMatMul) -> None: ...
-
-    def _shared(self, buffer: ops.Buffer) -> Region:
-        """The buffer as all threads see it."""
-        return self._memory.rows(buffer.name, self._most(buffer), 4 * buffer.width)
-
-    def _most(self, buffer: ops.Buffer) -> int:
-        """The most rows that a step can have of a buffer."""
-        return self._layout.rows(buffer)
+    def _boundary_in(self, buffer: ops.Buffer) -> None:
+        """Note that the machine fills the shared region of a buffer before the step."""
 
     @abstractmethod
     def _input(self, buffer: ops.Buffer) -> Region:
-        """Where an op finds a buffer."""
+        """The region that holds a buffer's present contents."""
 
     @abstractmethod
     def _output(self, buffer: ops.Buffer) -> Region:
-        """Where an op writes a buffer that all threads see."""
-
-    def _experts(self, tensors: tuple[QTensor, ...]) -> Experts:
-        return Experts(tuple(self._matrices[id(tensor)] for tensor in tensors))
-
-    def _expert_biases(self, biases: np.ndarray | None) -> tuple[int, int]:
-        """Address of float32 [experts, …] and bytes from one to the next; zeros if there are none."""
-        return (0, 0) if biases is None else self._memory.matrix(biases)
-
-    def _embed_into(self, op: ops.Embed, out: Region) -> bool:
-        """Look the step's tokens up, each thread by itself into a private region; False if the table is not
-        repacked: then the machine looks them up in the file."""
-        matrix = self._matrices.get(id(op.table))
-        if matrix is None:
-            return False
-        fields = matrix.fields()
-        scratch = self._memory.private("embed", embed_scratch_bytes())
-        self._list.emit(
-            EMBEDS[op.table.format.name],
-            EMBED,
-            [],
-            [out],
-            ROWS,
-            panels=matrix.address,
-            panel_bytes=fields["panel_bytes"],
-            n_blocks=fields["n_blocks"],
-            width=fields["width"],
-            out=out.address,
-            out_stride=out.stride,
-            out_private=out.private,
-            scratch=scratch.address,
-            scratch_stride=scratch.private,
-            every=bool(out.private),
-            tokens=op.table.shape[0],
-            scale=op.scale,
-        )
-        return True
-
-    def _lower_pointwise(self, op: ops.Op) -> None:
-        """An op that treats every row by itself, by the way of `_pointwise`."""
-        vector, run = self._memory.vector, self._pointwise
-        match op:
-            case ops.RMSNorm():
-                own = len(op.weight) == op.x.width  # a weight for every column, else the same for each part
-                how: dict[str, Any] = {
-                    "weight_stride": 4 * op.x.width // op.groups if own else 0,
-                    "length": op.x.width if own else op.groups * len(op.weight),
-                }
-                run(RMS_NORM, op.out, op.x, weight=vector(op.weight), groups=op.groups, number=op.eps, **how)
-            case ops.LayerNorm():
-                bias = 0 if op.bias is None else vector(op.bias)
-                weight = vector(op.weight)
-                run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, number=op.eps)
-            case ops.GatedActivation():
-                gate = ACTIVATIONS.get(op.kind, 0)
-                up = self._input(op.up)
-                up = replace(up, address=up.address + 4 * op.up_start)
-                run(_gate(op.kind), op.out, op.gate, up, gate=gate, number=op.scale)
-            case ops.Activation():
-                ones = Region("ones", vector(self._ones(op.x.width)), 0)
-                gate = ACTIVATIONS.get(op.kind, 0)
-                run(_gate(op.kind), op.out, op.x, ones, gate=gate, number=1.0)
-            case ops.Add():
-                run(ADD, op.out, op.x, op.out, number=op.scale, other_number=op.keep)
-            case ops.AddPositions():
-                table, stride = self._memory.table(op.table)
-                run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
-            case ops.Sparsify():
-                run(SPARSIFY, op.x, op.x, number=op.deviations)
-            case ops.MatchMagnitude():
-                run(MATCH_MAGNITUDE, op.x, op.x, op.like, number=op.floor)
-            case ops.SigmoidGate():
-                run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
-            case ops.GrowQueries():
-                run(GROW, op.q, op.q, number=op.beta, length=op.length)
-            case _:
-                raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")
+        """The shared region that the next instruction overwrites with a buffer."""
 
     @abstractmethod
     def _pointwise(
@@ -169,45 +99,130 @@ class RowsLowering(ABC):
         y: ops.Buffer | Region | None = None,
         **values: Any,
     ) -> None:
-        """out = kernel(x, y)."""
+        """Append out = kernel(x, y) with further POINTWISE fields."""
 
-    def _ones(self, width: int) -> np.ndarray:
-        return self._one_vectors.setdefault(width, np.ones(width, np.float32))
+    def _shared(self, buffer: ops.Buffer) -> Region:
+        """The region of a buffer that all threads share."""
+        return self._arena.rows(buffer.name, self._max_rows(buffer), 4 * buffer.width)
 
-    def _rotation(self, op: ops.RoPE) -> tuple[Region, Region]:
-        """cos and sin of the rows' positions, computed once for all ops that agree on the angles."""
+    def _max_rows(self, buffer: ops.Buffer) -> int:
+        """The most rows that a buffer can have in a step."""
+        return self._config.rows(buffer)
+
+    def _embed_into(self, op: ops.Embed, out: Region) -> bool:
+        """Look up the step's tokens, in a region with a copy for each thread by every thread.
+
+        False if the table is not repacked: then the machine looks the tokens up in the file before the step.
+        """
+        matrix = self._matrices.get(id(op.table))
+        if matrix is None:
+            return False
+        fields = matrix.fields()
+        scratch = self._arena.per_thread("embed", embed_scratch_bytes())
+        self._list.append(
+            EMBEDS[op.table.format.name],
+            EMBED,
+            [],
+            [out],
+            ROWS,
+            panels=matrix.address,
+            panel_bytes=fields["panel_bytes"],
+            n_blocks=fields["n_blocks"],
+            width=fields["width"],
+            scratch=scratch.address,
+            scratch_stride=scratch.thread_stride,
+            replicated=bool(out.thread_stride),
+            tokens=op.table.shape[0],
+            scale=op.scale,
+            **out.fields("out"),
+        )
+        return True
+
+    def _lower_pointwise(self, op: ops.Op) -> None:
+        """Append an op whose rows are independent. UnsupportedModel if there is no kernel for it."""
+        vector, run = self._arena.vector, self._pointwise
+        match op:
+            case ops.RMSNorm():
+                self._rms_norm(op)
+            case ops.LayerNorm():
+                bias = 0 if op.bias is None else vector(op.bias)
+                weight = vector(op.weight)
+                run(LAYER_NORM, op.out, op.x, weight=weight, bias=bias, groups=op.groups, scalar=op.eps)
+            case ops.GatedActivation():
+                gate = ACTIVATIONS.get(op.kind, 0)
+                up = self._input(op.up)
+                up = replace(up, address=up.address + 4 * op.up_start)
+                run(activation_kernel(op.kind), op.out, op.gate, up, gate=gate, scalar=op.scale)
+            case ops.Activation():
+                gate = ACTIVATIONS.get(op.kind, 0)
+                ones = self._ones(op.x.width)
+                run(activation_kernel(op.kind), op.out, op.x, ones, gate=gate, scalar=1.0)
+            case ops.Add():
+                run(ADD, op.out, op.x, op.out, scalar=op.scale, other_scalar=op.keep)
+            case ops.AddPositions():
+                table, stride = self._arena.table(op.table)
+                run(ADD_POSITIONS, op.x, op.x, weight=table, weight_stride=stride)
+            case ops.Sparsify():
+                run(SPARSIFY, op.x, op.x, scalar=op.deviations)
+            case ops.MatchMagnitude():
+                run(MATCH_MAGNITUDE, op.x, op.x, op.like, scalar=op.floor)
+            case ops.SigmoidGate():
+                run(SIGMOID_GATE, op.x, op.x, op.gate, length=op.gate.width)
+            case ops.GrowQueries():
+                run(GROW_QUERIES, op.q, op.q, scalar=op.beta, length=op.length)
+            case _:
+                raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")
+
+    def _rms_norm(self, op: ops.RMSNorm) -> None:
+        whole = len(op.weight) == op.x.width  # a weight for each column, instead of one row for all groups
+        self._pointwise(
+            RMS_NORM,
+            op.out,
+            op.x,
+            weight=self._arena.vector(op.weight),
+            weight_stride=4 * op.x.width // op.groups if whole else 0,
+            length=op.x.width if whole else op.groups * len(op.weight),
+            groups=op.groups,
+            scalar=op.eps,
+        )
+
+    def _ones(self, width: int) -> Region:
+        """A row of ones, as the second operand of an activation that gates nothing."""
+        ones = self._one_vectors.setdefault(width, np.ones(width, np.float32))
+        return Region("ones", self._arena.vector(ones), 0)
+
+    def _rope_angles(self, op: ops.RoPE) -> tuple[Region, Region]:
+        """cos and sin of the rows' angles, float32 [rows, pairs], computed once for all ops of a key."""
         frequencies = np.ascontiguousarray(op.inv_freq, np.float32)
-        key = self._turns.index(turns(op))
+        index = self._angle_keys.index(angle_key(op))
         cos, sin = (
-            self._memory.rows(f"{name} {key}", self._layout.max_rows, 4 * frequencies.size)
+            self._arena.rows(f"{name} {index}", self._config.max_rows, 4 * frequencies.size)
             for name in ("cos", "sin")
         )
-        if key not in self._rotations:
-            self._rotations.add(key)
-            weight, stride = self._memory.vector(frequencies), 0
-            if op.long_inv_freq:
-                rows = self._memory.rows(f"frequencies {key}", self._layout.max_rows, 4 * frequencies.size)
-                weight, stride = rows.address, rows.stride
-                self.by_length[rows.name] = op
-            self._list.emit(
-                ANGLES,
-                POINTWISE,
-                [],
-                [cos, sin],
-                ROWS,
-                weight=weight,
-                weight_stride=stride,
-                n_angles=frequencies.size,
-                number=op.attention_factor,
-                cos=cos.address,
-                sin=sin.address,
-                angle_stride=cos.stride,
-            )
+        if index in self._computed_angles:
+            return cos, sin
+        self._computed_angles.add(index)
+        weight, stride = self._arena.vector(frequencies), 0
+        if op.long_inv_freq:
+            rows = self._arena.rows(f"frequencies {index}", self._config.max_rows, 4 * frequencies.size)
+            weight, stride = rows.address, rows.stride
+            self.length_dependent[rows.name] = op
+        self._list.append(
+            ROPE_ANGLES,
+            POINTWISE,
+            [],
+            [cos, sin],
+            ROWS,
+            weight=weight,
+            weight_stride=stride,
+            scalar=op.attention_factor,
+            **angle_fields(op, cos, sin),
+        )
         return cos, sin
 
 
-def turns(op: ops.RoPE) -> tuple:
-    """What the angles depend on but the position."""
+def angle_key(op: ops.RoPE) -> tuple:
+    """All that the angles of a RoPE op depend on, except for the position."""
     return (
         np.asarray(op.inv_freq, np.float32).tobytes(),
         op.attention_factor,
@@ -216,5 +231,26 @@ def turns(op: ops.RoPE) -> tuple:
     )
 
 
-def _gate(kind: str) -> CpuKernel:
-    return GATE if kind in ACTIVATIONS else GELU_GATE
+def angle_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, int]:
+    """The POINTWISE fields of the angles of a RoPE op."""
+    return {
+        "n_angles": len(op.inv_freq),
+        "cos": cos.address,
+        "sin": sin.address,
+        "angle_stride": cos.stride,
+    }
+
+
+def rope_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, int]:
+    """The POINTWISE fields of a RoPE op but for x and out."""
+    return {
+        "groups": op.heads,
+        "interleaved": op.interleaved,
+        "start": op.start,
+        **angle_fields(op, cos, sin),
+    }
+
+
+def activation_kernel(kind: str) -> CpuKernel:
+    """The kernel of an activation that is an op of its own."""
+    return GATED_ACTIVATION if kind in ACTIVATIONS else GATED_GELU

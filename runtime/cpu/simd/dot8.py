@@ -1,7 +1,16 @@
-"""Products of 8-bit weights and activations: what their codes look like, and the sums of their products.
+"""Integer dot products of 8-bit weight codes with 8-bit activations, by the instructions of the SIMD level.
 
-An `I32` lane holds four consecutive 8-bit weights of its row; they meet four activations that are the same
-for all lanes. `Sums` knows the instructions of the level; `dot` adds up one sum, a tile (`tiles`) many.
+An I32 lane holds four consecutive 8-bit codes of its row; they are multiplied with four activations that are
+broadcast to all lanes. `dot` makes one vector of sums for a gemv; `gemm_tile` makes a tile of them.
+
+=====================  ========================================
+level                  acc + Σ of 4 products a lane
+=====================  ========================================
+avx512vnni, avxvnni    vpdpbusd
+avx512, avx2           vpmaddubsw, vpaddw, later vpmaddwd
+neon                   sdot
+plain                  widening multiplications
+=====================  ========================================
 """
 
 from __future__ import annotations
@@ -25,9 +34,10 @@ REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vecto
 @compile_time
 @dataclass(frozen=True)
 class Codes:
-    """A compile-time constant: what the 8-bit codes of the block format `name` look like.
+    """A compile-time constant: the range of the unpacked 8-bit codes of the format `name`.
 
-    A code stands for code - zero. It lies in 0…limit, or in -limit…limit if `signed`.
+    A code represents the number code - zero. It lies in 0…limit, or in -limit…limit if `signed`. Float types
+    have limit 0.
     """
 
     name: str
@@ -37,8 +47,8 @@ class Codes:
 
 
 def broadcast4(builder: Any, address: Any, offset: int) -> Any:
-    """Four activations, the same in every lane, as bytes; vpbroadcastd from memory."""
-    if LEVEL == "neon":  # sdot takes a lane of a register: one load for four of them
+    """The four bytes at `address` + `offset` in every lane; vpbroadcastd from memory."""
+    if LEVEL == "neon":  # sdot takes a lane of a register, so that one load serves four broadcasts
         x = load(builder, beside(builder, address, offset // 16 * 16), I32V, 4)
         lane = all_lanes(I32V, offset % 16 // 4)
         return builder.bitcast(builder.shuffle_vector(x, x, lane), I8V)
@@ -47,11 +57,11 @@ def broadcast4(builder: Any, address: Any, offset: int) -> Any:
 
 
 def keep_order(builder: Any, values: list) -> list:
-    """The same values, opaque to the optimiser, which would load everything first and run out of registers.
+    """The same values, opaque to the optimiser: it would otherwise hoist all loads and spill registers.
 
-    An empty piece of assembly that claims to change them: no instruction comes of it.
+    An empty inline assembly that claims to change the values; it adds no instruction.
     """
-    if not REGISTER:  # no telling what a vector becomes
+    if not REGISTER:  # level plain: vectors may be split over registers
         return values
     n, kinds = len(values), [v.type for v in values]
     result = ir.LiteralStructType(kinds)
@@ -62,14 +72,16 @@ def keep_order(builder: Any, values: list) -> list:
 
 
 class _DirectSums:
-    """Instructions that multiply and add to 32 bits at once; `cells` names the sums."""
+    """Sums of products at levels whose instructions accumulate in 32 bits. `cells` are their keys."""
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
         self._sums = dict.fromkeys(cells, all_lanes(I32V, 0))
 
     def prepare(self, word: Any) -> Any:
-        """What `add` takes for a word of codes; vpdpbusd's must be unsigned, which `code_offset` tells."""
+        """The word of codes in the form that `add` takes. vpdpbusd needs unsigned codes: signed ones are
+        shifted by 128, which `code_offset` accounts for.
+        """
         return self._builder.xor(word, all_lanes(I8V, 0x80)) if VNNI and self._signed else word
 
     def add(self, cell: Any, word: Any, x: Any) -> None:
@@ -89,12 +101,12 @@ def _add_vnni(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
 
 
 def _add_neon(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
-    """Codes up to 127 are the same number signed."""
+    """sdot takes signed bytes; unsigned codes are at most 127."""
     return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, total, word, x)
 
 
 def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
-    """Four widening multiplications a lane: bytes are picked by shifts of the 32-bit lanes."""
+    """Four multiplications a lane, of bytes extracted by shifts."""
 
     def byte(v: Any, i: int, signed: bool) -> Any:
         v = builder.shl(builder.bitcast(v, I32V), all_lanes(I32V, 24 - 8 * i))
@@ -109,7 +121,9 @@ _ADDS = {"avx512vnni": _add_vnni, "avxvnni": _add_vnni, "neon": _add_neon, "plai
 
 
 class _PairSums:
-    """vpmaddubsw into 16 bits, summed while they cannot overflow, then vpmaddwd to 32 bits."""
+    """Sums of products by vpmaddubsw, accumulated in 16 bits while they cannot overflow, then in 32 by
+    vpmaddwd.
+    """
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
@@ -119,7 +133,7 @@ class _PairSums:
         self._count: dict = dict.fromkeys(cells, 0)
 
     def prepare(self, word: Any) -> Any:
-        """What `add` takes for a word of codes: of signed ones |word|, and what has its signs."""
+        """The word of codes in the form that `add` takes: signed codes as magnitudes and signs."""
         if not self._signed:
             return word
         b = self._builder
@@ -169,7 +183,7 @@ Sums: Any = _PairSums if LEVEL in ("avx512", "avx2") else _DirectSums
 
 @intrinsic
 def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any:
-    """start + Σ words · activations, in each lane.
+    """start + Σ codes · activations in each lane, I32.
 
     `words` is a tuple of n I32, each holding 4 codes a lane; the 4n int8 activations at `address` are shared
     by all lanes. `codes` is a `Codes` constant. Activations are in -127…127.
@@ -187,7 +201,7 @@ def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any
 
 @intrinsic
 def code_offset(typingctx: Any, codes: Any) -> Any:
-    """What `dot` counts every code too high, in every lane: Σ (code - zero) · x = dot - offset · Σ x."""
+    """The offset of the codes as `dot` multiplies them, F32: Σ (code - zero) · x = dot - offset · Σ x."""
     offset = codes.value.zero + (128 if codes.value.signed and VNNI else 0)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -198,7 +212,7 @@ def code_offset(typingctx: Any, codes: Any) -> Any:
 
 @intrinsic
 def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
-    """table[index] for every byte; `table` is a tuple of 16 ints, index bytes lie in 0…15; vpshufb."""
+    """table[index] for every byte of an I32; `table` is a tuple of 16 ints, index bytes are 0…15; vpshufb."""
     if not isinstance(table, types.BaseTuple) or len(table) != 16:
         return None
 

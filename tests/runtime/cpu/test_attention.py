@@ -10,7 +10,7 @@ import pytest
 from kukri.runtime.cpu.abi import sizes
 from kukri.runtime.cpu.abi.records import ATTENTION, STEP
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
-from kukri.runtime.cpu.kernels import ATTEND_ONES, ATTENDS, MERGE_SPANS, STORES
+from kukri.runtime.cpu.kernels import DECODE_ATTENTIONS, KV_STORES, MERGE_SPLITS, PREFILL_ATTENTIONS
 from kukri.runtime.cpu.simd.panels import aligned_empty
 from kukri.runtime.engine.cache import PageTable
 
@@ -88,13 +88,13 @@ class Cache:
         return out
 
     def many(self, rows, q, k, v) -> np.ndarray:
-        return self._call((STORES, ATTENDS), rows, q, k, v)
+        return self._call((KV_STORES, PREFILL_ATTENTIONS), rows, q, k, v)
 
     def one(self, row, q, k, v) -> np.ndarray:
-        self._call((ATTEND_ONES,), [row], q, k, v)
+        self._call((DECODE_ATTENTIONS,), [row], q, k, v)
         out = np.full(q.shape[1] + 16, 7.0, np.float32)
         self.arguments["out"], self.arguments["out_stride"] = out.ctypes.data, 0
-        MERGE_SPANS.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, 0)
+        MERGE_SPLITS.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, 0)
         assert (out[q.shape[1] :] == 7.0).all()
         return out[None, : q.shape[1]]
 
@@ -176,7 +176,7 @@ def test_one_row(kind, shape):
         if p in singles:
             check(kind, cache.one((0, p), q[row], k[row], v[row]), expected(cache, p, q[p], k, v)[None], 1.5)
         else:
-            cache._call((STORES,), [(0, p)], q[row], k[row], v[row])
+            cache._call((KV_STORES,), [(0, p)], q[row], k[row], v[row])
 
 
 @pytest.mark.parametrize("kind", CACHE_TYPES)

@@ -11,7 +11,7 @@ from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
 from kukri.runtime.config.fields import UnsupportedModel
 from kukri.runtime.cpu.abi.instructions import Instructions
-from kukri.runtime.cpu.kernels import MATVECS
+from kukri.runtime.cpu.kernels import GEMVS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -214,16 +214,16 @@ def test_a_token_reads_the_active_parameters(shape, monkeypatch):
     whole = program(kind, **variant)
     read: dict[int, int] = {}  # by list of instructions
     choices = []
-    emit = Instructions.emit
+    append = Instructions.append
 
     def counting(self, kernel, record, *others, **values):
-        if kernel in MATVECS.values():
+        if kernel in GEMVS.values():
             panels = values["n_panels"] * (2 if values.get("gate") else 1)
             read[id(self)] = read.get(id(self), 0) + panels * values["panel_bytes"]
-            choices.append(bool(values.get("choice")))
-        emit(self, kernel, record, *others, **values)
+            choices.append(bool(values.get("expert")))
+        append(self, kernel, record, *others, **values)
 
-    monkeypatch.setattr(Instructions, "emit", counting)
+    monkeypatch.setattr(Instructions, "append", counting)
     CpuMachine(whole, 4, threads=1).close()
     active = 0.0
     for op in whole.ops:

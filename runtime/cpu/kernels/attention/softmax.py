@@ -1,8 +1,12 @@
-"""From scores to weights: the online softmax of a block of keys for a tile of queries, and its memory.
+"""Online softmax: scores of a block of keys become softmax numerators, for ROWS queries at once.
 
-Weights are relative to a running maximum, and what was summed up before is scaled down whenever that moves
-(Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"). Scores are in units of ln 2, so
-that exp is a power of two.
+The numerators of a query are relative to its running maximum. When that grows, the sums made so far are
+rescaled (Milakov & Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et al. 2022,
+"FlashAttention"). Scores are in units of ln 2, so that the exponential is a power of two. `m` is the thread's
+`sizes.Scratch`.
+
+For a quantised cache the numerators are int16, with one scale for each query, block of keys and 32
+dimensions: the scales of the values are multiplied into the numerators, which are then rounded to 15 bits.
 """
 
 from __future__ import annotations
@@ -33,69 +37,81 @@ from .....quant.jit.simd import (
 from ...abi.sizes import FLOAT_BYTES, KEY_BLOCK, ROWS, Scratch
 from ...simd.attention_tile import spaced
 from ...simd.dot8 import Codes
-from ...simd.dot16 import coarse_exp2, exp2, first_lane, keep_lanes, load_i64
+from ...simd.dot16 import first_lane, keep_lanes, load_i64
+from ...simd.exp2 import coarse_exp2, exp2
 from ...simd.tile_sizes import GROUP
 from ..common.vector_math import constant
 from .kv_cache import limit_of, padded_dim
 
-LOWEST = np.float32(-3e38)  # instead of -inf, so that differences of maxima are numbers
-LIMIT = 32767.0  # of int16
+LOWEST = np.float32(-3e38)  # initial maximum; finite, since -inf - -inf is NaN
+LIMIT = 32767.0  # the largest int16, the range of integer numerators
 LOG2_E = 1.4426950408889634
 
 
 @jit
-def slot_of(i: int) -> int:
-    """Bytes from query 0's peak or norm to that of query i."""
+def slot_offset(i: int) -> int:
+    """Byte offset of query i in `m.maxima` and `m.denominators`."""
     return i // ROWS * 64 + i % ROWS * 4
 
 
 @jit
 def score_rows(m: Scratch, rows: tuple) -> tuple:
-    """Where the scores of as many queries as `rows` has members lie."""
+    """Addresses of the scores of as many queries as `rows` has members."""
     return spaced(rows, m.scores, 4 * KEY_BLOCK)
 
 
 @jit
 def weight_rows(a: Any, m: Scratch, rows: tuple) -> tuple:
-    """Where their int16 weights lie."""
+    """Addresses of the int16 numerators of as many queries as `rows` has members."""
     return spaced(rows, m.weights, padded_dim(a) // GROUP * KEY_BLOCK * 2)
 
 
 @jit
-def exp2_of(x: float) -> float:
+def exp2_scalar(x: float) -> float:
+    """2^x of one float32."""
     return first_lane(exp2(splat_f32(x)))
 
 
 @jit
-def soften(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: int, n: int) -> None:
-    """Turn the scores of `count` queries from i on into weights, n keys from position `first` on."""
+def update_softmax(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: int, n: int) -> None:
+    """One step of the online softmax: turn scores against n keys into numerators, for queries i … i + count -
+    1.
+
+    `first` is the position of the first key. Updates the running maxima and denominators, and writes
+    `m.rescale`, by which the sums so far must be multiplied.
+    """
     for row in range(count):
-        low = max(load_i64(m.seen + 16 * (i + row)) - first, 0)
-        high = min(load_i64(m.seen + 16 * (i + row) + 8) - first, n)
+        low = max(load_i64(m.visible + 16 * (i + row)) - first, 0)
+        high = min(load_i64(m.visible + 16 * (i + row) + 8) - first, n)
         if low > 0 or high < n or a.softcap > 0:
-            _cap_and_hide(a, m, row, low, high, n)
-    slot = slot_of(i)
-    before, highest = loadv_f32(m.peaks + slot), loadv_f32(m.highest)
-    peak = maximum(highest, before)
-    fading = exp2(before - peak)
-    storev_f32(m.peaks + slot, peak)
-    storev_f32(m.fading, fading)
-    origin, factor = peak, constant(1.0)
+            _cap_and_mask(a, m, row, low, high, n)
+    slot = slot_offset(i)
+    earlier_top, block_top = loadv_f32(m.maxima + slot), loadv_f32(m.block_maxima)
+    top = maximum(block_top, earlier_top)
+    rescale = exp2(earlier_top - top)
+    storev_f32(m.maxima + slot, top)
+    storev_f32(m.rescale, rescale)
+    origin, factor = top, constant(1.0)
     if limit_of(kind) != 0:
-        # Weights relative to this block's own maximum keep their bits where an earlier score is far above.
-        origin, factor = highest, exp2(highest - peak)
+        # Integer numerators are relative to the block's own maximum: they keep all their bits even where the
+        # running maximum is far above.
+        origin, factor = block_top, exp2(block_top - top)
         for g in range(padded_dim(a) // GROUP):
-            storev_f32(m.factors + 64 * g, factor * splat_f32(load_f32(m.largest + 4 * g)))
-    storev_f32(m.origins, origin)
+            storev_f32(m.int_scales + 64 * g, factor * splat_f32(load_f32(m.max_value_scales + 4 * g)))
+    storev_f32(m.exponent_origins, origin)
     for row in range(count):
-        store_f32(m.totals + 4 * row, _weigh(kind, a, m, row, n))
-    norms = loadv_f32(m.norms + slot) * fading
-    storev_f32(m.norms + slot, fma(loadv_f32(m.totals), factor, norms))
+        store_f32(m.block_sums + 4 * row, _exponentiate(kind, a, m, row, n))
+    denominators = loadv_f32(m.denominators + slot) * rescale
+    storev_f32(m.denominators + slot, fma(loadv_f32(m.block_sums), factor, denominators))
 
 
 @jit
-def _cap_and_hide(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> None:
-    """softcap · tanh(score / softcap) of the keys low … high-1, -inf for the others; and the largest."""
+def _cap_and_mask(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> None:
+    """Soft-cap the scores of a query, softcap · tanh(score / softcap), and mask keys outside low … high-1 by
+    -inf.
+
+    Writes the largest score to `m.block_maxima`.
+    """
     scores = m.scores + 4 * KEY_BLOCK * row
     highest = splat_f32(LOWEST)
     for j in range(0, n, LANES):
@@ -107,21 +123,21 @@ def _cap_and_hide(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> 
         x = keep_lanes(x, low - j, high - j, np.float32(-np.inf))
         storev_f32(scores + 4 * j, x)
         highest = maximum(x, highest)
-    store_f32(m.highest + 4 * row, lane_max(highest))
+    store_f32(m.block_maxima + 4 * row, lane_max(highest))
 
 
-def _weigh(kind: Codes, a: Any, m: Scratch, row: int, n: int) -> float:
-    """Weights of one query; returns their sum."""
+def _exponentiate(kind: Codes, a: Any, m: Scratch, row: int, n: int) -> float:
+    """Softmax numerators of one query for n keys, into `m.scores` or `m.weights`; returns their sum."""
     raise TypeError("for compiled code")
 
 
-@overload(_weigh, jit_options={"forceinline": True})
-def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
-    signed = kind.value.name == "Q4_0"  # the scales of values
+@overload(_exponentiate, jit_options={"forceinline": True})
+def _choose_exponentiate(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
+    signed = kind.value.name == "Q4_0"  # the scales of values may be negative
 
     def floats(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
         scores = m.scores + 4 * KEY_BLOCK * row
-        origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
+        origin, total = splat_f32(load_f32(m.exponent_origins + 4 * row)), constant(0.0)
         for j in range(0, 4 * n, 4 * LANES):
             p = exp2(loadv_f32(scores + j) - origin)
             storev_f32(scores + j, p)
@@ -131,7 +147,7 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
     def ints(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
         scores = m.scores + 4 * KEY_BLOCK * row
         groups = padded_dim(a) // GROUP
-        origin, total = splat_f32(load_f32(m.origins + 4 * row)), constant(0.0)
+        origin, total = splat_f32(load_f32(m.exponent_origins + 4 * row)), constant(0.0)
         weights = m.weights + row * groups * KEY_BLOCK * 2
         half = constant(0.5)
         for c in range(0, n, 32):
@@ -139,7 +155,7 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
                 even = coarse_exp2(loadv_f32(scores + 4 * j) - origin)
                 odd = coarse_exp2(loadv_f32(scores + 4 * j + 64) - origin)
                 total = total + (even + odd)
-                at, relative = weights + 4 * j - 2 * c, m.relative + 4 * j
+                at, relative = weights + 4 * j - 2 * c, m.value_scales + 4 * j
                 for _ in range(groups):
                     low = to_i32(fma(even, loadv_f32(relative), half))
                     high = to_i32(fma(odd, loadv_f32(relative + 64), half))
@@ -154,10 +170,17 @@ def _choose_weigh(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
 
 
 @jit
-def weigh_scales(a: Any, m: Scratch, scales: int, page_size: int, n: int, low: int, high: int) -> None:
-    """What all queries need of the scales of a block's values; only those of tokens low … high-1 count."""
+def normalise_value_scales(
+    a: Any, m: Scratch, scales: int, page_size: int, n: int, low: int, high: int
+) -> None:
+    """Scales of a block's values, divided by the largest of each group of 32 dimensions and multiplied by
+    LIMIT.
+
+    `scales` is the address of the first group's fp16 scales, [n] tokens of a piece. Tokens outside
+    low … high-1 get 0. Writes `m.value_scales` and `m.max_value_scales`.
+    """
     for g in range(padded_dim(a) // GROUP):
-        out = m.relative + 4 * KEY_BLOCK * g
+        out = m.value_scales + 4 * KEY_BLOCK * g
         peak = constant(0.0)
         for j in range(0, n, LANES):
             x = keep_lanes(loadv_f16(scales + 2 * j), low - j, high - j, np.float32(0.0))
@@ -167,5 +190,5 @@ def weigh_scales(a: Any, m: Scratch, scales: int, page_size: int, n: int, low: i
         factor = splat_f32(np.float32(LIMIT) / largest if largest > 0 else np.float32(0.0))
         for j in range(0, 4 * n, 4 * LANES):
             storev_f32(out + j, loadv_f32(out + j) * factor)
-        store_f32(m.largest + 4 * g, largest / np.float32(LIMIT))
+        store_f32(m.max_value_scales + 4 * g, largest / np.float32(LIMIT))
         scales += 2 * page_size

@@ -1,18 +1,19 @@
-"""Activations in 8 bits: a scale ("unit") for each group of 32, and a second digit where that is too coarse.
+"""Activations in 8 bits: int8 codes with one float32 scale for each group of 32, and residual codes for
+outliers.
 
-What rounding costs grows with the square of a group's unit, so a few groups that stand out make up most of
-it. Groups whose largest value exceeds `OUTLIER` times the root mean square of the row get a second digit: 8
-more bits for what the first 8 left over, and a second dot product with the same weights.
+The error of rounding grows with the square of a group's scale, so that a few groups with outliers make up
+most of the error of a row. A group whose largest magnitude exceeds OUTLIER times the root mean square of the
+row gets *residual codes*: another int8 for each value, which quantises the rounding error of the first code,
+and a residual dot product with the same weights.
 
-Two layouts. A step of one row keeps the row as int8 first digits [width], int8 second digits [width], then
-`FACTS` float32 for each group: the unit of the first digits, that of the second (0 if there are none), the
-sum of the 32 values as they are now represented, and the sums of its halves. A step of many rows keeps them
-in tiles of `TOKENS` rows:
+Layouts. A decode step keeps its row as int8 codes [width], int8 residual codes [width], and for each group
+the float32 GROUP_STATS (`abi.sizes`): the scale, the residual scale (0 without residual codes), the sum of
+the 32 dequantised values, and the sums of its two halves. A prefill step keeps tiles of TOKENS rows:
 
-* records [tiles, groups, RECORD], see `runtime.cpu.simd.gemm_tile`,
-* second digits [tiles + 1, groups, TOKENS, SECOND]: 32 int8, then their float32 unit, 0 if there are none;
-  the last tile is zeros, for whoever needs to fill up,
-* lists [groups, 1 + rows], int32: how many rows have a second digit, then which, in ascending order.
+* records [tiles, groups, RECORD], see `simd.gemm_tile`;
+* residuals [tiles + 1, groups, TOKENS, RESIDUAL]: 32 int8 residual codes and their float32 scale, which is 0
+  if there are none. The last tile is zeros and serves as padding;
+* residual lists [groups, 1 + rows], int32: the number of rows with residual codes, then the rows, ascending.
 """
 
 from __future__ import annotations
@@ -42,20 +43,23 @@ from .....quant.jit.simd import (
     to_i32,
 )
 from ...abi.records import QUANTIZE
-from ...abi.sizes import FACTS, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
-from ...simd.tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, RECORD, SECOND, TOKENS, TOTALS, UNITS
-from ..common.access import reader, rows_of, share, share_rows, step_at
+from ...abi.sizes import GROUP_STATS, GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE
+from ...simd.tile_sizes import GROUP, GROUP_SUMS, HIGH_SUMS, LOW_SUMS, RECORD, RESIDUAL, SCALES, TOKENS
+from ..common.access import record_reader, step_at
+from ..common.partition import n_rows_of, partition, partition_rows
 from ..common.vector_math import constant
 
-OUTLIER = 5.0
-DIGIT = 254.0  # the second digit's unit is this fraction of the first's: ±127 of them span half a unit
+OUTLIER = 5.0  # in root mean squares of the row
+RESIDUAL_STEPS = 254.0  # scale / residual scale: ±127 residual steps span half a step of the first code
 
-quantize_at = reader(QUANTIZE)
+quantize_at = record_reader(QUANTIZE)
 
 
 @jit
 def _threshold(x: int, width: int) -> Any:
-    """What a group's largest value must exceed to get a second digit. NaN if the row has one."""
+    """The magnitude above which a group of float32 [width] at `x` gets residual codes. NaN if the row has a
+    NaN.
+    """
     squares = constant(0.0)
     for i in range(0, 4 * width, 4 * LANES):
         values = loadv_f32(x + i)
@@ -65,7 +69,7 @@ def _threshold(x: int, width: int) -> Any:
 
 @jit
 def _largest(x: int) -> Any:
-    """The largest magnitude of a group."""
+    """The largest magnitude of a group of 32 float32."""
     peak = absolute(loadv_f32(x))
     for i in range(LANES, GROUP, LANES):
         peak = maximum(peak, absolute(loadv_f32(x + 4 * i)))
@@ -74,7 +78,9 @@ def _largest(x: int) -> Any:
 
 @jit
 def _codes(x: int, inverse: Any, out: int) -> Any:
-    """Write 16 first digits; their sum."""
+    """Quantise 16 float32 at `x` to int8 codes at `out`; returns the sum of the codes. `inverse` is 1 /
+    scale.
+    """
     total = splat_i32(np.int32(0))
     for i in range(0, 16, LANES):
         code = to_i32(round_even(loadv_f32(x + 4 * i) * inverse))
@@ -84,96 +90,103 @@ def _codes(x: int, inverse: Any, out: int) -> Any:
 
 
 @jit
-def _seconds(x: int, inverse: Any, out: int) -> Any:
-    """Write 16 second digits; their sum."""
+def _residual_codes(x: int, inverse: Any, out: int) -> Any:
+    """Quantise the rounding errors of 16 float32 at `x` to int8 residual codes at `out`; return their sum."""
     total = splat_i32(np.int32(0))
     for i in range(0, 16, LANES):
         scaled = loadv_f32(x + 4 * i) * inverse
-        code = to_i32(round_even((scaled - round_even(scaled)) * constant(DIGIT)))
+        code = to_i32(round_even((scaled - round_even(scaled)) * constant(RESIDUAL_STEPS)))
         storev_i8(out + i, code)
         total = total + code
     return lane_sum_i32(total)
 
 
 @jit
-def _quantize_group(x: int, threshold: Any, codes: int, second: int) -> Any:
-    """Both digits of a group of 32: (unit, second unit, sums of the halves). `second` may stay as it is."""
+def _quantize_group(x: int, threshold: Any, codes: int, residual: int) -> Any:
+    """Quantise 32 float32 at `x`: codes to address `codes`, residual codes (if any) to address `residual`.
+
+    Returns (scale, residual scale, sum of the first 16 dequantised values, sum of the last 16).
+    """
     largest = _largest(x)
-    if threshold != threshold:  # there is a NaN in the row: no number may come of it
+    if threshold != threshold:  # a NaN anywhere in the row makes all products NaN
         largest = threshold
-    unit = largest / np.float32(127.0)
+    scale = largest / np.float32(127.0)
     inverse = splat_f32(np.float32(127.0) / largest if largest > 0 else np.float32(0.0))
-    low = np.float32(_codes(x, inverse, codes)) * unit
-    high = np.float32(_codes(x + 64, inverse, codes + 16)) * unit
-    second_unit = np.float32(0.0)
+    low = np.float32(_codes(x, inverse, codes)) * scale
+    high = np.float32(_codes(x + 64, inverse, codes + 16)) * scale
+    residual_scale = np.float32(0.0)
     if largest > threshold:
-        second_unit = unit / np.float32(DIGIT)
-        low += np.float32(_seconds(x, inverse, second)) * second_unit
-        high += np.float32(_seconds(x + 64, inverse, second + 16)) * second_unit
-    return unit, second_unit, low, high
+        residual_scale = scale / np.float32(RESIDUAL_STEPS)
+        low += np.float32(_residual_codes(x, inverse, residual)) * residual_scale
+        high += np.float32(_residual_codes(x + 64, inverse, residual + 16)) * residual_scale
+    return scale, residual_scale, low, high
 
 
 @kernel
 def quantize_row(arguments: int, step: int, thread: int) -> None:
-    """The one row, by each thread into memory of its own: cheaper than waiting for another's."""
+    """Quantise the only row, float32 [width]. Every thread computes its own copy: that costs less than a
+    barrier.
+    """
     a = quantize_at(arguments)
-    x, codes = a.x + thread * a.x_private, a.out + thread * a.out_private
-    facts, threshold = codes + 2 * a.width, _threshold(x, a.width)
+    x, codes = a.x + thread * a.x_thread_stride, a.out + thread * a.out_thread_stride
+    stats, threshold = codes + 2 * a.width, _threshold(x, a.width)
     for _ in range(a.width // GROUP):
-        unit, second_unit, low, high = _quantize_group(x, threshold, codes, codes + a.width)
-        store_f32(facts + UNIT, unit)
-        store_f32(facts + SECOND_UNIT, second_unit)
-        store_f32(facts + TOTAL, low + high)
-        store_f32(facts + LOW_TOTAL, low)
-        store_f32(facts + HIGH_TOTAL, high)
+        scale, residual_scale, low, high = _quantize_group(x, threshold, codes, codes + a.width)
+        store_f32(stats + SCALE, scale)
+        store_f32(stats + RESIDUAL_SCALE, residual_scale)
+        store_f32(stats + GROUP_SUM, low + high)
+        store_f32(stats + LOW_SUM, low)
+        store_f32(stats + HIGH_SUM, high)
         x += 4 * GROUP
         codes += GROUP
-        facts += 4 * FACTS
+        stats += 4 * GROUP_STATS
 
 
 @kernel
 def quantize_tiles(arguments: int, step: int, thread: int) -> None:
-    """Many rows into tiles. Rows that lack to a whole tile become zeros."""
+    """Quantise x, float32 [rows, width], to tiles. Threads partition the tiles; missing rows of the last
+    become 0.
+    """
     a, s = quantize_at(arguments), step_at(step)
-    n = rows_of(a, s)
-    first, last = share_rows(n, thread, s.n_threads)
+    n = n_rows_of(a, s)
+    first, last = partition_rows(n, thread, s.n_threads)
     groups = a.width // GROUP
     for start in range(first, last, TOKENS):
         tile = start // TOKENS
         for t in range(TOKENS):
             row = start + t
             x = a.x + row * a.x_stride
-            facts = a.out + tile * groups * RECORD
-            digits = a.seconds + (tile * groups * TOKENS + t) * SECOND
+            stats = a.out + tile * groups * RECORD
+            residual = a.residuals + (tile * groups * TOKENS + t) * RESIDUAL
             threshold = _threshold(x, a.width) if row < n else np.float32(0.0)
             for _ in range(groups):
-                unit = second_unit = low = high = np.float32(0.0)
+                scale = residual_scale = low = high = np.float32(0.0)
                 if row < n:
-                    codes = facts + GROUP * t
-                    unit, second_unit, low, high = _quantize_group(x, threshold, codes, digits)
-                store_f32(facts + UNITS + 4 * t, unit)
-                store_f32(facts + TOTALS + 4 * t, low + high)
-                store_f32(facts + LOW_TOTALS + 4 * t, low)
-                store_f32(facts + HIGH_TOTALS + 4 * t, high)
-                store_f32(digits + GROUP, second_unit)
+                    codes = stats + GROUP * t
+                    scale, residual_scale, low, high = _quantize_group(x, threshold, codes, residual)
+                store_f32(stats + SCALES + 4 * t, scale)
+                store_f32(stats + GROUP_SUMS + 4 * t, low + high)
+                store_f32(stats + LOW_SUMS + 4 * t, low)
+                store_f32(stats + HIGH_SUMS + 4 * t, high)
+                store_f32(residual + GROUP, residual_scale)
                 x += 4 * GROUP
-                facts += RECORD
-                digits += TOKENS * SECOND
+                stats += RECORD
+                residual += TOKENS * RESIDUAL
 
 
 @kernel
-def list_seconds(arguments: int, step: int, thread: int) -> None:
-    """The lists of rows with second digits; threads share the groups."""
+def list_residuals(arguments: int, step: int, thread: int) -> None:
+    """Write the residual lists of all groups. Threads partition the groups."""
     a, s = quantize_at(arguments), step_at(step)
-    n = rows_of(a, s)
+    n = n_rows_of(a, s)
     groups, tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
-    first, last = share(groups, thread, s.n_threads)
+    first, last = partition(groups, thread, s.n_threads)
     for g in range(first, last):
-        entries, count = a.lists + g * a.list_stride, 0
+        entries, count = a.residual_lists + g * a.residual_list_stride, 0
         for tile in range(tiles):
-            digits = a.seconds + (tile * groups + g) * TOKENS * SECOND
+            residual = a.residuals + (tile * groups + g) * TOKENS * RESIDUAL
             for t in range(TOKENS):
-                if load_i32(digits + t * SECOND + GROUP) != 0:
+                if load_i32(residual + t * RESIDUAL + GROUP) != 0:
                     count += 1
                     store_i32(entries + 4 * count, tile * TOKENS + t)
         store_i32(entries, count)

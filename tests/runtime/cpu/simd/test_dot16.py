@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from kukri.quant.jit.levels import LANES
-from kukri.quant.jit.simd import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
+from kukri.quant.jit.simd import I32, instruction, loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
 from kukri.runtime.cpu.simd.dot16 import (
-    coarse_exp2,
-    dot_pairs,
-    exp2,
+    add_products,
     first_lane,
     keep_lanes,
     load_f16,
@@ -20,8 +18,14 @@ from kukri.runtime.cpu.simd.dot16 import (
     store_i8,
     storev_i16,
 )
+from kukri.runtime.cpu.simd.exp2 import coarse_exp2, exp2
 
 RNG = np.random.default_rng(5)
+
+
+@instruction(I32, I32, I32, I32)
+def dot_pairs(builder, acc, a, b):
+    return add_products(builder, acc, a, b)
 
 
 def test_products_of_pairs():
