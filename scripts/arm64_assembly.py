@@ -107,7 +107,7 @@ def instructions() -> dict[str, Callable[[int, int, int], None]]:
 
 
 def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
-    """{name: assembly} of the kernels and instructions with one of `words` in their names (all without words).
+    """{name: assembly} of the kernels and instructions with one of `words` in their names (none: all).
 
     `pretend_arm64` must have been called.
     """

@@ -231,7 +231,7 @@ def angle_key(op: ops.RoPE) -> tuple:
     )
 
 
-def angle_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, int]:
+def angle_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, Any]:
     """The POINTWISE fields of the angles of a RoPE op."""
     return {
         "n_angles": len(op.inv_freq),
@@ -241,8 +241,8 @@ def angle_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, int]:
     }
 
 
-def rope_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, int]:
-    """The POINTWISE fields of a RoPE op but for x and out."""
+def rope_fields(op: ops.RoPE, cos: Region, sin: Region) -> dict[str, Any]:
+    """The POINTWISE fields of a RoPE op, except those of x and out."""
     return {
         "groups": op.heads,
         "interleaved": op.interleaved,

@@ -122,6 +122,7 @@ class DecodeLowering(DecodeAttentionLowering):
             POINTWISE,
             [source, other, *(reads or [])],
             [target],
+            OTHER,
             **source.fields("x"),
             **other.fields("y"),
             **target.fields("out"),

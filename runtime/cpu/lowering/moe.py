@@ -49,7 +49,7 @@ class MoELowering(RecurrentLowering, AltUpLowering, HeadMatMulLowering):
         """Append the products of the chosen experts and their weighted sum."""
 
     def _route_fields(self, op: ops.Route) -> dict[str, Any]:
-        """The ROUTE fields of an op but for its matrices."""
+        """The ROUTE fields of an op except those of its matrices."""
         n_experts = op.scores.width
         scratch = self._arena.per_thread(f"route {n_experts}", sizes.route_scratch_bytes(n_experts))
         return {

@@ -25,7 +25,7 @@ class _Permutation:
     source_rows: Region
     permuted_rows: Region
     expert_tiles: Region
-    fields: dict[str, Any]  # the PERMUTE fields but for x and out
+    fields: dict[str, Any]  # the PERMUTE fields except those of x and out
 
 
 class PrefillMoELowering(MoELowering):

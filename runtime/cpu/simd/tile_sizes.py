@@ -11,7 +11,7 @@ GROUP = 32  # columns whose products are summed as integers, and whose activatio
 VECTOR = 4 * LANES  # bytes of a vector register
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
 RESIDUAL = GROUP + 4  # bytes of a group of residual codes of a row: int8 codes, float32 scale
-# Byte offsets in a record of activations, of float32 [TOKENS] each: scales, sums of the 32 values, sums of the
+# Byte offsets in a record of activations, float32 [TOKENS] each: scales, sums of the 32 values, sums of the
 # first 16 and of the last 16.
 SCALES, GROUP_SUMS, LOW_SUMS, HIGH_SUMS = (TOKENS * (GROUP + 4 * i) for i in range(4))
 MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each

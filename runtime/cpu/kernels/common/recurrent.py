@@ -44,27 +44,32 @@ def _sigmoid(x: float) -> float:
 
 
 @jit
-def _zero() -> float:
+def _zero() -> Any:
+    """float32 0."""
     return np.float32(0.0)
 
 
 @jit
 def _zeros() -> Any:
+    """0 in every lane."""
     return constant(0.0)
 
 
 @jit
-def _multiply_add(x: float, y: float, total: float) -> float:
+def _multiply_add(x: Any, y: Any, total: Any) -> Any:
+    """total + x · y of float32, rounded twice."""
     return total + x * y
 
 
 @jit
-def _silu(x: float) -> float:
+def _silu(x: Any) -> Any:
+    """SiLU of one float32, x · sigmoid(x)."""
     return np.float32(x * _sigmoid(x))
 
 
 @jit
 def _vector_silu(x: Any) -> Any:
+    """SiLU of each lane, x · sigmoid(x)."""
     return x * sigmoid(x)
 
 
