@@ -46,9 +46,7 @@ class ReadBandwidth:
         self._read: Callable[[int, int, int], None] = SUM_BUFFER.compiled.ctypes
 
     def measure(self, runs: int = RUNS) -> float:
-        """Bytes a second of the fastest of `runs` runs with each distance; other programs can only slow a run
-        down.
-        """
+        """Bytes a second of the fastest of `runs` runs with each distance: load only slows runs down."""
         return self.n_bytes / min(self._run(ahead) for ahead in AHEADS for _ in range(runs))
 
     def _run(self, ahead: int) -> float:
@@ -80,9 +78,7 @@ class ReadBandwidth:
 
 
 def buffer_bytes(root: Path = Path("/")) -> int:
-    """Eight times the largest cache, within limits, so that a run finds almost nothing of the buffer in
-    caches.
-    """
+    """Eight times the largest cache, so that a run finds almost nothing of the buffer in it."""
     return max(MIN_BYTES, min(MAX_BYTES, 8 * (_largest_cache(root) or DEFAULT_CACHE)))
 
 

@@ -112,8 +112,9 @@ class CpuMachine:
         return self._logits[: len(logits_indices)]
 
     def _fill_inputs(self, batch: Batch, tokens: np.ndarray) -> None:
-        """Write what instructions read but Python computes: embeddings looked up in the file, since a few
-        rows are not worth repacking the table, and frequencies of RoPE that depend on the sequences' lengths.
+        """Write the inputs of instructions that Python computes: embeddings looked up in the file, since a
+        few rows are not worth repacking the table, and frequencies of RoPE that depend on the sequences'
+        lengths.
         """
         n = len(tokens)
         for embed, target in self._lowered.file_lookups:

@@ -12,8 +12,8 @@ def default_threads(root: Path = Path("/")) -> int:
     """Physical cores that the process may run on, at most the CPU quota of its container.
 
     Two threads on one core share its multipliers, so that a second one only adds waiting at barriers. A
-    thread beyond the quota would be stopped within a step while the others wait for it. `root` replaces the
-    root of the file system in tests.
+    thread beyond the quota would be stopped within a step while the other threads wait for it. `root`
+    replaces the root of the file system in tests.
     """
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     usable = _cores(own, root) if own else _performance_cores() or os.cpu_count() or 1

@@ -15,9 +15,7 @@ from .processors import default_threads
 
 @dataclass(frozen=True)
 class LogSums:
-    """float64 [rows, 3]: largest logit, log of the sum of exponentials, and first column of the largest, a
-    row.
-    """
+    """float64 [rows, 3]: largest logit, log of the sum of exponentials, first column of the largest."""
 
     table: np.ndarray
 

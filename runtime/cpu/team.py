@@ -90,8 +90,7 @@ class Team:
         return self._workers.closed
 
     def run(self, step: np.ndarray) -> None:
-        """Run a step (a STEP record, [1]) and return when all threads have finished it. RuntimeError if
-        closed.
+        """Run a step, STEP [1], and return when all threads have finished it. RuntimeError if closed.
 
         An interrupt that arrives during the step is raised after it: workers that have begun the step would
         otherwise wait for thread 0 at a barrier for ever.

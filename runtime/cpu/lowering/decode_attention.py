@@ -1,6 +1,4 @@
-"""Lowering of attention in decode: split-KV, with the norm and RoPE of queries and keys fused into the
-kernel.
-"""
+"""Lowering of attention in decode: split-KV, with norm and RoPE of queries and keys fused into it."""
 
 from __future__ import annotations
 

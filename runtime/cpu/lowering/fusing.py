@@ -6,9 +6,14 @@ from ... import ops
 from ...ops.fused import GATED_OPS, GatedMatMul, gated
 from ..abi.records import GELU_TANH, IDENTITY, RELU2, SILU, TANH
 
-# Values of the record field `gate` by the activation of an op.
-GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}  # activations that the matrix kernels can apply
-ACTIVATIONS = GATES | {"relu2": RELU2, "identity": IDENTITY, "tanh": TANH}  # those of GATED_ACTIVATION
+# Values of the record field `gate` by the activation of an op: GATES for the epilogue of matrix products,
+# ACTIVATIONS for the kernel GATED_ACTIVATION.
+GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
+ACTIVATIONS = GATES | {
+    "relu2": RELU2,
+    "identity": IDENTITY,
+    "tanh": TANH,
+}  # activations that GATED_ACTIVATION can apply
 
 
 def fused(program: ops.Program) -> list[ops.Op | GatedMatMul]:

@@ -1,4 +1,4 @@
-"""Lowering of mixtures of experts: what prefill and decode share, and the ops that both lower alike."""
+"""Lowering of mixtures of experts, as far as prefill and decode share it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .weight_panels import ExpertPanels
 
 
 class MoELowering(RecurrentLowering, AltUpLowering, HeadMatMulLowering):
-    """Lowers Route and MoE with what the subclasses add, and every op that needs no more than these bases."""
+    """Lowers Route and MoE by methods of the subclasses, and dispatches all ops that both lower alike."""
 
     def _lower_common(self, op: ops.Op) -> None:
         """Lower an op whose instructions are the same for prefill and decode, or whose method differs."""
@@ -71,9 +71,7 @@ class MoELowering(RecurrentLowering, AltUpLowering, HeadMatMulLowering):
         return ExpertPanels(tuple(self._matrices[id(tensor)] for tensor in tensors))
 
     def _expert_biases(self, biases: np.ndarray | None) -> tuple[int, int]:
-        """Address of float32 [experts, outputs], and bytes from one expert to the next; (0, 0) without
-        biases.
-        """
+        """Address and expert stride in bytes of float32 [experts, outputs]; (0, 0) without biases."""
         return (0, 0) if biases is None else self._arena.matrix(biases)
 
     def _gated_fields(self, op: ops.MoE) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 Every buffer is a matrix that all threads share. Threads partition the rows in pointwise work, in whole tiles
 of TOKENS rows, and the weight panels in matrix products. `Instructions` puts a barrier where one thread needs
-what another wrote.
+data that another one wrote.
 """
 
 from __future__ import annotations

@@ -136,10 +136,10 @@ def spaced(typingctx: Any, rows: Any, first: Any, distance: Any) -> Any:
     """As many addresses as `rows` has members: first, first + distance, …"""
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        found = [
+        addresses = [
             builder.add(values[1], builder.mul(values[2], ir.Constant(I64, i))) for i in range(rows.count)
         ]
-        return cgutils.pack_array(builder, found)
+        return cgutils.pack_array(builder, addresses)
 
     return signature(rows, rows, types.int64, types.int64), codegen
 
@@ -160,9 +160,7 @@ def scale_tile(typingctx: Any, tile: Any, sums: Any, first: Any, second: Any) ->
 
 @intrinsic
 def load_tile(typingctx: Any, rows: Any, gap: Any, factors: Any) -> Any:
-    """The F32 tile at addresses `rows`, the vectors of a row `gap` bytes apart, times float32 [T] at
-    `factors`.
-    """
+    """The F32 tile at addresses `rows`, its vectors `gap` bytes apart, times float32 [T] at `factors`."""
     kind = types.UniTuple(F32, WIDTH * rows.count)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:

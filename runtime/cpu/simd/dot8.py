@@ -121,9 +121,7 @@ _ADDS = {"avx512vnni": _add_vnni, "avxvnni": _add_vnni, "neon": _add_neon, "plai
 
 
 class _PairSums:
-    """Sums of products by vpmaddubsw, accumulated in 16 bits while they cannot overflow, then in 32 by
-    vpmaddwd.
-    """
+    """Sums of products by vpmaddubsw, in 16 bits while they cannot overflow, then in 32 by vpmaddwd."""
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
@@ -220,11 +218,11 @@ def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
         entries = [builder.trunc(v, I8) for v in cgutils.unpack_tuple(builder, values[0], 16)]
         where = builder.bitcast(values[1], I8V)
         if LEVEL == "plain":
-            found = all_lanes(I8V, 0)
+            result = all_lanes(I8V, 0)
             for i, entry in enumerate(entries):
                 hit = builder.icmp_unsigned("==", where, all_lanes(I8V, i))
-                found = builder.select(hit, splat(builder, entry, I8V), found)
-            return builder.bitcast(found, I32V)
+                result = builder.select(hit, splat(builder, entry, I8V), result)
+            return builder.bitcast(result, I32V)
         lut = ir.Constant(ir.VectorType(I8, 16), ir.Undefined)
         for i, entry in enumerate(entries):
             lut = builder.insert_element(lut, entry, ir.Constant(I32_, i))

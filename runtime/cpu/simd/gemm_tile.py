@@ -1,5 +1,4 @@
-"""The register tile of a matrix product: PANELS panels of 8-bit weight codes times TOKENS rows of
-activations.
+"""The register tile of a gemm: PANELS panels of 8-bit weight codes times TOKENS rows of activations.
 
 Both operands are packed into records at constant offsets, the same for all block formats:
 

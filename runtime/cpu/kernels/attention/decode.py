@@ -22,7 +22,7 @@ from ..common.vector_math import constant
 from .flash_tile import ANY, attend_tile, prepare_query, reset_sums
 from .kv_cache import KINDS, arguments_at, padded_dim
 from .kv_store import copy_padded, store_token
-from .softmax import LOWEST, exp2_scalar, slot_offset
+from .softmax import exp2_scalar, initial_softmax, slot_offset
 
 
 @jit
@@ -52,25 +52,25 @@ def _decode_kernel(kind: Codes) -> EntryPoint:
         """
         a, s = arguments_at(arguments), step_at(step)
         group, dim = a.heads // a.kv_heads, padded_dim(a)
-        together = min(group, MAX_QUERIES)
+        tile_heads = min(group, MAX_QUERIES)
         m = scratch_at(a.scratch + thread * a.scratch_stride, MAX_QUERIES, dim)
         q = a.q + thread * a.q_thread_stride
         sequence, position = load_i32(s.sequences), np.int64(load_i32(s.positions))
         begin, length, first, last = _splits(a, position)
-        # A pair goes to the thread in whose equal part of all (kv head, token) pairs its middle lies.
+        # A split goes to the thread whose equal part of all (kv head, token) pairs contains its middle.
         context = position + 1 - begin
-        whole = 2 * context * a.kv_heads
+        total = 2 * context * a.kv_heads
         for kv_head in range(a.kv_heads):
             prepared = -1
             for split in range(first, last + 1):
                 low, high = max(begin, split * length), min(position + 1, (split + 1) * length)
                 middle = 2 * context * kv_head + (low - begin) + (high - begin)
-                if middle * s.n_threads // whole != thread:
+                if middle * s.n_threads // total != thread:
                     continue
                 if split == last and a.append:
                     _append_token(kind, a, s, m, sequence, position, kv_head, thread)
-                for head in range(kv_head * group, kv_head * group + group, together):
-                    heads = min(together, kv_head * group + group - head)
+                for head in range(kv_head * group, kv_head * group + group, tile_heads):
+                    heads = min(tile_heads, kv_head * group + group - head)
                     for i in range(heads):
                         if prepared != head:
                             copy_padded(q + 4 * (head + i) * a.head_dim, m.staging, a.head_dim, dim)
@@ -110,9 +110,7 @@ def _partial(a: Any, split: int, head: int) -> int:
 
 @jit
 def _norm_and_rope(a: Any, x: int, weight: int) -> None:
-    """RMS norm (if `weight` is not 0), then RoPE (if the record has angles), of float32 [padded head_dim] at
-    `x`.
-    """
+    """RMS norm (if `weight` is not 0), then RoPE (if there are angles), on float32 [padded head_dim]."""
     if weight != 0:
         total = constant(0.0)
         for d in range(0, 4 * padded_dim(a), 4 * LANES):
@@ -136,9 +134,7 @@ def _merge_heads(a: Any, s: Any, out: int) -> None:
     count, stride = last - first + 1, a.heads * 4 * (dim + 16)
     for head in range(a.heads):
         start = _partial(a, 0, head)
-        maximum_score, denominator = LOWEST, np.float32(0.0)
-        if a.sinks != 0:
-            maximum_score, denominator = load_f32(a.sinks + 4 * head), np.float32(1.0)
+        maximum_score, denominator = initial_softmax(a, head)
         sink = maximum_score
         for i in range(count):
             maximum_score = max(maximum_score, load_f32(start + i * stride + 4 * dim))
@@ -163,9 +159,7 @@ def _merge_heads(a: Any, s: Any, out: int) -> None:
 
 @kernel
 def merge_splits(arguments: int, step: int, thread: int) -> None:
-    """out [heads · value_dim] from the partial results of DECODE_ATTENTIONS; every thread computes its own
-    copy.
-    """
+    """out [heads · value_dim] from the partial results of DECODE_ATTENTIONS, in a copy for each thread."""
     a = arguments_at(arguments)
     _merge_heads(a, step_at(step), a.out + thread * a.out_stride)
 

@@ -21,7 +21,6 @@ from .....quant.jit.simd import (
     absolute,
     lane_max,
     lane_sum,
-    load_f32,
     loadv_f32,
     maximum,
     prefetch,
@@ -37,12 +36,12 @@ from ...simd.dot8 import Codes
 from ...simd.dot16 import storev_i16
 from ..common.vector_math import constant
 from .kv_cache import codes_bytes, limit_of, padded_dim, pieces, query_bytes
-from .softmax import LIMIT, LOG2_E, LOWEST, normalise_value_scales, slot_offset, update_softmax
+from .softmax import LIMIT, LOG2_E, initial_softmax, normalise_value_scales, slot_offset, update_softmax
 from .tile_scores import Block, score_tile
 from .tile_values import add_values
 
-# Heights of the register tiles that are compiled, in queries. Fewer heights compile faster; a tile that is
-# higher than the queries left computes some in vain, which for one or two queries still keeps up with memory.
+# Heights of the compiled register tiles, in queries. Fewer heights compile faster, at the price of computing
+# unused rows for a remainder of queries; with one or two queries that is still faster than memory.
 FULL = (ROWS,)
 ANY = (3, ROWS)
 
@@ -90,13 +89,8 @@ def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int
 
 @jit
 def reset_sums(a: Any, m: Scratch, i: int, head: int) -> None:
-    """Reset the sums, maximum and denominator of query i.
-
-    The attention sink of `head`, if there is one, counts as a first key without a value; head -1 skips it.
-    """
-    maximum_score, denominator = LOWEST, np.float32(0.0)
-    if a.sinks != 0 and head >= 0:
-        maximum_score, denominator = load_f32(a.sinks + 4 * head), np.float32(1.0)
+    """Reset the sums, maximum and denominator of query i; `head` as in `initial_softmax`."""
+    maximum_score, denominator = initial_softmax(a, head)
     store_f32(m.maxima + slot_offset(i), maximum_score)
     store_f32(m.denominators + slot_offset(i), denominator)
     for d in range(0, 4 * padded_dim(a), 4 * LANES):

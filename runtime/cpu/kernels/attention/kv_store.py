@@ -91,8 +91,7 @@ def _group_codes(kind: Codes, x: int, codes: int, scale: int) -> bool:
 def _quantize_pair(
     kind: Codes, x: int, codes: int, n: int, keys: int, values: int, page_size: int, slot: int, scales: int
 ) -> None:
-    """Quantise n float32 at `x`, a key and then its value: int8 codes to address `codes`, scales to the
-    pieces.
+    """Quantise a key and then its value, n float32 at `x`: codes to address `codes`, scales to the pieces.
 
     `keys` and `values` are the addresses of the pieces, `slot` the token's number in the page, `scales` the
     byte offset of the scales in a piece. If the value is not finite, its scale becomes 0 and the key's NaN.
@@ -176,9 +175,7 @@ def _choose_store_token(
 def store_token(
     kind: Codes, a: Any, s: Any, sequence: int, position: int, h: int, k: int, v: int, codes: int
 ) -> None:
-    """Write the key and the value of kv head `h` at a position of a sequence; `k`, `v`, `codes` as in
-    `_store_token`.
-    """
+    """Write key and value of kv head `h` at a position of a sequence; the rest as in `_store_token`."""
     keys, values = pieces(kind, a, s, sequence, position, h)
     _store_token(kind, a, keys, values, s.page_size, position % s.page_size, k, v, codes)
 

@@ -23,30 +23,29 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
 
     @kernel
     def prefill_attention(arguments: int, step: int, thread: int) -> None:
-        """out [rows, heads · value_dim] = softmax(scale · q · keysᵀ) · values, float32, over the visible
-        positions.
+        """out [rows, heads · value_dim] = softmax(scale · q · keysᵀ) · values over the visible positions.
 
         A tile is up to MAX_QUERIES queries: consecutive rows of a sequence, times heads of one kv head's
         group. Threads take the tiles in turn.
         """
         a, s = arguments_at(arguments), step_at(step)
         group = a.heads // a.kv_heads
-        together = min(group, MAX_QUERIES)
-        parts = (group + together - 1) // together
+        tile_heads = min(group, MAX_QUERIES)
+        parts = (group + tile_heads - 1) // tile_heads
         m = scratch_at(a.scratch + thread * a.scratch_stride, MAX_QUERIES, padded_dim(a))
         task, row, dim = 0, 0, padded_dim(a)
         while row < s.n_rows:
             sequence = load_i32(s.sequences + 4 * row)
-            n, most = 1, min(MAX_QUERIES // together, s.n_rows - row)
-            while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
+            n, max_rows = 1, min(MAX_QUERIES // tile_heads, s.n_rows - row)
+            while n < max_rows and load_i32(s.sequences + 4 * (row + n)) == sequence:
                 n += 1
             for part in range(a.kv_heads * parts):
                 task += 1
                 if task % s.n_threads != thread:
                     continue
                 kv_head = part // parts
-                head = kv_head * group + part % parts * together
-                heads = min(together, kv_head * group + group - head)
+                head = kv_head * group + part % parts * tile_heads
+                heads = min(tile_heads, kv_head * group + group - head)
                 lowest = highest = np.int64(load_i32(s.positions + 4 * row))
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads

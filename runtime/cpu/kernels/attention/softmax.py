@@ -49,6 +49,17 @@ LOG2_E = 1.4426950408889634
 
 
 @jit
+def initial_softmax(a: Any, head: int) -> Any:
+    """(running maximum, denominator) of a query before any key.
+
+    The attention sink of `head`, if there is one, counts as a key without a value; head -1 skips it.
+    """
+    if a.sinks != 0 and head >= 0:
+        return load_f32(a.sinks + 4 * head), np.float32(1.0)
+    return LOWEST, np.float32(0.0)
+
+
+@jit
 def slot_offset(i: int) -> int:
     """Byte offset of query i in `m.maxima` and `m.denominators`."""
     return i // ROWS * 64 + i % ROWS * 4
@@ -74,8 +85,7 @@ def exp2_scalar(x: float) -> float:
 
 @jit
 def update_softmax(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: int, n: int) -> None:
-    """One step of the online softmax: turn scores against n keys into numerators, for queries i … i + count -
-    1.
+    """One step of the online softmax for `count` queries from i on: scores of n keys become numerators.
 
     `first` is the position of the first key. Updates the running maxima and denominators, and writes
     `m.rescale`, by which the sums so far must be multiplied.
@@ -107,8 +117,7 @@ def update_softmax(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: i
 
 @jit
 def _cap_and_mask(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> None:
-    """Soft-cap the scores of a query, softcap · tanh(score / softcap), and mask keys outside low … high-1 by
-    -inf.
+    """Soft-cap the scores of a query, softcap · tanh(score / softcap); keys outside low … high-1 get -inf.
 
     Writes the largest score to `m.block_maxima`.
     """
@@ -173,8 +182,7 @@ def _choose_exponentiate(kind: Any, a: Any, m: Any, row: Any, n: Any) -> Any:
 def normalise_value_scales(
     a: Any, m: Scratch, scales: int, page_size: int, n: int, low: int, high: int
 ) -> None:
-    """Scales of a block's values, divided by the largest of each group of 32 dimensions and multiplied by
-    LIMIT.
+    """Scales of a block's values, normalised so that the largest of each 32 dimensions is LIMIT.
 
     `scales` is the address of the first group's fp16 scales, [n] tokens of a piece. Tokens outside
     low … high-1 get 0. Writes `m.value_scales` and `m.max_value_scales`.

@@ -95,13 +95,13 @@ def _choose_score_rows(kind: Any, a: Any, m: Any, b: Any, i: Any, rows: Any) -> 
         piece, fetch = (GROUP * b.page_size) >> shift, (GROUP * TILE) >> shift
         start, ahead, outs = b.keys + 2 * b.slot, b.next_keys, score_rows(m, rows)
         for j in range(0, 2 * b.n, 2 * TILE):
-            at, numbers, tile = start + j, rows, float_tile(rows)
+            at, scalars, tile = start + j, rows, float_tile(rows)
             scale = at + codes_bytes(kind, a, b.page_size)
             for _ in range(padded_dim(a) // GROUP):
-                sums = add_key_products(int_tile(rows), kind, numbers, at, stride, iterations, ahead)
+                sums = add_key_products(int_tile(rows), kind, scalars, at, stride, iterations, ahead)
                 tile = scale_tile(tile, sums, loadv_f16(scale), loadv_f16(scale + 2 * LANES))
                 at, ahead, scale = at + piece, ahead + fetch, scale + stride
-                numbers = advanced(numbers, 2 * GROUP)
+                scalars = advanced(scalars, 2 * GROUP)
             highest = store_scores(tile, outs, 4 * LANES, m.score_scales + 4 * i, highest)
             outs = advanced(outs, 4 * TILE)
         store_highest(highest, m.block_maxima)

@@ -25,8 +25,7 @@ from .tile_scores import TILE, Block
 
 
 def add_values(kind: Codes, heights: tuple, a: Any, m: Scratch, b: Block, i: int, count: int) -> None:
-    """sums = rescale · sums + numerators · values, for `count` queries from number i on and a block of
-    values.
+    """sums = rescale · sums + numerators · values, for `count` queries from i on and a block of values.
 
     `heights` are the heights of register tiles to compile.
     """

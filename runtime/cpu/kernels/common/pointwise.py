@@ -45,8 +45,7 @@ def _out(a: Any, thread: int, row: int) -> int:
 
 @reassociating_kernel
 def rms_norm(arguments: int, step: int, thread: int) -> None:
-    """RMS norm (Zhang & Sennrich 2019): out = x / sqrt(mean(x²) + scalar) · weight, for each of `groups`
-    groups.
+    """RMS norm (Zhang & Sennrich 2019) of `groups` groups: out = x / sqrt(mean(x²) + scalar) · weight.
 
     The groups divide the first `length` columns of a row; the remaining columns are copied. `weight` is
     float32 [length / groups] for all groups, or one for each group, `weight_stride` bytes apart.
@@ -206,9 +205,7 @@ def add_positions(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def grow_queries(arguments: int, step: int, thread: int) -> None:
-    """out = x · (1 + scalar · ln(1 + position // length)): queries that grow with the position, as in Llama
-    4.
-    """
+    """out = x · (1 + scalar · ln(1 + position // length)), the query scaling of Llama 4."""
     a, s = arguments_at(arguments), step_at(step)
     first, last = thread_rows(a, s, thread)
     for t in range(first, last):

@@ -133,8 +133,7 @@ def _normalised(source: int, target: Any, n: int, eps: float, factor: float) -> 
 
 @reassociating_kernel
 def delta_rule(arguments: int, step: int, thread: int) -> None:
-    """Gated delta rule (Yang et al. 2024, "Gated Delta Networks"); `runtime.ops.recurrent.DeltaRule` has the
-    formula.
+    """Gated delta rule (Yang et al. 2024, "Gated Delta Networks"); for the formula see `ops.DeltaRule`.
 
     A row of x is float32: `groups` queries and as many keys of dimension `size`, then `heads` values of
     head_dim. State: float32 [heads, size, head_dim] a sequence. Threads partition the heads.
@@ -183,8 +182,7 @@ def delta_rule(arguments: int, step: int, thread: int) -> None:
 
 @reassociating_kernel
 def state_scan(arguments: int, step: int, thread: int) -> None:
-    """Mamba-2 recurrence (Dao & Gu 2024, "Transformers are SSMs"); `runtime.ops.recurrent.StateScan` has the
-    formula.
+    """Mamba-2 recurrence (Dao & Gu 2024, "Transformers are SSMs"); for the formula see `ops.StateScan`.
 
     A row of x is float32: `heads` x of head_dim, then `groups` B and as many C of dimension `size`. State:
     float32 [heads, head_dim, size] a sequence. Threads partition the heads.

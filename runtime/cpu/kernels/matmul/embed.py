@@ -72,9 +72,7 @@ def _embed(codes: Codes) -> EntryPoint:
 
     @kernel
     def embed(arguments: int, step: int, thread: int) -> None:
-        """out [rows, width] = scale · table[token], float32. Threads partition the rows (or replicate the
-        only one).
-        """
+        """out [rows, width] = scale · table[token], float32. Threads partition or replicate the rows."""
         a, s = embed_at(arguments), step_at(step)
         scratch = a.scratch + thread * a.scratch_stride
         first, last = partition_rows(s.n_rows, thread, s.n_threads)

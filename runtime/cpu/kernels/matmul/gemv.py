@@ -105,8 +105,9 @@ def _by_group(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any
 
 @jit
 def _by_block(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any:
-    """The same for formats with blocks of 256. The 8 groups are unrolled, so that LLVM loads shared parts of
-    a block once.
+    """Products of a panel with the quantised row at `x`, for formats with blocks of 256 (8 groups).
+
+    The groups are unrolled, so that LLVM loads the shared parts of a block once.
     """
     n, width = a.n_blocks, a.width
     stats, acc, ahead = x + 2 * width, constant(0.0), panel + AHEAD
@@ -128,8 +129,7 @@ def _by_block(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any
 
 @jit
 def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
-    """Products of a panel of floats with float32 [width] at `x`; `stride` is the bytes of a column of the
-    panel.
+    """Products of a panel of floats with float32 [width] at `x`; a column of the panel has `stride` bytes.
 
     Four accumulators hide the latency of the multiply-adds.
     """

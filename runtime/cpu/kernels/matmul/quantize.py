@@ -1,5 +1,4 @@
-"""Activations in 8 bits: int8 codes with one float32 scale for each group of 32, and residual codes for
-outliers.
+"""Activations in 8 bits: int8 codes, a float32 scale for each group of 32, residual codes for outliers.
 
 The error of rounding grows with the square of a group's scale, so that a few groups with outliers make up
 most of the error of a row. A group whose largest magnitude exceeds OUTLIER times the root mean square of the
@@ -57,9 +56,7 @@ quantize_at = record_reader(QUANTIZE)
 
 @jit
 def _threshold(x: int, width: int) -> Any:
-    """The magnitude above which a group of float32 [width] at `x` gets residual codes. NaN if the row has a
-    NaN.
-    """
+    """The magnitude above which a group of float32 [width] at `x` gets residual codes; NaN if one is NaN."""
     squares = constant(0.0)
     for i in range(0, 4 * width, 4 * LANES):
         values = loadv_f32(x + i)
@@ -78,9 +75,7 @@ def _largest(x: int) -> Any:
 
 @jit
 def _codes(x: int, inverse: Any, out: int) -> Any:
-    """Quantise 16 float32 at `x` to int8 codes at `out`; returns the sum of the codes. `inverse` is 1 /
-    scale.
-    """
+    """Quantise 16 float32 at `x` to int8 codes at `out`, `inverse` being 1 / scale; returns their sum."""
     total = splat_i32(np.int32(0))
     for i in range(0, 16, LANES):
         code = to_i32(round_even(loadv_f32(x + 4 * i) * inverse))
@@ -124,9 +119,7 @@ def _quantize_group(x: int, threshold: Any, codes: int, residual: int) -> Any:
 
 @kernel
 def quantize_row(arguments: int, step: int, thread: int) -> None:
-    """Quantise the only row, float32 [width]. Every thread computes its own copy: that costs less than a
-    barrier.
-    """
+    """Quantise the only row, float32 [width]. Every thread makes its own copy, cheaper than a barrier."""
     a = quantize_at(arguments)
     x, codes = a.x + thread * a.x_thread_stride, a.out + thread * a.out_thread_stride
     stats, threshold = codes + 2 * a.width, _threshold(x, a.width)
@@ -144,9 +137,7 @@ def quantize_row(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def quantize_tiles(arguments: int, step: int, thread: int) -> None:
-    """Quantise x, float32 [rows, width], to tiles. Threads partition the tiles; missing rows of the last
-    become 0.
-    """
+    """Quantise x, float32 [rows, width], to tiles padded with zeros. Threads partition the tiles."""
     a, s = quantize_at(arguments), step_at(step)
     n = n_rows_of(a, s)
     first, last = partition_rows(n, thread, s.n_threads)

@@ -110,9 +110,7 @@ def signed_byte(word: Any, index: int) -> Any:
 
 @jit
 def six_bit_pair(at: int, group: int) -> Any:
-    """(scale, minimum) of group 0…7 of a Q4_K or Q5_K block, which packs them as 6-bit numbers into 12 bytes;
-    I32.
-    """
+    """(scale, minimum) of group 0…7 of a Q4_K or Q5_K block, I32: 6-bit numbers packed into 12 bytes."""
     if group < 4:
         shift = 8 * group
         return (loadv_i32(at) >> shift) & 63, (loadv_i32(at + VECTOR) >> shift) & 63
