@@ -54,7 +54,7 @@ MEMORY = {"memset", "memcpy", "memmove"}
 
 @pytest.fixture(scope="module")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The arm64 assembly of each kernel by its name, but for LEFT_OUT."""
+    """The arm64 assembly of each kernel by its name, without LEFT_OUT."""
     command = [sys.executable, SCRIPT, "--json"]
     for name in LEFT_OUT:
         command += ["--leave-out", name]
@@ -98,7 +98,7 @@ def test_each_instruction_is_one_of_the_cpu(assembly, name, pattern):
 
 
 def test_nothing_else_is_left_out(assembly):
-    """Every block format has its kernels here: products of many rows, of one row, and the embedding."""
+    """Every block format has its three kernels here: gemm, gemv and embedding."""
     for table in ("gemm.GEMMS", "gemv.GEMVS", "embed.EMBEDS"):
         assert {f"{table}[{name}]" for name in CODES} - set(LEFT_OUT) <= set(assembly)
 
@@ -141,7 +141,7 @@ def test_attention_multiplies_by_vectors(assembly):
 
 
 def test_no_kernel_calls_what_the_cpu_should_do(assembly):
-    """Such as __extendhfsf2 for fp16, __aarch64_ldadd8 for atomics, or Python's functions for errors."""
+    """No calls of __extendhfsf2 (fp16), __aarch64_ldadd8 (atomics) or of Python's error functions."""
     for name, text in assembly.items():
         own = set(re.findall(r"^([\w.$]+):", text, re.MULTILINE))
         called = set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own
