@@ -104,6 +104,7 @@ class Arena:
         return array
 
     def _zeros(self, n_bytes: int) -> np.ndarray:
+        """uint8 [n_bytes] of zeros, aligned to 64 bytes."""
         # The operating system hands out zeroed pages when they are first touched.
         raw = self.keep(np.zeros(n_bytes + 64, np.uint8))
         start = -raw.ctypes.data % 64

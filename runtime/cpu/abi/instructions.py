@@ -81,6 +81,7 @@ class Instructions:
 
 
 def _shared_names(regions: list[Region]) -> set[str]:
+    """Names of the regions that threads share."""
     return {region.name for region in regions if not region.thread_stride}
 
 

@@ -27,6 +27,7 @@ class AltUpLowering(BaseLowering):
         """How threads partition pointwise work on a buffer's rows, and the record fields that say so."""
 
     def _altup(self, op: ops.AltUpPredict | ops.AltUpCorrect) -> None:
+        """Append ALTUP_PREDICT or ALTUP_CORRECT."""
         values: dict[str, Any] = {}
         if isinstance(op, ops.AltUpCorrect):
             kernel, x, out = ALTUP_CORRECT, op.x, op.x

@@ -174,6 +174,7 @@ class BaseLowering(ABC):
                 raise UnsupportedModel(f"the CPU machine has no kernel for {type(op).__name__}")
 
     def _rms_norm(self, op: ops.RMSNorm) -> None:
+        """Append an RMS norm of whole rows or of groups of them."""
         whole = len(op.weight) == op.x.width  # a weight for each column, instead of one row for all groups
         self._pointwise(
             RMS_NORM,

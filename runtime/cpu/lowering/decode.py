@@ -57,6 +57,7 @@ class DecodeLowering(DecodeAttentionLowering):
         self._quantized.discard(buffer.name)
 
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        """Append the instructions of one op; in-place norms and RoPE are deferred to the attention."""
         match op:
             case ops.Embed():
                 own = self._per_thread(op.out)
@@ -91,6 +92,7 @@ class DecodeLowering(DecodeAttentionLowering):
         self._pointwise(ROPE, op.x, op.x, reads=[cos, sin], **rope_fields(op, cos, sin))
 
     def _soft_cap(self, op: ops.SoftCap) -> None:
+        """Append a soft cap of the logits, which all threads share."""
         region = self._input(op.x)
         self._list.append(
             SOFT_CAP,
@@ -133,6 +135,7 @@ class DecodeLowering(DecodeAttentionLowering):
         self._set_location(out, target)
 
     def _matmul(self, op: ops.MatMul) -> None:
+        """Append a matrix product, and the addition of its result if the op accumulates."""
         values: dict[str, Any] = dict(self._matrices[id(op.weight)].fields())
         if op.bias is not None:
             values["bias"] = self._arena.vector(op.bias)

@@ -27,6 +27,7 @@ class DecodeAttentionLowering(DecodeMoELowering):
         self._deferred: dict[str, list[Deferred]] = {}  # by the name of the buffer that they change
 
     def _attend(self, op: ops.Attend) -> None:
+        """Append DECODE_ATTENTIONS and MERGE_SPLITS."""
         config = self._config
         fused, reads = self._fuse_deferred(op)
         q = self._input(op.q)

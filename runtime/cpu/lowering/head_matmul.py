@@ -19,6 +19,7 @@ class HeadMatMulLowering(BaseLowering):
     _float_products: Mapping[str, CpuKernel]  # kernels of float weights, by their type
 
     def _head_matmul(self, op: ops.HeadMatMul) -> None:
+        """Append the products of all heads and JOIN_HEADS."""
         outputs, inputs = op.weights[0].shape
         heads = len(op.weights)
         padded = -(-outputs // LANES) * LANES

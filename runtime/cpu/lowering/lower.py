@@ -89,6 +89,7 @@ class Lowering:
         )
 
     def _report(self, stage: str, done: int, total: int) -> None:
+        """Call `progress`, if there is one."""
         if self.progress is not None:
             self.progress(stage, done, total)
 

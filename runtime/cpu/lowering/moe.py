@@ -68,6 +68,7 @@ class MoELowering(RecurrentLowering, AltUpLowering, HeadMatMulLowering):
         }
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> ExpertPanels:
+        """The panels of a matrix of all experts."""
         return ExpertPanels(tuple(self._matrices[id(tensor)] for tensor in tensors))
 
     def _expert_biases(self, biases: np.ndarray | None) -> tuple[int, int]:
@@ -107,4 +108,5 @@ def _activation_fields(op: ops.MoE) -> dict[str, Any]:
 
 
 def _activation_kernel(op: ops.MoE) -> CpuKernel:
+    """The kernel of the experts' activation when no product fuses it."""
     return GATED_ACTIVATION if op.limit else activation_kernel(op.kind)

@@ -38,6 +38,7 @@ class PrefillLowering(PrefillMoELowering):
     _float_products = FLOAT_GEMMS
 
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        """Append the instructions of one op."""
         match op:
             case ops.Embed():
                 self._embed_into(op, self._output(op.out))
@@ -156,6 +157,7 @@ class PrefillLowering(PrefillMoELowering):
         return tiles, lists
 
     def _rope(self, op: ops.RoPE) -> None:
+        """Append a rotation in place."""
         cos, sin = self._rope_angles(op)
         x = self._output(op.x)
         self._list.append(
@@ -171,6 +173,7 @@ class PrefillLowering(PrefillMoELowering):
         )
 
     def _attend(self, op: ops.Attend) -> None:
+        """Append KV_STORES, if the op appends to the cache, and PREFILL_ATTENTIONS."""
         cache_type = self._config.cache_type
         keys, values = kv_pools(self._arena, op, self._config)
         scratch_bytes = sizes.attention_scratch_bytes(op.head_dim)

@@ -100,6 +100,7 @@ class PrefillMoELowering(MoELowering):
         self._permute(UNPERMUTE_ROWS, p, out, op.out, reads)
 
     def _permutation(self, op: ops.MoE) -> _Permutation:
+        """Allocate the permutation of the rows of an op."""
         name, n_experts, top = op.x.name, len(op.up), op.experts.width
         max_rows = sizes.max_permuted_rows(self._max_rows(op.x), top, n_experts)
         count = self._arena.rows(f"permuted rows of {name}", 1, 64)

@@ -24,6 +24,7 @@ class RecurrentLowering(BaseLowering):
     """
 
     def _recurrent(self, op: Recurrent) -> None:
+        """Append the kernel of a recurrent op."""
         vector = self._arena.vector
         match op:
             case ops.CausalConv():

@@ -64,6 +64,7 @@ class ExpertPanels:
 
     @property
     def format(self) -> BlockFormat:
+        """The block format of all the matrices."""
         return self.matrices[0].weight.format
 
     @property

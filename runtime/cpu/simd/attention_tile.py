@@ -36,6 +36,7 @@ from .dot16 import add_products
 
 
 def _zeros(kind: Any, vector: Any, rows: Any) -> Any:
+    """Signature and code of a tile of zeros of the vector type `kind`."""
     n = WIDTH * rows.count
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -57,10 +58,12 @@ def float_tile(typingctx: Any, rows: Any) -> Any:
 
 
 def _add_floats(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """total + a · b of F32 vectors."""
     return multiply_add(builder, a, b, total)
 
 
 def _products(readers: Any, tile: Any, kind: Any, rows: Any) -> Any:
+    """Signature and code of the product loop; `readers` is `KEYS` or `VALUES`."""
     n_bytes, read = readers[kind.value.name]
     n_rows = rows.count
     scalar, vector = (FLOAT, F32V) if tile.dtype == F32 else (I32_, I32V)

@@ -85,17 +85,21 @@ class _DirectSums:
         return self._builder.xor(word, all_lanes(I8V, 0x80)) if VNNI and self._signed else word
 
     def add(self, cell: Any, word: Any, x: Any) -> None:
+        """Add the products of a prepared word and broadcast activations `x` to a sum."""
         self._sums[cell] = _ADDS[LEVEL](self._builder, self._sums[cell], word, x, self._signed)
 
     def keep_order(self) -> None:
+        """Keep LLVM from moving loads across this point."""
         kept = keep_order(self._builder, list(self._sums.values()))
         self._sums = dict(zip(self._sums, kept, strict=True))
 
     def total(self, cell: Any) -> Any:
+        """The finished sum, I32."""
         return self._sums[cell]
 
 
 def _add_vnni(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
+    """total + 4 products a lane by vpdpbusd."""
     arguments = (total, builder.bitcast(word, I32V), builder.bitcast(x, I32V))
     return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", I32V, *arguments)
 
@@ -141,6 +145,7 @@ class _PairSums:
         return b.select(negative, b.neg(word), word), negative
 
     def add(self, cell: Any, word: Any, x: Any) -> None:
+        """Add the products of a prepared word and broadcast activations `x` to a sum."""
         b = self._builder
         if self._signed:  # |w| · (x with the sign of w); -128 never meets more than 127
             word, signs = word
@@ -157,6 +162,7 @@ class _PairSums:
             self._widen(cell)
 
     def keep_order(self) -> None:
+        """Keep LLVM from moving loads across this point."""
         for values in (self._narrow, self._wide):
             cells = [c for c in values if values[c] is not None]
             if cells:
@@ -164,6 +170,7 @@ class _PairSums:
                 values.update(zip(cells, kept, strict=True))
 
     def _widen(self, cell: Any) -> None:
+        """Move the 16-bit part of a sum to its 32-bit part."""
         if self._narrow[cell] is None:
             return
         name = "llvm.x86.avx2.pmadd.wd" if LANES == 8 else "llvm.x86.avx512.pmaddw.d.512"
@@ -172,6 +179,7 @@ class _PairSums:
         self._narrow[cell], self._count[cell] = None, 0
 
     def total(self, cell: Any) -> Any:
+        """The finished sum, I32."""
         self._widen(cell)
         return self._wide[cell]
 

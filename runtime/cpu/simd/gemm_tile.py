@@ -99,7 +99,7 @@ def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) ->
 
 
 @intrinsic
-def layout(typingctx: Any, codes: Any) -> Any:
+def tile_layout(typingctx: Any, codes: Any) -> Any:
     """(record, factors, halves) of a TileCodes constant, as numbers for compiled code."""
     c = codes.value
     kinds = types.Tuple((types.int64, types.int64, types.boolean))
@@ -199,9 +199,11 @@ class _Group:
         self.builder, self.w, self.xs, self.scales, self.codes = builder, w, xs, scales, codes
 
     def _vector(self, index: int, kind: Any) -> Any:
+        """Vector number `index` of the record of weights."""
         return load(self.builder, beside(self.builder, self.w, index * VECTOR), kind, 4)
 
     def _broadcast(self, address: Any) -> Any:
+        """The float32 at an address in every lane."""
         b = self.builder
         return splat(b, load(b, address, FLOAT, 4), F32V)
 

@@ -31,6 +31,7 @@ class Plane:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the plane in a block."""
         return self.size * self.count
 
 

@@ -93,7 +93,7 @@ def limit_of(kind: Codes) -> int:
 
 
 @overload(limit_of, jit_options={"forceinline": True})
-def _limit_of(kind: Any) -> Any:
+def _choose_limit_of(kind: Any) -> Any:
     limit = kind.value.limit
 
     def constant_limit(kind: Any) -> Any:

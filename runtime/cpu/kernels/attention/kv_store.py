@@ -57,7 +57,7 @@ def _all_finite(x: int, dim: int) -> bool:
 
 
 @jit
-def _group_codes(kind: Codes, x: int, codes: int, scale: int) -> bool:
+def _quantize_group(kind: Codes, x: int, codes: int, scale: int) -> bool:
     """Quantise 32 float32 at `x`: int8 codes to address `codes`, the fp16 scale to address `scale`.
 
     Q8_0: codes -127…127, the largest magnitude at an end. Q4_0: codes -8…7, the largest magnitude at -8, as
@@ -103,7 +103,7 @@ def _quantize_pair(
         scale = first + 2 * group * page_size
         if is_value:
             scale = values + scales + 2 * ((group - n // 2 // GROUP) * page_size + slot)
-        group_finite = _group_codes(kind, x + 4 * g, codes + g, scale)
+        group_finite = _quantize_group(kind, x + 4 * g, codes + g, scale)
         if is_value and not group_finite:
             finite = False
             store_f16(scale, ZERO)

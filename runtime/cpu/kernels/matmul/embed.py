@@ -13,7 +13,7 @@ from .....quant.jit.simd import load_f32, load_i32, store_f32, storev_f32
 from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import layout
+from ...simd.gemm_tile import tile_layout
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
 from ..common.access import record_reader, step_at
 from ..common.float_types import FLOATS, load_floats
@@ -43,7 +43,7 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
             store_f32(out + 4 * k, load_f32(scratch + 4 * lane) * np.float32(a.scale))
 
     def blocks(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
-        _, factors, halves = layout(tile)
+        _, factors, halves = tile_layout(tile)
         for g in range(a.width // GROUP):
             store_group(unpack(codes, panel, a.n_blocks, g), codes, tile, scratch, 0)
             for i in range(8):

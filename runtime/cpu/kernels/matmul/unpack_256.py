@@ -35,6 +35,7 @@ _IQ4_XS = plane_offsets("IQ4_XS")
 
 
 def _q4_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · scale · code - dmin · minimum; 6-bit scales and minima."""
     block, g = group >> 3, group & 7
     scale, minimum = six_bit_pair(panel + n_blocks * _Q4_K[1] + block * (3 * VECTOR), g)
     at = panel + block * (4 * LANES)
@@ -45,6 +46,7 @@ def _q4_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _q5_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · scale · code - dmin · minimum; the fifth bits lie in a plane of their own."""
     block, g = group >> 3, group & 7
     scale, minimum = six_bit_pair(panel + n_blocks * _Q5_K[1] + block * (3 * VECTOR), g)
     at = panel + block * (4 * LANES)
@@ -58,6 +60,7 @@ def _q5_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _q6_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · scale · (code - 32), an int8 scale for each 16; 4 low and 2 high bits in two planes."""
     block, g = group >> 3, group & 7
     half, quarter = g >> 2, g & 3
     low_at = panel + n_blocks * _Q6_K[3] + (block * 32 + half * 16 + (quarter & 1) * 8) * VECTOR
@@ -84,6 +87,7 @@ def _q3_scale(at: int, index: int) -> Any:
 
 
 def _q3_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (scale - 32) · (code - 4), a 6-bit scale for each 16; 2 low and 1 high bits in two planes."""
     block, g = group >> 3, group & 7
     low_at = panel + n_blocks * _Q3_K[3] + (block * 16 + (g >> 2) * 8) * VECTOR
     low = masked_words(low_at, 2 * (g & 3), 0x03030303)
@@ -99,6 +103,7 @@ def _q3_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _q2_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · scale · code - dmin · minimum, 4-bit scale and minimum for each 16."""
     block, g = group >> 3, group & 7
     at = panel + n_blocks * _Q2_K[2] + (block * 16 + (g >> 2) * 8) * VECTOR
     w = masked_words(at, 2 * (g & 3), 0x03030303)
@@ -116,6 +121,7 @@ def _q2_k(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _iq4_xs(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (scale - 32) · IQ4_VALUES[code], 6-bit scales."""
     block, g = group >> 3, group & 7
     words = nibbles(panel + n_blocks * _IQ4_XS[2] + (block * 32 + g * 4) * VECTOR)
     low = (loadv_i32(panel + n_blocks * _IQ4_XS[1] + block * VECTOR) >> (4 * g)) & 15

@@ -28,6 +28,7 @@ _MXFP4 = plane_offsets("MXFP4")
 
 
 def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code."""
     at = panel + n_blocks * _Q8_0[1] + group * (8 * VECTOR)
     words = (
         loadv_i32(at),
@@ -43,23 +44,27 @@ def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _q4_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (code - 8)."""
     words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
     return words, loadv_f16(panel + group * (2 * LANES))
 
 
 def _q4_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code + m."""
     words = nibbles(panel + n_blocks * _Q4_1[1] + group * (4 * VECTOR))
     at = panel + group * (4 * LANES)
     return words, loadv_f16(at), splat_f32(np.float32(0.0)) - loadv_f16(at + 2 * LANES)
 
 
 def _q5_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (code - 16); the fifth bits lie in a plane of their own."""
     high = fifth_bits(panel + n_blocks * _Q5_0[1] + group * VECTOR)
     low = nibbles(panel + n_blocks * _Q5_0[2] + group * (4 * VECTOR))
     return merge_bits(low, high, 4), loadv_f16(panel + group * (2 * LANES))
 
 
 def _q5_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code + m; the fifth bits lie in a plane of their own."""
     high = fifth_bits(panel + n_blocks * _Q5_1[1] + group * VECTOR)
     low = nibbles(panel + n_blocks * _Q5_1[2] + group * (4 * VECTOR))
     at = panel + group * (4 * LANES)
@@ -67,11 +72,13 @@ def _q5_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
 
 
 def _iq4_nl(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · IQ4_VALUES[code]."""
     words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
     return lookup_words(IQ4_VALUES, words), loadv_f16(panel + group * (2 * LANES))
 
 
 def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = 2^(e - 128) · E2M1_DOUBLED[code]."""
     words = nibbles(panel + n_blocks * _MXFP4[1] + group * (4 * VECTOR))
     # 2^(e - 128) as a product of two powers of two: at both ends of its range it is no normal number.
     exponent = loadv_u8(panel + group * LANES)
