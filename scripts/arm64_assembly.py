@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the kernels become on an arm64 CPU with sdot, compiled on any machine and never run.
+"""Assembly of the CPU kernels for arm64 with sdot, compiled on any machine and never run.
 
     python scripts/arm64_assembly.py [--json] [--leave-out NAME …] [NAME …]
 
@@ -27,7 +27,7 @@ from llvmlite.binding import targets
 from numba.core import codegen
 
 TRIPLE = "aarch64-unknown-linux-gnu"
-# No more than cores with sdot have in common, so that nothing rests on what some of them add.
+# Only features that all cores with sdot have.
 FEATURES = {"neon": True, "fp-armv8": True, "fullfp16": True, "dotprod": True}
 SHOWN = ("sdot", "smmla", "tbl", "fcvtl", "fmla", "smlal", "scvtf", "ld1r", "dup", "prfm")
 
@@ -48,7 +48,7 @@ def pretend_arm64() -> None:
         library._ensure_finalized()
         return 0
 
-    # Numba optimises and links as ever, but nothing is made executable.
+    # Numba optimises and links as usual, but nothing is made executable.
     library: Any = codegen.JITCodeLibrary
     generator: Any = codegen.JITCPUCodegen
     machine: Any = targets.TargetMachine
@@ -61,7 +61,7 @@ def pretend_arm64() -> None:
 
 
 def kernels() -> dict[str, Any]:
-    """Every kernel of the CPU machine by name: gemv.MATVECS[Q4_0]."""
+    """Every kernel of the CPU machine by name: gemv.GEMVS[Q4_0]."""
     import kukri.runtime.cpu.kernels as package
     from kukri.quant.jit.kernel import CpuKernel
     from kukri.runtime.cpu.simd.panels import GATHER_ROWS
@@ -107,7 +107,10 @@ def instructions() -> dict[str, Callable[[int, int, int], None]]:
 
 
 def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
-    """The assembly of what has one of `words` in its name, by name; this process pretends already."""
+    """{name: assembly} of the kernels and instructions with one of `words` in their names (none: all).
+
+    `pretend_arm64` must have been called.
+    """
     from kukri.quant.jit.decorators import EntryPoint
 
     sources = {name: kernel.entry_point() for name, kernel in kernels().items()}
@@ -120,12 +123,12 @@ def assembly(words: list[str], left_out: list[str]) -> dict[str, str]:
 
 
 def mnemonics(text: str) -> Counter[str]:
-    """How often each instruction stands in an assembly text."""
+    """The number of each kind of instruction in an assembly text."""
     return Counter(re.findall(r"^\t([a-z]\w*)", text, re.MULTILINE))
 
 
 def calls(text: str) -> list[str]:
-    """The functions that an assembly text calls, and that are not in it."""
+    """The functions that an assembly text calls but does not define."""
     own = set(re.findall(r"^([\w.$]+):", text, re.MULTILINE))
     return sorted(set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own)
 

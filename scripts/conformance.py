@@ -30,7 +30,7 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.config.from_hf import config_from_hf
-from kukri.runtime.cpu.lowering.layout import matrices_of
+from kukri.runtime.cpu.lowering.weight_panels import weight_matrices
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.ops import Program
@@ -141,7 +141,7 @@ def main() -> int:
                         else ReferenceMachine(program, PAGES)
                     )
                     factor = CPU_FACTOR if cpu else 1
-                    quantised = not all(weight.format.is_float for _, weight in matrices_of(program))
+                    quantised = not all(weight.format.is_float for _, weight in weight_matrices(program))
                     good, text = check(machine, reference, factor * atol, quantised and cpu)
                     machine.close()
                 except (ValueError, OSError) as problem:

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Where the time of one step goes, kernel by kernel, on one thread.
+"""Profile of one step of the CPU machine: the time of each kernel, on one thread.
 
     python scripts/profile_step.py MODEL [--rows 1] [--depth 100]
 
-Each instruction is called by itself, several times; the fastest counts. On one thread, since that
-shows the work and not the waiting; a few microseconds of each call are Python's.
+Each instruction is called several times from Python, and the fastest call counts. One thread, so that the
+times contain no waiting at barriers; they do contain a few microseconds of Python a call.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class TimedMachine(CpuMachine):
     """A machine that times the instructions of a step instead of running it on its team."""
 
     def instructions(self, n_rows: int) -> tuple[np.ndarray, list[str]]:
-        """The list for steps of so many rows, and what its instructions are called."""
-        many, one = self._lowered.names
-        return (self._lowered.one, one) if n_rows == 1 else (self._lowered.many, many)
+        """The instructions of a step of `n_rows` rows, and their names."""
+        prefill, decode = self._lowered.names
+        return (self._lowered.decode, decode) if n_rows == 1 else (self._lowered.prefill, prefill)
 
     def profile(self, batch: Batch, table: PageTable) -> np.ndarray:
-        """Seconds of each instruction."""
+        """Run a step; the seconds of each of its instructions, float64 [n]."""
         instructions, _ = self.instructions(len(batch.tokens))
         times = np.full((REPEATS, len(instructions)), np.inf)
 
@@ -69,8 +69,8 @@ def main() -> None:
     machine = TimedMachine(program, n_pages, threads=1, release=source.release)
     table = PageTable(n_pages)
     table.extend(0, args.depth + args.rows)
-    every = np.arange(args.rows, dtype=np.int32)
-    seconds = machine.profile(Batch(0 * every, 0 * every, args.depth + every, every[-1:]), table)
+    rows = np.arange(args.rows, dtype=np.int32)
+    seconds = machine.profile(Batch(0 * rows, 0 * rows, args.depth + rows, rows[-1:]), table)
 
     instructions, names = machine.instructions(args.rows)
     total: dict[str, float] = defaultdict(float)

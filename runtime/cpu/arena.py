@@ -1,4 +1,4 @@
-"""Memory that instructions point into: matrices of rows, and each thread's copies of a single row."""
+"""The arena: the aligned buffers that the machine's instructions point into."""
 
 from __future__ import annotations
 
@@ -12,29 +12,38 @@ from ...quant.block import QTensor
 
 @dataclass(frozen=True)
 class Region:
-    """A matrix: the address of its first element and the bytes from row to row.
+    """A row-major matrix in the arena: the address of its first element and the bytes from row to row.
 
-    `private`: bytes between the copies that the threads have of it; 0 if they share it.
+    `thread_stride` is the distance in bytes between the copies that the threads have of a single row; 0 if
+    all threads share the matrix.
     """
 
     name: str
     address: int
     stride: int
-    private: int = 0
+    thread_stride: int = 0
 
     def floats(self, n_rows: int) -> np.ndarray:
-        """Its first rows as float32 [n_rows, padded width]; of a private one there is one row, thread 0's."""
-        width = (self.stride or self.private) // 4
+        """View of the first rows as float32 [n_rows, padded width]; of a region with a copy for each thread,
+        thread 0's row (n_rows = 1)."""
+        width = (self.stride or self.thread_stride) // 4
         memory = (ctypes.c_float * (n_rows * width)).from_address(self.address)
         return np.ctypeslib.as_array(memory).reshape(n_rows, width)
 
     def fields(self, name: str) -> dict[str, int]:
-        """What a record says of it as its matrix `name`."""
-        return {name: self.address, f"{name}_stride": self.stride, f"{name}_private": self.private}
+        """The fields of an argument record that describe this region as its matrix `name`."""
+        return {
+            name: self.address,
+            f"{name}_stride": self.stride,
+            f"{name}_thread_stride": self.thread_stride,
+        }
 
 
-class Memory:
-    """Named pieces of memory, 64-byte aligned and zeroed; what is never touched costs nothing."""
+class Arena:
+    """Allocates named buffers and constants for kernels, zeroed and aligned to 64 bytes.
+
+    Pages that are never touched take no physical memory. Everything lives as long as the arena.
+    """
 
     def __init__(self, n_threads: int) -> None:
         self.n_threads = n_threads
@@ -44,7 +53,7 @@ class Memory:
         self._vectors: dict[int, tuple[np.ndarray, int]] = {}  # by the identity of the values
 
     def rows(self, name: str, n_rows: int, row_bytes: int) -> Region:
-        """The matrix of that name, made when first asked for."""
+        """The matrix called `name`, shared by all threads; allocated at the first request."""
         if name not in self._regions:
             stride = -(-row_bytes // 64) * 64
             memory = self._zeros(n_rows * stride).reshape(n_rows, stride)
@@ -52,8 +61,8 @@ class Memory:
             self._regions[name] = Region(name, memory.ctypes.data, stride)
         return self._regions[name]
 
-    def private(self, name: str, row_bytes: int) -> Region:
-        """One row for each thread, none on a cache line of another's: they are written at the same time."""
+    def per_thread(self, name: str, row_bytes: int) -> Region:
+        """One row for each thread. The rows share no cache line, since the threads write them at once."""
         name = f"{name} of each thread"
         if name not in self._regions:
             stride = -(-row_bytes // 128) * 128 + 128
@@ -62,13 +71,13 @@ class Memory:
         return self._regions[name]
 
     def floats(self, name: str) -> np.ndarray:
-        """A matrix as float32 [rows, padded width]."""
+        """A shared matrix as float32 [rows, padded width]."""
         return self._arrays[name]
 
     def vector(self, values: np.ndarray) -> int:
-        """The address of float32 values, padded with zeros to whole vectors of the widest kind.
+        """The address of a constant float32 vector, padded with zeros to a multiple of 16 elements.
 
-        Made once, however many instructions read them.
+        The copy is made once, however many instructions read it.
         """
         if id(values) not in self._vectors:
             memory = self._zeros(-(-values.size // 16) * 64).view(np.float32)
@@ -77,11 +86,12 @@ class Memory:
         return self._vectors[id(values)][1]
 
     def table(self, tensor: QTensor) -> tuple[int, int]:
-        """The address of a matrix as float32, its rows padded with zeros like vectors, and their stride."""
+        """Address and row stride in bytes of a tensor dequantised to float32, as `matrix` pads it."""
         return self.matrix(tensor.dequantize())
 
     def matrix(self, values: np.ndarray) -> tuple[int, int]:
-        """The same of float32 [rows, width]."""
+        """Address and row stride in bytes of a constant float32 [rows, width] matrix, each row padded with
+        zeros to a multiple of 16 elements."""
         rows, width = values.shape
         stride = -(-width // 16) * 64
         memory = self._zeros(rows * stride).view(np.float32).reshape(rows, -1)
@@ -89,12 +99,13 @@ class Memory:
         return memory.ctypes.data, stride
 
     def keep(self, array: np.ndarray) -> np.ndarray:
-        """Hold on to an array that something points into."""
+        """Keep an array alive that an instruction points into."""
         self._keep.append(array)
         return array
 
     def _zeros(self, n_bytes: int) -> np.ndarray:
-        # The system gives zeroed pages when they are first touched.
+        """uint8 [n_bytes] of zeros, aligned to 64 bytes."""
+        # The operating system hands out zeroed pages when they are first touched.
         raw = self.keep(np.zeros(n_bytes + 64, np.uint8))
         start = -raw.ctypes.data % 64
         return raw[start : start + n_bytes]

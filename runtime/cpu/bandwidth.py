@@ -1,8 +1,8 @@
-"""How fast this machine reads memory: the limit that decoding runs against.
+"""Measures the memory read bandwidth of this machine, which bounds the speed of decode.
 
-Writing a token reads every weight once, so a decode step cannot take less than its bytes divided by what
-measured here: all threads at once read a buffer that no cache holds, with the vector loads and the
-prefetching that the matmul kernels use, and do nothing with it but one addition a vector.
+A decode step reads every weight once, so it cannot take less time than the bytes of the weights divided by
+the bandwidth. All threads at once read a buffer larger than any cache, with the vector loads and prefetches
+of the matrix kernels and one addition a vector.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from time import perf_counter
 import numpy as np
 
 from .abi.records import READ, READ_BLOCK
-from .kernels import READ_ALL
+from .kernels import SUM_BUFFER
 from .simd.panels import aligned_empty
 
-LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
-USUAL_CACHE = 32 << 20  # where the system does not say
-AHEADS = (0, 2048, 4096)  # bytes to prefetch ahead; the best of them counts
-RUNS = 8  # of each, some 10 ms long: other programs leave few of them alone
+MIN_BYTES, MAX_BYTES = 256 << 20, 2 << 30
+DEFAULT_CACHE = 32 << 20  # bytes, where the system does not report its caches
+AHEADS = (0, 2048, 4096)  # prefetch distances in bytes; the best of them counts
+RUNS = 8  # runs with each distance, about 10 ms each: other programs disturb most of them
 
 
 class ReadBandwidth:
-    """Measures what `n_threads` threads read out of memory together, in bytes a second.
+    """Measures the memory bandwidth of `n_threads` threads together, in bytes a second.
 
-    The buffer is made and touched once, so that `measure` can be called again and again cheaply. Use as a
-    context manager, or `close` it.
+    The buffer of `n_bytes` (by default `buffer_bytes()`) is allocated and touched once, so that `measure` can
+    be called repeatedly. Use as a context manager, or call `close`.
     """
 
     def __init__(self, n_threads: int, n_bytes: int | None = None) -> None:
@@ -37,27 +37,28 @@ class ReadBandwidth:
         part = max(READ_BLOCK, n_bytes // n_threads // READ_BLOCK * READ_BLOCK)
         self.n_bytes = part * n_threads
         self._buffer = aligned_empty(self.n_bytes)
-        self._buffer.fill(1)  # memory that was never written is one page of zeros, and stays in the cache
+        self._buffer.fill(1)  # untouched memory is one shared page of zeros, which would stay in the cache
         self._arguments = np.zeros(n_threads, READ)
         for i, arguments in enumerate(self._arguments):
             arguments["address"] = self._buffer.ctypes.data + i * part
             arguments["n_bytes"] = part
         self._pool = ThreadPoolExecutor(n_threads, "kukri-read")
-        self._read: Callable[[int, int, int], None] = READ_ALL.compiled.ctypes
+        self._read: Callable[[int, int, int], None] = SUM_BUFFER.compiled.ctypes
 
     def measure(self, runs: int = RUNS) -> float:
-        """The best of `runs` runs with each prefetch distance: other programs can only slow it down."""
+        """Bytes a second of the fastest of `runs` runs with each distance: load only slows runs down."""
         return self.n_bytes / min(self._run(ahead) for ahead in AHEADS for _ in range(runs))
 
     def _run(self, ahead: int) -> float:
-        """Seconds from the first thread's start to the last one's end."""
+        """Seconds from the start of the first thread to the end of the last."""
         self._arguments["ahead"] = ahead
         n_threads = len(self._arguments)
         gate = threading.Barrier(n_threads)
-        spans = list(self._pool.map(self._read_part, range(n_threads), [gate] * n_threads))
-        return max(end for _, end in spans) - min(start for start, _ in spans)
+        times = list(self._pool.map(self._read_part, range(n_threads), [gate] * n_threads))
+        return max(end for _, end in times) - min(start for start, _ in times)
 
     def _read_part(self, thread: int, gate: threading.Barrier) -> tuple[float, float]:
+        """Read a thread's part of the buffer; (start, end) in seconds."""
         address = self._arguments[thread : thread + 1].ctypes.data
         gate.wait()
         start = perf_counter()
@@ -65,7 +66,7 @@ class ReadBandwidth:
         return start, perf_counter()
 
     def close(self) -> None:
-        """End the threads and let the buffer go."""
+        """End the threads and free the buffer."""
         self._pool.shutdown()
         self._buffer = np.empty(0, np.uint8)
 
@@ -77,14 +78,14 @@ class ReadBandwidth:
 
 
 def buffer_bytes(root: Path = Path("/")) -> int:
-    """Eight times the largest cache, so that next to nothing of it is still there in the next run."""
-    return max(LEAST_BYTES, min(MOST_BYTES, 8 * (_largest_cache(root) or USUAL_CACHE)))
+    """Eight times the largest cache, so that a run finds almost nothing of the buffer in it."""
+    return max(MIN_BYTES, min(MAX_BYTES, 8 * (_largest_cache(root) or DEFAULT_CACHE)))
 
 
 def _largest_cache(root: Path) -> int:
-    """Bytes of the largest cache of the first processor as Linux tells it ("32768K"); 0 if it does not.
+    """Bytes of the largest cache of processor 0 by Linux's sysfs ("32768K"); 0 if it is not there.
 
-    `root` stands in for the file system in tests.
+    `root` replaces the root of the file system in tests.
     """
     sizes = [0]
     for path in (root / "sys/devices/system/cpu/cpu0/cache").glob("index*/size"):

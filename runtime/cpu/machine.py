@@ -1,4 +1,4 @@
-"""The CPU machine: a program's instructions run by a standing team of threads."""
+"""The CPU machine: runs a program's instructions on a standing team of threads."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from ..engine.errors import ModelClosed
 from ..engine.state import SequenceStates
 from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
-from .abi.sizes import CACHE_TYPES, KEYS
-from .lowering.layout import Layout, matrices_of
+from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
 from .lowering.lower import Lowering
+from .lowering.machine_config import MachineConfig
+from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
 from .team import Team
 
-LOGITS_BYTES = 64 << 20  # of logits that a step may give; touched only when so many are asked for
+LOGITS_BYTES = 64 << 20  # bytes of the logits of a step at most; pages are touched only when used
 
 
 class CpuMachine:
-    """Runs a Program with Numba kernels; same calls and results as ReferenceMachine, up to rounding.
+    """Runs a Program with Numba kernels; same methods and results as ReferenceMachine, up to rounding.
 
-    Weights are repacked when it is made; `release` is called with tensors, or parts of them, whose bytes
-    in the file are not needed any more, and `progress` with what is being done, how much of it, of how
-    much. `kv_type` is "f16", "f32", "q8_0", "q4_0" or "auto": f32 if all weights are floats, so that a
-    float model is run as it is; else q8_0, or f16 for models whose keys 8 bits do not suit. `states` are
-    those of recurrent ops, for `max_sequences` sequences. Not for use from two threads at once.
+    The constructor repacks the weights. It calls `release` with tensors, or parts of them, whose bytes in the
+    file are no longer needed, and `progress` with (stage, done, total). `threads` defaults to the physical
+    cores (`default_threads`). `kv_type` is the element type of the KV cache: "f16", "f32", "q8_0", "q4_0", or
+    "auto": f32 if all weights are floats, so that a float model is not rounded; f16 for models whose keys
+    have outliers that 8 bits lose; otherwise q8_0. `states` holds the states of recurrent ops for
+    `max_sequences` sequences. Raises ValueError if `page_size` is no multiple of `PAGE_MULTIPLE` or `kv_type`
+    is unknown, and UnsupportedModel if there is no kernel for an op. Not for use from two threads at once.
     """
 
     def __init__(
@@ -44,8 +47,10 @@ class CpuMachine:
         progress: Callable[[str, int, int], None] | None = None,
         max_sequences: int = 1,
     ) -> None:
-        if page_size % KEYS:
-            raise ValueError(f"the CPU machine needs pages of a multiple of {KEYS} tokens, not {page_size}")
+        if page_size % PAGE_MULTIPLE:
+            raise ValueError(
+                f"the CPU machine needs pages of a multiple of {PAGE_MULTIPLE} tokens, not {page_size}"
+            )
         self.program = program
         self.page_size = page_size
         self._n_pages = n_pages
@@ -54,17 +59,17 @@ class CpuMachine:
         self.n_threads = threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
-        layout = Layout(
-            n_pages,
-            page_size,
-            self.n_threads,
-            self.max_rows,
-            self.max_logits,
-            self.kv_type.upper(),
-            tuple(self.states.arrays),
+        config = MachineConfig(
+            n_pages=n_pages,
+            page_size=page_size,
+            n_threads=self.n_threads,
+            max_rows=self.max_rows,
+            max_logits=self.max_logits,
+            cache_type=self.kv_type.upper(),
+            states=tuple(self.states.arrays),
         )
-        self._lowered = Lowering(program, layout, release, progress).lower()
-        self._logits = self._lowered.memory.floats(program.logits.name)[:, : program.logits.width]
+        self._lowered = Lowering(program, config, release, progress).lower()
+        self._logits = self._lowered.arena.floats(program.logits.name)[:, : program.logits.width]
         self._team = Team(self.n_threads)
         self._step = np.zeros(1, STEP)
         self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
@@ -72,8 +77,8 @@ class CpuMachine:
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
-        The rows' positions must have room in `table` already; ValueError if they, the tokens or the
-        number of rows are out of range.
+        `table` must have pages for the rows' positions already. Raises ValueError if positions, tokens or the
+        number of rows are out of range, and RuntimeError if the machine is closed.
         """
         n = len(batch.tokens)
         if table.page_size != self.page_size:
@@ -95,15 +100,8 @@ class CpuMachine:
             np.ascontiguousarray(a, np.int32)
             for a in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
         )
-        for embed, target in self._lowered.lookups:
-            # Looked up in the file: a handful of rows, not worth a second layout.
-            rows = embed.table.rows(np.where(tokens < embed.table.shape[0], tokens, 0))
-            np.multiply(rows, np.float32(embed.scale), out=target[:n, : rows.shape[1]])
-        if self._lowered.by_length:
-            lengths = batch.sequence_lengths()
-            for op, frequencies in self._lowered.by_length:
-                frequencies[:n, : len(op.inv_freq)] = op.frequencies(lengths)
-        instructions = self._lowered.one if n == 1 else self._lowered.many
+        self._fill_inputs(batch, tokens)
+        instructions = self._lowered.decode if n == 1 else self._lowered.prefill
         step = self._step
         step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
         step["n_rows"], step["n_logits"] = n, len(logits_indices)
@@ -114,13 +112,28 @@ class CpuMachine:
         self.states.end(batch)
         return self._logits[: len(logits_indices)]
 
+    def _fill_inputs(self, batch: Batch, tokens: np.ndarray) -> None:
+        """Write the inputs of instructions that Python computes: embeddings looked up in the file, since a
+        few rows are not worth repacking the table, and frequencies of RoPE that depend on the sequences'
+        lengths.
+        """
+        n = len(tokens)
+        for embed, target in self._lowered.file_lookups:
+            rows = embed.table.rows(np.where(tokens < embed.table.shape[0], tokens, 0))
+            np.multiply(rows, np.float32(embed.scale), out=target[:n, : rows.shape[1]])
+        if self._lowered.length_dependent:
+            lengths = batch.sequence_lengths()
+            for op, frequencies in self._lowered.length_dependent:
+                frequencies[:n, : len(op.inv_freq)] = op.frequencies(lengths)
+
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
-        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
+        """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
-        """What a step of so many rows left in the `boundary_out` buffers, float32 [rows, width] each, until
-        the next step.
+        """Contents of the `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each.
+
+        Views, valid until the next step.
         """
         regions = self._lowered.boundary_out[n_rows == 1]
         return [
@@ -129,32 +142,35 @@ class CpuMachine:
         ]
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the `boundary_in` buffers for the next step, float32 [rows, width] each."""
+        """Set the contents of the `boundary_in` buffers for the next step, float32 [rows, width] each."""
         for b, rows in zip(self.program.boundary_in, values, strict=True):
-            self._lowered.memory.floats(b.name)[: len(rows), : b.width] = rows
+            self._lowered.arena.floats(b.name)[: len(rows), : b.width] = rows
 
     def close(self) -> None:
-        """End the worker threads and let the memory go; a later step raises RuntimeError."""
+        """End the worker threads and free the memory. A later step raises RuntimeError."""
         if not self._team.closed:
             self._team.close()
             del self._lowered, self._logits
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
-    """The cache's element type, one of `CACHE_TYPES`; ValueError for an unknown `kv_type`."""
+    """The element type of the KV cache for a `kv_type`, one of `CACHE_TYPES`. ValueError if unknown."""
     if kv_type == "auto":
-        if all(weight.format.is_float for _, weight in matrices_of(program)):
+        if all(weight.format.is_float for _, weight in weight_matrices(program)):
             return "F32"
-        return "F16" if _uneven_keys(program) else "Q8_0"
+        return "F16" if _keys_have_outliers(program) else "Q8_0"
     if kv_type.upper() not in CACHE_TYPES:
         names = ", ".join(name.lower() for name in CACHE_TYPES)
         raise ValueError(f"the CPU machine keeps its cache as one of {names}, not {kv_type}")
     return kv_type.upper()
 
 
-def _uneven_keys(program: ops.Program) -> bool:
-    """Whether keys have a bias or a norm with weights: some of their dimensions are then far larger than
-    others, and 8 bits shared with those are too few for the rest (docs/performance.md)."""
+def _keys_have_outliers(program: ops.Program) -> bool:
+    """Whether keys have a bias or a norm with weights.
+
+    Some of their dimensions are then far larger than others, and a scale of 8-bit codes that they share is
+    too coarse for the rest (docs/performance.md).
+    """
     keys = {op.k.name for op in program.ops if isinstance(op, ops.Attend)}
     return any(
         (isinstance(op, ops.RMSNorm) or (isinstance(op, ops.MatMul) and op.bias is not None))

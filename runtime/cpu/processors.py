@@ -1,4 +1,4 @@
-"""How many threads to start: the physical cores that this process may use."""
+"""The default number of threads: the physical cores that this process may use."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 
 def default_threads(root: Path = Path("/")) -> int:
-    """Physical cores that the process may run on, no more than a container's quota pays for.
+    """Physical cores that the process may run on, at most the CPU quota of its container.
 
-    Two threads of one core share its multipliers, and the second only makes the first wait at barriers. A
-    thread beyond the quota would be stopped in mid-step while the others wait for it. `root` stands in for
-    the file system in tests.
+    Two threads on one core share its multipliers, so that a second one only adds waiting at barriers. A
+    thread beyond the quota would be stopped within a step while the other threads wait for it. `root`
+    replaces the root of the file system in tests.
     """
     own = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
     usable = _cores(own, root) if own else _performance_cores() or os.cpu_count() or 1
@@ -22,7 +22,7 @@ def default_threads(root: Path = Path("/")) -> int:
 
 
 def _cores(processors: set[int], root: Path) -> int:
-    """How many cores these logical processors belong to; one each where the system does not say."""
+    """Number of physical cores of these logical processors; one each if the system has no topology files."""
     topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
     cores = set()
     for number in processors:
@@ -34,7 +34,7 @@ def _cores(processors: set[int], root: Path) -> int:
 
 
 def _performance_cores() -> int | None:
-    """The fast cores of a Mac: with its slow ones, the fast ones would wait at every barrier."""
+    """Number of performance cores of a Mac, None elsewhere. Efficiency cores would delay every barrier."""
     if sys.platform != "darwin":
         return None
     library, count = ctypes.CDLL(None), ctypes.c_int32(0)
@@ -49,7 +49,7 @@ def _performance_cores() -> int | None:
 
 
 def _quota(root: Path) -> float | None:
-    """Processors' worth of time that control groups allow, version 2 or 1; None if unlimited."""
+    """CPU quota of the process's control group (version 2 or 1) in processors; None if unlimited."""
     group = root / "sys/fs/cgroup"
     try:
         quota, period = (group / "cpu.max").read_text().split()[:2]

@@ -1,8 +1,8 @@
-"""A standing team of threads that runs a whole step in compiled code.
+"""A standing team of threads that runs whole steps in compiled code.
 
-A step costs one wake-up a thread; from there on the threads meet at spin barriers (a fifth of a
-microsecond), since a decode step has hundreds of instructions. After a step the workers look out for the next
-one for as long as a sampler needs, then they sleep.
+A step wakes each worker once. Within the step the threads meet at spin barriers (a fifth of a microsecond
+each), since a decode step has hundreds of instructions. After a step the workers spin for about as long as
+sampling a token takes, to catch the next step without a wake-up, and then sleep.
 """
 
 from __future__ import annotations
@@ -20,38 +20,46 @@ from .kernels import FOLLOW, LEAD, POST
 
 
 class _Workers:
-    """What the worker threads share with their team; they hold this and not the team itself, so that a
-    forgotten team can end them."""
+    """State that the worker threads share with their Team.
+
+    The threads reference this object and not the Team, so that the Team can be garbage-collected and its
+    finalizer can end them.
+    """
 
     def __init__(self, n_threads: int) -> None:
         self.memory = np.zeros(1, TEAM)
         self.memory["give_way"] = _give_way_address()
         self.memory["n_threads"] = n_threads
         self.closed = False
-        self.done = np.zeros((n_threads, 8), np.int64)  # steps that each thread has run, a cache line each
-        # A worker sleeps in acquiring its lock, which only `wake` releases.
+        self.done = np.zeros((n_threads, 8), np.int64)  # steps that each thread has run, a cache line apart
+        # A worker sleeps while it acquires its lock, which only `wake` releases.
         self.locks = [threading.Lock() for _ in range(n_threads - 1)]
         for lock in self.locks:
             lock.acquire()
 
     @property
     def posted(self) -> int:
+        """Steps that thread 0 has posted."""
         return int(self.memory["posted"][0])
 
     @property
     def led(self) -> int:
+        """Steps that thread 0 has finished."""
         return int(self.memory["led"][0])
 
     def wake(self) -> None:
+        """Wake all workers that sleep."""
         for asleep in self.locks:
             if asleep.locked():
                 asleep.release()
 
     def close(self) -> None:
+        """End all workers."""
         self.closed = True
         self.wake()
 
     def work(self, thread: int, follow: Any) -> None:
+        """The loop of worker number `thread`; `follow` is the compiled kernel of that name."""
         done = self.done[thread].ctypes.data
         while True:
             self.locks[thread - 1].acquire()
@@ -61,9 +69,9 @@ class _Workers:
 
 
 class Team:
-    """`n_threads` threads, the caller's own among them; `run` executes a STEP record on all of them.
+    """`n_threads` threads, including the caller's; `run` executes a step on all of them.
 
-    Not for use from two threads at once. `close` ends the workers, as does forgetting the team.
+    Not for use from two threads at once. `close()` ends the workers, as does garbage collection of the team.
     """
 
     def __init__(self, n_threads: int) -> None:
@@ -78,13 +86,14 @@ class Team:
 
     @property
     def closed(self) -> bool:
+        """Whether the workers have been ended."""
         return self._workers.closed
 
     def run(self, step: np.ndarray) -> None:
-        """Run one step and return when all threads have finished it. RuntimeError if closed.
+        """Run a step, STEP [1], and return when all threads have finished it. RuntimeError if closed.
 
-        An interrupt that arrives in between is raised after the step: workers that are already at it
-        would wait for ever for thread 0.
+        An interrupt that arrives during the step is raised after it: workers that have begun the step would
+        otherwise wait for thread 0 at a barrier for ever.
         """
         workers = self._workers
         if workers.closed:
@@ -95,7 +104,7 @@ class Team:
             try:
                 if workers.posted < ticket:
                     self._post(memory, step.ctypes.data, 0)
-                workers.wake()  # after posting: who looks out for a step until then must not miss it
+                workers.wake()  # after posting, so that a worker about to sleep cannot miss the step
                 self._lead(memory, step.ctypes.data, 0)
             except BaseException as error:
                 interrupt = error
@@ -104,7 +113,7 @@ class Team:
 
 
 def _give_way_address() -> int:
-    """The C function that lets another thread run, or 0."""
+    """Address of the C function that yields the processor to another thread; 0 if there is none."""
     try:
         library = ctypes.CDLL("kernel32" if os.name == "nt" else None)
         function = library.SwitchToThread if os.name == "nt" else library.sched_yield

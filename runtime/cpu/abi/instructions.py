@@ -1,4 +1,4 @@
-"""A list of instructions in the making, and where in it threads must wait for each other."""
+"""A list of kernel calls under construction, with barriers inserted where threads depend on each other."""
 
 from __future__ import annotations
 
@@ -9,50 +9,56 @@ from typing import Any
 import numpy as np
 
 from ....quant.jit.kernel import CpuKernel
-from ..arena import Memory, Region
+from ..arena import Arena, Region
 from .records import INSTRUCTION
 
-# How threads share an instruction's work. Two instructions that give every thread the same rows need no
-# barrier between them, since no thread reads what another wrote.
+# How an instruction's work is partitioned over the threads. Between two instructions with the same partition
+# (other than OTHER) no barrier is needed, since each thread reads only what it wrote itself.
 ROWS, LOGITS_ROWS, OTHER = "rows", "logits rows", "other"
+
+Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 @dataclass
 class _Access:
+    """Names of the shared regions that an instruction reads and writes, and its partition."""
+
     reads: set[str]
     writes: set[str]
-    sharing: str
+    partition: str
 
 
 class Instructions:
-    """Kernels with their arguments, in order. `written` counts what wrote a region, to know what is stale."""
+    """Kernels with their argument records, in program order."""
 
-    def __init__(self, memory: Memory) -> None:
-        self.memory = memory
-        self.names: list[str] = []  # of the instructions, for people
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.names: list[str] = []  # a readable name for each instruction, for profiles
         self._kernels: list[tuple[CpuKernel, np.ndarray]] = []
         self._barriers: list[bool] = []
-        self._pending: list[_Access] = []  # since the last barrier
+        self._pending: list[_Access] = []  # accesses since the last barrier
 
-    def emit(
+    def append(
         self,
         kernel: CpuKernel,
         record: np.dtype,
         reads: Iterable[Region],
         writes: Iterable[Region],
-        sharing: str = OTHER,
+        partition: str = OTHER,
         **values: Any,
     ) -> None:
-        """Append an instruction; a thread's own copy of a row is nobody else's concern."""
+        """Append a call of `kernel` with a `record` of `values`, fields not named being 0.
+
+        A barrier is put before the call if it conflicts with a pending access to a shared region; regions
+        with a copy for each thread never conflict.
+        """
         reads, writes = list(reads), list(writes)
-        access = _Access(
-            {r.name for r in reads if not r.private}, {r.name for r in writes if not r.private}, sharing
-        )
+        access = _Access(_shared_names(reads), _shared_names(writes), partition)
         if any(_conflict(before, access) for before in self._pending):
             self._barriers[-1] = True
             self._pending.clear()
         self._pending.append(access)
-        arguments = self.memory.keep(np.zeros(1, record))
+        arguments = self.arena.keep(np.zeros(1, record))
         for name, value in values.items():
             arguments[name] = value
         self._kernels.append((kernel, arguments))
@@ -61,23 +67,28 @@ class Instructions:
 
     @property
     def kernels(self) -> list[CpuKernel]:
-        """Each kernel once, in the order of first use."""
+        """The distinct kernels, in the order of their first call."""
         return list({id(kernel): kernel for kernel, _ in self._kernels}.values())
 
     def table(self) -> np.ndarray:
-        """INSTRUCTION [n]; compiles the kernels that nobody has compiled yet."""
+        """INSTRUCTION [n] for the team to run. Compiles kernels that are not compiled yet."""
         table = np.zeros(len(self._kernels), INSTRUCTION)
         for row, (kernel, arguments), barrier in zip(table, self._kernels, self._barriers, strict=True):
             row["kernel"], row["arguments"] = kernel.address, arguments.ctypes.data
             row["barrier"] = barrier
-        table[-1]["barrier"] = True  # whoever leads returns when all are done
+        table[-1]["barrier"] = True  # thread 0 returns only when all threads have finished
         return table
 
 
+def _shared_names(regions: list[Region]) -> set[str]:
+    """Names of the regions that threads share."""
+    return {region.name for region in regions if not region.thread_stride}
+
+
 def _conflict(before: _Access, after: _Access) -> bool:
-    if before.sharing == after.sharing != OTHER:
+    """Whether a barrier must separate two instructions: a read after a write, a write after a read, or a
+    write after a write of the same region, unless both use the same partition.
+    """
+    if before.partition == after.partition != OTHER:
         return False
     return bool(before.writes & (after.reads | after.writes) or before.reads & after.writes)
-
-
-Progress = Callable[[str, int, int], None]

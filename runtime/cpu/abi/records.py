@@ -1,7 +1,15 @@
-"""What kernels are told: one record of int64 fields an instruction, one for the step.
+"""Argument records: the structs through which Python passes addresses, sizes and scalars to compiled kernels.
 
-Every kernel is called as `kernel(arguments, step, thread)` with the addresses of its record and of the
-step's. Matrices are given by the address of their first element and the bytes from row to row.
+Every kernel is called as `kernel(arguments, step, thread)`: the address of the instruction's argument record,
+the address of the step's STEP record, and the number of the calling thread. A record consists of 8-byte
+fields, int64 unless listed under `floats` (float64). These conventions hold for all records:
+
+* A field described with a dtype and a shape is the *address* of that array. 0 stands for an optional array
+  that is absent.
+* `NAME_stride` is the distance in bytes from one row of matrix `NAME` to the next.
+* `NAME_thread_stride` is the distance in bytes between the copies that the threads have of `NAME` in a decode
+  step; 0 if all threads share one copy.
+* Sizes count elements unless the name ends in `_bytes`. Booleans are 0 or 1.
 """
 
 from __future__ import annotations
@@ -10,287 +18,314 @@ import numpy as np
 
 
 def record(*fields: str, floats: tuple[str, ...] = ()) -> np.dtype:
-    """A record type of int64 `fields`, then float64 `floats`."""
+    """A struct dtype: the int64 `fields`, then the float64 fields `floats`."""
     return np.dtype([*((f, np.int64) for f in fields), *((f, np.float64) for f in floats)])
 
 
+# One step of the machine: the instructions to run and the batch to run them on.
 STEP = record(
-    "instructions",  # address of INSTRUCTION[n_instructions]
+    "instructions",  # INSTRUCTION [n_instructions]
     "n_instructions",
-    "n_threads",
-    "n_rows",
-    "n_logits",
-    "tokens",  # int32 [n_rows], as the next two
-    "sequences",
-    "positions",
-    "logits_indices",  # int32 [n_logits]
-    "blocks",  # int32 [sequences, pages], the block table
+    "n_threads",  # threads that run the step
+    "n_rows",  # rows of the batch, one a token
+    "n_logits",  # rows whose logits are computed
+    "tokens",  # int32 [n_rows], token ids
+    "sequences",  # int32 [n_rows], the sequence of each row
+    "positions",  # int32 [n_rows], the position of each row in its sequence
+    "logits_indices",  # int32 [n_logits], rows whose logits are computed
+    "blocks",  # int32 [sequences, pages]: the block table of the paged KV cache
     "blocks_stride",
-    "page_size",
+    "page_size",  # tokens a page
 )
-INSTRUCTION = record("kernel", "arguments", "barrier")  # barrier: all threads wait for each other after it
 
-SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)  # values of `gate`
+# One call of a kernel.
+INSTRUCTION = record(
+    "kernel",  # address of the kernel's machine code
+    "arguments",  # address of its argument record
+    "barrier",  # boolean: all threads meet at a barrier after this instruction
+)
 
+# Values of the field `gate`: the activation f of out = f(x) · y. 0: not gated, or GELU by erf.
+SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)
+
+# GEMMS, GEMVS, FLOAT_GEMMS: out = x · Wᵀ with W stored as panels of LANES rows (simd/panels.py). The kernels
+# work on pairs of panels; with `gate`, the first panel of a pair belongs to the gate matrix and the second to
+# the up matrix.
 MATMUL = record(
-    "weights",  # panels
-    "n_panels",
-    "panel_bytes",
-    "pair_bytes",  # from a pair of panels to the next
-    "other_bytes",  # from a pair's first panel to its second
-    "n_blocks",  # blocks a row
-    "width",  # weights a row
-    "x",  # floats, a quantised row or the records of tiles
-    "x_stride",  # from row to row (floats)
-    "x_private",  # between the threads' copies of a single row, 0 if they share it
-    "seconds",  # of tiles
-    "lists",
-    "list_stride",
-    "out",
+    "weights",  # uint8 panels
+    "n_panels",  # panels of W; with `gate`, of one of the two matrices
+    "panel_bytes",  # bytes of a panel
+    "pair_stride",  # bytes from the first panel of a pair to the first panel of the next pair
+    "second_offset",  # bytes from the first panel of a pair to its second
+    "n_blocks",  # quantisation blocks a row of W
+    "width",  # columns of W
+    "x",  # float32 rows; GEMVS: a quantised row; GEMMS: tiles of quantised rows (kernels/matmul/quantize.py)
+    "x_stride",  # float32 rows only
+    "x_thread_stride",
+    "residuals",  # GEMMS: int8 residual codes of the tiles
+    "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
+    "residual_list_stride",  # bytes from the list of one group to the next
+    "out",  # float32 [rows, n_panels · LANES]
     "out_stride",
-    "bias",  # float32 [n_panels · LANES], or 0
-    "other_bias",  # that of a pair's second panel, where it is of another matrix
-    "accumulate",
-    "gate",  # 0, or out = f(first panel's product) · second's, a pair being a panel of each of two matrices
-    "on_logits_rows",  # only the rows whose logits are asked for
-    "rows_at",  # address of the int32 number of rows; 0: the step's
-    "scratch",
+    "bias",  # float32 [n_panels · LANES]
+    "second_bias",  # with `gate`: float32 [n_panels · LANES], the bias of the up matrix
+    "accumulate",  # boolean: add to `out` instead of overwriting it
+    "gate",  # activation f of out = f(x · gateᵀ) · (x · upᵀ); 0: out = x · Wᵀ
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "n_rows_address",  # int32 [1]: number of rows, known only during the step; 0: as many as the step has
+    "scratch",  # GEMMS: uint8 [n_threads, gemm_scratch_bytes]
     "scratch_stride",
-    # Matrices of several experts, one behind the other:
-    "expert_bytes",
-    "bias_stride",
-    "n_experts",  # of many rows: expert e has tiles[e] … tiles[e + 1] - 1 to itself; 0: one matrix for all
-    "tiles",  # int32 [n_experts + 1]
-    "choice",  # of a single row: address of the expert's number, a whole float32; 0: there is one matrix
-    "share",  # of a single row: address of the float32 that products count by
-    "choice_private",  # bytes between the threads' copies of these two
-    floats=("limit", "alpha"),  # of CLIPPED
+    # Mixtures of experts: the matrices of all experts lie one behind the other.
+    "expert_stride",  # bytes from the matrix of one expert to the next
+    "bias_stride",  # bytes from the bias of one expert to the next
+    "n_experts",  # prefill: experts whose rows are grouped in x; 0: one matrix for all rows
+    "expert_tiles",  # prefill: int32 [n_experts + 1]; expert e owns the row tiles expert_tiles[e] … [e+1] - 1
+    "expert",  # decode: float32 [1], the expert's number; 0: there is one matrix
+    "routing_weight",  # decode: float32 [1], the factor of the product
+    "expert_thread_stride",  # decode: the same distance for `expert` and `routing_weight`
+    floats=("limit", "alpha"),  # parameters of CLIPPED
 )
 
+# EMBEDS: out = scale · table[token], from a table that is stored as panels.
 EMBED = record(
-    "panels",
-    "panel_bytes",
-    "n_blocks",
-    "width",
-    "out",
+    "panels",  # uint8 panels of the embedding table
+    "panel_bytes",  # bytes of a panel
+    "n_blocks",  # quantisation blocks a row of the table
+    "width",  # columns of the table
+    "out",  # float32 [rows, width]
     "out_stride",
-    "out_private",
-    "scratch",  # a group's unpacked weights for each thread
+    "out_thread_stride",
+    "scratch",  # uint8 [n_threads, embed_scratch_bytes]
     "scratch_stride",
-    "tokens",  # rows of the table; other tokens read row 0
-    "every",  # each thread looks the one row up for itself
+    "tokens",  # rows of the table; a token id beyond them reads row 0
+    "replicated",  # boolean: every thread computes the only row into its own copy
     floats=("scale",),
 )
 
-# One record for every pointwise kernel; each uses the fields it needs.
+# All kernels of kernels/common/pointwise.py; each kernel reads the fields that its docstring names.
 POINTWISE = record(
-    "x",
+    "x",  # float32 [rows, width]
     "x_stride",
-    "x_private",
-    "y",
+    "x_thread_stride",
+    "y",  # float32 rows, the second operand
     "y_stride",
-    "y_private",
-    "out",
+    "y_thread_stride",
+    "out",  # float32 rows
     "out_stride",
-    "out_private",
-    "width",
-    "groups",
-    "weight",
-    "weight_stride",  # bytes from row to row, or part to part; 0 if all have the same
-    "bias",
-    "length",
-    "start",  # the first dimension of a head that turns
-    "on_logits_rows",
-    "rows_at",  # as in MATMUL
-    "every",
-    "gate",
-    "interleaved",
-    "cos",
-    "sin",
-    "angle_stride",
-    "n_angles",
+    "out_thread_stride",
+    "width",  # columns of x
+    "groups",  # equal parts of a row: heads, or groups of a norm
+    "weight",  # float32: norm weights, inverse frequencies, or a position table
+    "weight_stride",  # bytes from row to row of `weight`, or from group to group; 0: all share the same
+    "bias",  # float32 [width]
+    "length",  # columns, or tokens: see the kernel
+    "start",  # first dimension of a head that RoPE rotates, or that JOIN_HEADS copies
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "n_rows_address",  # int32 [1]: see MATMUL
+    "replicated",  # boolean: every thread computes the only row into its own copy
+    "gate",  # activation
+    "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
+    "cos",  # float32 [rows, n_angles]
+    "sin",  # float32 [rows, n_angles]
+    "angle_stride",  # bytes from row to row of cos and sin
+    "n_angles",  # pairs of dimensions that RoPE rotates
     floats=(
-        "number",
-        "other_number",
-        "limit",
+        "scalar",  # epsilon, attention factor, scale, growth or cap: see the kernel
+        "other_scalar",
+        "limit",  # parameters of CLIPPED
         "alpha",
-    ),  # epsilon, attention factor, scale, growth or cap; those of CLIPPED
+    ),
 )
 
+# QUANTIZE_ROW, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits (kernels/matmul/quantize.py).
 QUANTIZE = record(
-    "x",
+    "x",  # float32 [rows, width]
     "x_stride",
-    "x_private",  # bytes between the threads' copies of x, 0 if they share it
-    "width",
-    "out",  # a row for each thread, or the records
-    "out_private",
-    "seconds",
-    "lists",
-    "list_stride",
-    "on_logits_rows",
-    "rows_at",  # as in MATMUL
+    "x_thread_stride",
+    "width",  # columns of x, a multiple of 32
+    "out",  # uint8: the quantised row of each thread, or the tiles of all rows
+    "out_thread_stride",
+    "residuals",  # tiles only: int8 residual codes and their scales
+    "residual_lists",  # tiles only: int32 [groups, 1 + rows]
+    "residual_list_stride",  # bytes from the list of one group to the next
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "n_rows_address",  # int32 [1]: see MATMUL
 )
 
+# ROUTE_ROWS: the top-k experts of each row and their routing weights.
 ROUTE = record(
-    "scores",  # float32 rows [n]
+    "scores",  # float32 [rows, n], the router's logits
     "scores_stride",
-    "scores_private",  # bytes between the threads' copies of a row, 0 if they share it
-    "experts",  # float32 rows [top]: whole numbers
+    "scores_thread_stride",
+    "experts",  # float32 [rows, top], whole numbers
     "experts_stride",
-    "routing_weights",  # float32 rows [top]
+    "routing_weights",  # float32 [rows, top]
     "routing_weights_stride",
-    "private",  # the same of experts and of routing_weights
-    "n",
-    "top",
-    "bias",  # float32 [n], or 0
-    "sigmoid",  # instead of softmax
-    "normalised",
-    "groups",
-    "top_groups",
-    "group_best",  # how many of a group's members add up to its merit
-    "expert_scales",  # float32 [n], or 0
-    "scratch",  # see `sizes`, a thread
+    "experts_thread_stride",  # the same distance for `experts` and `routing_weights`
+    "n",  # experts
+    "top",  # experts chosen a row
+    "bias",  # float32 [n], added for the choice but not for the weights
+    "sigmoid",  # boolean: probabilities by sigmoid instead of softmax
+    "normalised",  # boolean: the weights of a row sum to 1 before scaling
+    "groups",  # equal groups of experts
+    "top_groups",  # groups from which experts are chosen
+    "group_best",  # the score of a group is the sum of its `group_best` best members
+    "expert_scales",  # float32 [n], a factor for the weight of each expert
+    "scratch",  # float32 [n_threads, route_scratch_bytes / 4]
     "scratch_stride",
-    "on_logits_rows",
-    "rows_at",  # as in MATMUL
-    "every",
-    floats=("scale",),
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "n_rows_address",  # int32 [1]: see MATMUL
+    "replicated",  # boolean: every thread computes the only row into its own copy
+    floats=("scale",),  # factor of all routing weights
 )
 
-# Rows dealt out to experts: copies of rows, those of an expert side by side in tiles of their own.
-DEAL = record(
-    "experts",  # float32 rows [top]
+# SORT_BY_EXPERT, PERMUTE_ROWS, UNPERMUTE_ROWS: copies of rows grouped by expert. The rows of each expert fill
+# whole tiles of TOKENS rows, padded with rows of zeros.
+PERMUTE = record(
+    "experts",  # float32 [rows, top], whole numbers
     "experts_stride",
-    "routing_weights",
+    "routing_weights",  # float32 [rows, top]
     "routing_weights_stride",
-    "top",
+    "top",  # experts a row
     "n_experts",
-    "x",  # float32 rows [width]: those that are dealt, or what came of them
+    "x",  # float32 [rows, width], the input: rows to permute, or permuted rows
     "x_stride",
-    "out",
+    "out",  # float32 [rows, width], the output
     "out_stride",
     "width",
-    "sources",  # int32 [dealt rows]: of which row each is a copy, -1 if it fills a tile
-    "places",  # int32 [rows, top]: which dealt row is its
-    "tiles",  # int32 [n_experts + 1]: each expert's first tile; behind them int32 [n_experts] to count with
-    "rows_at",  # int32: how many dealt rows there are
-    "on_logits_rows",
+    "source_rows",  # int32 [permuted rows]: the row that each permuted row copies; -1 for padding
+    "permuted_rows",  # int32 [rows, top]: the permuted row of each row and chosen expert
+    "expert_tiles",  # int32 [n_experts + 1]: first tile of each expert; then int32 [n_experts] of scratch
+    "n_rows_address",  # int32 [1]: number of permuted rows, written by SORT_BY_EXPERT
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
 )
 
+# KV_STORES, PREFILL_ATTENTIONS, DECODE_ATTENTIONS, MERGE_SPLITS.
 ATTENTION = record(
-    "q",  # float32 rows [heads · head_dim]
+    "q",  # float32 [rows, heads · head_dim]
     "q_stride",
-    "k",  # float32 rows [kv_heads · head_dim]
+    "k",  # float32 [rows, kv_heads · head_dim]
     "k_stride",
-    "v",  # float32 rows [kv_heads · value_step], of which the first value_dim of each head count
+    "v",  # float32 [rows, kv_heads · value_step]; the first value_dim columns of each head are used
     "v_stride",
     "value_step",
-    "value_dim",  # head_dim at most
-    "out",  # float32 rows [heads · value_dim]; not used by ATTEND_ONES
+    "value_dim",  # at most head_dim
+    "out",  # float32 [rows, heads · value_dim]; DECODE_ATTENTIONS writes `partials` instead
     "out_stride",
-    "keys",  # the layer's pool: [page, kv head] pieces, see `sizes`
-    "values",
+    "keys",  # the layer's pool of keys: [page, kv head] pieces of pool_bytes (kernels/attention/kv_cache.py)
+    "values",  # the layer's pool of values
     "heads",
     "kv_heads",
     "head_dim",
-    "window",  # positions that a query sees, its own among them; 0: all
-    "scratch",  # see `sizes`, a thread
+    "window",  # sliding window: positions that a query attends to, its own included; 0: all
+    "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",
-    # For ATTEND_ONES only:
-    "append",  # write the key and the value first
-    "q_private",  # bytes between the threads' copies, 0 if they share one
-    "k_private",
-    "v_private",
-    "partials",  # see `sizes`
-    "q_norm",  # float32 [head_dim] weights, padded to 16; 0: no norm
-    "k_norm",
-    "cos",  # float32 [n_angles] of the one row; 0: no rotation
-    "sin",
+    # DECODE_ATTENTIONS only:
+    "append",  # boolean: write the row's key and value to the cache first
+    "q_thread_stride",
+    "k_thread_stride",
+    "v_thread_stride",
+    "partials",  # float32 [splits, heads, padded head_dim + 16]: see `sizes.partials_bytes`
+    "q_norm",  # float32 [head_dim] RMS norm weights, padded to a multiple of 16
+    "k_norm",  # float32 [head_dim], as q_norm
+    "cos",  # float32 [n_angles] of the only row; 0: no RoPE
+    "sin",  # float32 [n_angles]
     "n_angles",
-    "interleaved",
-    "sinks",  # float32 [heads], in units of ln 2; 0: none
-    floats=("scale", "softcap", "norm_eps"),
+    "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
+    "sinks",  # float32 [heads], attention sink logits in units of ln 2
+    floats=(
+        "scale",
+        "softcap",
+        "norm_eps",
+    ),  # factor of scores; soft cap of scores, 0: none; RMS norm epsilon
 )
 
-# Several residual streams at once.
-STREAMS = record(
-    "streams",  # int64 [n, 6]: address, stride and private bytes of each, and of where it is written
-    "n",
-    "active",
-    "coefficients",  # float32 rows
+# ALTUP_PREDICT, ALTUP_CORRECT: several residual streams (kernels/common/altup.py).
+ALTUP = record(
+    "streams",  # int64 [n, 6]: address, stride, thread stride of each stream's input, then of its output
+    "n",  # streams
+    "active",  # number of the stream that the layer computes on
+    "coefficients",  # float32 [rows, n · n] (predict) or [rows, n] (correct)
     "coefficients_stride",
-    "coefficients_private",
-    "x",
+    "coefficients_thread_stride",
+    "x",  # correct: float32 [rows, width], the layer's output
     "x_stride",
-    "x_private",
-    "out",
+    "x_thread_stride",
+    "out",  # float32 [rows, width]
     "out_stride",
-    "out_private",
-    "weight",  # float32 [width]
+    "out_thread_stride",
+    "weight",  # correct: float32 [width]
     "width",
-    "scratch",  # a vector of each stream, a thread
+    "scratch",  # predict: float32 [n_threads, n, LANES]
     "scratch_stride",
-    "on_logits_rows",
-    "rows_at",  # as in MATMUL
-    "every",
+    "on_logits_rows",  # boolean: only the rows whose logits are computed
+    "n_rows_address",  # int32 [1]: see MATMUL
+    "replicated",  # boolean: every thread computes the only row into its own copy
 )
 
-RECUR = record(
-    "x",  # float32 rows: what is convolved; queries, keys and values; x, B and C
+# CAUSAL_CONV, DELTA_RULE, STATE_SCAN (kernels/common/recurrent.py).
+RECURRENT = record(
+    "x",  # float32 rows: the convolution's input; queries, keys and values; or x, B and C
     "x_stride",
-    "x_private",  # bytes between the threads' copies of a row, 0 if they share it
-    "step",  # float32 rows [heads]
+    "x_thread_stride",
+    "step",  # float32 [rows, heads]: step sizes before softplus
     "step_stride",
-    "step_private",
-    "beta",  # float32 rows [heads]
+    "step_thread_stride",
+    "beta",  # float32 [rows, heads]: write strengths before sigmoid
     "beta_stride",
-    "beta_private",
-    "out",
+    "beta_thread_stride",
+    "out",  # float32 rows
     "out_stride",
-    "state",  # float32, a sequence's behind another's
-    "state_bytes",
-    "channels",
-    "taps",
+    "state",  # float32 [sequences, …]
+    "state_bytes",  # bytes of the state of one sequence
+    "channels",  # channels of the convolution
+    "taps",  # taps of the convolution
     "weight",  # float32 [taps, channels]
     "weight_stride",
-    "bias",  # float32 [channels], or 0
-    "silu",
-    "groups",
+    "bias",  # float32 [channels]
+    "silu",  # boolean: SiLU after the convolution
+    "groups",  # groups of heads that share queries and keys, or B and C
     "heads",
     "head_dim",
-    "size",  # of a key; of B and C
-    "tiled",
-    "a",  # float32 [heads], as the next two
-    "step_bias",
-    "skip",
-    "scratch",  # see `sizes`, a thread
+    "size",  # dimension of a key, or of B and C
+    "tiled",  # boolean: head h uses group h % groups instead of h // (heads / groups)
+    "a",  # float32 [heads]: decay rates, below 0
+    "step_bias",  # float32 [heads]
+    "skip",  # float32 [heads]: factors of x in the output
+    "scratch",  # DELTA_RULE: float32 [n_threads, delta_scratch_bytes / 4]
     "scratch_stride",
-    floats=("step_scale", "eps"),
+    floats=("step_scale", "eps"),  # factor of `step`; epsilon of the norm of queries and keys
 )
 
-# Rows of logits; a thread gets the addresses of its own.
+# LOG_SUMS, DIVERGENCES: statistics of rows of logits. Each thread gets a record with its own rows.
 ROW_SCORES = record(
-    "logits",  # float32 rows [width]
-    "stride",
-    "other",  # as many
+    "logits",  # float32 [n_rows, width]
+    "stride",  # bytes from row to row of `logits`
+    "other",  # float32 [n_rows, width], the logits to compare with
     "other_stride",
     "n_rows",
     "width",
-    "sums",  # float64 rows [3]: largest, log of the sum of exponentials, column of the largest
-    "other_sums",
-    "out",  # float64, one a row
+    "sums",  # float64 [n_rows, 3]: largest logit, log of the sum of exponentials, column of the largest
+    "other_sums",  # float64 [n_rows, 3] of `other`
+    "out",  # float64 [n_rows]
 )
 
-# Each counter has a cache line of its own.
+# State that the threads of a team share. The two counters are alone in their cache lines: a write to one does
+# not disturb threads that spin on the other.
 TEAM = record(
-    *("posted", *(f"_{i}" for i in range(7))),
-    *("arrived", *(f"_{i}" for i in range(7, 14))),
-    "led",  # steps that thread 0 has run
+    *("posted", *(f"_{i}" for i in range(7))),  # steps that thread 0 has posted
+    *("arrived", *(f"_{i}" for i in range(7, 14))),  # arrivals at barriers, over all steps
+    "led",  # steps that thread 0 has finished
     "n_threads",
-    "step",
-    "give_way",
+    "step",  # address of the STEP record that was posted last
+    "give_way",  # address of the C function that yields the processor; 0: none
 )
 
-# `n_bytes` is a multiple of READ_BLOCK; `sum` is what was read, so that the reading is not optimised away.
-READ = record("address", "n_bytes", "ahead", "sum")
+# SUM_BUFFER: reads memory at full speed. `n_bytes` is a multiple of READ_BLOCK.
+READ = record(
+    "address",  # uint8 [n_bytes]
+    "n_bytes",
+    "ahead",  # bytes between a read and the prefetch issued with it
+    "sum",  # output, int32: the sum of all words, so that LLVM cannot remove the reads
+)
 READ_BLOCK = 512  # bytes, eight cache lines

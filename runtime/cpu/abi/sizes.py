@@ -1,4 +1,7 @@
-"""How much memory kernels need, and where parts lie: the lowering allocates it, compiled code fills it."""
+"""Sizes and layouts of the buffers that kernels share with Python.
+
+The lowering allocates with these functions, kernels address with the same constants.
+"""
 
 from __future__ import annotations
 
@@ -6,84 +9,90 @@ from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
-from ..simd.tile_sizes import GROUP, MOST_FACTORS, PANELS, RECORD, SECOND, TOKENS, VECTOR, weights_record
+from ..simd.tile_sizes import GROUP, MAX_FACTORS, PANELS, RECORD, RESIDUAL, TOKENS, VECTOR, weights_record
 
-FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # of one number, by its type
-CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")
+FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by float type
+CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
 
-# --- activations in 8 bits (kernels/activations.py) ------------------------------------------------------
+# --- activations in 8 bits (kernels/matmul/quantize.py) --------------------------------------------------
 
-FACTS = 5  # float32 of each group of a row
-UNIT, SECOND_UNIT, TOTAL, LOW_TOTAL, HIGH_TOTAL = (4 * i for i in range(FACTS))
+# Float32 statistics of each group of a quantised row, at these byte offsets: scale of the codes, scale of the
+# residual codes, sum of the dequantised values, sums of the first 16 and of the last 16 of them.
+GROUP_STATS = 5
+SCALE, RESIDUAL_SCALE, GROUP_SUM, LOW_SUM, HIGH_SUM = (4 * i for i in range(GROUP_STATS))
 
 
 def row_bytes(width: int) -> int:
-    """Bytes of a quantised row, whole cache lines."""
-    return -(-(2 * width + width // GROUP * FACTS * 4) // 64) * 64
+    """Bytes of one quantised row of `width` columns, rounded up to whole cache lines."""
+    return -(-(2 * width + width // GROUP * GROUP_STATS * 4) // 64) * 64
 
 
 def tile_bytes(width: int, max_rows: int) -> tuple[int, int]:
-    """Bytes of the records and of the second digits of rows in tiles, whole cache lines."""
+    """Bytes of the records and of the residual codes of `max_rows` rows in tiles; whole cache lines each."""
     tiles, groups = -(-max_rows // TOKENS), width // GROUP
-    sizes = tiles * groups * RECORD, (tiles + 1) * groups * TOKENS * SECOND
+    sizes = tiles * groups * RECORD, (tiles + 1) * groups * TOKENS * RESIDUAL
     return tuple(-(-size // 64) * 64 for size in sizes)  # type: ignore[return-value]
 
 
-def list_bytes(width: int, max_rows: int) -> tuple[int, int]:
-    """Bytes of the lists of rows with second digits, and of one of them."""
+def residual_list_bytes(width: int, max_rows: int) -> tuple[int, int]:
+    """Bytes of the lists of rows with residual codes: of the lists of all groups, and of one list."""
     return width // GROUP * 4 * (1 + max_rows), 4 * (1 + max_rows)
 
 
-# --- matrix products (kernels/tiled.py) and embedding lookup ---------------------------------------------
+# --- matrix products (kernels/matmul/gemm.py) and embedding lookup ---------------------------------------
 
-BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights stay in the first-level cache
-SLOT = PANELS * TOKENS * VECTOR  # bytes of a tile of sums
+BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights fit into the L1 data cache
+SLOT = PANELS * TOKENS * VECTOR  # bytes of the accumulators of one tile
 
 
-def tiled_scratch_bytes(max_rows: int) -> int:
-    """What a thread needs: the unpacked block, a table of addresses, the sums of all tiles and one more."""
-    return BLOCK * weights_record(MOST_FACTORS) + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
+def gemm_scratch_bytes(max_rows: int) -> int:
+    """Scratch bytes a thread: a block of unpacked weights, a table of 2 · TOKENS addresses, and the
+    accumulators of all tiles and of one spare tile.
+    """
+    return BLOCK * weights_record(MAX_FACTORS) + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
 
 
 def embed_scratch_bytes() -> int:
-    """What a thread needs to unpack a group."""
-    return weights_record(MOST_FACTORS)
+    """Scratch bytes a thread: one unpacked group."""
+    return weights_record(MAX_FACTORS)
 
 
-# --- mixtures of experts (kernels/experts.py) ------------------------------------------------------------
+# --- mixtures of experts (kernels/matmul/moe_routing.py) -------------------------------------------------
 
 
 def route_scratch_bytes(n_experts: int) -> int:
-    """What a thread needs: probabilities, what experts are chosen by, and as much again for groups."""
+    """Scratch bytes a thread: four float32 [n_experts] padded to 16: probabilities, selection scores, and two
+    for the scores of groups and their members."""
     return 4 * 4 * (-(-n_experts // 16) * 16)
 
 
-def most_dealt(rows: int, top: int, n_experts: int) -> int:
-    """How many rows there can be when each of `rows` is dealt to `top` experts, in whole tiles."""
+def max_permuted_rows(rows: int, top: int, n_experts: int) -> int:
+    """The most rows there are when each of `rows` rows is copied to `top` experts and every expert's rows are
+    padded to whole tiles."""
     full = rows * top + min(n_experts, rows * top) * (TOKENS - 1)
     return full // TOKENS * TOKENS
 
 
-# --- recurrent ops (kernels/recurrent.py) ----------------------------------------------------------------
+# --- recurrent ops (kernels/common/recurrent.py) ---------------------------------------------------------
 
 
 def delta_scratch_bytes(key_dim: int, head_dim: int) -> int:
-    """What a thread needs: a query, a key, and what is new under it."""
+    """Scratch bytes a thread: a query, a key, and the value to be written under the key, in float32."""
     return 4 * (2 * key_dim + head_dim)
 
 
-# --- the KV cache (kernels/kv.py) ------------------------------------------------------------------------
+# --- the KV cache (kernels/attention/kv_cache.py) --------------------------------------------------------
 
-KEYS = 32  # pages hold a multiple of them
+PAGE_MULTIPLE = 32  # the page size is a multiple of this many tokens
 
 
 def padded(head_dim: int) -> int:
-    """head_dim rounded up to whole groups that share a scale."""
+    """head_dim rounded up to whole groups of 32 dimensions, which share a scale."""
     return -(-head_dim // GROUP) * GROUP
 
 
 def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one page of one kv head; multiples of 64."""
+    """Bytes of the keys and of the values of one kv head in one page; multiples of 64."""
     dim = padded(head_dim)
     if kind in FLOAT_BYTES:
         size = FLOAT_BYTES[kind]
@@ -93,87 +102,89 @@ def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
     return both, both
 
 
-# --- attention (kernels/attention.py) --------------------------------------------------------------------
+# --- attention (kernels/attention/) ----------------------------------------------------------------------
 
-QUERIES = 64  # in a tile at most
-ROWS = 4  # queries at once
-KEY_BLOCK = 64  # keys between two looks at the running maximum
-SPANS = 16  # that a single row's context is cut into, one more if they start in the middle
-SPAN = 64  # the shortest
+MAX_QUERIES = 64  # queries in a tile at most; a query is one head of one row
+ROWS = 4  # queries that a register tile computes at once
+KEY_BLOCK = 64  # keys between two updates of the running maximum
+MAX_SPLITS = 16  # split-KV of a decode step; one more if the window begins inside a split
+MIN_SPLIT = 64  # tokens of a split at least
 
 
 class Scratch(NamedTuple):
-    """Addresses of a thread's working memory, for a tile of n queries."""
+    """Addresses in a thread's scratch memory for a tile of n queries; dim is the padded head_dim."""
 
-    q: int  # int16 or float32 [n, dim]
-    sums: int  # float32 [n, dim]: weights · values
-    peaks: int  # float32 [n / ROWS, 16]: largest score so far
-    norms: int  # float32 [n / ROWS, 16]: sum of weights
-    units: int  # float32 [n]: what a query's scores are multiplied by
-    seen: int  # int64 [n, 2]: first visible position, last visible position + 1
+    q: int  # int16 or float32 [n, dim]: the queries
+    sums: int  # float32 [n, dim]: Σ softmax numerators · values
+    maxima: int  # float32 [n / ROWS, 16]: running maximum of the scores, of ROWS queries each
+    denominators: int  # float32 [n / ROWS, 16]: running softmax denominators
+    score_scales: int  # float32 [n]: factor from products of q and keys to scores
+    visible: int  # int64 [n, 2]: first visible position, last visible position + 1
     scores: int  # float32 [ROWS, KEY_BLOCK]
-    weights: int  # int32 [ROWS, dim / 32, KEY_BLOCK / 2], pairs of int16
-    relative: int  # float32 [dim / 32, KEY_BLOCK]: the values' scales, the largest of a group LIMIT
-    largest: int  # float32 [dim / 32]: the largest / LIMIT
-    fading: int  # float32 [ROWS]: what earlier sums are multiplied by
-    factors: int  # float32 [dim / 32, 16]: what integer sums are multiplied by
-    highest: int  # float32 [ROWS]: largest score in this block
-    origins: int  # float32 [ROWS]: the score whose weight is 1
-    totals: int  # float32 [ROWS]: sum of this block's weights
-    stage: int  # float32 [2, dim] and int8 [2, dim]
+    weights: int  # int32 [ROWS, dim / 32, KEY_BLOCK / 2], pairs of int16 softmax numerators
+    value_scales: int  # float32 [dim / 32, KEY_BLOCK]: scales of values; the largest of a group is LIMIT
+    max_value_scales: int  # float32 [dim / 32]: largest scale of a group / LIMIT
+    rescale: int  # float32 [ROWS]: factor of the earlier sums when the running maximum moves
+    int_scales: int  # float32 [dim / 32, 16]: factors from integer sums to float32
+    block_maxima: int  # float32 [ROWS]: largest score in this block of keys
+    exponent_origins: int  # float32 [ROWS]: the score whose softmax numerator is 1
+    block_sums: int  # float32 [ROWS]: sum of this block's numerators
+    staging: int  # float32 [2, dim] and int8 [2, dim]
     end: int
 
 
 @jit
 def scratch_at(base: int, n: int, dim: int) -> Scratch:
+    """The layout of the scratch memory at address `base`; `end` is the address behind it."""
     groups = dim // GROUP
     slots = (n + ROWS - 1) // ROWS * 64
     q = base
     sums = q + n * 4 * dim
-    peaks = sums + n * 4 * dim
-    norms = peaks + slots
-    units = norms + slots
-    seen = units + slots
-    scores = seen + n * 16
+    maxima = sums + n * 4 * dim
+    denominators = maxima + slots
+    score_scales = denominators + slots
+    visible = score_scales + slots
+    scores = visible + n * 16
     weights = scores + ROWS * KEY_BLOCK * 4
-    relative = weights + ROWS * groups * KEY_BLOCK * 2
-    largest = relative + groups * KEY_BLOCK * 4
-    fading = largest + (groups + 15) // 16 * 64
-    factors = fading + 64
-    highest = factors + groups * 64
-    origins = highest + 64
-    totals = origins + 64
-    stage = totals + 64
-    end = stage + 10 * dim
+    value_scales = weights + ROWS * groups * KEY_BLOCK * 2
+    max_value_scales = value_scales + groups * KEY_BLOCK * 4
+    rescale = max_value_scales + (groups + 15) // 16 * 64
+    int_scales = rescale + 64
+    block_maxima = int_scales + groups * 64
+    exponent_origins = block_maxima + 64
+    block_sums = exponent_origins + 64
+    staging = block_sums + 64
+    end = staging + 10 * dim
     return Scratch(
         q,
         sums,
-        peaks,
-        norms,
-        units,
-        seen,
+        maxima,
+        denominators,
+        score_scales,
+        visible,
         scores,
         weights,
-        relative,
-        largest,
-        fading,
-        factors,
-        highest,
-        origins,
-        totals,
-        stage,
+        value_scales,
+        max_value_scales,
+        rescale,
+        int_scales,
+        block_maxima,
+        exponent_origins,
+        block_sums,
+        staging,
         end,
     )
 
 
 def attention_scratch_bytes(head_dim: int) -> int:
-    """What a thread needs, whole cache lines."""
-    return -(-scratch_at.py_func(0, QUERIES, padded(head_dim)).end // 64) * 64
+    """Scratch bytes a thread, rounded up to whole cache lines."""
+    return -(-scratch_at.py_func(0, MAX_QUERIES, padded(head_dim)).end // 64) * 64
 
 
 def partials_bytes(heads: int, head_dim: int, max_tokens: int) -> int:
-    """Bytes of the spans' results of sequences of up to `max_tokens`.
+    """Bytes of the partial results of split-KV decode attention over sequences of up to `max_tokens` tokens.
 
-    They are, for each span and head, float32 [padded dim], peak and norm, filled up to 16.
+    float32 [splits, heads, padded head_dim + 16]: the unnormalised output, the maximum score, the softmax
+    denominator, and padding.
     """
-    return (min(SPANS, -(-max_tokens // SPAN)) + 1) * heads * 4 * (padded(head_dim) + 16)
+    return (min(MAX_SPLITS, -(-max_tokens // MIN_SPLIT)) + 1) * heads * 4 * (padded(head_dim) + 16)

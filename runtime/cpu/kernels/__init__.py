@@ -1,7 +1,7 @@
-"""The compiled part of the CPU machine: what there is of kernels, by name.
+"""The compiled kernels of the CPU machine, by name.
 
-This file costs nothing to import. The modules beside it bring Numba, which takes its time, and are imported
-when one of their kernels must be compiled.
+This table costs nothing to import: a `CpuKernel` names a module and an entry point in it, and the module,
+which brings in Numba, is imported only when the kernel must be compiled.
 """
 
 from __future__ import annotations
@@ -13,63 +13,64 @@ from ..abi.sizes import CACHE_TYPES, FLOAT_BYTES
 from ..simd.panels import PLANES
 
 
-def _one(module: str, name: str) -> CpuKernel:
+def _kernel(module: str, name: str) -> CpuKernel:
+    """The entry point `name` of a module of this package."""
     return CpuKernel(f"{__name__}.{module}", name)
 
 
-def _each(module: str, name: str, items: Iterable[str]) -> dict[str, CpuKernel]:
-    """The kernels of a table by its items."""
+def _kernels(module: str, name: str, items: Iterable[str]) -> dict[str, CpuKernel]:
+    """The entry points in the dictionary `name` of a module, by their keys."""
     return {item: CpuKernel(f"{__name__}.{module}", name, item) for item in items}
 
 
 _BLOCKS = [name for name in PLANES if name not in FLOAT_BYTES]
 
 # By weight format.
-EMBEDS = _each("matmul.embed", "EMBEDS", PLANES)
-MATVECS = _each("matmul.gemv", "MATVECS", PLANES)
-TILED_MATMULS = _each("matmul.gemm", "TILED_MATMULS", _BLOCKS)
-FLOAT_MATMULS = _each("matmul.matmul", "FLOAT_MATMULS", FLOAT_BYTES)
+EMBEDS = _kernels("matmul.embed", "EMBEDS", PLANES)
+GEMVS = _kernels("matmul.gemv", "GEMVS", PLANES)
+GEMMS = _kernels("matmul.gemm", "GEMMS", _BLOCKS)
+FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
 
 # By cache type.
-STORES = _each("attention.kv", "STORES", CACHE_TYPES)
-ATTENDS = _each("attention.attention", "ATTENDS", CACHE_TYPES)
-ATTEND_ONES = _each("attention.attention", "ATTEND_ONES", CACHE_TYPES)
-MERGE_SPANS = _one("attention.attention", "merge_spans")
+KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)
+PREFILL_ATTENTIONS = _kernels("attention.prefill", "PREFILL_ATTENTIONS", CACHE_TYPES)
+DECODE_ATTENTIONS = _kernels("attention.decode", "DECODE_ATTENTIONS", CACHE_TYPES)
+MERGE_SPLITS = _kernel("attention.decode", "merge_splits")
 
-QUANTIZE_ROW = _one("matmul.activations", "quantize_row")
-QUANTIZE_TILES = _one("matmul.activations", "quantize_tiles")
-LIST_SECONDS = _one("matmul.activations", "list_seconds")
+QUANTIZE_ROW = _kernel("matmul.quantize", "quantize_row")
+QUANTIZE_TILES = _kernel("matmul.quantize", "quantize_tiles")
+LIST_RESIDUALS = _kernel("matmul.quantize", "list_residuals")
 
-RMS_NORM = _one("common.pointwise", "rms_norm")
-LAYER_NORM = _one("common.pointwise", "layer_norm")
-ANGLES = _one("common.pointwise", "angles")
-ROPE = _one("common.pointwise", "rope")
-GATE = _one("common.pointwise", "gate")
-GELU_GATE = _one("common.pointwise", "gelu_gate")
-ADD = _one("common.pointwise", "add")
-ADD_POSITIONS = _one("common.pointwise", "add_positions")
-GROW = _one("common.pointwise", "grow")
-JOIN_HEADS = _one("common.pointwise", "join_heads")
-SPARSIFY = _one("common.pointwise", "sparsify")
-MATCH_MAGNITUDE = _one("common.pointwise", "match_magnitude")
-SIGMOID_GATE = _one("common.pointwise", "sigmoid_gate")
-SELECT_ROWS = _one("common.pointwise", "select_rows")
-SOFT_CAP = _one("common.pointwise", "soft_cap")
+RMS_NORM = _kernel("common.pointwise", "rms_norm")
+LAYER_NORM = _kernel("common.pointwise", "layer_norm")
+ROPE_ANGLES = _kernel("common.pointwise", "rope_angles")
+ROPE = _kernel("common.pointwise", "rope")
+GATED_ACTIVATION = _kernel("common.pointwise", "gated_activation")
+GATED_GELU = _kernel("common.pointwise", "gated_gelu")
+ADD = _kernel("common.pointwise", "add")
+ADD_POSITIONS = _kernel("common.pointwise", "add_positions")
+GROW_QUERIES = _kernel("common.pointwise", "grow_queries")
+JOIN_HEADS = _kernel("common.pointwise", "join_heads")
+SPARSIFY = _kernel("common.pointwise", "sparsify")
+MATCH_MAGNITUDE = _kernel("common.pointwise", "match_magnitude")
+SIGMOID_GATE = _kernel("common.pointwise", "sigmoid_gate")
+SELECT_ROWS = _kernel("common.pointwise", "select_rows")
+SOFT_CAP = _kernel("common.pointwise", "soft_cap")
 
-ROUTE_ROWS = _one("matmul.moe_routing", "route")
-DEAL_ROWS = _one("matmul.moe_routing", "deal")
-COPY_DEALT = _one("matmul.moe_routing", "copy_dealt")
-GATHER_DEALT = _one("matmul.moe_routing", "gather_dealt")
+ROUTE_ROWS = _kernel("matmul.moe_routing", "route")
+SORT_BY_EXPERT = _kernel("matmul.moe_routing", "sort_by_expert")
+PERMUTE_ROWS = _kernel("matmul.moe_routing", "permute_rows")
+UNPERMUTE_ROWS = _kernel("matmul.moe_routing", "unpermute_rows")
 
-PREDICT_STREAMS = _one("common.altup", "predict_streams")
-CORRECT_STREAMS = _one("common.altup", "correct_streams")
+ALTUP_PREDICT = _kernel("common.altup", "altup_predict")
+ALTUP_CORRECT = _kernel("common.altup", "altup_correct")
 
-CAUSAL_CONV = _one("common.recurrent", "causal_conv")
-DELTA_RULE = _one("common.recurrent", "delta_rule")
-STATE_SCAN = _one("common.recurrent", "state_scan")
+CAUSAL_CONV = _kernel("common.recurrent", "causal_conv")
+DELTA_RULE = _kernel("common.recurrent", "delta_rule")
+STATE_SCAN = _kernel("common.recurrent", "state_scan")
 
-POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_one("common.team", name) for name in ("post", "lead", "follow"))
-READ_ALL = _one("common.read", "read_all")
+POST, LEAD, FOLLOW = TEAM_KERNELS = tuple(_kernel("common.team", name) for name in ("post", "lead", "follow"))
+SUM_BUFFER = _kernel("common.bandwidth", "sum_buffer")
 
-LOG_SUMS = _one("common.scores", "log_sums")
-DIVERGENCES = _one("common.scores", "divergences")
+LOG_SUMS = _kernel("common.row_scores", "log_sums")
+DIVERGENCES = _kernel("common.row_scores", "divergences")

@@ -1,103 +1,70 @@
-"""The instructions of several residual streams, and of products head by head."""
+"""Lowering of AltUp, several residual streams; the same for prefill and decode."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ....quant.jit.kernel import CpuKernel
 from ....quant.jit.levels import LANES
 from ... import ops
-from ..abi.records import MATMUL, STREAMS
+from ..abi.records import ALTUP
 from ..arena import Region
-from ..kernels import CORRECT_STREAMS, JOIN_HEADS, PREDICT_STREAMS
-from .decode_pointwise import RowsLowering
+from ..kernels import ALTUP_CORRECT, ALTUP_PREDICT
+from .base import BaseLowering
 
 
-class StreamsLowering(RowsLowering):
-    """What both kinds of lists have in common; they differ in where an op's results go."""
-
-    _float_products: Mapping[str, CpuKernel]  # of float weights, by their type
+class AltUpLowering(BaseLowering):
+    """Lowers AltUpPredict and AltUpCorrect."""
 
     @abstractmethod
-    def _result(self, buffer: ops.Buffer) -> Region:
-        """Where pointwise work writes a buffer."""
+    def _pointwise_output(self, buffer: ops.Buffer) -> Region:
+        """The region that the next pointwise instruction overwrites with a buffer."""
 
     @abstractmethod
-    def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
-        """How threads share pointwise work on a buffer's rows, and what its record says of that."""
+    def _pointwise_partition(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
+        """How threads partition pointwise work on a buffer's rows, and the record fields that say so."""
 
-    def _stream(self, op: ops.AltUpPredict | ops.AltUpCorrect) -> None:
+    def _altup(self, op: ops.AltUpPredict | ops.AltUpCorrect) -> None:
+        """Append ALTUP_PREDICT or ALTUP_CORRECT."""
         values: dict[str, Any] = {}
         if isinstance(op, ops.AltUpCorrect):
-            kernel, x, out = CORRECT_STREAMS, op.x, op.x
-            values["weight"] = self._memory.vector(op.weight)
+            kernel, x, out = ALTUP_CORRECT, op.x, op.x
+            values["weight"] = self._arena.vector(op.weight)
         else:
-            kernel, x, out = PREDICT_STREAMS, op.streams[op.active], op.out
-        regions = {"x": self._input(x), "coefficients": self._input(op.coefficients)}
+            kernel, x, out = ALTUP_PREDICT, op.streams[op.active], op.out
+        inputs = {"x": self._input(x), "coefficients": self._input(op.coefficients)}
         sources = [self._input(stream) for stream in op.streams]
-        targets = [self._result(stream) for stream in op.streams]
-        target = self._result(out)
-        table = np.array(
-            [
-                (s.address, s.stride, s.private, t.address, t.stride, t.private)
-                for s, t in zip(sources, targets, strict=True)
-            ],
-            np.int64,
-        )
-        self._memory.keep(table)
-        scratch = self._memory.private("streams", 4 * LANES * len(sources))
-        for name, region in (regions | {"out": target}).items():
+        targets = [self._pointwise_output(stream) for stream in op.streams]
+        target = self._pointwise_output(out)
+        for name, region in (inputs | {"out": target}).items():
             values |= region.fields(name)
-        sharing, how = self._how(op.streams[0])
-        self._list.emit(
+        scratch = self._arena.per_thread("streams", 4 * LANES * len(sources))
+        partition, fields = self._pointwise_partition(op.streams[0])
+        self._list.append(
             kernel,
-            STREAMS,
-            [*regions.values(), *sources],
+            ALTUP,
+            [*inputs.values(), *sources],
             [*targets, target],
-            sharing,
-            streams=table.ctypes.data,
+            partition,
+            streams=self._stream_table(sources, targets),
             n=len(sources),
             active=op.active,
             width=op.streams[0].width,
             scratch=scratch.address,
-            scratch_stride=scratch.private,
+            scratch_stride=scratch.thread_stride,
             **values,
-            **how,
+            **fields,
         )
 
-    def _multiply_heads(self, op: ops.HeadMatMul) -> None:
-        """Each head's product by itself, then all of them joined with the columns that are not multiplied."""
-        outputs, inputs = op.weights[0].shape
-        heads = len(op.weights)
-        padded = -(-outputs // LANES) * LANES
-        products = ops.Buffer(f"{heads} products of {padded}", heads * padded, op.x.logits_rows)
-        source, target = self._input(op.x), self._output(products)
-        for head, weight in enumerate(op.weights):
-            matrix = self._matrices[id(weight)]
-            x = replace(source, address=source.address + 4 * head * (op.x.width // heads))
-            self._list.emit(
-                self._float_products[matrix.weight.format.name],
-                MATMUL,
-                [source],
-                [target],
-                target.name,  # each head has columns of its own
-                **matrix.fields() | x.fields("x"),
-                out=target.address + 4 * head * padded,
-                out_stride=target.stride,
-                on_logits_rows=op.x.logits_rows,
-            )
-        self._pointwise(
-            JOIN_HEADS,
-            op.out,
-            op.x,
-            products,
-            groups=heads,
-            length=outputs,
-            start=inputs,
-            weight_stride=padded,
+    def _stream_table(self, sources: list[Region], targets: list[Region]) -> int:
+        """Address of the int64 [streams, 6] table of the field `streams`."""
+        table = np.array(
+            [
+                (s.address, s.stride, s.thread_stride, t.address, t.stride, t.thread_stride)
+                for s, t in zip(sources, targets, strict=True)
+            ],
+            np.int64,
         )
+        return self._arena.keep(table).ctypes.data

@@ -1,8 +1,8 @@
-"""From a Program to the instructions of the CPU machine."""
+"""Lowers a Program for the CPU machine: repacked weights, compiled kernels, and two lists of instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 
@@ -13,54 +13,60 @@ from ....quant.jit.levels import LANES
 from ....quant.jit.precompile import compile_kernels
 from ... import ops
 from ..abi.instructions import Progress
-from ..arena import Memory, Region
+from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
 from ..simd.panels import aligned_empty, repack, repacked_bytes
-from .decode import OneRow
-from .layout import Layout, Matrix, for_kernels, matrices_of
-from .prefill import ManyRows
+from .decode import DecodeLowering
+from .machine_config import MachineConfig
+from .prefill import PrefillLowering
+from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 
-REPACK_BYTES = 2 << 20  # of a weight at once
+REPACK_BYTES = 2 << 20  # bytes of a weight that are repacked at a time
 
 
 @dataclass
 class Lowered:
-    """The finished lists, and everything that their addresses point into."""
+    """A lowered program: the two lists of instructions, and the memory that they point into."""
 
-    many: np.ndarray  # INSTRUCTION [n], for steps of any number of rows
-    one: np.ndarray  # INSTRUCTION [n], for steps of one row
-    names: tuple[list[str], list[str]]  # of the instructions in either list, for people
-    memory: Memory
-    lookups: list[tuple[ops.Embed, np.ndarray]]  # from tables that stay in the file, done before each step
-    by_length: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs], filled before each step
-    boundary_out: tuple[list[Region], list[Region]]  # where either list leaves `Program.boundary_out`
+    prefill: np.ndarray  # INSTRUCTION [n], for steps of any number of rows
+    decode: np.ndarray  # INSTRUCTION [n], for steps of one row
+    names: tuple[list[str], list[str]]  # readable names of the instructions of prefill and of decode
+    arena: Arena
+    file_lookups: list[tuple[ops.Embed, np.ndarray]]  # embeddings that the machine looks up before each step
+    length_dependent: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs] to fill before each step
+    boundary_out: tuple[list[Region], list[Region]]  # where prefill and decode leave `Program.boundary_out`
 
 
 @dataclass
 class Lowering:
-    """Translates one program; `lower()` does it."""
+    """Lowers one program by `lower()`.
+
+    `release` is called with parts of weights whose bytes in the file are no longer needed, `progress` with
+    (stage, done, total).
+    """
 
     program: ops.Program
-    layout: Layout
+    config: MachineConfig
     release: Callable[[QTensor], None] | None = None
     progress: Progress | None = None
     _stopped: bool = field(default=False, init=False)
 
     def lower(self) -> Lowered:
         """Lower every op. Weights are repacked on all threads while kernels are compiled."""
-        memory = Memory(self.layout.n_threads)
+        arena = Arena(self.config.n_threads)
         for buffer in self.program.buffers:
-            memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
-        weights = {id(weight): for_kernels(op, weight) for op, weight in matrices_of(self.program)}
-        panels = self._panels(memory, weights.values())
-        pool = ThreadPoolExecutor(self.layout.n_threads)
+            arena.rows(buffer.name, self.config.rows(buffer), 4 * buffer.width)
+        weights = {id(weight): in_kernel_format(op, weight) for op, weight in weight_matrices(self.program)}
+        panels = self._allocate_panels(arena, weights)
+        pool = ThreadPoolExecutor(self.config.n_threads)
         try:
             repacking = {pool.submit(self._repack, w, panels[k]): w.n_bytes for k, w in weights.items()}
-            matrices = {k: Matrix(weight, panels[k].ctypes.data) for k, weight in weights.items()}
-            rows = [kind(self.program, self.layout, memory, matrices) for kind in (ManyRows, OneRow)]
-            many, one = (r.instructions() for r in rows)
-            by_length = rows[0].by_length | rows[1].by_length
-            kernels = [*one.kernels, *many.kernels, *TEAM_KERNELS]
+            matrices = {k: WeightPanels(weight, panels[k].ctypes.data) for k, weight in weights.items()}
+            lowerings = [
+                kind(self.program, self.config, arena, matrices) for kind in (PrefillLowering, DecodeLowering)
+            ]
+            prefill, decode = (lowering.instructions() for lowering in lowerings)
+            kernels = [*decode.kernels, *prefill.kernels, *TEAM_KERNELS]
             compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))
             done = 0
             for future in as_completed(repacking):
@@ -70,32 +76,37 @@ class Lowering:
         finally:
             self._stopped = True
             pool.shutdown(cancel_futures=True)
+        length_dependent = lowerings[0].length_dependent | lowerings[1].length_dependent
         embeds = [op for op in self.program.ops if isinstance(op, ops.Embed) and id(op.table) not in matrices]
         return Lowered(
-            many.table(),
-            one.table(),
-            (many.names, one.names),
-            memory,
-            [(op, memory.floats(op.out.name)) for op in embeds],
-            [(op, memory.floats(name)) for name, op in by_length.items()],
-            (rows[0].boundary_out, rows[1].boundary_out),
+            prefill.table(),
+            decode.table(),
+            (prefill.names, decode.names),
+            arena,
+            [(op, arena.floats(op.out.name)) for op in embeds],
+            [(op, arena.floats(name)) for name, op in length_dependent.items()],
+            (lowerings[0].boundary_out, lowerings[1].boundary_out),
         )
 
     def _report(self, stage: str, done: int, total: int) -> None:
+        """Call `progress`, if there is one."""
         if self.progress is not None:
             self.progress(stage, done, total)
 
-    def _panels(self, memory: Memory, weights: Iterable[QTensor]) -> dict[int, np.ndarray]:
-        """Memory for every weight's panels in one piece, which the system can back by huge pages."""
-        sizes = [(w, repacked_bytes(w, LANES)) for w in weights]
-        arena = memory.keep(aligned_empty(sum(-(-size // 64) * 64 for _, size in sizes)))
+    def _allocate_panels(self, arena: Arena, weights: Mapping[int, QTensor]) -> dict[int, np.ndarray]:
+        """Memory for the panels of every weight, by the weight's key in `weights`.
+
+        It is one allocation, which the operating system can back by huge pages.
+        """
+        sizes = {key: repacked_bytes(weight, LANES) for key, weight in weights.items()}
+        memory = arena.keep(aligned_empty(sum(-(-size // 64) * 64 for size in sizes.values())))
         panels = {}
-        for weight, size in sizes:
-            panels[id(weight)], arena = arena[:size], arena[-(-size // 64) * 64 :]
+        for key, size in sizes.items():
+            panels[key], memory = memory[:size], memory[-(-size // 64) * 64 :]
         return panels
 
     def _repack(self, weight: QTensor, panels: np.ndarray) -> None:
-        """Fill the weight's panels part by part, so that file and panels are never both whole in memory."""
+        """Fill the panels of a weight part by part, so that memory never holds all of file and panels."""
         n_rows, row_bytes = weight.data.shape
         rows = max(1, REPACK_BYTES // (LANES * row_bytes)) * LANES
         for first in range(0, n_rows, rows):
@@ -105,5 +116,5 @@ class Lowering:
             repack(part, LANES, panels[start : start + repacked_bytes(part, LANES)])
             if self.release is not None:
                 self.release(part)
-            if self._stopped:  # interrupted: nobody waits for the rest
+            if self._stopped:  # lowering was interrupted or failed
                 return

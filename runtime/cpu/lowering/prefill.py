@@ -1,7 +1,8 @@
-"""The instructions of a step of many rows: prefill, or several sequences at once.
+"""Lowering for prefill steps: any number of rows of one or several sequences.
 
-Threads share the rows of pointwise work, whole tiles of them, and the panels of matrix products. Buffers are
-matrices that all threads see; barriers stand where one thread needs what another wrote.
+Every buffer is a matrix that all threads share. Threads partition the rows in pointwise work, in whole tiles
+of TOKENS rows, and the weight panels in matrix products. `Instructions` puts a barrier where one thread needs
+data that another one wrote.
 """
 
 from __future__ import annotations
@@ -16,68 +17,66 @@ from ..abi.instructions import OTHER, ROWS
 from ..abi.records import ATTENTION, MATMUL, POINTWISE, QUANTIZE
 from ..arena import Region
 from ..kernels import (
-    ATTENDS,
-    FLOAT_MATMULS,
-    LIST_SECONDS,
+    FLOAT_GEMMS,
+    GEMMS,
+    KV_STORES,
+    LIST_RESIDUALS,
+    PREFILL_ATTENTIONS,
     QUANTIZE_TILES,
     ROPE,
     SELECT_ROWS,
     SOFT_CAP,
-    STORES,
-    TILED_MATMULS,
 )
-from .layout import attention_fields, cache
-from .moe import ManyRowsExperts
+from .attention_record import attention_fields, kv_pools
+from .base import rope_fields
+from .prefill_moe import PrefillMoELowering
 
 
-class ManyRows(ManyRowsExperts):
-    """Buffers are matrices that all threads see."""
+class PrefillLowering(PrefillMoELowering):
+    """Lowers a program for steps of any number of rows."""
 
-    _float_products = FLOAT_MATMULS
+    _float_products = FLOAT_GEMMS
 
     def _lower(self, op: ops.Op | GatedMatMul) -> None:
+        """Append the instructions of one op."""
         match op:
             case ops.Embed():
-                self._embed_into(op, self._shared(op.out))
-                self._wrote(op.out)
+                self._embed_into(op, self._output(op.out))
             case ops.MatMul():
                 values = self._matrices[id(op.weight)].fields()
                 if op.bias is not None:
-                    values["bias"] = self._memory.vector(op.bias)
+                    values["bias"] = self._arena.vector(op.bias)
                 self._matmul(op.x, op.out, op.weight.format.name, values | {"accumulate": op.accumulate})
             case GatedMatMul():
                 gate, up = self._matrices[id(op.gate)], self._matrices[id(op.up)]
-                self._matmul(op.x, op.out, op.gate.format.name, gate.paired(up, op.kind))
+                self._matmul(op.x, op.out, op.gate.format.name, gate.gated_fields(up, op.kind))
             case ops.RoPE():
                 self._rope(op)
             case ops.Attend():
                 self._attend(op)
             case ops.SelectRows():
                 # Reads rows that other threads wrote.
-                self._pointwise(SELECT_ROWS, op.out, op.x, sharing=OTHER)
+                self._pointwise(SELECT_ROWS, op.out, op.x, partition=OTHER)
             case ops.SoftCap():
-                self._pointwise(SOFT_CAP, op.x, op.x, sharing=OTHER, number=op.cap)
+                self._pointwise(SOFT_CAP, op.x, op.x, partition=OTHER, scalar=op.cap)
             case _:
-                self._lower_rest(op)
+                self._lower_common(op)
 
     def _boundary_in(self, buffer: ops.Buffer) -> None:
-        self._wrote(buffer)
+        self._output(buffer)
 
     def _input(self, buffer: ops.Buffer) -> Region:
         return self._shared(buffer)
 
-    def _result(self, buffer: ops.Buffer) -> Region:
-        self._wrote(buffer)
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._quantized.discard(buffer.name)
         return self._shared(buffer)
 
-    def _how(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
-        return self._sharing(buffer), {"on_logits_rows": buffer.logits_rows}
+    def _pointwise_output(self, buffer: ops.Buffer) -> Region:
+        return self._output(buffer)
 
-    def _output(self, buffer: ops.Buffer) -> Region:
-        return self._result(buffer)
-
-    def _wrote(self, buffer: ops.Buffer) -> None:
-        self._quantized.discard(buffer.name)
+    def _pointwise_partition(self, buffer: ops.Buffer) -> tuple[str, dict[str, Any]]:
+        return self._partition(buffer), {"on_logits_rows": buffer.logits_rows}
 
     def _pointwise(
         self,
@@ -85,44 +84,40 @@ class ManyRows(ManyRowsExperts):
         out: ops.Buffer,
         x: ops.Buffer,
         y: ops.Buffer | Region | None = None,
-        sharing: str | None = None,
+        partition: str | None = None,
         **values: Any,
     ) -> None:
-        source, target = self._shared(x), self._shared(out)
+        source, target = self._shared(x), self._output(out)
         other = y if isinstance(y, Region) else self._shared(y) if y else source
-        self._list.emit(
+        self._list.append(
             kernel,
             POINTWISE,
             [source, other],
             [target],
-            sharing or self._sharing(out),
-            x=source.address,
-            x_stride=source.stride,
-            y=other.address,
-            y_stride=other.stride,
-            out=target.address,
-            out_stride=target.stride,
+            partition or self._partition(out),
+            **source.fields("x"),
+            **other.fields("y"),
+            **target.fields("out"),
             width=x.width,
             on_logits_rows=out.logits_rows,
-            rows_at=self._rows_at(out),
+            n_rows_address=self._n_rows_address(out),
             **{"groups": 1} | values,
         )
-        self._wrote(out)
 
     def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
         target = self._shared(out)
         reads = [target] if values.get("accumulate") else []
-        if kind in FLOAT_MATMULS:
-            kernel, source = FLOAT_MATMULS[kind], self._shared(x)
+        if kind in FLOAT_GEMMS:
+            kernel, source = FLOAT_GEMMS[kind], self._shared(x)
             values |= {"x": source.address, "x_stride": source.stride}
         else:
-            kernel = TILED_MATMULS[kind]
+            kernel = GEMMS[kind]
             source, lists = self._quantize(x)
             reads.append(lists)
-            scratch = self._memory.private("tiled", sizes.tiled_scratch_bytes(self._layout.max_rows))
-            values |= {"scratch": scratch.address, "scratch_stride": scratch.private}
-            values |= self._tiles(x, source, lists)
-        self._list.emit(
+            scratch = self._arena.per_thread("gemm", sizes.gemm_scratch_bytes(self._config.max_rows))
+            values |= {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
+            values |= self._tile_fields(x, source, lists)
+        self._list.append(
             kernel,
             MATMUL,
             [source, *reads],
@@ -131,74 +126,63 @@ class ManyRows(ManyRowsExperts):
             out=target.address,
             out_stride=target.stride,
             on_logits_rows=out.logits_rows,
-            rows_at=self._rows_at(out),
+            n_rows_address=self._n_rows_address(out),
             **values,
         )
-        self._wrote(out)
+        self._output(out)
 
-    def _tiles(self, x: ops.Buffer, tiles: Region, lists: Region) -> dict[str, int]:
-        """What `MATMUL` says of quantised rows."""
-        records, _ = sizes.tile_bytes(x.width, self._most(x))
+    def _tile_fields(self, x: ops.Buffer, tiles: Region, lists: Region) -> dict[str, int]:
+        """The MATMUL fields of the quantised rows of a buffer."""
+        records, _ = sizes.tile_bytes(x.width, self._max_rows(x))
         return {
             "x": tiles.address,
-            "seconds": tiles.address + records,
-            "lists": lists.address,
-            "list_stride": sizes.list_bytes(x.width, self._most(x))[1],
+            "residuals": tiles.address + records,
+            "residual_lists": lists.address,
+            "residual_list_stride": sizes.residual_list_bytes(x.width, self._max_rows(x))[1],
         }
 
     def _quantize(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """The 8-bit form of a buffer's present contents, made once for all that read it: tiles and lists."""
-        rows = self._most(x)
-        region = self._memory.rows(f"{x.name} in tiles", 1, sum(sizes.tile_bytes(x.width, rows)))
-        lists = self._memory.rows(f"{x.name} listed", 1, sizes.list_bytes(x.width, rows)[0])
+        """The present contents of a buffer in 8 bits, tiles and residual lists; made once for all readers."""
+        rows = self._max_rows(x)
+        tiles = self._arena.rows(f"{x.name} in tiles", 1, sum(sizes.tile_bytes(x.width, rows)))
+        lists = self._arena.rows(f"{x.name} residuals", 1, sizes.residual_list_bytes(x.width, rows)[0])
         if x.name not in self._quantized:
-            source = self._shared(x)
-            fields = self._tiles(x, region, lists)
+            source, fields = self._shared(x), self._tile_fields(x, tiles, lists)
             fields |= {"out": fields["x"], "x": source.address, "x_stride": source.stride}
-            fields |= {"width": x.width, "on_logits_rows": x.logits_rows, "rows_at": self._rows_at(x)}
-            sharing = self._sharing(x)
-            record = QUANTIZE
-            self._list.emit(QUANTIZE_TILES, record, [source], [region], sharing, **fields)
-            self._list.emit(LIST_SECONDS, record, [region], [lists], OTHER, **fields)
+            fields |= {"width": x.width, "on_logits_rows": x.logits_rows}
+            fields |= {"n_rows_address": self._n_rows_address(x)}
+            self._list.append(QUANTIZE_TILES, QUANTIZE, [source], [tiles], self._partition(x), **fields)
+            self._list.append(LIST_RESIDUALS, QUANTIZE, [tiles], [lists], OTHER, **fields)
             self._quantized.add(x.name)
-        return region, lists
+        return tiles, lists
 
     def _rope(self, op: ops.RoPE) -> None:
-        cos, sin = self._rotation(op)
-        x = self._shared(op.x)
-        self._list.emit(
+        """Append a rotation in place."""
+        cos, sin = self._rope_angles(op)
+        x = self._output(op.x)
+        self._list.append(
             ROPE,
             POINTWISE,
             [x, cos, sin],
             [x],
             ROWS,
-            x=x.address,
-            x_stride=x.stride,
-            out=x.address,
-            out_stride=x.stride,
+            **x.fields("x"),
+            **x.fields("out"),
             width=op.x.width,
-            groups=op.heads,
-            interleaved=op.interleaved,
-            n_angles=len(op.inv_freq),
-            cos=cos.address,
-            sin=sin.address,
-            angle_stride=cos.stride,
-            start=op.start,
+            **rope_fields(op, cos, sin),
         )
-        self._wrote(op.x)
 
     def _attend(self, op: ops.Attend) -> None:
-        layout = self._layout
-        keys, values = cache(self._memory, op, layout)
+        """Append KV_STORES, if the op appends to the cache, and PREFILL_ATTENTIONS."""
+        cache_type = self._config.cache_type
+        keys, values = kv_pools(self._arena, op, self._config)
         scratch_bytes = sizes.attention_scratch_bytes(op.head_dim)
-        scratch = self._memory.private(f"attention {op.head_dim}", scratch_bytes)
-        q, out = self._shared(op.q), self._shared(op.out)
+        scratch = self._arena.per_thread(f"attention {op.head_dim}", scratch_bytes)
+        q, out = self._shared(op.q), self._output(op.out)
         k, v = (self._shared(b) for b in (op.k, op.v)) if op.append else (q, q)
-        fields = attention_fields(self._memory, op, keys, values, q=q, k=k, v=v, out=out)
-        fields |= {"scratch": scratch.address, "scratch_stride": scratch.private}
-        record = ATTENTION
+        fields = attention_fields(self._arena, op, keys, values, q=q, k=k, v=v, out=out)
+        fields |= {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
         if op.append:
-            self._list.emit(STORES[layout.cache_type], record, [k, v], [keys, values], ROWS, **fields)
-        attend = ATTENDS[layout.cache_type]
-        self._list.emit(attend, record, [q, keys, values], [out], OTHER, **fields)
-        self._wrote(op.out)
+            self._list.append(KV_STORES[cache_type], ATTENTION, [k, v], [keys, values], ROWS, **fields)
+        kernel = PREFILL_ATTENTIONS[cache_type]
+        self._list.append(kernel, ATTENTION, [q, keys, values], [out], OTHER, **fields)

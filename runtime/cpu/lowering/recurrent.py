@@ -1,4 +1,4 @@
-"""The instructions of recurrent ops, the same for many rows and for one: threads share channels or heads."""
+"""Lowering of recurrent ops; the same for prefill and decode."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ from ....quant.jit.kernel import CpuKernel
 from ... import ops
 from ..abi import sizes
 from ..abi.instructions import OTHER
-from ..abi.records import RECUR
+from ..abi.records import RECURRENT
 from ..kernels import CAUSAL_CONV, DELTA_RULE, STATE_SCAN
-from .decode_pointwise import RowsLowering
+from .base import BaseLowering
 
 Recurrent = ops.CausalConv | ops.DeltaRule | ops.StateScan
 
 
-class RecurrentLowering(RowsLowering):
-    """States are arrays that outlive the machine's steps, and are nobody's region."""
+class RecurrentLowering(BaseLowering):
+    """Lowers CausalConv, DeltaRule and StateScan.
 
-    def _recur(self, op: Recurrent) -> None:
-        vector = self._memory.vector
+    Their states are the arrays of `MachineConfig.states`; threads partition channels or heads.
+    """
+
+    def _recurrent(self, op: Recurrent) -> None:
+        """Append the kernel of a recurrent op."""
+        vector = self._arena.vector
         match op:
             case ops.CausalConv():
-                weight, stride = self._memory.matrix(np.ascontiguousarray(op.weight.T))
-                self._emit_recurrent(
+                weight, stride = self._arena.matrix(np.ascontiguousarray(op.weight.T))
+                self._append_recurrent(
                     CAUSAL_CONV,
                     op,
                     {"x": op.x},
@@ -37,10 +41,10 @@ class RecurrentLowering(RowsLowering):
                     silu=op.silu,
                 )
             case ops.DeltaRule():
-                scratch = self._memory.private(
+                scratch = self._arena.per_thread(
                     f"delta {op.key_dim} {op.head_dim}", sizes.delta_scratch_bytes(op.key_dim, op.head_dim)
                 )
-                self._emit_recurrent(
+                self._append_recurrent(
                     DELTA_RULE,
                     op,
                     {"x": op.qkv, "step": op.step, "beta": op.beta},
@@ -53,10 +57,10 @@ class RecurrentLowering(RowsLowering):
                     step_bias=vector(op.step_bias),
                     eps=op.eps,
                     scratch=scratch.address,
-                    scratch_stride=scratch.private,
+                    scratch_stride=scratch.thread_stride,
                 )
             case ops.StateScan():
-                self._emit_recurrent(
+                self._append_recurrent(
                     STATE_SCAN,
                     op,
                     {"x": op.xbc, "step": op.step},
@@ -70,13 +74,14 @@ class RecurrentLowering(RowsLowering):
                     step_scale=op.step_scale,
                 )
 
-    def _emit_recurrent(
+    def _append_recurrent(
         self, kernel: CpuKernel, op: Recurrent, inputs: dict[str, ops.Buffer], **values: Any
     ) -> None:
+        """Append the kernel with the op's input matrices (by field name), output and state."""
         regions = {name: self._input(buffer) for name, buffer in inputs.items()}
         for name, region in regions.items():
             values |= region.fields(name)
-        out, state = self._output(op.out), self._layout.states[op.state]
+        out, state = self._output(op.out), self._config.states[op.state]
         values |= {"out": out.address, "out_stride": out.stride}
         values |= {"state": state.ctypes.data, "state_bytes": state.strides[0]}
-        self._list.emit(kernel, RECUR, regions.values(), [out], OTHER, **values)
+        self._list.append(kernel, RECURRENT, regions.values(), [out], OTHER, **values)

@@ -1,7 +1,7 @@
-"""What attention needs besides simd.py: int16 products, numbers of a cache, powers of two, hidden lanes.
+"""Integer dot products of int16 pairs, and the loads and stores of cache elements that attention needs.
 
-An `I32` lane can hold a pair of int16. Two products a lane take one or two instructions, twice the rate of
-float32, and the codes of a quantised cache become int16 in one more.
+An I32 lane can hold a pair of int16. Two products a lane take one or two instructions, twice the rate of
+float32; int8 or 4-bit codes of a quantised cache are widened to int16 by one or three more.
 
 =====================  =================================
 level                  acc + a₀·b₀ + a₁·b₁
@@ -32,9 +32,7 @@ from ....quant.jit.llvm_ir import (
     I64,
     all_lanes,
     call,
-    larger,
     load,
-    multiply_add,
     splat,
     store,
     vector_of,
@@ -44,7 +42,7 @@ from ....quant.jit.simd.vectors import F32, I32, instruction
 _WIDE = ir.VectorType(I32_, 2 * LANES)
 
 
-# --- for definitions, here and in outer.py ---------------------------------------------------------------
+# --- LLVM IR builders, for intrinsics --------------------------------------------------------------------
 
 
 def add_products(builder: Any, acc: Any, a: Any, b: Any) -> Any:
@@ -63,43 +61,37 @@ def add_products(builder: Any, acc: Any, a: Any, b: Any) -> Any:
 
 
 def bytes_as_pairs(builder: Any, address: Any) -> Any:
-    """2·LANES int8 as pairs of int16; vpmovsxbw."""
+    """The 2 · LANES int8 at an address as pairs of int16, I32; vpmovsxbw."""
     wide = builder.sext(load(builder, address, ir.VectorType(I8, 2 * LANES), 1), I16V)
     return builder.bitcast(wide, I32V)
 
 
 def nibbles_as_pairs(builder: Any, address: Any) -> list:
-    """The low and the high signed nibbles of 2·LANES bytes as pairs of int16."""
+    """The low and the high signed nibbles of the 2 · LANES bytes at an address as pairs of int16: two I32."""
     wide = builder.bitcast(bytes_as_pairs(builder, address), I16V)
     four, twelve = all_lanes(I16V, 4), all_lanes(I16V, 12)
     low = builder.ashr(builder.shl(wide, twelve), twelve)
     return [builder.bitcast(v, I32V) for v in (low, builder.ashr(wide, four))]
 
 
-# --- for kernels -----------------------------------------------------------------------------------------
-
-
-@instruction(I32, I32, I32, I32)
-def dot_pairs(builder: Any, acc: Any, a: Any, b: Any) -> Any:
-    """acc + a₀·b₀ + a₁·b₁ in each lane; a and b hold pairs of int16."""
-    return add_products(builder, acc, a, b)
+# --- intrinsics, for kernels -----------------------------------------------------------------------------
 
 
 @instruction(types.float32, types.int64)
 def load_f16(builder: Any, address: Any) -> Any:
-    """The fp16 at an address, widened."""
+    """The fp16 at an address, widened to float32."""
     return builder.fpext(load(builder, address, HALF, 2), FLOAT)
 
 
 @instruction(types.int64, types.int64)
 def load_i8(builder: Any, address: Any) -> Any:
-    """The int8 at an address."""
+    """The int8 at an address, widened to int64."""
     return builder.sext(load(builder, address, I8, 1), I64)
 
 
 @instruction(types.none, types.int64, types.int64)
 def store_i8(builder: Any, address: Any, value: Any) -> None:
-    """Write the low byte of a number."""
+    """Write the low byte of an int64."""
     store(builder, builder.trunc(value, I8), address, 1)
 
 
@@ -111,13 +103,13 @@ def load_i64(builder: Any, address: Any) -> Any:
 
 @instruction(types.none, types.int64, I32)
 def storev_i16(builder: Any, address: Any, value: Any) -> None:
-    """Write the low half of each lane."""
+    """Write the low int16 of each lane: int16 [LANES]."""
     store(builder, builder.trunc(value, ir.VectorType(I16, LANES)), address, 2)
 
 
 @instruction(types.float32, F32)
 def first_lane(builder: Any, a: Any) -> Any:
-    """The first lane."""
+    """The first lane, float32."""
     return builder.extract_element(a, ir.Constant(I32_, 0))
 
 
@@ -128,32 +120,3 @@ def keep_lanes(builder: Any, a: Any, first: Any, last: Any, other: Any) -> Any:
     low, high = (splat(builder, builder.trunc(i, I32_), I32V) for i in (first, last))
     inside = builder.and_(builder.icmp_signed(">=", lanes, low), builder.icmp_signed("<", lanes, high))
     return builder.select(inside, a, splat(builder, other, F32V))
-
-
-def _power_of_two(builder: Any, x: Any, coefficients: tuple[float, ...]) -> Any:
-    """2^x = 2^n · 2^r, n the nearest integer: 2^r by 1 + r · polynomial, 2^n added to the exponent bits."""
-    x = larger(builder, all_lanes(F32V, -126.0), x)  # in this order NaN stays NaN
-    n = call(builder, f"llvm.rint.v{LANES}f32", F32V, x)
-    r = builder.fsub(x, n)
-    p = all_lanes(F32V, coefficients[0])
-    for c in (*coefficients[1:], 1.0):
-        p = multiply_add(builder, p, r, all_lanes(F32V, c))
-    exponent = builder.shl(builder.fptosi(n, I32V), all_lanes(I32V, 23))
-    return builder.bitcast(builder.add(builder.bitcast(p, I32V), exponent), F32V)
-
-
-# Minimax polynomials of 2^r for |r| ≤ 1/2, highest power first, without the 1 that they end in.
-_DEGREE_5 = (0.0013264727193397395, 0.009671512639929547, 0.055507337432645965, 0.24022242085368942)
-_DEGREE_4 = (0.009582853092036978, 0.05590642460154033, 0.24024098610004083)
-
-
-@instruction(F32, F32)
-def exp2(builder: Any, x: Any) -> Any:
-    """2^x for x < 128, to 1e-7 relative; below -126 the smallest normal number; NaN stays NaN."""
-    return _power_of_two(builder, x, (*_DEGREE_5, 0.6931469775991551))
-
-
-@instruction(F32, F32)
-def coarse_exp2(builder: Any, x: Any) -> Any:
-    """The same to 3e-6, a fifth of the rounding of a 15-bit number."""
-    return _power_of_two(builder, x, (*_DEGREE_4, 0.6931241934169263))

@@ -1,7 +1,16 @@
-"""Products of 8-bit weights and activations: what their codes look like, and the sums of their products.
+"""Integer dot products of 8-bit weight codes with 8-bit activations, by the instructions of the SIMD level.
 
-An `I32` lane holds four consecutive 8-bit weights of its row; they meet four activations that are the same
-for all lanes. `Sums` knows the instructions of the level; `dot` adds up one sum, a tile (`tiles`) many.
+An I32 lane holds four consecutive 8-bit codes of its row; they are multiplied with four activations that are
+broadcast to all lanes. `dot` makes one vector of sums for a gemv; `gemm_tile` makes a tile of them.
+
+=====================  ========================================
+level                  acc + Σ of 4 products a lane
+=====================  ========================================
+avx512vnni, avxvnni    vpdpbusd
+avx512, avx2           vpmaddubsw, vpaddw, later vpmaddwd
+neon                   sdot
+plain                  widening multiplications
+=====================  ========================================
 """
 
 from __future__ import annotations
@@ -25,9 +34,10 @@ REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vecto
 @compile_time
 @dataclass(frozen=True)
 class Codes:
-    """A compile-time constant: what the 8-bit codes of the block format `name` look like.
+    """A compile-time constant: the range of the unpacked 8-bit codes of the format `name`.
 
-    A code stands for code - zero. It lies in 0…limit, or in -limit…limit if `signed`.
+    A code represents the number code - zero. It lies in 0…limit, or in -limit…limit if `signed`. Float types
+    have limit 0.
     """
 
     name: str
@@ -37,8 +47,8 @@ class Codes:
 
 
 def broadcast4(builder: Any, address: Any, offset: int) -> Any:
-    """Four activations, the same in every lane, as bytes; vpbroadcastd from memory."""
-    if LEVEL == "neon":  # sdot takes a lane of a register: one load for four of them
+    """The four bytes at `address` + `offset` in every lane; vpbroadcastd from memory."""
+    if LEVEL == "neon":  # sdot takes a lane of a register, so that one load serves four broadcasts
         x = load(builder, beside(builder, address, offset // 16 * 16), I32V, 4)
         lane = all_lanes(I32V, offset % 16 // 4)
         return builder.bitcast(builder.shuffle_vector(x, x, lane), I8V)
@@ -47,11 +57,11 @@ def broadcast4(builder: Any, address: Any, offset: int) -> Any:
 
 
 def keep_order(builder: Any, values: list) -> list:
-    """The same values, opaque to the optimiser, which would load everything first and run out of registers.
+    """The same values, opaque to the optimiser: it would otherwise hoist all loads and spill registers.
 
-    An empty piece of assembly that claims to change them: no instruction comes of it.
+    An empty inline assembly that claims to change the values; it adds no instruction.
     """
-    if not REGISTER:  # no telling what a vector becomes
+    if not REGISTER:  # level plain: vectors may be split over registers
         return values
     n, kinds = len(values), [v.type for v in values]
     result = ir.LiteralStructType(kinds)
@@ -62,39 +72,45 @@ def keep_order(builder: Any, values: list) -> list:
 
 
 class _DirectSums:
-    """Instructions that multiply and add to 32 bits at once; `cells` names the sums."""
+    """Sums of products at levels whose instructions accumulate in 32 bits. `cells` are their keys."""
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
         self._sums = dict.fromkeys(cells, all_lanes(I32V, 0))
 
     def prepare(self, word: Any) -> Any:
-        """What `add` takes for a word of codes; vpdpbusd's must be unsigned, which `code_offset` tells."""
+        """The word of codes in the form that `add` takes. vpdpbusd needs unsigned codes: signed ones are
+        shifted by 128, which `code_offset` accounts for.
+        """
         return self._builder.xor(word, all_lanes(I8V, 0x80)) if VNNI and self._signed else word
 
     def add(self, cell: Any, word: Any, x: Any) -> None:
+        """Add the products of a prepared word and broadcast activations `x` to a sum."""
         self._sums[cell] = _ADDS[LEVEL](self._builder, self._sums[cell], word, x, self._signed)
 
     def keep_order(self) -> None:
+        """Keep LLVM from moving loads across this point."""
         kept = keep_order(self._builder, list(self._sums.values()))
         self._sums = dict(zip(self._sums, kept, strict=True))
 
     def total(self, cell: Any) -> Any:
+        """The finished sum, I32."""
         return self._sums[cell]
 
 
 def _add_vnni(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
+    """total + 4 products a lane by vpdpbusd."""
     arguments = (total, builder.bitcast(word, I32V), builder.bitcast(x, I32V))
     return call(builder, f"llvm.x86.avx512.vpdpbusd.{32 * LANES}", I32V, *arguments)
 
 
 def _add_neon(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
-    """Codes up to 127 are the same number signed."""
+    """sdot takes signed bytes; unsigned codes are at most 127."""
     return call(builder, "llvm.aarch64.neon.sdot.v4i32.v16i8", I32V, total, word, x)
 
 
 def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any:
-    """Four widening multiplications a lane: bytes are picked by shifts of the 32-bit lanes."""
+    """Four multiplications a lane, of bytes extracted by shifts."""
 
     def byte(v: Any, i: int, signed: bool) -> Any:
         v = builder.shl(builder.bitcast(v, I32V), all_lanes(I32V, 24 - 8 * i))
@@ -109,7 +125,7 @@ _ADDS = {"avx512vnni": _add_vnni, "avxvnni": _add_vnni, "neon": _add_neon, "plai
 
 
 class _PairSums:
-    """vpmaddubsw into 16 bits, summed while they cannot overflow, then vpmaddwd to 32 bits."""
+    """Sums of products by vpmaddubsw, in 16 bits while they cannot overflow, then in 32 by vpmaddwd."""
 
     def __init__(self, builder: Any, cells: list, limit: int, signed: bool) -> None:
         self._builder, self._signed = builder, signed
@@ -119,7 +135,7 @@ class _PairSums:
         self._count: dict = dict.fromkeys(cells, 0)
 
     def prepare(self, word: Any) -> Any:
-        """What `add` takes for a word of codes: of signed ones |word|, and what has its signs."""
+        """The word of codes in the form that `add` takes: signed codes as magnitudes and signs."""
         if not self._signed:
             return word
         b = self._builder
@@ -129,6 +145,7 @@ class _PairSums:
         return b.select(negative, b.neg(word), word), negative
 
     def add(self, cell: Any, word: Any, x: Any) -> None:
+        """Add the products of a prepared word and broadcast activations `x` to a sum."""
         b = self._builder
         if self._signed:  # |w| · (x with the sign of w); -128 never meets more than 127
             word, signs = word
@@ -145,6 +162,7 @@ class _PairSums:
             self._widen(cell)
 
     def keep_order(self) -> None:
+        """Keep LLVM from moving loads across this point."""
         for values in (self._narrow, self._wide):
             cells = [c for c in values if values[c] is not None]
             if cells:
@@ -152,6 +170,7 @@ class _PairSums:
                 values.update(zip(cells, kept, strict=True))
 
     def _widen(self, cell: Any) -> None:
+        """Move the 16-bit part of a sum to its 32-bit part."""
         if self._narrow[cell] is None:
             return
         name = "llvm.x86.avx2.pmadd.wd" if LANES == 8 else "llvm.x86.avx512.pmaddw.d.512"
@@ -160,6 +179,7 @@ class _PairSums:
         self._narrow[cell], self._count[cell] = None, 0
 
     def total(self, cell: Any) -> Any:
+        """The finished sum, I32."""
         self._widen(cell)
         return self._wide[cell]
 
@@ -169,7 +189,7 @@ Sums: Any = _PairSums if LEVEL in ("avx512", "avx2") else _DirectSums
 
 @intrinsic
 def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any:
-    """start + Σ words · activations, in each lane.
+    """start + Σ codes · activations in each lane, I32.
 
     `words` is a tuple of n I32, each holding 4 codes a lane; the 4n int8 activations at `address` are shared
     by all lanes. `codes` is a `Codes` constant. Activations are in -127…127.
@@ -187,7 +207,7 @@ def dot(typingctx: Any, start: Any, words: Any, address: Any, codes: Any) -> Any
 
 @intrinsic
 def code_offset(typingctx: Any, codes: Any) -> Any:
-    """What `dot` counts every code too high, in every lane: Σ (code - zero) · x = dot - offset · Σ x."""
+    """The offset of the codes as `dot` multiplies them, F32: Σ (code - zero) · x = dot - offset · Σ x."""
     offset = codes.value.zero + (128 if codes.value.signed and VNNI else 0)
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -198,7 +218,7 @@ def code_offset(typingctx: Any, codes: Any) -> Any:
 
 @intrinsic
 def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
-    """table[index] for every byte; `table` is a tuple of 16 ints, index bytes lie in 0…15; vpshufb."""
+    """table[index] for every byte of an I32; `table` is a tuple of 16 ints, index bytes are 0…15; vpshufb."""
     if not isinstance(table, types.BaseTuple) or len(table) != 16:
         return None
 
@@ -206,11 +226,11 @@ def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
         entries = [builder.trunc(v, I8) for v in cgutils.unpack_tuple(builder, values[0], 16)]
         where = builder.bitcast(values[1], I8V)
         if LEVEL == "plain":
-            found = all_lanes(I8V, 0)
+            result = all_lanes(I8V, 0)
             for i, entry in enumerate(entries):
                 hit = builder.icmp_unsigned("==", where, all_lanes(I8V, i))
-                found = builder.select(hit, splat(builder, entry, I8V), found)
-            return builder.bitcast(found, I32V)
+                result = builder.select(hit, splat(builder, entry, I8V), result)
+            return builder.bitcast(result, I32V)
         lut = ir.Constant(ir.VectorType(I8, 16), ir.Undefined)
         for i, entry in enumerate(entries):
             lut = builder.insert_element(lut, entry, ir.Constant(I32_, i))

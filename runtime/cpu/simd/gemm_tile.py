@@ -1,15 +1,14 @@
-"""The register tile of a matrix product: `PANELS` panels of 8-bit weights meet `TOKENS` rows of activations.
+"""The register tile of a gemm: PANELS panels of 8-bit weight codes times TOKENS rows of activations.
 
-Both sides come prepared, so that a step of the loop reads two records at constant offsets, whatever the block
-format was:
+Both operands are packed into records at constant offsets, the same for all block formats:
 
 * weights, one record a group of 32 columns: for each panel 8 I32 of codes, then for each panel its factors
   (`TileCodes.factors` of them, F32 with a lane a row): scale(s), then negative minimum(s), if there are any;
-* activations, one record a group: for each token 32 int8 codes; then, `TOKENS` float32 each, the units, the
+* activations, one record a group: for each token 32 int8 codes; then, float32 [TOKENS] each, the scales, the
   sums of the 32 values, of the first 16 and of the last 16.
 
-Sixteen vector registers hold 2 panels x 3 tokens: six sums in flight, six totals, the two weights and what
-the activations are broadcast to. With 32 registers it is 6 tokens.
+With 16 vector registers a tile is 2 panels x 3 tokens: six integer sums, six float32 accumulators, two words
+of weights and one broadcast word of activations. With 32 registers it is 2 panels x 6 tokens.
 """
 
 from __future__ import annotations
@@ -38,33 +37,37 @@ from ....quant.jit.llvm_ir import (
 )
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 from .dot8 import VNNI, Codes, Sums, broadcast4
-from .tile_sizes import GROUP, HIGH_TOTALS, LOW_TOTALS, PANELS, TOKENS, TOTALS, UNITS, VECTOR, weights_record
+from .tile_sizes import GROUP, GROUP_SUMS, HIGH_SUMS, LOW_SUMS, PANELS, SCALES, TOKENS, VECTOR, weights_record
 
 
 @compile_time
 @dataclass(frozen=True)
 class TileCodes:
-    """A compile-time constant: prepared codes. They lie in 0…limit, or in -128…127 if `signed`."""
+    """A compile-time constant: the packed codes of a block format, in 0…limit, or -128…127 if `signed`."""
 
     limit: int
     signed: bool
-    halves: bool  # a scale for each 16 columns
-    minimum: bool  # a negative minimum is added for each value
-    offset: int = 0  # code that stands for 0, less the format's own minimum
-    raised: int = 0  # what was added to the format's codes
+    halves: bool  # one scale for each 16 columns instead of 32
+    minimum: bool  # a negative minimum is added to each weight
+    offset: int = 0  # packed code of the number 0, which the minimum accounts for
+    shift: int = 0  # packed code minus the format's own code
 
     @property
     def factors(self) -> int:
+        """Multipliers and minima of a group of a panel."""
         return (1 + self.halves) * (1 + self.minimum)
 
     @property
     def record(self) -> int:
-        """Bytes of a group of weights of all panels."""
+        """Bytes of a group of packed weights of all panels."""
         return weights_record(self.factors)
 
 
 def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
-    """What the codes of a block format become; `halves` and `minimum` tell what the format has itself."""
+    """The packed form of the codes of a block format.
+
+    `halves`: the format has a scale for each 16 columns; `minimum`: it has minima.
+    """
     limit, signed, offset = codes.limit, codes.signed, codes.zero
     if signed and VNNI:
         limit, signed, offset = 255, False, 128  # vpdpbusd takes unsigned weights
@@ -75,16 +78,19 @@ def tile_codes(codes: Codes, halves: bool, minimum: bool) -> TileCodes:
 
 @intrinsic
 def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) -> Any:
-    """sums + the products of one group; `sums` is a tuple of PANELS · TOKENS F32, panel by panel."""
+    """sums + the products of one group; `sums` is a tuple of PANELS · TOKENS F32, panel by panel.
+
+    `weights` and `x` are the addresses of the records of weights and of activations.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         before, w, at, _ = values
         totals = cgutils.unpack_tuple(builder, before, PANELS * TOKENS)
         xs = [beside(builder, at, GROUP * t) for t in range(TOKENS)]
-        units = [beside(builder, at, UNITS + 4 * t) for t in range(TOKENS)]
-        group = _Group(builder, w, xs, units, codes.value)
+        scales_at = [beside(builder, at, SCALES + 4 * t) for t in range(TOKENS)]
+        group = _Group(builder, w, xs, scales_at, codes.value)
         for half in range(1 + codes.value.halves):
-            first = (LOW_TOTALS, HIGH_TOTALS)[half] if codes.value.halves else TOTALS
+            first = (LOW_SUMS, HIGH_SUMS)[half] if codes.value.halves else GROUP_SUMS
             minima = [beside(builder, at, first + 4 * t) for t in range(TOKENS)]
             totals = group.add(totals, half, minima if codes.value.minimum else None)
         return context.make_tuple(builder, sig.return_type, totals)
@@ -93,8 +99,8 @@ def add_products(typingctx: Any, sums: Any, weights: Any, x: Any, codes: Any) ->
 
 
 @intrinsic
-def layout(typingctx: Any, codes: Any) -> Any:
-    """(bytes of a record, factors of a panel, whether there is a scale for each 16 columns)."""
+def tile_layout(typingctx: Any, codes: Any) -> Any:
+    """(record, factors, halves) of a TileCodes constant, as numbers for compiled code."""
     c = codes.value
     kinds = types.Tuple((types.int64, types.int64, types.boolean))
 
@@ -106,65 +112,64 @@ def layout(typingctx: Any, codes: Any) -> Any:
 
 
 @intrinsic
-def raise_codes(typingctx: Any, word: Any, codes: Any) -> Any:
-    """Four codes a lane as `TileCodes` wants them: signed ones raised above zero."""
-    raised = codes.value.raised
+def shift_codes(typingctx: Any, word: Any, codes: Any) -> Any:
+    """Pack a word of four codes a lane: add `codes.shift` to each byte."""
+    shift = codes.value.shift
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        if not raised:
+        if not shift:
             return values[0]
-        # Adding 128 is flipping the top bit, which carries nothing into the next byte; the difference borrows
-        # nothing.
+        # Adding 128 flips the top bit, without a carry to the next byte; the subtraction then never borrows.
         word = builder.xor(builder.bitcast(values[0], I8V), all_lanes(I8V, 128))
-        return builder.bitcast(builder.sub(word, all_lanes(I8V, 128 - raised)), I32V)
+        return builder.bitcast(builder.sub(word, all_lanes(I8V, 128 - shift)), I32V)
 
     return signature(I32, I32, codes), codegen
 
 
-SUMS = types.UniTuple(F32, PANELS * TOKENS)
+ACCUMULATORS = types.UniTuple(F32, PANELS * TOKENS)
 
 
 @intrinsic
-def no_sums(typingctx: Any) -> Any:
-    """A tile of zeros."""
+def zero_sums(typingctx: Any) -> Any:
+    """A tile of zero accumulators."""
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         zero = all_lanes(F32V, 0.0)
-        return context.make_tuple(builder, SUMS, [zero] * len(SUMS))
+        return context.make_tuple(builder, ACCUMULATORS, [zero] * len(ACCUMULATORS))
 
-    return signature(SUMS), codegen
+    return signature(ACCUMULATORS), codegen
 
 
 @intrinsic
 def load_sums(typingctx: Any, address: Any) -> Any:
-    """A tile from memory, as `store_sums` wrote it."""
+    """The accumulators that `store_sums` wrote to an address."""
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        at = [beside(builder, values[0], i * VECTOR) for i in range(len(SUMS))]
-        return context.make_tuple(builder, SUMS, [load(builder, a, F32V, 4) for a in at])
+        at = [beside(builder, values[0], i * VECTOR) for i in range(len(ACCUMULATORS))]
+        return context.make_tuple(builder, ACCUMULATORS, [load(builder, a, F32V, 4) for a in at])
 
-    return signature(SUMS, types.int64), codegen
+    return signature(ACCUMULATORS, types.int64), codegen
 
 
 @intrinsic
 def store_sums(typingctx: Any, address: Any, sums: Any) -> Any:
-    """Write a tile: PANELS · TOKENS vectors, panel by panel."""
+    """Write the accumulators of a tile to an address: PANELS · TOKENS vectors, panel by panel."""
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        for i, value in enumerate(cgutils.unpack_tuple(builder, values[1], len(SUMS))):
+        for i, value in enumerate(cgutils.unpack_tuple(builder, values[1], len(ACCUMULATORS))):
             at = beside(builder, values[0], i * VECTOR)
             store(builder, value, at, 4)
         return context.get_dummy_value()
 
-    return signature(types.none, types.int64, SUMS), codegen
+    return signature(types.none, types.int64, ACCUMULATORS), codegen
 
 
 @intrinsic
-def add_seconds(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> Any:
-    """Add one group's products with second digits, of `TOKENS` tokens from anywhere.
+def add_residuals(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> Any:
+    """Add the products of one group with the residual codes of TOKENS tokens to their accumulators in memory.
 
-    int64 `addresses`: where each token's second digits are, then where each token's sums are in a tile that
-    `store_sums` wrote. No two tokens have the same.
+    `addresses` is the address of int64 [2 · TOKENS]: the address of each token's residual codes, then the
+    address of each token's accumulators in a tile that `store_sums` wrote. Tokens must be distinct.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -184,21 +189,29 @@ def add_seconds(typingctx: Any, addresses: Any, weights: Any, codes: Any) -> Any
 
 
 class _Group:
-    """The products of a group: weights' record at `w`, each token's codes at `xs`, its unit at `units`."""
+    """LLVM IR of the products of one group of 32 columns.
 
-    def __init__(self, builder: Any, w: Any, xs: list, units: list, codes: TileCodes) -> None:
-        self.builder, self.w, self.xs, self.units, self.codes = builder, w, xs, units, codes
+    `w` is the address of the record of weights, `xs` the addresses of the tokens' codes, `scales` the
+    addresses of their scales.
+    """
+
+    def __init__(self, builder: Any, w: Any, xs: list, scales: list, codes: TileCodes) -> None:
+        self.builder, self.w, self.xs, self.scales, self.codes = builder, w, xs, scales, codes
 
     def _vector(self, index: int, kind: Any) -> Any:
+        """Vector number `index` of the record of weights."""
         return load(self.builder, beside(self.builder, self.w, index * VECTOR), kind, 4)
 
-    def _fact(self, address: Any) -> Any:
+    def _broadcast(self, address: Any) -> Any:
+        """The float32 at an address in every lane."""
         b = self.builder
         return splat(b, load(b, address, FLOAT, 4), F32V)
 
-    def add(self, totals: list, half: int, minima_of: list | None) -> list:
-        """totals + the products of the whole group or of one half of it; with the minima times what is at the
-        addresses `minima_of`, if given."""
+    def add(self, totals: list, half: int, sums_at: list | None) -> list:
+        """totals + the products of the whole group, or of half number `half` of it.
+
+        With `sums_at`, the addresses of the tokens' activation sums, also adds minimum · activation sum.
+        """
         b, codes = self.builder, self.codes
         count = 4 if codes.halves else 8
         cells = [(p, t) for p in range(PANELS) for t in range(TOKENS)]
@@ -213,15 +226,15 @@ class _Group:
         out = list(totals)
         first = [8 * PANELS + p * codes.factors + half for p in range(PANELS)]
         scales = [self._vector(at, F32V) for at in first]
-        if minima_of is not None:
+        if sums_at is not None:
             minima = [self._vector(at + 1 + codes.halves, F32V) for at in first]
         for t in range(TOKENS):
-            unit = self._fact(self.units[t])
-            total = self._fact(minima_of[t]) if minima_of is not None else None
+            scale = self._broadcast(self.scales[t])
+            total = self._broadcast(sums_at[t]) if sums_at is not None else None
             for p in range(PANELS):
                 k = p * TOKENS + t
                 value = b.sitofp(sums.total((p, t)), F32V)
-                out[k] = multiply_add(b, value, b.fmul(scales[p], unit), out[k])
+                out[k] = multiply_add(b, value, b.fmul(scales[p], scale), out[k])
                 if total is not None:
                     out[k] = multiply_add(b, minima[p], total, out[k])
         return out

@@ -1,4 +1,4 @@
-"""Row-interleaved weights: the layout that the CPU kernels read.
+"""Row-interleaved weights: the layout of weight matrices that the CPU kernels read.
 
 `lanes` rows of a matrix make a *panel*. A block's bytes fall into *planes* (scales, low bits, high bits …) of
 1-, 2- or 4-byte elements; a panel stores plane after plane, in each of them block after block, element
@@ -6,8 +6,8 @@ after element, and for each element the `lanes` rows side by side::
 
     panel[plane][block][element][row]
 
-so that one vector load brings the same element of every row. The bits are those of the file: nothing is lost
-and nothing grows, but for the rows of zeros that fill the last panel.
+so that one vector load brings the same element of every row. Codes and scales keep their bits, so that
+nothing is lost, and the matrix keeps its size except for rows of zeros that fill up the last panel.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Plane:
 
     @property
     def n_bytes(self) -> int:
+        """Bytes of the plane in a block."""
         return self.size * self.count
 
 
@@ -53,16 +54,16 @@ PLANES: dict[str, tuple[Plane, ...]] = {
     "MXFP4": (Plane(0, 1, 1), Plane(1, 4, 4)),  # e, qs
 }
 
-# What the compiled part is told.
+# Argument record of GATHER_ROWS, int64 fields.
 _GATHER_FIELDS = (
-    "data",
+    "data",  # uint8 [n_panels · lanes, row_bytes], the rows as in the file
     "row_bytes",
     "n_panels",
-    "lanes",
-    "n_blocks",
-    "type_size",
-    "out",
-    "planes",
+    "lanes",  # rows of a panel
+    "n_blocks",  # blocks a row
+    "type_size",  # bytes of a block
+    "out",  # uint8 [n_panels, lanes · row_bytes]
+    "planes",  # PLANE [n_planes]
     "n_planes",
 )
 GATHER = np.dtype([(name, np.int64) for name in _GATHER_FIELDS])
@@ -73,7 +74,7 @@ HIGH_BITS_PLANE = {"Q5_0": 1, "Q5_1": 1}  # planes whose bits are regrouped, see
 
 
 def repacked_bytes(tensor: QTensor, lanes: int) -> int:
-    """Bytes of the matrix in panels."""
+    """Bytes of the matrix in panels of `lanes` rows, the last panel filled up."""
     rows, row_bytes = tensor.data.shape
     return -(-rows // lanes) * lanes * row_bytes
 
@@ -81,8 +82,8 @@ def repacked_bytes(tensor: QTensor, lanes: int) -> int:
 def repack(tensor: QTensor, lanes: int, out: np.ndarray | None = None) -> np.ndarray:
     """The matrix in panels of `lanes` (4, 8, 16) rows: uint8 [panels, bytes per panel], 64-byte aligned.
 
-    Written into `out`, contiguous uint8 [repacked_bytes], if given. Other threads run meanwhile, and may
-    repack other rows.
+    Writes to `out`, contiguous uint8 [repacked_bytes], if given. The GIL is released meanwhile, and other
+    threads may repack other rows.
     """
     rows, row_bytes = tensor.data.shape
     if out is None:
@@ -105,13 +106,13 @@ def _gather(
     lanes: int,
     out: np.ndarray,
 ) -> None:
-    """Repack whole panels."""
+    """Call GATHER_ROWS for `data`, uint8 [panels · lanes, row bytes] of a block format, into whole panels."""
     n_blocks, type_size = data.shape[1] // kind.type_size, kind.type_size
     regrouped = HIGH_BITS_PLANE.get(kind.name)
     planes = np.array(
         [(p.offset, p.size, p.count, i == regrouped) for i, p in enumerate(PLANES[kind.name])], PLANE
     )
-    if len(planes) == 1:  # its elements lie in the panel as if a row were one large block
+    if len(planes) == 1:  # same layout as if a row were one large block
         planes["count"] *= n_blocks
         n_blocks, type_size = 1, data.shape[1]
     arguments = np.zeros(1, GATHER)

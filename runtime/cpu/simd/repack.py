@@ -13,11 +13,11 @@ from ....quant.jit.simd.memory import as_pointer, prefetch
 from ....quant.jit.simd.vectors import instruction
 from .panels import GATHER, PLANE
 
-CHUNK = 16  # elements of a row at once: whole cache lines, since rows may lie where they evict each other
+CHUNK = 16  # elements of a row at a time: whole cache lines, since rows may map to the same cache sets
 
 
 def _transpose(bits: int) -> Any:
-    """An instruction: 4 elements of each of 4 rows become 4 elements of 4 rows each."""
+    """An intrinsic that transposes a 4 x 4 block of elements of `bits` bits from `source` to `target`."""
     element = ir.IntType(bits)
     vector = ir.VectorType(element, 4)
     index = ir.VectorType(ir.IntType(32), 4)
@@ -42,7 +42,7 @@ def _transpose(bits: int) -> Any:
 
 
 def _copy(bits: int) -> Any:
-    """An instruction: one element from an address to another."""
+    """An intrinsic that copies one element of `bits` bits."""
 
     @instruction(types.none, types.int64, types.int64)
     def copy(builder: Any, source: Any, target: Any) -> None:
@@ -53,12 +53,12 @@ def _copy(bits: int) -> Any:
     return copy
 
 
-def _gather_few(size: int) -> Any:
-    """The gather of a plane of less than four elements a block, of `size` bytes each."""
+def _gather_small_plane(size: int) -> Any:
+    """A function that gathers a plane with fewer than four elements a block, of `size` bytes each."""
     copy = _copy(8 * size)
 
     @jit
-    def gather_few(a: Any, plane: Any, rows: int, target: int) -> None:
+    def gather_small_plane(a: Any, plane: Any, rows: int, target: int) -> None:
         row_bytes = a.row_bytes
         for block in range(a.n_blocks):
             source = rows + block * a.type_size + plane.offset
@@ -72,15 +72,15 @@ def _gather_few(size: int) -> Any:
                     target += 4 * size
                 source += size
 
-    return gather_few
+    return gather_small_plane
 
 
-def _gather_many(size: int) -> Any:
-    """The gather of a plane of four elements a block or more."""
+def _gather_large_plane(size: int) -> Any:
+    """A function that gathers a plane with four or more elements a block, of `size` bytes each."""
     transpose, copy = _transpose(8 * size), _copy(8 * size)
 
     @jit
-    def gather_many(a: Any, plane: Any, rows: int, target: int) -> None:
+    def gather_large_plane(a: Any, plane: Any, rows: int, target: int) -> None:
         row_bytes, stride, whole = a.row_bytes, a.lanes * size, plane.count // 4 * 4
         next_panel = rows + a.lanes * row_bytes
         for block in range(a.n_blocks):
@@ -98,16 +98,16 @@ def _gather_many(size: int) -> Any:
                     copy(source + row * row_bytes + i * size, target + i * stride + row * size)
             target += plane.count * stride
 
-    return gather_many
+    return gather_large_plane
 
 
-_few_1, _few_2, _few_4 = _gather_few(1), _gather_few(2), _gather_few(4)
-_many_2, _many_4 = _gather_many(2), _gather_many(4)
+_small_1, _small_2, _small_4 = _gather_small_plane(1), _gather_small_plane(2), _gather_small_plane(4)
+_large_2, _large_4 = _gather_large_plane(2), _gather_large_plane(4)
 
 
 @jit
 def _regrouped(word: Any) -> Any:
-    """Bit 4j + b moved to 8b + j, see `panels.regroup_high_bits`."""
+    """Move bit 4j + b of a uint32 to bit 8b + j, see `panels.regroup_high_bits`."""
     out = np.uint32(0)
     for b in range(4):
         x = (word >> np.uint32(b)) & np.uint32(0x11111111)
@@ -120,7 +120,7 @@ def _regrouped(word: Any) -> Any:
 
 @kernel
 def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
-    """Whole panels, as a GATHER record and its PLANEs say."""
+    """Gather rows into whole panels; `arguments` is the address of a GATHER record. Runs on one thread."""
     a = carray(as_pointer(arguments), 1, GATHER)[0]
     planes = carray(as_pointer(a.planes), a.n_planes, PLANE)
     for panel in range(a.n_panels):
@@ -128,18 +128,18 @@ def gather_rows(arguments: int, unused_step: int, unused_thread: int) -> None:
         target = a.out + panel * a.lanes * a.row_bytes
         for i in range(a.n_planes):
             plane = planes[i]
-            few = plane.count < 4
+            small = plane.count < 4
             if plane.size == 4:
-                if few:
-                    _few_4(a, plane, rows, target)
+                if small:
+                    _small_4(a, plane, rows, target)
                 else:
-                    _many_4(a, plane, rows, target)
+                    _large_4(a, plane, rows, target)
             elif plane.size == 1:
-                _few_1(a, plane, rows, target)
-            elif few:
-                _few_2(a, plane, rows, target)
+                _small_1(a, plane, rows, target)
+            elif small:
+                _small_2(a, plane, rows, target)
             else:
-                _many_2(a, plane, rows, target)
+                _large_2(a, plane, rows, target)
             n_elements = a.n_blocks * plane.count * a.lanes
             if plane.regroup:
                 words = carray(as_pointer(target), n_elements, np.uint32)

@@ -1,19 +1,22 @@
-"""The sizes that whoever lays memory out must know of the register tiles (`tiles`), without Numba."""
+"""Sizes of the register tile of a matrix product (`gemm_tile`), for code without Numba."""
 
 from __future__ import annotations
 
 from ....quant.jit.levels import LANES, LEVEL
 
-PANELS = 2  # of weights in a tile
+PANELS = 2  # panels of weights in a tile
+# Rows of activations in a tile: as many as the level's vector registers have room for.
 TOKENS = {"avx512vnni": 6, "avx512": 6, "avxvnni": 3, "avx2": 3, "neon": 6, "plain": 3}[LEVEL]
-GROUP = 32  # columns that are multiplied at once, and that share a unit of activations
-VECTOR = 4 * LANES  # bytes
+GROUP = 32  # columns whose products are summed as integers, and whose activations share a scale
+VECTOR = 4 * LANES  # bytes of a vector register
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations
-SECOND = GROUP + 4  # bytes of a token's second digits of a group: int8 codes and their float32 unit
-UNITS, TOTALS, LOW_TOTALS, HIGH_TOTALS = (TOKENS * (GROUP + 4 * i) for i in range(4))
-MOST_FACTORS = 4  # of a panel's group: two scales and two minima
+RESIDUAL = GROUP + 4  # bytes of a group of residual codes of a row: int8 codes, float32 scale
+# Byte offsets in a record of activations, float32 [TOKENS] each: scales, sums of the 32 values, sums of the
+# first 16 and of the last 16.
+SCALES, GROUP_SUMS, LOW_SUMS, HIGH_SUMS = (TOKENS * (GROUP + 4 * i) for i in range(4))
+MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each
 
 
 def weights_record(factors: int) -> int:
-    """Bytes of a group of unpacked weights of all panels."""
+    """Bytes of a group of unpacked weights of all panels, with `factors` scales and minima a panel."""
     return PANELS * (8 + factors) * VECTOR

@@ -44,8 +44,8 @@ KEYS = {  # of llama-bench
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bandwidth out of a small buffer: quick, and nobody looks at the number."""
-    monkeypatch.setattr(bandwidth, "LEAST_BYTES", 1 << 20)
-    monkeypatch.setattr(bandwidth, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(bandwidth, "MIN_BYTES", 1 << 20)
+    monkeypatch.setattr(bandwidth, "MAX_BYTES", 1 << 20)
     monkeypatch.setattr(bandwidth, "RUNS", 1)
 
 

@@ -20,7 +20,7 @@ from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import CPU_SOURCES, UNUSED_SECONDS, KernelCache
 from kukri.quant.jit.sources import SourceSet
 from kukri.runtime.cpu import kernels
-from kukri.runtime.cpu.kernels import FLOAT_MATMULS, LEAD, RMS_NORM
+from kukri.runtime.cpu.kernels import FLOAT_GEMMS, LEAD, RMS_NORM
 from kukri.runtime.cpu.simd.panels import GATHER_ROWS
 
 KERNELS = '''
@@ -312,7 +312,7 @@ def test_what_a_kernel_raises_is_lost(home):
 @pytest.mark.slow
 def test_kernels_need_nothing_of_numba():
     """Each symbol of its runtime would bring all of Numba into memory at every start."""
-    for kernel in (GATHER_ROWS, FLOAT_MATMULS["F32"], RMS_NORM, LEAD):
+    for kernel in (GATHER_ROWS, FLOAT_GEMMS["F32"], RMS_NORM, LEAD):
         _, symbols = kernel.entry_point().machine_code()
         assert set(symbols) <= {"sqrt", "sqrtf", "exp", "pow", "sin", "cos"}, str(kernel)
 

@@ -10,7 +10,7 @@ import pytest
 from kukri.runtime.cpu.abi import sizes
 from kukri.runtime.cpu.abi.records import ATTENTION, STEP
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
-from kukri.runtime.cpu.kernels import ATTEND_ONES, ATTENDS, MERGE_SPANS, STORES
+from kukri.runtime.cpu.kernels import DECODE_ATTENTIONS, KV_STORES, MERGE_SPLITS, PREFILL_ATTENTIONS
 from kukri.runtime.cpu.simd.panels import aligned_empty
 from kukri.runtime.engine.cache import PageTable
 
@@ -26,7 +26,7 @@ def zeros(n_bytes: int) -> np.ndarray:
 
 @dataclass
 class Cache:
-    """A layer's pools with what the kernels need, and float32 copies of everything stored."""
+    """A layer's pools of keys and values, and the kernels' arguments for them."""
 
     kind: str
     heads: int = 4
@@ -87,14 +87,14 @@ class Cache:
         self.step = step
         return out
 
-    def many(self, rows, q, k, v) -> np.ndarray:
-        return self._call((STORES, ATTENDS), rows, q, k, v)
+    def prefill(self, rows, q, k, v) -> np.ndarray:
+        return self._call((KV_STORES, PREFILL_ATTENTIONS), rows, q, k, v)
 
-    def one(self, row, q, k, v) -> np.ndarray:
-        self._call((ATTEND_ONES,), [row], q, k, v)
+    def decode(self, row, q, k, v) -> np.ndarray:
+        self._call((DECODE_ATTENTIONS,), [row], q, k, v)
         out = np.full(q.shape[1] + 16, 7.0, np.float32)
         self.arguments["out"], self.arguments["out_stride"] = out.ctypes.data, 0
-        MERGE_SPANS.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, 0)
+        MERGE_SPLITS.compiled.ctypes(self.arguments.ctypes.data, self.step.ctypes.data, 0)
         assert (out[q.shape[1] :] == 7.0).all()
         return out[None, : q.shape[1]]
 
@@ -134,7 +134,7 @@ def fill(cache: Cache, rng: np.random.Generator, n: int, sequence: int = 0) -> t
     for start in range(0, n, 70):
         part = slice(start, min(n, start + 70))
         rows = [(sequence, p) for p in range(part.start, part.stop)]
-        out[part] = cache.many(rows, q[part], k[part], v[part])
+        out[part] = cache.prefill(rows, q[part], k[part], v[part])
     return q, k, v, out
 
 
@@ -165,38 +165,40 @@ def test_prefill(kind, shape):
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_one_row(kind, shape):
-    """Single rows at the edges of pages, blocks and spans."""
+def test_decode(kind, shape):
+    """Single rows at the edges of pages, blocks and splits."""
     heads, kv_heads, head_dim, page_size, window, softcap, n = shape
     cache = Cache(kind, heads, kv_heads, head_dim, page_size, window, softcap, n_threads=3)
     rng = np.random.default_rng(2)
     q, k, v = cache.rows(rng, n)
     cache.table.extend(0, n)
-    singles = {0, 1, 31, 32, 63, 64, 65, n - 2, n - 1}
+    decoded = {0, 1, 31, 32, 63, 64, 65, n - 2, n - 1}
     for p in range(n):
         row = slice(p, p + 1)
-        if p in singles:
-            check(kind, cache.one((0, p), q[row], k[row], v[row]), expected(cache, p, q[p], k, v)[None], 1.5)
+        if p in decoded:
+            check(
+                kind, cache.decode((0, p), q[row], k[row], v[row]), expected(cache, p, q[p], k, v)[None], 1.5
+            )
         else:
-            cache._call((STORES,), [(0, p)], q[row], k[row], v[row])
+            cache._call((KV_STORES,), [(0, p)], q[row], k[row], v[row])
 
 
 @pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_one_row_far_into_the_context(kind):
+def test_decode_in_a_long_context(kind):
     cache = Cache(kind, n_pages=60, n_threads=2)
     rng = np.random.default_rng(3)
     _, k, v, _ = fill(cache, rng, 2100)
     cache.table.extend(0, 1)
     q1, k1, v1 = cache.rows(rng, 1)
-    out = cache.one((0, 2100), q1, k1, v1)
+    out = cache.decode((0, 2100), q1, k1, v1)
     check(kind, out, expected(cache, 2100, q1[0], np.r_[k, k1], np.r_[v, v1])[None])
     cache.arguments["window"] = cache.window = 1500
-    out = cache.one((0, 2100), q1, k1, v1)
+    out = cache.decode((0, 2100), q1, k1, v1)
     check(kind, out, expected(cache, 2100, q1[0], np.r_[k, k1], np.r_[v, v1])[None])
 
 
 @pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_mixed_sequences(kind):
+def test_several_sequences_in_one_step(kind):
     """Rows of several sequences in one step, and pages that another sequence has used before."""
     cache = Cache(kind, window=50, n_threads=2)
     rng = np.random.default_rng(4)
@@ -207,7 +209,7 @@ def test_mixed_sequences(kind):
     q, k, v = cache.rows(rng, len(new))
     for s, n in ((0, 3), (1, 1), (2, 3), (3, 1)):
         cache.table.extend(s, n)
-    out = cache.many(new, q, k, v)
+    out = cache.prefill(new, q, k, v)
     for i, (s, p) in enumerate(new):
         mine = [j for j, (other, _) in enumerate(new) if other == s]
         empty = np.zeros((0, k.shape[1]), np.float32)
@@ -217,7 +219,7 @@ def test_mixed_sequences(kind):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_norms_and_rotation_of_one_row(kind, interleaved):
+def test_norms_and_rope_in_decode(kind, interleaved):
     rng = np.random.default_rng(5)
     norms = tuple(rng.uniform(0.5, 1.5, 40).astype(np.float32) for _ in range(2))
     turn = rng.uniform(-3, 3, 12)
@@ -236,7 +238,7 @@ def test_norms_and_rotation_of_one_row(kind, interleaved):
     _, k, v, _ = fill(cache, rng, n)
     q1, k1, v1 = cache.rows(rng, 1)
     cache.table.extend(0, 1)
-    out = cache.one((0, n), 5 * q1, 9 * k1, v1)
+    out = cache.decode((0, n), 5 * q1, 9 * k1, v1)
     want = expected(cache, n, prepared(q1, norms[0])[0], np.r_[k, prepared(k1, norms[1])], np.r_[v, v1])
     check(kind, out, want[None])
 
@@ -247,42 +249,42 @@ def test_results_do_not_depend_on_threads_or_on_other_rows(kind):
     for n_threads in (1, 2, 3):
         cache = Cache(kind, heads=6, kv_heads=2, n_threads=n_threads)
         rng = np.random.default_rng(6)
-        *_, many = fill(cache, rng, 130)
+        *_, prefill = fill(cache, rng, 130)
         q, k, v = cache.rows(rng, 1)
         cache.table.extend(0, 1)
-        outs.append((many, cache.one((0, 130), q, k, v), cache.pools[0].copy(), cache.pools[1].copy()))
+        outs.append((prefill, cache.decode((0, 130), q, k, v), cache.pools[0].copy(), cache.pools[1].copy()))
     for other in outs[1:]:
         for x, y in zip(outs[0], other, strict=True):
             np.testing.assert_array_equal(x, y)
-    alone = cache.many([(0, 130)], q, k, v)
+    alone = cache.prefill([(0, 130)], q, k, v)
     check("F32", alone, outs[0][1].astype(np.float64), slack=1 if kind == "F32" else 50)
 
 
-@pytest.mark.parametrize("what", ["q", "k", "v"])
+@pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", CACHE_TYPES)
-def test_nan_is_seen_by_whom_it_concerns(kind, what, value):
-    """A NaN or infinity in row 5 makes NaN of the rows that see it and of no other."""
+def test_nan_reaches_only_rows_that_attend_to_it(kind, name, value):
+    """A NaN or infinity in row 5 makes exactly the rows that attend to it NaN."""
     cache = Cache(kind)
     x = dict(zip("qkv", cache.rows(np.random.default_rng(7), 20), strict=True))
-    x[what][5, :64] = value
+    x[name][5, :64] = value
     cache.table.extend(0, 21)
-    out = cache.many([(0, p) for p in range(20)], x["q"], x["k"], x["v"])
-    concerned = slice(5, 6) if what == "q" else slice(5, None)
-    hit = np.zeros((20, 4), bool)
-    hit[concerned, 0 if what == "q" else slice(0, 2)] = True
-    if what == "k" and value == np.inf and kind in ("F32", "F16"):
+    out = cache.prefill([(0, p) for p in range(20)], x["q"], x["k"], x["v"])
+    affected = slice(5, 6) if name == "q" else slice(5, None)
+    expected_nan = np.zeros((20, 4), bool)
+    expected_nan[affected, 0 if name == "q" else slice(0, 2)] = True
+    if name == "k" and value == np.inf and kind in ("F32", "F16"):
         return  # infinite scores: 1 or NaN, depending on the sign
-    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).all(-1), hit)
-    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).any(-1), hit)
-    one = cache.one((0, 20), *(x[n][:1] for n in "qkv"))
-    assert np.isnan(one.reshape(4, 64)[:2]).all() == (what != "q")
+    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).all(-1), expected_nan)
+    np.testing.assert_array_equal(np.isnan(out.reshape(20, 4, 64)).any(-1), expected_nan)
+    one = cache.decode((0, 20), *(x[n][:1] for n in "qkv"))
+    assert np.isnan(one.reshape(4, 64)[:2]).all() == (name != "q")
     assert not np.isnan(one.reshape(4, 64)[2:]).any()
 
 
 @pytest.mark.parametrize("kind", CACHE_TYPES)
 def test_scores_far_apart(kind):
-    """A sink far above all others, long rows of hidden or vanishing keys: finite, and right."""
+    """One score far above all others, then many masked or tiny keys: finite, and exact to the type."""
     cache = Cache(kind, window=64)
     rng = np.random.default_rng(8)
     q, k, v = cache.rows(rng, 140)
@@ -291,14 +293,14 @@ def test_scores_far_apart(kind):
     v[70:] *= 1e-3
     q *= 8
     cache.table.extend(0, 140)
-    out = cache.many([(0, p) for p in range(140)], q, k, v)
+    out = cache.prefill([(0, p) for p in range(140)], q, k, v)
     assert np.isfinite(out).all()
     late = np.stack([expected(cache, p, q[p], k, v) for p in range(134, 140)])
     check(kind, out[134:], late)
 
 
 def test_accuracy_of_quantised_caches():
-    """What the documentation says about the error that a quantised cache adds."""
+    """The error that a quantised cache adds, as the documentation states it."""
     for kind, bound in (("Q8_0", 0.008), ("Q4_0", 0.15)):
         cache = Cache(kind, n_pages=20)
         q, k, v, out = fill(cache, np.random.default_rng(9), 1000)

@@ -20,7 +20,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
 from kukri.runtime import ops
-from kukri.runtime.cpu.abi.sizes import KEYS
+from kukri.runtime.cpu.abi.sizes import PAGE_MULTIPLE
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
 from kukri.runtime.engine.cache import Batch, PageTable
@@ -116,8 +116,8 @@ def program(
     return ops.Program(tuple(flow), (*b.values(), last, logits), cache, logits)
 
 
-def mixed_batches(rng: np.random.Generator, lengths: list[int]) -> list[list[tuple[int, int]]]:
-    """Cut several sequences into chunks of 1-20 tokens and deal them into steps: [(sequence, n), …]."""
+def batches_of_sequences(rng: np.random.Generator, lengths: list[int]) -> list[list[tuple[int, int]]]:
+    """Cut several sequences into chunks of 1-20 tokens and spread them over steps: [(sequence, n), …]."""
     left = dict(enumerate(lengths))
     steps = []
     while any(left.values()):
@@ -160,7 +160,6 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> Non
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -184,12 +183,11 @@ def test_every_buffer_after_every_op(activation, interleaved, threads):
             continue
         machine = CpuMachine(dataclasses.replace(whole, ops=whole.ops[: i + 1]), 2, threads=threads)
         machine.step(batch, table())
-        got = machine._lowered.memory.floats(name)[: len(expected), : expected.shape[1]]
+        got = machine._lowered.arena.floats(name)[: len(expected), : expected.shape[1]]
         np.testing.assert_allclose(got, expected, rtol=0, atol=2e-5, err_msg=f"{i} {op}"[:80])
         machine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("page_size", [64, 128])
 @pytest.mark.parametrize(
     "options",
@@ -206,7 +204,7 @@ def test_every_buffer_after_every_op(activation, interleaved, threads):
 )
 def test_several_sequences_in_one_step(options, page_size):
     whole = program(2, **options)
-    steps = mixed_batches(np.random.default_rng(4), [150, 3, 77, 64])
+    steps = batches_of_sequences(np.random.default_rng(4), [150, 3, 77, 64])
     machine = CpuMachine(whole, 40, page_size, threads=2)
     expected = run(ReferenceMachine(whole, 40, page_size), steps, 5, page_size)
     agree(run(machine, steps, 5, page_size), expected, 3e-5)
@@ -215,7 +213,7 @@ def test_several_sequences_in_one_step(options, page_size):
 
 def test_only_some_rows_wanted():
     whole = program(3)
-    steps = mixed_batches(np.random.default_rng(1), [40, 30])
+    steps = batches_of_sequences(np.random.default_rng(1), [40, 30])
     machine = CpuMachine(whole, 40)
     got = run(machine, steps, 6, 64, want_all=False)
     agree(got, run(ReferenceMachine(whole, 40), steps, 6, 64, want_all=False), 3e-5)
@@ -224,12 +222,11 @@ def test_only_some_rows_wanted():
     machine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
     whole = program(4, kind=kind)
-    steps = mixed_batches(np.random.default_rng(2), [60])
+    steps = batches_of_sequences(np.random.default_rng(2), [60])
     machine = CpuMachine(whole, 40, threads=2)
     got = np.concatenate(run(machine, steps, 7, 64))
     expected = np.concatenate(run(ReferenceMachine(whole, 40), steps, 7, 64))
@@ -237,7 +234,6 @@ def test_quantised_weights(kind):
     machine.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_results_do_not_depend_on_threads_or_chunks(kind):
     whole = program(5, kind=kind, window=9)
@@ -268,7 +264,7 @@ def test_results_do_not_depend_on_threads_or_chunks(kind):
 
 def test_fp16_cache_rounds_and_no_more():
     whole = program(6)
-    steps = mixed_batches(np.random.default_rng(3), [100])
+    steps = batches_of_sequences(np.random.default_rng(3), [100])
     expected = np.concatenate(run(ReferenceMachine(whole, 40), steps, 8, 64))
     error = {}
     for kv_type in ("f16", "f32", "auto"):
@@ -310,7 +306,7 @@ def test_batches_out_of_range_are_refused():
     with pytest.raises(ValueError, match="pages of 32"):
         machine.step(nothing, PageTable(2, page_size=32))
     with pytest.raises(ValueError, match="multiple of"):
-        CpuMachine(program(7), 2, page_size=KEYS // 2)
+        CpuMachine(program(7), 2, page_size=PAGE_MULTIPLE // 2)
     with pytest.raises(ValueError, match="q9"):
         CpuMachine(program(7), 2, kv_type="q9")
     machine.close()
@@ -349,12 +345,11 @@ def test_threads_sleep_between_steps_and_end():
     assert 1 <= default_threads() <= (os.cpu_count() or 1)
 
 
-@pytest.mark.slow
 def test_a_closed_or_forgotten_machine_has_no_threads_and_no_memory():
     before = set(threading.enumerate())
     machine = CpuMachine(program(11), 2, threads=3)
     run(machine, [[(0, 2)]], 1, 64, n_pages=2)
-    logits = weakref.ref(machine._lowered.memory.floats("logits").base)
+    logits = weakref.ref(machine._lowered.arena.floats("logits").base)
     machine.close()
     machine.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -407,7 +402,6 @@ def test_threads_by_default(tmp_path):
         assert default_threads(tmp_path) == threads
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback
 def test_interrupts_at_any_moment_leave_the_team_whole():
@@ -448,14 +442,14 @@ FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subproces
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", ["test_kernels.py", "test_machine.py", "simd/test_simd.py"])
 @pytest.mark.parametrize("level", [] if FORCED else LOWER_LEVELS)
-def test_lower_levels_pass_the_same_tests(level, file):
+def test_lower_levels_pass_the_same_tests(level, tmp_path):
     """The kernel tests once more at every level below the best that this CPU can run."""
     here = Path(__file__)
+    files = [here, here.parent / "test_matmul.py", here.parent / "simd" / "test_simd.py"]
     environment = {**os.environ, "KUKRI_SIMD": level}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(here.parent / file)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *map(str, files)],
         env=environment,
         cwd=here.parents[3],
         capture_output=True,

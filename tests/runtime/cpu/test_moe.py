@@ -11,7 +11,7 @@ from kukri.quant.errors import UnsupportedModel
 from kukri.quant.formats import FORMATS
 from kukri.runtime import ops
 from kukri.runtime.cpu.abi.instructions import Instructions
-from kukri.runtime.cpu.kernels import MATVECS
+from kukri.runtime.cpu.kernels import GEMVS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -38,11 +38,11 @@ def program(
     biases: bool = False,
     activation: str = "silu",
     sinks: bool = False,
-    **how: object,
+    **options: object,
 ) -> ops.Program:
-    """Two layers of attention and experts; `how` goes to Route, but for `limit`."""
+    """Two layers of attention and experts; `options` are arguments of Route, and `limit` of MoE."""
     rng = np.random.default_rng(3)
-    limit = float(how.pop("limit", 0.0))  # type: ignore[arg-type]
+    limit = float(options.pop("limit", 0.0))  # type: ignore[arg-type]
     b = {
         name: ops.Buffer(name, width)
         for name, width in {
@@ -53,8 +53,8 @@ def program(
             "v": 32,
             "a": 64,
             "scores": n_experts,
-            "chosen": top,
-            "shares": top,
+            "experts": top,
+            "weights": top,
             "share": 1,
         }.items()
     }
@@ -93,12 +93,12 @@ def program(
             ops.RMSNorm(b["x"], b["h"], vector(HIDDEN), 1e-5),
             ops.MatMul(b["h"], b["scores"], matrix(rng, n_experts, HIDDEN, "F32")),
             ops.Route(
-                *(b["scores"], b["chosen"], b["shares"]),
-                **{"scoring": "softmax", "bias": vector(n_experts) if biases else None} | how,  # type: ignore[arg-type]
+                *(b["scores"], b["experts"], b["weights"]),
+                **{"scoring": "softmax", "bias": vector(n_experts) if biases else None} | options,  # type: ignore[arg-type]
             ),
             ops.MatMul(b["h"], b["share"], matrix(rng, 1, HIDDEN, "F32")),
             ops.MoE(
-                *(b["h"], b["chosen"], b["shares"], b["h"]),
+                *(b["h"], b["experts"], b["weights"], b["h"]),
                 experts(WIDTH, HIDDEN, kind),
                 experts(WIDTH, HIDDEN, up_kind or kind),
                 experts(HIDDEN, WIDTH, kind),
@@ -211,21 +211,21 @@ def test_experts_of_different_formats_are_refused():
     ids=["mixtral", "gpt-oss"],
 )
 def test_a_token_reads_the_active_parameters(shape, monkeypatch):
-    """What the products of a decode step go through, by the records that they are given."""
+    """Bytes of weights that the products of a decode step read, by their argument records."""
     kind, variant = shape
     whole = program(kind, **variant)
-    read: dict[int, int] = {}  # by list of instructions
+    read: dict[int, int] = {}  # bytes by list of instructions
     choices = []
-    emit = Instructions.emit
+    append = Instructions.append
 
     def counting(self, kernel, record, *others, **values):
-        if kernel in MATVECS.values():
+        if kernel in GEMVS.values():
             panels = values["n_panels"] * (2 if values.get("gate") else 1)
             read[id(self)] = read.get(id(self), 0) + panels * values["panel_bytes"]
-            choices.append(bool(values.get("choice")))
-        emit(self, kernel, record, *others, **values)
+            choices.append(bool(values.get("expert")))
+        append(self, kernel, record, *others, **values)
 
-    monkeypatch.setattr(Instructions, "emit", counting)
+    monkeypatch.setattr(Instructions, "append", counting)
     CpuMachine(whole, 4, threads=1).close()
     active = 0.0
     for op in whole.ops:
@@ -234,6 +234,6 @@ def test_a_token_reads_the_active_parameters(shape, monkeypatch):
         elif isinstance(op, ops.MoE):
             every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
             active += every * op.experts.width / len(op.up)
-    assert sum(choices) == 2 * 2 * variant["top"]  # layers, products of a choice
+    assert sum(choices) == 2 * 2 * variant["top"]  # layers, products a choice, choices
     assert len(read) == 1
     assert active <= sum(read.values()) < 1.1 * active

@@ -84,7 +84,7 @@ def steps() -> list[list[tuple[int, int, int]]]:
 
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", KINDS)
-def test_like_the_reference(name, threads):
+def test_equals_the_reference(name, threads):
     whole, table = program(KINDS[name]), PageTable(6, 3)
     reference = ReferenceMachine(whole, 6, max_sequences=3)
     machine = CpuMachine(whole, 6, threads=threads, max_sequences=3)

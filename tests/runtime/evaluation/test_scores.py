@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.errors import DamagedFile
-from kukri.runtime.cpu.kernels.common import scores as kernels
+from kukri.runtime.cpu.kernels.common import row_scores as kernels
 from kukri.runtime.cpu.row_scores import RowScorer
 from kukri.runtime.engine.errors import BadLogits
 from kukri.runtime.evaluation import scores as evaluation

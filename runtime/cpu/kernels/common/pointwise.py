@@ -1,7 +1,8 @@
-"""Kernels that treat every row by itself: norms, rotations, activations, sums.
+"""Pointwise kernels: norms, RoPE, activations and sums, each row of float32 by itself.
 
-Threads share the rows; or, in a step of one row (`every`), each thread computes the row for itself, into
-memory of its own. A `…_private` field tells the bytes between the threads' copies; 0: they share one.
+All of them take a POINTWISE record. In a prefill step the threads partition the rows, in whole tiles of
+TOKENS rows. In a decode step (`replicated`) every thread computes the only row into its own copy, which costs
+less than a barrier. Rows are padded to whole vectors, so that kernels may compute past the width.
 """
 
 from __future__ import annotations
@@ -16,38 +17,43 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, maximum, splat_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, storev_f32
 from ...abi.records import IDENTITY, POINTWISE, RELU2, TANH
-from ..matmul.matmul import gated
-from .floats import constant, sigmoid, tanh
-from .rotate import rotate
-from .views import floats_at, my_rows, reader, rows_of, share, step_at
+from ..matmul.epilogue import gated
+from .access import floats_at, record_reader, step_at
+from .partition import n_rows_of, partition, thread_rows
+from .rope import rotate_pairs
+from .vector_math import constant, sigmoid, tanh
 
-arguments_at = reader(POINTWISE)
+arguments_at = record_reader(POINTWISE)
 
 
 @jit
 def _x(a: Any, thread: int, row: int) -> int:
-    return a.x + thread * a.x_private + row * a.x_stride
+    """Address of a row of x."""
+    return a.x + thread * a.x_thread_stride + row * a.x_stride
 
 
 @jit
 def _y(a: Any, thread: int, row: int) -> int:
-    return a.y + thread * a.y_private + row * a.y_stride
+    """Address of a row of y."""
+    return a.y + thread * a.y_thread_stride + row * a.y_stride
 
 
 @jit
 def _out(a: Any, thread: int, row: int) -> int:
-    return a.out + thread * a.out_private + row * a.out_stride
+    """Address of a row of out."""
+    return a.out + thread * a.out_thread_stride + row * a.out_stride
 
 
 @reassociating_kernel
 def rms_norm(arguments: int, step: int, thread: int) -> None:
-    """out = x / sqrt(mean(x²) + number) · weight, for each of `groups` parts of a row.
+    """RMS norm (Zhang & Sennrich 2019) of `groups` groups: out = x / sqrt(mean(x²) + scalar) · weight.
 
-    The parts are of its first `length` columns, and the others are copied.
+    The groups divide the first `length` columns of a row; the remaining columns are copied. `weight` is
+    float32 [length / groups] for all groups, or one for each group, `weight_stride` bytes apart.
     """
     a, s = arguments_at(arguments), step_at(step)
     size = a.length // a.groups
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
             x = floats_at(_x(a, thread, t) + 4 * g * size, size)
@@ -56,7 +62,7 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
             total = np.float32(0.0)
             for i in range(size):
                 total += x[i] * x[i]
-            factor = np.float32(1.0 / math.sqrt(total / size + a.number))
+            factor = np.float32(1.0 / math.sqrt(total / size + a.scalar))
             for i in range(size):
                 out[i] = x[i] * factor * weight[i]
         for i in range(4 * a.length, 4 * a.width, 4):
@@ -65,13 +71,14 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
 
 @reassociating_kernel
 def layer_norm(arguments: int, step: int, thread: int) -> None:
-    """out = (x - mean) / sqrt(variance + number) · weight + bias, for each of `groups` parts of a row.
+    """Layer norm (Ba et al. 2016): out = (x - mean) / sqrt(variance + scalar) · weight + bias, for each of
+    `groups` equal groups of a row.
 
-    Weights and biases, if there are any, are those of the whole row.
+    `weight` and the optional `bias` are float32 [width], of the whole row.
     """
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
             x = floats_at(_x(a, thread, t) + 4 * g * size, size)
@@ -84,7 +91,7 @@ def layer_norm(arguments: int, step: int, thread: int) -> None:
             total = np.float32(0.0)
             for i in range(size):
                 total += (x[i] - mean) * (x[i] - mean)
-            factor = np.float32(1.0 / math.sqrt(total / size + a.number))
+            factor = np.float32(1.0 / math.sqrt(total / size + a.scalar))
             for i in range(size):
                 out[i] = (x[i] - mean) * factor * weight[i]
             if a.bias != 0:
@@ -94,33 +101,41 @@ def layer_norm(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
-def angles(arguments: int, step: int, thread: int) -> None:
-    """cos and sin of position · inverse frequency (`weight`), times the attention factor (`number`)."""
+def rope_angles(arguments: int, step: int, thread: int) -> None:
+    """cos and sin of position · inverse frequency, times the attention factor `scalar`.
+
+    Writes float32 [rows, n_angles] to `cos` and `sin`. `weight` is float32 [n_angles], the inverse
+    frequencies of all rows, or one such row for each row of the batch, `weight_stride` bytes apart.
+    """
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         frequencies = floats_at(a.weight + t * a.weight_stride, a.n_angles)
         position = np.float32(load_i32(s.positions + 4 * t))
         cos = floats_at(a.cos + t * a.angle_stride, a.n_angles)
         sin = floats_at(a.sin + t * a.angle_stride, a.n_angles)
         for i in range(a.n_angles):
-            # The float32 product is part of the models' definition; its cosine is not to add an error.
+            # The models define the angle as a float32 product. Its cosine is taken in float64, to add no
+            # further rounding error.
             angle = np.float64(np.float32(position * frequencies[i]))
-            cos[i] = np.float32(math.cos(angle) * a.number)
-            sin[i] = np.float32(math.sin(angle) * a.number)
+            cos[i] = np.float32(math.cos(angle) * a.scalar)
+            sin[i] = np.float32(math.sin(angle) * a.scalar)
 
 
 @kernel
 def rope(arguments: int, step: int, thread: int) -> None:
-    """Rotate the first 2·n_angles dimensions of each of `groups` heads; out may be x."""
+    """RoPE: rotate 2 · n_angles dimensions from `start` on of each of `groups` heads, copy the others.
+
+    `cos` and `sin` are float32 [rows, n_angles]; out may be x.
+    """
     a, s = arguments_at(arguments), step_at(step)
     size = a.width // a.groups
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         cos, sin = a.cos + t * a.angle_stride, a.sin + t * a.angle_stride
         for h in range(a.groups):
             x, out = _x(a, thread, t) + 4 * h * size, _out(a, thread, t) + 4 * h * size
-            rotate(x + 4 * a.start, out + 4 * a.start, cos, sin, a.n_angles, a.interleaved)
+            rotate_pairs(x + 4 * a.start, out + 4 * a.start, cos, sin, a.n_angles, a.interleaved)
             for i in range(0, 4 * a.start, 4):
                 store_f32(out + i, load_f32(x + i))
             for i in range(4 * (a.start + 2 * a.n_angles), 4 * size, 4):
@@ -128,11 +143,15 @@ def rope(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
-def gate(arguments: int, step: int, thread: int) -> None:
-    """out = f(number · x) · y; f is `matmul.gated`, the square of what is above 0, tanh, or nothing."""
+def gated_activation(arguments: int, step: int, thread: int) -> None:
+    """out = f(scalar · x) · y.
+
+    `gate` selects f: SILU, GELU_TANH and CLIPPED as in `epilogue.gated`, RELU2 the square of max(x, 0), TANH,
+    or IDENTITY.
+    """
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
-    scale = splat_f32(np.float32(a.number))
+    first, last = thread_rows(a, s, thread)
+    scale = splat_f32(np.float32(a.scalar))
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
             x, y = loadv_f32(_x(a, thread, t) + i) * scale, loadv_f32(_y(a, thread, t) + i)
@@ -149,25 +168,25 @@ def gate(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
-def gelu_gate(arguments: int, step: int, thread: int) -> None:
-    """out = x · (1 + erf(x / sqrt 2)) / 2 · y."""
+def gated_gelu(arguments: int, step: int, thread: int) -> None:
+    """out = GELU(scalar · x) · y, with the exact GELU(x) = x · (1 + erf(x / sqrt 2)) / 2."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4):
             x = load_f32(_x(a, thread, t) + i)
             y = load_f32(_y(a, thread, t) + i)
-            x = np.float32(x * np.float32(a.number))
+            x = np.float32(x * np.float32(a.scalar))
             value = 0.5 * x * (1.0 + math.erf(x * 0.7071067811865476)) * y
             store_f32(_out(a, thread, t) + i, np.float32(value))
 
 
 @kernel
 def add(arguments: int, step: int, thread: int) -> None:
-    """out = number · x + other_number · y."""
+    """out = scalar · x + other_scalar · y."""
     a, s = arguments_at(arguments), step_at(step)
-    scale, keep = splat_f32(np.float32(a.number)), splat_f32(np.float32(a.other_number))
-    first, last = my_rows(a, s, thread)
+    scale, keep = splat_f32(np.float32(a.scalar)), splat_f32(np.float32(a.other_scalar))
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         for i in range(0, 4 * a.width, 4 * LANES):
             x, y = loadv_f32(_x(a, thread, t) + i), loadv_f32(_y(a, thread, t) + i)
@@ -176,9 +195,9 @@ def add(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def add_positions(arguments: int, step: int, thread: int) -> None:
-    """out = x + row number position of the table `weight`."""
+    """out = x + weight[position]; `weight` is the float32 [positions, width] table of learned positions."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         row = a.weight + load_i32(s.positions + 4 * t) * a.weight_stride
         for i in range(0, 4 * a.width, 4 * LANES):
@@ -186,25 +205,25 @@ def add_positions(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
-def grow(arguments: int, step: int, thread: int) -> None:
-    """out = x · (1 + number · ln(1 + position // length))."""
+def grow_queries(arguments: int, step: int, thread: int) -> None:
+    """out = x · (1 + scalar · ln(1 + position // length)), the query scaling of Llama 4."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         passed = load_i32(s.positions + 4 * t) // a.length
-        growth = splat_f32(np.float32(1.0 + a.number * math.log(1.0 + passed)))
+        growth = splat_f32(np.float32(1.0 + a.scalar * math.log(1.0 + passed)))
         for i in range(0, 4 * a.width, 4 * LANES):
             storev_f32(_out(a, thread, t) + i, loadv_f32(_x(a, thread, t) + i) * growth)
 
 
 @kernel
 def join_heads(arguments: int, step: int, thread: int) -> None:
-    """For each of `groups` heads `length` columns of y, and what x has of the head behind its first `start`.
+    """Concatenate, for each of `groups` heads, `length` columns of y and the columns of x from `start` on.
 
-    A head has `weight_stride` columns in y.
+    A head occupies width / groups columns of x, and `weight_stride` columns of y.
     """
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     size = a.width // a.groups
     for t in range(first, last):
         out = _out(a, thread, t)
@@ -220,9 +239,12 @@ def join_heads(arguments: int, step: int, thread: int) -> None:
 
 @reassociating_kernel
 def sparsify(arguments: int, step: int, thread: int) -> None:
-    """out = max(x - (mean + number · standard deviation), 0), of a row."""
+    """out = max(x - threshold, 0) with threshold = mean(x) + scalar · standard deviation(x), of a row.
+
+    Gaussian top-k: keeps about the share of the values that a normal distribution has above `scalar`.
+    """
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         x, out = floats_at(_x(a, thread, t), a.width), floats_at(_out(a, thread, t), a.width)
         total = np.float32(0.0)
@@ -232,34 +254,34 @@ def sparsify(arguments: int, step: int, thread: int) -> None:
         total = np.float32(0.0)
         for i in range(a.width):
             total += (x[i] - mean) * (x[i] - mean)
-        least = np.float32(mean + a.number * math.sqrt(total / a.width))
+        threshold = np.float32(mean + a.scalar * math.sqrt(total / a.width))
         for i in range(a.width):
-            above = x[i] - least
+            above = x[i] - threshold
             out[i] = np.float32(0.0) if above < 0 else above  # NaN stays NaN
 
 
 @reassociating_kernel
 def match_magnitude(arguments: int, step: int, thread: int) -> None:
-    """out = x · rms(y) / max(rms(x), number), of a row."""
+    """out = x · rms(y) / max(rms(x), scalar): x rescaled to the root mean square of y, of a row."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         x, y = floats_at(_x(a, thread, t), a.width), floats_at(_y(a, thread, t), a.width)
-        out, own, other = floats_at(_out(a, thread, t), a.width), np.float32(0.0), np.float32(0.0)
+        out, x_squares, y_squares = floats_at(_out(a, thread, t), a.width), np.float32(0.0), np.float32(0.0)
         for i in range(a.width):
-            own += x[i] * x[i]
-            other += y[i] * y[i]
-        least = max(math.sqrt(own / a.width), a.number)
-        factor = np.float32(math.sqrt(other / a.width) / least)
+            x_squares += x[i] * x[i]
+            y_squares += y[i] * y[i]
+        x_rms = max(math.sqrt(x_squares / a.width), a.scalar)
+        factor = np.float32(math.sqrt(y_squares / a.width) / x_rms)
         for i in range(a.width):
             out[i] = x[i] * factor
 
 
 @kernel
 def sigmoid_gate(arguments: int, step: int, thread: int) -> None:
-    """out = sigmoid(y) · x; y has the width of x, or one number (`length`)."""
+    """out = sigmoid(y) · x; y is float32 [rows, width], or [rows, 1] if `length` is 1."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = my_rows(a, s, thread)
+    first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         y = _y(a, thread, t)
         for i in range(0, 4 * a.width, 4 * LANES):
@@ -269,9 +291,9 @@ def sigmoid_gate(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def select_rows(arguments: int, step: int, thread: int) -> None:
-    """out[i] = x[logits_indices[i]]."""
+    """out[i] = x[logits_indices[i]]: the rows whose logits are computed. Threads partition them."""
     a, s = arguments_at(arguments), step_at(step)
-    first, last = share(s.n_logits, thread, s.n_threads)
+    first, last = partition(s.n_logits, thread, s.n_threads)
     for t in range(first, last):
         row = a.x + load_i32(s.logits_indices + 4 * t) * a.x_stride
         for i in range(0, 4 * a.width, 4 * LANES):
@@ -280,11 +302,14 @@ def select_rows(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def soft_cap(arguments: int, step: int, thread: int) -> None:
-    """x = number · tanh(x / number). Threads share the columns: a single row of logits is long."""
+    """Soft cap in place: x = scalar · tanh(x / scalar).
+
+    Threads partition the columns, since there may be a single row of logits, as long as the vocabulary.
+    """
     a, s = arguments_at(arguments), step_at(step)
-    cap, inverse = splat_f32(np.float32(a.number)), splat_f32(np.float32(1.0 / a.number))
-    first, last = share((a.width + LANES - 1) // LANES, thread, s.n_threads)
-    for t in range(rows_of(a, s)):
+    cap, inverse = splat_f32(np.float32(a.scalar)), splat_f32(np.float32(1.0 / a.scalar))
+    first, last = partition((a.width + LANES - 1) // LANES, thread, s.n_threads)
+    for t in range(n_rows_of(a, s)):
         for i in range(4 * LANES * first, 4 * LANES * last, 4 * LANES):
             at = a.x + t * a.x_stride + i
             storev_f32(at, cap * tanh(loadv_f32(at) * inverse))

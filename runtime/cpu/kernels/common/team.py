@@ -1,22 +1,32 @@
-"""How a team of threads (`..team`) gets through a step: instruction by instruction, with spin barriers."""
+"""The loop that every thread of a team runs for a step: call the instructions in order, meet at barriers.
+
+Thread 0 posts a step (`post`) and runs its part (`lead`); the worker threads wait for posted steps and run
+theirs (`follow`). A barrier is a counter in the TEAM record that only grows: each thread adds 1 when it
+arrives and spins until all have. Waiting spins because a barrier is passed within a fraction of a microsecond
+and a decode step has hundreds of them; `runtime.cpu.team` explains when workers sleep instead.
+"""
 
 from __future__ import annotations
 
 from .....quant.jit.decorators import jit, kernel
 from .....quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
 from ...abi.records import INSTRUCTION, TEAM
-from .views import reader, step_at
+from .access import record_reader, step_at
 
-team_at = reader(TEAM)
-instruction_at = reader(INSTRUCTION)
-POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]
+team_at = record_reader(TEAM)
+instruction_at = record_reader(INSTRUCTION)
+POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]  # byte offsets
 
-SPINS = 2000  # looks at a counter before giving the core away: others may need it
-IDLE_SPINS = 4000  # looks at a counter before going to sleep: some 100 microseconds
+SPINS = 2000  # reads of a barrier's counter before yielding the processor, which another thread may need
+IDLE_SPINS = 4000  # reads of the posted counter before a worker goes to sleep: about 100 microseconds
 
 
 @jit
 def _wait_until(counter: int, value: int, give_way: int) -> None:
+    """Spin until the int64 at address `counter` is at least `value`.
+
+    After SPINS reads, call the C function at address `give_way` (if any) between reads.
+    """
     spins = 0
     while atomic_load(counter) < value:
         pause()
@@ -26,21 +36,25 @@ def _wait_until(counter: int, value: int, give_way: int) -> None:
 
 
 @jit
-def _run(team: int, step: int, thread: int, met: int) -> None:
-    """Run the step's instructions; `met` is the barriers' counter when the step was posted."""
+def _run(team: int, step: int, thread: int, arrivals: int) -> None:
+    """Call all instructions of the step as thread number `thread`.
+
+    `arrivals` is the value that the barrier counter had before any thread arrived at this step's first
+    barrier, a multiple of n_threads. Barrier k is passed when the counter reaches arrivals + k · n_threads.
+    """
     s, shared = step_at(step), team_at(team)
     for i in range(s.n_instructions):
         instruction = instruction_at(s.instructions + 24 * i)
         call_kernel(instruction.kernel, instruction.arguments, step, thread)
         if instruction.barrier:
-            met += s.n_threads
+            arrivals += s.n_threads
             atomic_add(team + ARRIVED, 1)
-            _wait_until(team + ARRIVED, met, shared.give_way)
+            _wait_until(team + ARRIVED, arrivals, shared.give_way)
 
 
 @kernel
 def post(team: int, step: int, thread: int) -> None:
-    """Let the workers have a step."""
+    """Publish the STEP record at address `step` to the workers of the TEAM record at address `team`."""
     shared = team_at(team)
     shared.step = step
     atomic_add(team + POSTED, 1)
@@ -48,25 +62,29 @@ def post(team: int, step: int, thread: int) -> None:
 
 @kernel
 def lead(team: int, step: int, thread: int) -> None:
-    """Run thread 0's share of the step that was posted last."""
-    met = atomic_load(team + ARRIVED)
+    """Run the step posted last as thread 0, and count it in `led`. Returns after its last barrier."""
+    arrivals = atomic_load(team + ARRIVED)
     shared = team_at(team)
-    _run(team, step, 0, met - met % shared.n_threads)
+    _run(team, step, 0, arrivals - arrivals % shared.n_threads)
     shared.led += 1
 
 
 @kernel
 def follow(team: int, done: int, thread: int) -> None:
-    """Run this thread's share of all steps after number `done`, which is kept up to date at that address."""
+    """Run steps as worker number `thread` until none has been posted for IDLE_SPINS reads.
+
+    `done` is the address of the int64 number of steps that this worker has run; it is updated here.
+    """
     shared = team_at(team)
     spins = 0
     while spins < IDLE_SPINS:
         if atomic_load(team + POSTED) > atomic_load(done):
-            # Nobody passes the first barrier before this thread arrives there, so the counter cannot have
-            # moved by a whole barrier: what lacks to a multiple of the threads is who has arrived already.
+            # Other threads may have arrived at the first barrier already, but cannot pass it without this
+            # thread. So the counter is less than n_threads above its value at the start of the step, and
+            # rounding down to a multiple of n_threads gives that value.
             step = shared.step
-            met = atomic_load(team + ARRIVED)
-            _run(team, step, thread, met - met % shared.n_threads)
+            arrivals = atomic_load(team + ARRIVED)
+            _run(team, step, thread, arrivals - arrivals % shared.n_threads)
             atomic_add(done, 1)
             spins = 0
         pause()

@@ -1,4 +1,4 @@
-"""Embedding lookup in panels: in a table that is the output matrix as well, and so is repacked anyway."""
+"""Embedding lookup in a table that is stored as panels, being the output matrix too (tied weights)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from .....quant.jit.simd.memory import load_f32, load_i32, store_f32, storev_f32
 from ...abi.records import EMBED
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import layout
+from ...simd.gemm_tile import tile_layout
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
-from ..common.floats import FLOATS, load_floats
-from ..common.views import reader, share_rows, step_at
-from .prepare import TILE_CODES, store_group
+from ..common.access import record_reader, step_at
+from ..common.float_types import FLOATS, load_floats
+from ..common.partition import partition_rows
+from .pack_tile import TILE_CODES, store_group
 from .unpack import CODES, unpack
 
-embed_at = reader(EMBED)
-FACTORS = PANELS * 8 * VECTOR  # where a record of `runtime.cpu.simd.gemm_tile` has them
+embed_at = record_reader(EMBED)
+FACTORS = PANELS * 8 * VECTOR  # byte offset of the scales in a record of `simd.gemm_tile`
 
 
 def _look_up(codes: Codes, a: Any, panel: int, lane: int, scratch: int, out: int) -> None:
-    """Write one row of the table, times `scale`, to `out`."""
+    """Write scale · one row of the table to float32 [width] at `out`.
+
+    The row is lane number `lane` of the panel at address `panel`; `scratch` takes one unpacked group.
+    """
     raise TypeError("for compiled code")
 
 
@@ -39,7 +43,7 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
             store_f32(out + 4 * k, load_f32(scratch + 4 * lane) * np.float32(a.scale))
 
     def blocks(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out: Any) -> Any:
-        _, factors, halves = layout(tile)
+        _, factors, halves = tile_layout(tile)
         for g in range(a.width // GROUP):
             store_group(unpack(codes, panel, a.n_blocks, g), codes, tile, scratch, 0)
             for i in range(8):
@@ -64,21 +68,22 @@ def _choose_look_up(codes: Any, a: Any, panel: Any, lane: Any, scratch: Any, out
 
 
 def _embed(codes: Codes) -> EntryPoint:
-    """The kernel for one format."""
+    """The kernel for one weight format."""
 
     @kernel
     def embed(arguments: int, step: int, thread: int) -> None:
+        """out [rows, width] = scale · table[token], float32. Threads partition or replicate the rows."""
         a, s = embed_at(arguments), step_at(step)
         scratch = a.scratch + thread * a.scratch_stride
-        first, last = share_rows(s.n_rows, thread, s.n_threads)
-        if a.every:
+        first, last = partition_rows(s.n_rows, thread, s.n_threads)
+        if a.replicated:
             first, last = 0, 1
         for t in range(first, last):
             token = load_i32(s.tokens + 4 * t)
             if token >= a.tokens:
                 token = np.int32(0)
             panel = a.panels + token // LANES * a.panel_bytes
-            out = a.out + thread * a.out_private + t * a.out_stride
+            out = a.out + thread * a.out_thread_stride + t * a.out_stride
             _look_up(codes, a, panel, token % LANES, scratch, out)
 
     return embed

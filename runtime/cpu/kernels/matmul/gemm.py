@@ -1,9 +1,12 @@
-"""Matrix products of many rows: out[t] = W · x[t] + bias, or out[t] += …, or f(W · x[t]) · (V · x[t]).
+"""Matrix products (gemm) of block-quantised weights in a prefill step.
 
-A thread unpacks a pair of panels, `BLOCK` groups of columns at a time, into records that stay in its
-first-level cache, and takes all tiles of activations past them. Unpacking so costs once what it would cost
-for every tile, and the loop that matters is the same for all block formats (`simd.gemm_tile`). Then come the
-second digits, group by group, those rows that have one together in a tile.
+out = x · Wᵀ + bias, or with a gated activation f out = f(x · Wᵀ) · (x · Vᵀ).
+
+The rows of x are quantised to tiles of TOKENS rows (`quantize_tiles`). A thread unpacks a pair of panels of
+W, BLOCK groups of 32 columns at a time, into records that stay in its L1 cache, and multiplies them with all
+tiles of x (`simd.gemm_tile`). So unpacking is paid once for all tiles, and the inner loop is the same for all
+block formats. Then the residual codes are multiplied, group by group, with the rows that have them gathered
+into tiles. Threads partition the pairs of panels, and the row tiles too where there are few pairs.
 """
 
 from __future__ import annotations
@@ -14,19 +17,20 @@ from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import load_i32, loadv_f32, store_i64, storev_f32
 from ...abi.sizes import BLOCK, SLOT
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, add_products, add_seconds, load_sums, no_sums, store_sums
-from ...simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, VECTOR
-from ..common.views import rows_of, share, step_at
-from .matmul import expert_tiles, finish, gated_outputs, matmul_at
-from .prepare import TILE_CODES, store_group
+from ...simd.gemm_tile import TileCodes, add_products, add_residuals, load_sums, store_sums, zero_sums
+from ...simd.tile_sizes import GROUP, RECORD, RESIDUAL, TOKENS, VECTOR
+from ..common.access import step_at
+from ..common.partition import n_rows_of, partition
+from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
+from .pack_tile import TILE_CODES, store_group
 from .unpack import CODES, unpack
 
-MIN_TILES = 32  # that an unpacked pair of panels should meet
+MIN_TILES = 32  # row tiles that an unpacked pair of panels should at least be multiplied with
 
 
 @jit
-def _first_at(entries: int, count: int, row: int) -> int:
-    """How many of the list's rows stand before `row`."""
+def _count_below(entries: int, count: int, row: int) -> int:
+    """Number of rows below `row` in the ascending list at `entries` (int32 count, rows); binary search."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -38,74 +42,78 @@ def _first_at(entries: int, count: int, row: int) -> int:
 
 
 @jit
-def _add_listed(
+def _add_listed_residuals(
     a: Any,
     g: int,
     groups: int,
     first_tile: int,
     last_tile: int,
-    none: int,
+    zeros: int,
     sums: int,
     at: int,
     tile: TileCodes,
 ) -> None:
-    """Add the second digits of group `g` for rows of the tiles from first to last.
+    """Add the products of the residual codes of group `g` for rows of the tiles first_tile … last_tile - 1.
 
-    `none` is the tile of zeros, `sums` where the first tile's sums are, with room for one more behind the
-    last one's, and `at` the group's weights.
+    `zeros` is the number of the tile of zero residuals, which pads the last gathered tile; `sums` the address
+    of the first tile's accumulators, with a spare tile after the last one's; `at` the address of the group's
+    unpacked weights. The table of addresses for `add_residuals` lies right before `sums`.
     """
-    entries = a.lists + g * a.list_stride
+    entries = a.residual_lists + g * a.residual_list_stride
     count = load_i32(entries)
-    i, end = _first_at(entries, count, first_tile * TOKENS), _first_at(entries, count, last_tile * TOKENS)
+    i, end = (
+        _count_below(entries, count, first_tile * TOKENS),
+        _count_below(entries, count, last_tile * TOKENS),
+    )
     addresses = sums - 16 * TOKENS
     while i < end:
         for j in range(TOKENS):
-            row, to = none * TOKENS + j, (last_tile - first_tile) * SLOT + j * VECTOR
+            row, to = zeros * TOKENS + j, (last_tile - first_tile) * SLOT + j * VECTOR
             if i + j < end:
                 row = load_i32(entries + 4 * (i + j + 1))
                 to = (row // TOKENS - first_tile) * SLOT + row % TOKENS * VECTOR
-            digits = (row // TOKENS * groups + g) * TOKENS + row % TOKENS
-            store_i64(addresses + 8 * j, a.seconds + digits * SECOND)
+            residual = (row // TOKENS * groups + g) * TOKENS + row % TOKENS
+            store_i64(addresses + 8 * j, a.residuals + residual * RESIDUAL)
             store_i64(addresses + 8 * (TOKENS + j), sums + to)
-        add_seconds(addresses, at, tile)
+        add_residuals(addresses, at, tile)
         i += TOKENS
 
 
-def _tiled_matmul(codes: Codes) -> EntryPoint:
-    """The kernel for one block format. All of them are this code with another `unpack`."""
+def _gemm(codes: Codes) -> EntryPoint:
+    """The kernel for one block format; the formats differ in `unpack` alone."""
     tile = TILE_CODES[codes.name]
     record = tile.record
 
     @kernel
-    def tiled_matmul(arguments: int, step: int, thread: int) -> None:
+    def gemm(arguments: int, step: int, thread: int) -> None:
+        """out [rows, n_panels · LANES], float32; with experts, each matrix on the row tiles of its expert."""
         a, s = matmul_at(arguments), step_at(step)
-        n = rows_of(a, s)
+        n = n_rows_of(a, s)
         groups, n_tiles = a.width // GROUP, (n + TOKENS - 1) // TOKENS
-        zeros = (
-            a.list_stride // 4 - 1 + TOKENS - 1
-        ) // TOKENS  # a list has room for the most rows there can be
+        # A residual list has room for the most rows there can be; the tile of zeros comes after their tiles.
+        zeros = (a.residual_list_stride // 4 - 1 + TOKENS - 1) // TOKENS
         blocks = (groups + BLOCK - 1) // BLOCK
         weights = a.scratch + thread * a.scratch_stride
         sums_at = weights + BLOCK * record + 16 * TOKENS
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
-        # Few panels for many threads: they share the tiles as well.
+        # With few panels a thread, the row tiles are split over the threads as well.
         splits = 1
         while pairs * splits < 4 * s.n_threads and n_tiles >= 2 * splits * MIN_TILES and a.n_experts == 0:
             splits *= 2
-        first, last = share(pairs * splits, thread, s.n_threads)
+        first, last = partition(pairs * splits, thread, s.n_threads)
         for e in range(max(1, a.n_experts)):
             begin, end = expert_tiles(a, e, n_tiles)
             if begin == end:
                 continue
-            matrix, bias = a.weights + e * a.expert_bytes, e * a.bias_stride
+            matrix, bias = a.weights + e * a.expert_stride, e * a.bias_stride
             for task in range(first, last):
                 pair, split = task // splits, task % splits
-                first_tile, last_tile = share(end - begin, split, splits)
+                first_tile, last_tile = partition(end - begin, split, splits)
                 first_tile += begin
                 last_tile += begin
-                left = matrix + pair * a.pair_bytes
+                left = matrix + pair * a.pair_stride
                 alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
-                right = left if alone else left + a.other_bytes
+                right = left if alone else left + a.second_offset
                 for block in range(blocks):
                     start = block * BLOCK
                     n_groups = min(BLOCK, groups - start)
@@ -115,7 +123,7 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
                         store_group(unpack(codes, right, a.n_blocks, start + g), codes, tile, at, 1)
                     for i in range(first_tile, last_tile):
                         slot = sums_at + (i - first_tile) * SLOT
-                        sums = no_sums() if block == 0 else load_sums(slot)
+                        sums = zero_sums() if block == 0 else load_sums(slot)
                         x, at = a.x + (i * groups + start) * RECORD, weights
                         for _ in range(n_groups):
                             sums = add_products(sums, at, x, tile)
@@ -124,7 +132,9 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
                         store_sums(slot, sums)
                     for g in range(n_groups):
                         at = weights + g * record
-                        _add_listed(a, start + g, groups, first_tile, last_tile, zeros, sums_at, at, tile)
+                        _add_listed_residuals(
+                            a, start + g, groups, first_tile, last_tile, zeros, sums_at, at, tile
+                        )
                 for i in range(first_tile, last_tile):
                     slot = sums_at + (i - first_tile) * SLOT
                     for t in range(min(TOKENS, n - i * TOKENS)):
@@ -139,7 +149,7 @@ def _tiled_matmul(codes: Codes) -> EntryPoint:
                             if not alone:
                                 finish(a, row, (2 * pair + 1) * VECTOR, bias, 0, other)
 
-    return tiled_matmul
+    return gemm
 
 
-TILED_MATMULS: dict[str, EntryPoint] = {name: _tiled_matmul(codes) for name, codes in CODES.items()}
+GEMMS: dict[str, EntryPoint] = {name: _gemm(codes) for name, codes in CODES.items()}

@@ -1,4 +1,10 @@
-"""Matrix-vector products, for steps of one row: packed weights are read once, at the speed of memory."""
+"""Matrix-vector products (gemv) of a decode step: out = W · x, reading the packed weights once.
+
+W lies in panels of LANES rows side by side: each lane accumulates its own row, and activations are broadcast
+to all lanes, so that no sum crosses lanes. Block-quantised weights are multiplied with the activations that
+`quantize_row` made, as integers within a group of 32 columns and float32 across groups; float weights with
+float32 activations. Threads partition the panels, and prefetch AHEAD bytes of weights.
+"""
 
 from __future__ import annotations
 
@@ -13,60 +19,64 @@ from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, storev_f32
-from ...abi.sizes import FACTS, FLOAT_BYTES, HIGH_TOTAL, LOW_TOTAL, SECOND_UNIT, TOTAL, UNIT
+from ...abi.sizes import FLOAT_BYTES, GROUP_STATS, GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
 from ...simd.tile_sizes import GROUP, VECTOR
-from ..common.floats import FLOATS, constant, load_floats
-from ..common.views import share, step_at
-from .matmul import finish, gated_outputs, matmul_at
+from ..common.access import step_at
+from ..common.float_types import FLOATS, load_floats
+from ..common.partition import partition
+from ..common.vector_math import constant
+from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
-AHEAD = 4096  # bytes between what is read and what is fetched: weights come from memory, in order
-FACTS_BYTES = 4 * FACTS
+AHEAD = 4096  # prefetch distance in bytes
+STATS_BYTES = 4 * GROUP_STATS
 
 
 @jit
-def _products(words: Any, codes: Codes, x: int, second: int, facts: int, total: int) -> Any:
-    """Σ (code - zero) · activation in float32, for words of 16 or 32 activations at `x`.
+def _products(words: Any, codes: Codes, x: int, residual: int, stats: int, group_sum: int) -> Any:
+    """Σ (code - zero) · activation of each lane's row as F32, over the 16 or 32 columns of `words`.
 
-    Second digits lie `second` bytes behind `x`; `total` is the address of the activations' sum.
+    `x` is the address of the int8 codes of the activations, `residual` the distance in bytes to their
+    residual codes, `stats` the address of their group's GROUP_STATS, `group_sum` the address of their float32
+    sum.
     """
-    none = splat_i32(np.int32(0))
-    sums = to_f32(dot(none, words, x, codes)) * splat_f32(load_f32(facts + UNIT))
-    if load_i32(facts + SECOND_UNIT) != 0:
-        digits = to_f32(dot(none, words, x + second, codes))
-        sums = fma(digits, splat_f32(load_f32(facts + SECOND_UNIT)), sums)
-    return sums - splat_f32(load_f32(total)) * code_offset(codes)
+    zero = splat_i32(np.int32(0))
+    sums = to_f32(dot(zero, words, x, codes)) * splat_f32(load_f32(stats + SCALE))
+    if load_i32(stats + RESIDUAL_SCALE) != 0:
+        residuals = to_f32(dot(zero, words, x + residual, codes))
+        sums = fma(residuals, splat_f32(load_f32(stats + RESIDUAL_SCALE)), sums)
+    return sums - splat_f32(load_f32(group_sum)) * code_offset(codes)
 
 
-def _add_group(acc: Any, weights: Any, codes: Codes, x: int, second: int, facts: int) -> Any:
-    """acc + one group's products; `weights` as `unpack` returns them, `facts` of this group."""
+def _add_group(acc: Any, weights: Any, codes: Codes, x: int, residual: int, stats: int) -> Any:
+    """acc + the products of one group of 32 columns; `weights` as `unpack` returns them."""
     raise TypeError("for compiled code")
 
 
 @overload(_add_group, jit_options={"forceinline": True})
-def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, second: Any, facts: Any) -> Any:
-    def symmetric(acc: Any, weights: Any, codes: Any, x: Any, second: Any, facts: Any) -> Any:
+def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
+    def symmetric(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         words, scale = weights
-        return fma(_products(words, codes, x, second, facts, facts + TOTAL), scale, acc)
+        return fma(_products(words, codes, x, residual, stats, stats + GROUP_SUM), scale, acc)
 
-    def with_minimum(acc: Any, weights: Any, codes: Any, x: Any, second: Any, facts: Any) -> Any:
+    def with_minimum(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         words, scale, minimum = weights
-        acc = acc - minimum * splat_f32(load_f32(facts + TOTAL))
-        return fma(_products(words, codes, x, second, facts, facts + TOTAL), scale, acc)
+        acc = acc - minimum * splat_f32(load_f32(stats + GROUP_SUM))
+        return fma(_products(words, codes, x, residual, stats, stats + GROUP_SUM), scale, acc)
 
-    def halves(acc: Any, weights: Any, codes: Any, x: Any, second: Any, facts: Any) -> Any:
+    def halves(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         low, high, scale_low, scale_high = weights
-        acc = fma(_products(low, codes, x, second, facts, facts + LOW_TOTAL), scale_low, acc)
-        return fma(_products(high, codes, x + 16, second, facts, facts + HIGH_TOTAL), scale_high, acc)
+        acc = fma(_products(low, codes, x, residual, stats, stats + LOW_SUM), scale_low, acc)
+        return fma(_products(high, codes, x + 16, residual, stats, stats + HIGH_SUM), scale_high, acc)
 
-    def halves_with_minimum(acc: Any, weights: Any, codes: Any, x: Any, second: Any, facts: Any) -> Any:
+    def halves_with_minimum(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         low, high, scale_low, scale_high, minimum_low, minimum_high = weights
-        acc = acc - minimum_low * splat_f32(load_f32(facts + LOW_TOTAL))
-        acc = acc - minimum_high * splat_f32(load_f32(facts + HIGH_TOTAL))
-        acc = fma(_products(low, codes, x, second, facts, facts + LOW_TOTAL), scale_low, acc)
-        return fma(_products(high, codes, x + 16, second, facts, facts + HIGH_TOTAL), scale_high, acc)
+        acc = acc - minimum_low * splat_f32(load_f32(stats + LOW_SUM))
+        acc = acc - minimum_high * splat_f32(load_f32(stats + HIGH_SUM))
+        acc = fma(_products(low, codes, x, residual, stats, stats + LOW_SUM), scale_low, acc)
+        return fma(_products(high, codes, x + 16, residual, stats, stats + HIGH_SUM), scale_high, acc)
 
     if not isinstance(weights, types.BaseTuple):
         return None
@@ -75,49 +85,55 @@ def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, second: Any, f
 
 @jit
 def _step(
-    acc: Any, codes: Codes, panel: int, n_blocks: int, group: int, x: int, second: int, facts: int
+    acc: Any, codes: Codes, panel: int, n_blocks: int, group: int, x: int, residual: int, stats: int
 ) -> Any:
-    """acc + the products of group number `group`."""
+    """acc + the products of group number `group` of the panel."""
     w = unpack(codes, panel, n_blocks, group)
-    return _add_group(acc, w, codes, x + group * GROUP, second, facts + group * FACTS_BYTES)
+    return _add_group(acc, w, codes, x + group * GROUP, residual, stats + group * STATS_BYTES)
 
 
 @jit
 def _by_group(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any:
-    """A panel's products with the row at `x`, for blocks of one group."""
-    facts, acc, ahead = x + 2 * a.width, constant(0.0), panel + AHEAD
+    """Products of a panel with the quantised row at `x`, for formats with blocks of 32 (one group)."""
+    stats, acc, ahead = x + 2 * a.width, constant(0.0), panel + AHEAD
     for g in range(a.n_blocks):
         for line in range(0, group_bytes, 64):
             prefetch(ahead + line)
         ahead += group_bytes
-        acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, facts)
+        acc = _step(acc, codes, panel, a.n_blocks, g, x, a.width, stats)
     return acc
 
 
 @jit
 def _by_block(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any:
-    """The same for blocks of 8 groups: written out, so that groups share what they load of a block."""
+    """Products of a panel with the quantised row at `x`, for formats with blocks of 256 (8 groups).
+
+    The groups are unrolled, so that LLVM loads the shared parts of a block once.
+    """
     n, width = a.n_blocks, a.width
-    facts, acc, ahead = x + 2 * width, constant(0.0), panel + AHEAD
+    stats, acc, ahead = x + 2 * width, constant(0.0), panel + AHEAD
     for block in range(n):
         for line in range(0, 8 * group_bytes, 64):
             prefetch(ahead + line)
         ahead += 8 * group_bytes
         g = 8 * block
-        acc = _step(acc, codes, panel, n, g, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 1, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 2, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 3, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 4, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 5, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 6, x, width, facts)
-        acc = _step(acc, codes, panel, n, g + 7, x, width, facts)
+        acc = _step(acc, codes, panel, n, g, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 1, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 2, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 3, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 4, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 5, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 6, x, width, stats)
+        acc = _step(acc, codes, panel, n, g + 7, x, width, stats)
     return acc
 
 
 @jit
 def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
-    """A panel of floats. Four sums, so that the multiply-adds do not wait for each other."""
+    """Products of a panel of floats with float32 [width] at `x`; a column of the panel has `stride` bytes.
+
+    Four accumulators hide the latency of the multiply-adds.
+    """
     acc0, acc1, acc2, acc3 = constant(0.0), constant(0.0), constant(0.0), constant(0.0)
     k = 0
     while k + 4 <= a.width:
@@ -135,7 +151,7 @@ def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
 
 
 def _product(codes: Codes, panel: int, a: Any, x: int) -> Any:
-    """A panel's products with the row at `x`, in the way of its format."""
+    """Products of a panel with the row at `x`, F32: one output a lane."""
     raise TypeError("for compiled code")
 
 
@@ -155,34 +171,38 @@ def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
     return row
 
 
-def _matvec(codes: Codes) -> EntryPoint:
+def _gemv(codes: Codes) -> EntryPoint:
     """The kernel for one format."""
 
     @kernel
-    def matvec(arguments: int, step: int, thread: int) -> None:
+    def gemv(arguments: int, step: int, thread: int) -> None:
+        """out [n_panels · LANES] = W · x, float32, with the epilogue of `epilogue`.
+
+        With `expert`, W is the matrix of the expert whose number stands at that address.
+        """
         a, s = matmul_at(arguments), step_at(step)
-        x = a.x + thread * a.x_private
-        first, last = share(a.n_panels, thread, s.n_threads)
+        x = a.x + thread * a.x_thread_stride
+        first, last = partition(a.n_panels, thread, s.n_threads)
         if a.on_logits_rows and s.n_logits == 0:
             last = first
-        e, share_at = np.int64(0), 0
-        if a.choice != 0:
-            e = np.int64(load_f32(a.choice + thread * a.choice_private))
-        if a.share != 0:
-            share_at = a.share + thread * a.choice_private
-        weights, bias = a.weights + e * a.expert_bytes, e * a.bias_stride
+        e, weight_address = np.int64(0), 0
+        if a.expert != 0:
+            e = np.int64(load_f32(a.expert + thread * a.expert_thread_stride))
+        if a.routing_weight != 0:
+            weight_address = a.routing_weight + thread * a.expert_thread_stride
+        weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
         for panel in range(first, last):
             column = panel * VECTOR
             if a.gate:
-                at = weights + panel * a.pair_bytes
+                at = weights + panel * a.pair_stride
                 value = _product(codes, at, a, x)
-                other = _product(codes, at + a.other_bytes, a, x)
+                other = _product(codes, at + a.second_offset, a, x)
                 storev_f32(a.out + column, gated_outputs(a, column, bias, value, other))
             else:
                 value = _product(codes, weights + panel * a.panel_bytes, a, x)
-                finish(a, a.out, column, bias, share_at, value)
+                finish(a, a.out, column, bias, weight_address, value)
 
-    return matvec
+    return gemv
 
 
-MATVECS: dict[str, EntryPoint] = {name: _matvec(codes) for name, codes in (CODES | FLOATS).items()}
+GEMVS: dict[str, EntryPoint] = {name: _gemv(codes) for name, codes in (CODES | FLOATS).items()}

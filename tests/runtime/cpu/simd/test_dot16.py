@@ -8,10 +8,9 @@ import pytest
 
 from kukri.quant.jit.levels import LANES
 from kukri.quant.jit.simd.memory import loadv_f32, loadv_i32, store_i64, storev_f32, storev_i32
+from kukri.quant.jit.simd.vectors import I32, instruction
 from kukri.runtime.cpu.simd.dot16 import (
-    coarse_exp2,
-    dot_pairs,
-    exp2,
+    add_products,
     first_lane,
     keep_lanes,
     load_f16,
@@ -20,11 +19,16 @@ from kukri.runtime.cpu.simd.dot16 import (
     store_i8,
     storev_i16,
 )
+from kukri.runtime.cpu.simd.exp2 import coarse_exp2, exp2
 
 RNG = np.random.default_rng(5)
 
 
-@pytest.mark.slow
+@instruction(I32, I32, I32, I32)
+def dot_pairs(builder, acc, a, b):
+    return add_products(builder, acc, a, b)
+
+
 def test_products_of_pairs():
     @numba.njit
     def run(acc, a, b, out):
@@ -40,7 +44,6 @@ def test_products_of_pairs():
     np.testing.assert_array_equal(out, acc + (a.astype(np.int32) * b).sum(1))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("function", "error"), [(exp2, 2e-7), (coarse_exp2, 4e-6)])
 def test_powers_of_two(function, error):
     @numba.njit
@@ -60,7 +63,6 @@ def test_powers_of_two(function, error):
     assert (out[1:4] == np.float32(2.0**-126)).all()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("first", "last"), [(0, LANES), (1, LANES - 1), (-5, 2), (3, 3), (-9, 99), (7, 1)])
 def test_keep_lanes(first, last):
     @numba.njit

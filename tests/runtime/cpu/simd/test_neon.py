@@ -25,9 +25,10 @@ SCRIPT = Path(__file__).parents[4] / "scripts" / "arm64_assembly.py"
 # formats of the same shape (a scale for 32 or for 16 columns, with or without a minimum), which are here,
 # as are attention to floats and to codes.
 LEFT_OUT = [
-    *(f"gemv.MATVECS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")),
-    *(f"gemm.TILED_MATMULS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
-    *(f"attention.{table}[{name}]" for table in ("ATTENDS", "ATTEND_ONES") for name in ("F32", "Q8_0")),
+    *(f"gemv.GEMVS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS")),
+    *(f"gemm.GEMMS[{name}]" for name in ("Q4_1", "Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_XS")),
+    *(f"prefill.PREFILL_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
+    *(f"decode.DECODE_ATTENTIONS[{name}]" for name in ("F32", "Q8_0")),
 ]
 
 MATHS = {
@@ -41,11 +42,11 @@ MATHS = {
     "log1p",
 }  # of libm, or loops that LLVM knows as functions
 SINGLE_NUMBERS = {  # kernels that compute a few functions of single numbers
-    "pointwise.angles",
-    "pointwise.gelu_gate",
-    "pointwise.grow",
-    "scores.divergences",
-    "scores.log_sums",
+    "pointwise.rope_angles",
+    "pointwise.gated_gelu",
+    "pointwise.grow_queries",
+    "row_scores.divergences",
+    "row_scores.log_sums",
     "recurrent.causal_conv",
     "recurrent.delta_rule",
     "recurrent.state_scan",
@@ -55,7 +56,7 @@ MEMORY = {"memset", "memcpy", "memmove"}
 
 @pytest.fixture(scope="module")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The arm64 assembly of each kernel by its name, but for LEFT_OUT."""
+    """The arm64 assembly of each kernel by its name, without LEFT_OUT."""
     command = [sys.executable, SCRIPT, "--json"]
     for name in LEFT_OUT:
         command += ["--leave-out", name]
@@ -99,13 +100,13 @@ def test_each_instruction_is_one_of_the_cpu(assembly, name, pattern):
 
 
 def test_nothing_else_is_left_out(assembly):
-    """Every block format has its kernels here: products of many rows, of one row, and the embedding."""
-    for table in ("gemm.TILED_MATMULS", "gemv.MATVECS", "embed.EMBEDS"):
+    """Every block format has its three kernels here: gemm, gemv and embedding."""
+    for table in ("gemm.GEMMS", "gemv.GEMVS", "embed.EMBEDS"):
         assert {f"{table}[{name}]" for name in CODES} - set(LEFT_OUT) <= set(assembly)
 
 
 def test_products_of_8_bit_codes_are_sdot(assembly):
-    products = {n: t for n, t in assembly.items() if re.search(rf"MAT(MUL|VEC)S\[({'|'.join(CODES)})\]", n)}
+    products = {n: t for n, t in assembly.items() if re.search(rf"GEM(M|V)S\[({'|'.join(CODES)})\]", n)}
     assert len(products) >= 2 * len(CODES) - len(LEFT_OUT)
     for name, text in products.items():
         # One for four columns: a group of 32 takes 8 for a panel and row of activations.
@@ -117,7 +118,7 @@ def test_products_of_8_bit_codes_are_sdot(assembly):
 
 
 def test_scales_and_codes_are_unpacked_by_vectors(assembly):
-    unpacking = [n for n in assembly if re.search(rf"(MATMULS|MATVECS|EMBEDS)\[({'|'.join(CODES)})\]", n)]
+    unpacking = [n for n in assembly if re.search(rf"(GEMMS|GEMVS|EMBEDS)\[({'|'.join(CODES)})\]", n)]
     for name in unpacking:
         kind = name.split("[")[1].rstrip("]")
         if kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):
@@ -129,20 +130,20 @@ def test_scales_and_codes_are_unpacked_by_vectors(assembly):
 def test_fp16_is_converted_by_the_cpu(assembly):
     """Weights, and entries of the cache, whose writing is a conversion of one number or of vectors."""
     halves = {n: t for n, t in assembly.items() if n.endswith("[F16]")}
-    assert {n.split(".")[0] for n in halves} >= {"attention", "embed", "gemv", "matmul"}
+    assert {n.split(".")[0] for n in halves} >= {"decode", "prefill", "embed", "gemv", "float_gemm"}
     for name, text in halves.items():
         assert re.search(r"^\tfcvt(l|n|\th\d+, s\d+|\ts\d+, h\d+)", text, re.MULTILINE), name
 
 
 def test_attention_multiplies_by_vectors(assembly):
-    kernels = {n: t for n, t in assembly.items() if "ATTEND" in n}
+    kernels = {n: t for n, t in assembly.items() if "ATTENTIONS" in n}
     assert len(kernels) >= 4
     for name, text in kernels.items():
         assert len(re.findall(r"^\tfmla\tv\d+\.4s", text, re.MULTILINE)) >= 16, name
 
 
 def test_no_kernel_calls_what_the_cpu_should_do(assembly):
-    """Such as __extendhfsf2 for fp16, __aarch64_ldadd8 for atomics, or Python's functions for errors."""
+    """No calls of __extendhfsf2 (fp16), __aarch64_ldadd8 (atomics) or of Python's error functions."""
     for name, text in assembly.items():
         own = set(re.findall(r"^([\w.$]+):", text, re.MULTILINE))
         called = set(re.findall(r"^\tbl?\t([A-Za-z_][\w.$]*)", text, re.MULTILINE)) - own

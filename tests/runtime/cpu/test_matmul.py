@@ -11,18 +11,18 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit.levels import LANES
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
-from kukri.runtime.cpu.abi.sizes import BLOCK, list_bytes, row_bytes, tile_bytes, tiled_scratch_bytes
+from kukri.runtime.cpu.abi.sizes import BLOCK, gemm_scratch_bytes, residual_list_bytes, row_bytes, tile_bytes
 from kukri.runtime.cpu.kernels import (
-    FLOAT_MATMULS,
-    LIST_SECONDS,
-    MATVECS,
+    FLOAT_GEMMS,
+    GEMMS,
+    GEMVS,
+    LIST_RESIDUALS,
     QUANTIZE_ROW,
     QUANTIZE_TILES,
-    TILED_MATMULS,
 )
-from kukri.runtime.cpu.kernels.matmul.activations import DIGIT, OUTLIER
+from kukri.runtime.cpu.kernels.matmul.quantize import OUTLIER, RESIDUAL_STEPS
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
-from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, SECOND, TOKENS, UNITS
+from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, RESIDUAL, SCALES, TOKENS
 
 RNG = np.random.default_rng(11)
 SCALES_AT = {  # byte offsets of the fp16 scales of a block, which random bytes would make NaN
@@ -67,50 +67,51 @@ class Tiles:
     def __init__(self, x: np.ndarray, n_threads: int = 1) -> None:
         n, width = x.shape
         self.n, self.groups, self.tiles = n, width // GROUP, -(-n // TOKENS)
-        sizes = *tile_bytes(width, n), list_bytes(width, n)[0]
+        sizes = *tile_bytes(width, n), residual_list_bytes(width, n)[0]
         self.memory = [aligned_empty(size) for size in sizes]
         for part in self.memory:
             part[:] = 0xAA  # what is not written must not matter
-        second_tile = self.groups * TOKENS * SECOND
-        self.memory[1][self.tiles * second_tile :] = 0
+        residual_tile = self.groups * TOKENS * RESIDUAL
+        self.memory[1][self.tiles * residual_tile :] = 0
         arguments = np.zeros(1, QUANTIZE)
         arguments["x"], arguments["x_stride"], arguments["width"] = x.ctypes.data, x.strides[0], width
-        arguments["list_stride"] = list_bytes(width, n)[1]
-        for name, part in zip(("out", "seconds", "lists"), self.memory, strict=True):
+        arguments["residual_list_stride"] = residual_list_bytes(width, n)[1]
+        for name, part in zip(("out", "residuals", "residual_lists"), self.memory, strict=True):
             arguments[name] = part.ctypes.data
         call(QUANTIZE_TILES, arguments, n, n_threads)
-        call(LIST_SECONDS, arguments, n, n_threads)
+        call(LIST_RESIDUALS, arguments, n, n_threads)
 
-    def facts(self, number: int) -> np.ndarray:
-        """float32 [rows, groups]: 0 the units, 1 the totals, 2 and 3 those of the halves."""
+    def stats(self, number: int) -> np.ndarray:
+        """float32 [rows, groups]: number 0 is the scales, 1 the sums, 2 and 3 the sums of the halves."""
         records = self.memory[0][: self.tiles * self.groups * RECORD].reshape(-1, self.groups, RECORD)
-        at = UNITS + 4 * TOKENS * number
-        facts = np.ascontiguousarray(records[..., at : at + 4 * TOKENS]).view(np.float32)
-        return facts.transpose(0, 2, 1).reshape(-1, self.groups)[: self.n]
+        at = SCALES + 4 * TOKENS * number
+        stats = np.ascontiguousarray(records[..., at : at + 4 * TOKENS]).view(np.float32)
+        return stats.transpose(0, 2, 1).reshape(-1, self.groups)[: self.n]
 
-    def _seconds(self) -> np.ndarray:
-        """uint8 [rows, groups, SECOND]."""
-        shape = (self.tiles, self.groups, TOKENS, SECOND)
-        seconds = self.memory[1][: self.tiles * self.groups * TOKENS * SECOND].reshape(shape)
-        return seconds.transpose(0, 2, 1, 3).reshape(-1, self.groups, SECOND)[: self.n]
+    def _residuals(self) -> np.ndarray:
+        """uint8 [rows, groups, RESIDUAL]."""
+        shape = (self.tiles, self.groups, TOKENS, RESIDUAL)
+        residuals = self.memory[1][: self.tiles * self.groups * TOKENS * RESIDUAL].reshape(shape)
+        return residuals.transpose(0, 2, 1, 3).reshape(-1, self.groups, RESIDUAL)[: self.n]
 
-    def second_units(self) -> np.ndarray:
-        """float32 [rows, groups]; 0 where the lists name no second digit."""
-        units = np.zeros((self.n, self.groups), np.float32)
+    def residual_scales(self) -> np.ndarray:
+        """float32 [rows, groups]; 0 where the lists name no residual codes."""
+        scales = np.zeros((self.n, self.groups), np.float32)
         lists = self.memory[2].view(np.int32).reshape(self.groups, -1)
         for g, (count, *rows) in enumerate(lists.tolist()):
             assert rows[:count] == sorted(set(rows[:count]))
-            units[rows[:count], g] = self._seconds()[rows[:count], g, GROUP:].copy().view(np.float32)[:, 0]
-        return units
+            scales[rows[:count], g] = self._residuals()[rows[:count], g, GROUP:].copy().view(np.float32)[:, 0]
+        return scales
 
     def represented(self) -> np.ndarray:
         """The float64 values that the tiles stand for."""
         records = self.memory[0][: self.tiles * self.groups * RECORD].reshape(-1, self.groups, RECORD)
         first = records[..., : TOKENS * GROUP].reshape(-1, self.groups, TOKENS, GROUP).view(np.int8)
         first = first.transpose(0, 2, 1, 3).reshape(-1, self.groups, GROUP)[: self.n]
-        values = first * self.facts(0).astype(np.float64)[..., None]
+        values = first * self.stats(0).astype(np.float64)[..., None]
         values += (
-            self._seconds()[..., :GROUP].view(np.int8) * self.second_units().astype(np.float64)[..., None]
+            self._residuals()[..., :GROUP].view(np.int8)
+            * self.residual_scales().astype(np.float64)[..., None]
         )
         return values.reshape(self.n, -1)
 
@@ -127,8 +128,8 @@ def quantized_row(x: np.ndarray) -> np.ndarray:
 def matmul_arguments(weights: QTensor, panels: np.ndarray, out: np.ndarray, accumulate: bool) -> np.ndarray:
     arguments = np.zeros(1, MATMUL)
     arguments["weights"], arguments["n_panels"] = panels.ctypes.data, len(panels)
-    arguments["panel_bytes"] = arguments["other_bytes"] = panels.shape[1]
-    arguments["pair_bytes"] = 2 * panels.shape[1]
+    arguments["panel_bytes"] = arguments["second_offset"] = panels.shape[1]
+    arguments["pair_stride"] = 2 * panels.shape[1]
     arguments["width"] = weights.shape[1]
     arguments["n_blocks"] = weights.shape[1] // weights.format.block_size
     arguments["out"], arguments["out_stride"] = out.ctypes.data, out.strides[0]
@@ -144,9 +145,9 @@ def multiply(
     accumulate: bool = False,
     n_threads: int = 1,
     gate: int = 0,
-    one_row: bool = False,
+    decode: bool = False,
 ) -> np.ndarray:
-    """out = x · weightsᵀ by the kernel for many rows or that for one, `out` padded to whole panels.
+    """out = x · weightsᵀ by the gemm, or with `decode` by the gemv; `out` is padded to whole panels.
 
     Returns the float64 values that the kernel took for `x`. With `gate` the rows of `weights` are two
     matrices, one after the other.
@@ -159,28 +160,28 @@ def multiply(
         arguments["bias"] = padded_bias.ctypes.data
     if gate:
         arguments["n_panels"], arguments["gate"] = len(panels) // 2, gate
-        arguments["pair_bytes"] = panels.shape[1]
-        arguments["other_bytes"] = len(panels) // 2 * panels.shape[1]
-    if one_row:
+        arguments["pair_stride"] = panels.shape[1]
+        arguments["second_offset"] = len(panels) // 2 * panels.shape[1]
+    if decode:
         row = x[0] if weights.format.is_float else quantized_row(x[0])
         arguments["x"] = row.ctypes.data
-        call(MATVECS[weights.format.name], arguments, 1, n_threads)
+        call(GEMVS[weights.format.name], arguments, 1, n_threads)
         return x.astype(np.float64) if weights.format.is_float else Tiles(x).represented()
     if weights.format.is_float:
         arguments["x"], arguments["x_stride"] = x.ctypes.data, x.strides[0]
-        call(FLOAT_MATMULS[weights.format.name], arguments, len(x), n_threads)
+        call(FLOAT_GEMMS[weights.format.name], arguments, len(x), n_threads)
         return x.astype(np.float64)
     tiles = Tiles(x)
-    for name, part in zip(("x", "seconds", "lists"), tiles.memory, strict=True):
+    for name, part in zip(("x", "residuals", "residual_lists"), tiles.memory, strict=True):
         arguments[name] = part.ctypes.data
-    arguments["list_stride"] = list_bytes(x.shape[1], len(x))[1]
-    scratch = aligned_empty(n_threads * tiled_scratch_bytes(len(x)))
-    arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, tiled_scratch_bytes(len(x))
-    call(TILED_MATMULS[weights.format.name], arguments, len(x), n_threads)
+    arguments["residual_list_stride"] = residual_list_bytes(x.shape[1], len(x))[1]
+    scratch = aligned_empty(n_threads * gemm_scratch_bytes(len(x)))
+    arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, gemm_scratch_bytes(len(x))
+    call(GEMMS[weights.format.name], arguments, len(x), n_threads)
     return tiles.represented()
 
 
-multiply_row = partial(multiply, one_row=True)
+multiply_row = partial(multiply, decode=True)
 
 
 @pytest.mark.parametrize("width", [32, 96, 576, 32 * (2 * BLOCK + 1)])
@@ -189,29 +190,29 @@ def test_quantize(width):
     x = (RNG.normal(size=(n, width)) * RNG.uniform(0.01, 100, (n, 1))).astype(np.float32)
     x[1] = 0
     x[2, :32] = 0
-    x[3, 5] = 1e4  # an outlier: its group gets a second digit
+    x[3, 5] = 1e4  # an outlier: its group gets residual codes
     x[n - 1, width - 1] = -1e4
     tiles = Tiles(x, n_threads=2)
     groups = x.reshape(n, -1, 32)
     peak, rms = np.abs(groups).max(-1), np.sqrt((x.astype(np.float64) ** 2).mean(-1, keepdims=True))
-    np.testing.assert_allclose(tiles.facts(0), peak / 127, rtol=1e-6)
+    np.testing.assert_allclose(tiles.stats(0), peak / 127, rtol=1e-6)
     two = peak > OUTLIER * rms
     if width > 32:  # a row of one group cannot stand out against itself
         assert two[3, 0]
         assert two[n - 1, -1]
     assert not two[1].any()
-    np.testing.assert_array_equal(tiles.second_units() != 0, two)
+    np.testing.assert_array_equal(tiles.residual_scales() != 0, two)
     values = tiles.represented().reshape(groups.shape)
-    unit = np.where(two, tiles.facts(0) / DIGIT, tiles.facts(0))[..., None]
+    unit = np.where(two, tiles.stats(0) / RESIDUAL_STEPS, tiles.stats(0))[..., None]
     assert (np.abs(values - groups) <= 0.5001 * unit + 1e-6 * peak[..., None]).all()
-    np.testing.assert_allclose(tiles.facts(1), values.sum(-1), rtol=1e-4, atol=1e-4 * peak.max())
+    np.testing.assert_allclose(tiles.stats(1), values.sum(-1), rtol=1e-4, atol=1e-4 * peak.max())
     for half in range(2):
         expected = values.reshape(n, -1, 2, 16).sum(-1)[..., half]
-        np.testing.assert_allclose(tiles.facts(2 + half), expected, rtol=1e-4, atol=1e-4 * peak.max())
+        np.testing.assert_allclose(tiles.stats(2 + half), expected, rtol=1e-4, atol=1e-4 * peak.max())
 
 
 def with_outliers(n: int, width: int) -> np.ndarray:
-    """Rows in which some groups have second digits and some have not."""
+    """Rows in which some groups have residual codes and some have not."""
     x = RNG.normal(size=(n, width)).astype(np.float32)
     x[:, :: width // 2 + 1] *= 40
     return x
@@ -267,7 +268,7 @@ def test_gated_matmul(name, gate):
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
 
 
-def test_many_threads_share_the_tiles_of_few_panels():
+def test_threads_split_the_row_tiles_of_few_panels():
     weights = random_weights("Q4_0", 2 * LANES, 96)
     x = with_outliers(130 * TOKENS - 1, 96)
     outs = []

@@ -1,4 +1,4 @@
-"""Rotary position embedding of one head, for a row among many and for the only one."""
+"""Rotary position embedding (RoPE; Su et al. 2021, "RoFormer") of one head of one row."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .....quant.jit.simd.memory import as_pointer
 
 
 @jit
-def rotate(x: int, out: int, cos: int, sin: int, n_angles: int, interleaved: int) -> None:
-    """float32 [2 · n_angles] at `x`, rotated by angles whose cos and sin are float32, to `out`, maybe `x`.
+def rotate_pairs(x: int, out: int, cos: int, sin: int, n_angles: int, interleaved: int) -> None:
+    """Rotate the n_angles pairs of dimensions of float32 [2 · n_angles] at `x` and write them to `out`.
 
-    Pairs are neighbours if `interleaved`, else `n_angles` apart.
+    `cos` and `sin` are addresses of float32 [n_angles]; `out` may be `x`. With `interleaved`, pair i is
+    dimensions 2i and 2i + 1; otherwise i and i + n_angles.
     """
     x_ = carray(as_pointer(x), 2 * n_angles, np.float32)
     out_ = carray(as_pointer(out), 2 * n_angles, np.float32)

@@ -1,4 +1,4 @@
-"""Unpacks a pair of panels into the records that `simd.gemm_tile` multiplies, whatever their block format."""
+"""Writes unpacked weights of any block format as the records that `simd.gemm_tile` multiplies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .....quant.jit.decorators import jit
 from .....quant.jit.simd.arithmetic import splat_f32
 from .....quant.jit.simd.memory import storev_f32, storev_i32
 from ...simd.dot8 import Codes
-from ...simd.gemm_tile import TileCodes, raise_codes, tile_codes
+from ...simd.gemm_tile import TileCodes, shift_codes, tile_codes
 from ...simd.tile_sizes import PANELS, VECTOR
 from .unpack import CODES, HALVES, MINIMA
 
@@ -23,15 +23,18 @@ TILE_CODES: dict[str, TileCodes] = {
 
 @jit
 def _store_words(words: Any, codes: TileCodes, at: int) -> None:
-    """Four words of codes."""
-    storev_i32(at, raise_codes(words[0], codes))
-    storev_i32(at + VECTOR, raise_codes(words[1], codes))
-    storev_i32(at + 2 * VECTOR, raise_codes(words[2], codes))
-    storev_i32(at + 3 * VECTOR, raise_codes(words[3], codes))
+    """Write four I32 of codes to address `at`."""
+    storev_i32(at, shift_codes(words[0], codes))
+    storev_i32(at + VECTOR, shift_codes(words[1], codes))
+    storev_i32(at + 2 * VECTOR, shift_codes(words[2], codes))
+    storev_i32(at + 3 * VECTOR, shift_codes(words[3], codes))
 
 
 def store_group(weights: Any, codes: Codes, tile: TileCodes, record: int, panel: int) -> None:
-    """Write one group of panel number `panel` of the tile; `weights` as `unpack` returns them."""
+    """Write one group of 32 columns to the record at address `record`, as panel number `panel` of the pair.
+
+    `weights` as `unpack` returns them.
+    """
     raise TypeError("for compiled code")
 
 
@@ -58,12 +61,12 @@ def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel:
             storev_f32(to + VECTOR, offset_of(scale))
 
     def with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
-        words, scale, least = weights
+        words, scale, lowest = weights
         at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
         _store_words(words[:4], tile, at)
         _store_words(words[4:], tile, at + half)
         storev_f32(to, scale)
-        storev_f32(to + VECTOR, splat_f32(zero) - least)
+        storev_f32(to + VECTOR, splat_f32(zero) - lowest)
 
     def halves(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
         low, high, scale_low, scale_high = weights
@@ -77,13 +80,13 @@ def _choose_store_group(weights: Any, codes: Any, tile: Any, record: Any, panel:
             storev_f32(to + 3 * VECTOR, offset_of(scale_high))
 
     def halves_with_minimum(weights: Any, codes: Any, tile: Any, record: Any, panel: Any) -> Any:
-        low, high, scale_low, scale_high, least_low, least_high = weights
+        low, high, scale_low, scale_high, minimum_low, minimum_high = weights
         at, to = record + panel * 8 * VECTOR, record + factors + panel * count * VECTOR
         _store_words(low, tile, at)
         _store_words(high, tile, at + half)
         storev_f32(to, scale_low)
         storev_f32(to + VECTOR, scale_high)
-        storev_f32(to + 2 * VECTOR, splat_f32(zero) - least_low)
-        storev_f32(to + 3 * VECTOR, splat_f32(zero) - least_high)
+        storev_f32(to + 2 * VECTOR, splat_f32(zero) - minimum_low)
+        storev_f32(to + 3 * VECTOR, splat_f32(zero) - minimum_high)
 
     return {2: symmetric, 3: with_minimum, 4: halves, 6: halves_with_minimum}[len(weights)]

@@ -1,4 +1,4 @@
-"""The kernel that `..bandwidth` measures with."""
+"""The kernel that measures memory bandwidth for `runtime.cpu.bandwidth`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from .....quant.jit.simd.arithmetic import lane_sum_i32, splat_i32
 from .....quant.jit.simd.memory import loadv_i32, prefetch
 from ...abi.records import READ, READ_BLOCK
 from ...simd.tile_sizes import VECTOR
-from .views import reader
+from .access import record_reader
 
-LINE = 64  # bytes
+LINE = 64  # bytes of a cache line
 
-read_at = reader(READ)
+read_at = record_reader(READ)
 
 
 @kernel
-def read_all(arguments: int, step: int, thread: int) -> None:
-    """Add up the buffer as int32."""
+def sum_buffer(arguments: int, step: int, thread: int) -> None:
+    """Add up a buffer as int32, with the loads and prefetches of the matrix kernels. Runs on one thread;
+    `step` is not read."""
     a = read_at(arguments)
     s0 = s1 = s2 = s3 = splat_i32(np.int32(0))
     for block in range(a.address, a.address + a.n_bytes, READ_BLOCK):

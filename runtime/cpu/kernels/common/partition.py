@@ -1,0 +1,43 @@
+"""How the threads of a team divide the work of an instruction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....quant.jit.decorators import jit
+from .....quant.jit.simd.memory import load_i32
+from ...simd.tile_sizes import TOKENS
+
+
+@jit
+def n_rows_of(a: Any, s: Any) -> int:
+    """The number of rows that an instruction works on; `a` is its argument record, `s` the STEP record."""
+    if a.n_rows_address != 0:
+        return load_i32(a.n_rows_address)
+    return s.n_logits if a.on_logits_rows else s.n_rows
+
+
+@jit
+def partition(n: int, thread: int, n_threads: int) -> Any:
+    """The range [first, last) of n items that belongs to a thread; ranges differ in size by at most one."""
+    return n * thread // n_threads, n * (thread + 1) // n_threads
+
+
+@jit
+def partition_rows(n: int, thread: int, n_threads: int) -> Any:
+    """The range [first, last) of n rows that belongs to a thread, in whole tiles of TOKENS rows."""
+    tiles = (n + TOKENS - 1) // TOKENS
+    return min(n, TOKENS * (tiles * thread // n_threads)), min(
+        n, TOKENS * (tiles * (thread + 1) // n_threads)
+    )
+
+
+@jit
+def thread_rows(a: Any, s: Any, thread: int) -> Any:
+    """The range [first, last) of rows that a thread computes in a pointwise kernel.
+
+    With `a.replicated` every thread computes the step's only row, into its own copy.
+    """
+    if a.replicated:
+        return 0, 1
+    return partition_rows(n_rows_of(a, s), thread, s.n_threads)

@@ -1,0 +1,102 @@
+"""Unpacking of the formats with blocks of 32 weights: one group a block. `unpack` has the contract.
+
+The bit layouts are documented in `quant.formats`, the planes in `simd.panels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .....quant.formats.iq4 import IQ4_VALUES
+from .....quant.formats.mxfp4 import E2M1_DOUBLED
+from .....quant.jit.levels import LANES
+from .....quant.jit.simd.arithmetic import bits_to_f32, splat_f32
+from .....quant.jit.simd.memory import loadv_f16, loadv_i32, loadv_u8
+from ...simd.dot8 import Codes
+from ...simd.tile_sizes import VECTOR
+from .unpack_words import fifth_bits, lookup_words, merge_bits, nibbles, plane_offsets
+
+# Byte offsets of the planes in a panel, a block and LANES rows.
+_Q8_0 = plane_offsets("Q8_0")
+_Q4_0 = plane_offsets("Q4_0")
+_Q4_1 = plane_offsets("Q4_1")
+_Q5_0 = plane_offsets("Q5_0")
+_Q5_1 = plane_offsets("Q5_1")
+_MXFP4 = plane_offsets("MXFP4")
+
+
+def _q8_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code."""
+    at = panel + n_blocks * _Q8_0[1] + group * (8 * VECTOR)
+    words = (
+        loadv_i32(at),
+        loadv_i32(at + VECTOR),
+        loadv_i32(at + 2 * VECTOR),
+        loadv_i32(at + 3 * VECTOR),
+        loadv_i32(at + 4 * VECTOR),
+        loadv_i32(at + 5 * VECTOR),
+        loadv_i32(at + 6 * VECTOR),
+        loadv_i32(at + 7 * VECTOR),
+    )
+    return words, loadv_f16(panel + group * (2 * LANES))
+
+
+def _q4_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (code - 8)."""
+    words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
+    return words, loadv_f16(panel + group * (2 * LANES))
+
+
+def _q4_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code + m."""
+    words = nibbles(panel + n_blocks * _Q4_1[1] + group * (4 * VECTOR))
+    at = panel + group * (4 * LANES)
+    return words, loadv_f16(at), splat_f32(np.float32(0.0)) - loadv_f16(at + 2 * LANES)
+
+
+def _q5_0(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · (code - 16); the fifth bits lie in a plane of their own."""
+    high = fifth_bits(panel + n_blocks * _Q5_0[1] + group * VECTOR)
+    low = nibbles(panel + n_blocks * _Q5_0[2] + group * (4 * VECTOR))
+    return merge_bits(low, high, 4), loadv_f16(panel + group * (2 * LANES))
+
+
+def _q5_1(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · code + m; the fifth bits lie in a plane of their own."""
+    high = fifth_bits(panel + n_blocks * _Q5_1[1] + group * VECTOR)
+    low = nibbles(panel + n_blocks * _Q5_1[2] + group * (4 * VECTOR))
+    at = panel + group * (4 * LANES)
+    return merge_bits(low, high, 4), loadv_f16(at), splat_f32(np.float32(0.0)) - loadv_f16(at + 2 * LANES)
+
+
+def _iq4_nl(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = d · IQ4_VALUES[code]."""
+    words = nibbles(panel + n_blocks * _Q4_0[1] + group * (4 * VECTOR))
+    return lookup_words(IQ4_VALUES, words), loadv_f16(panel + group * (2 * LANES))
+
+
+def _mxfp4(codes: Any, panel: Any, n_blocks: Any, group: Any) -> Any:
+    """w = 2^(e - 128) · E2M1_DOUBLED[code]."""
+    words = nibbles(panel + n_blocks * _MXFP4[1] + group * (4 * VECTOR))
+    # 2^(e - 128) as a product of two powers of two: at both ends of its range it is no normal number.
+    exponent = loadv_u8(panel + group * LANES)
+    half = exponent >> 1
+    scale = bits_to_f32((half + 63) << 23) * bits_to_f32((exponent - half + 63) << 23)
+    return lookup_words(E2M1_DOUBLED, words), scale
+
+
+UNPACKERS: dict[str, tuple[Codes, Callable]] = {
+    codes.name: (codes, function)
+    for codes, function in (
+        (Codes("Q8_0", limit=128, signed=True), _q8_0),
+        (Codes("Q4_0", limit=15, zero=8), _q4_0),
+        (Codes("Q4_1", limit=15), _q4_1),
+        (Codes("Q5_0", limit=31, zero=16), _q5_0),
+        (Codes("Q5_1", limit=31), _q5_1),
+        (Codes("IQ4_NL", limit=127, signed=True), _iq4_nl),
+        (Codes("MXFP4", limit=12, signed=True), _mxfp4),
+    )
+}

@@ -1,0 +1,73 @@
+"""LLVM IR that reads vectors of keys and values from the KV cache, for each cache type.
+
+`KEYS` and `VALUES` map a cache type to (bytes, read). `read(builder, at, stride)` emits the loads of one
+iteration of a product loop (STEPS steps of WIDTH vectors) and returns the vectors, step by step, and the
+address of the next iteration. `stride` is the distance in bytes from one row of memory to the next; an
+iteration reads `bytes` bytes in all. Vectors are F32 for float types, else I32 with pairs of int16.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+
+from ....quant.jit.levels import LANES
+from ....quant.jit.llvm_ir import F32V, FLOAT, HALF, I64, beside, load
+from .dot16 import bytes_as_pairs, nibbles_as_pairs
+
+WIDTH = 2  # vectors of a step
+STEPS = 2  # steps of an iteration
+
+
+def _floats(half: bool) -> Any:
+    """F32 or F16 (`half`): the vectors of a step are neighbours, the steps are rows of memory."""
+    size = 2 if half else 4
+
+    def read(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+        vectors = []
+        for row in (at, builder.add(at, stride)):
+            for i in range(WIDTH):
+                where = beside(builder, row, size * LANES * i)
+                v = load(builder, where, ir.VectorType(HALF if half else FLOAT, LANES), size)
+                vectors.append(builder.fpext(v, F32V) if half else v)
+        return vectors, _advance(builder, at, stride, 2)
+
+    return STEPS * WIDTH * LANES * size, read
+
+
+def _bytes(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """Q8_0: the vectors of a step are neighbours, the steps are rows of memory."""
+    vectors = [
+        bytes_as_pairs(builder, beside(builder, row, 2 * LANES * i))
+        for row in (at, builder.add(at, stride))
+        for i in range(WIDTH)
+    ]
+    return vectors, _advance(builder, at, stride, 2)
+
+
+def _nibbles(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """Q4_0 values: the low and the high nibbles of the same bytes are the two vectors of a step."""
+    vectors = [v for row in (at, builder.add(at, stride)) for v in nibbles_as_pairs(builder, row)]
+    return vectors, _advance(builder, at, stride, 2)
+
+
+def _nibble_steps(builder: Any, at: Any, stride: Any) -> tuple[list, Any]:
+    """Q4_0 keys: the low and the high nibbles of the same bytes belong to two steps."""
+    first, second = (nibbles_as_pairs(builder, beside(builder, at, 2 * LANES * i)) for i in range(WIDTH))
+    return [first[0], second[0], first[1], second[1]], _advance(builder, at, stride, 1)
+
+
+def _advance(builder: Any, at: Any, stride: Any, n: int) -> Any:
+    """The address `n` rows of memory further on."""
+    return builder.add(at, builder.mul(stride, ir.Constant(I64, n)))
+
+
+_PAIRS = STEPS * WIDTH * LANES * 2
+KEYS = {
+    "F32": _floats(False),
+    "F16": _floats(True),
+    "Q8_0": (_PAIRS, _bytes),
+    "Q4_0": (_PAIRS // 2, _nibble_steps),
+}
+VALUES = KEYS | {"Q4_0": (_PAIRS // 2, _nibbles)}
