@@ -136,7 +136,7 @@ def _scalars(keys: Metadata, arch: Arch, hidden: int, tensors: Mapping[str, QTen
 def _blocks(
     keys: Metadata, arch: Arch, tensors: Mapping[str, QTensor], layers: tuple[Layer, ...]
 ) -> dict[str, Any]:
-    """The configurations of blocks that few models have."""
+    """The configurations of recurrent mixers, per-layer inputs and AltUp."""
     return {
         "recurrence": recurrent_from_gguf(keys, arch, layers),
         "per_layer_input": per_layer_from_gguf(keys, arch, tensors),

@@ -176,7 +176,7 @@ def _scalars(keys: Metadata, arch: Arch, hidden: int) -> dict[str, Any]:
 
 
 def _blocks(keys: Metadata, arch: Arch, layers: tuple[Layer, ...]) -> dict[str, Any]:
-    """The configurations of blocks that few models have."""
+    """The configurations of recurrent mixers, per-layer inputs and AltUp."""
     return {
         "recurrence": recurrent_from_hf(keys, arch, layers),
         "per_layer_input": per_layer_from_hf(keys, arch),

@@ -185,15 +185,15 @@ def _kv_sources(keys: Metadata, key: str, layers: tuple[Layer, ...]) -> list[int
     first = len(layers) - keys.integer(key, 0, low=0)
     sources: list[int | None] = [None] * len(layers)
     for i in range(max(first, 0), len(layers)):
-        alike = [j for j in range(first) if bool(layers[j].window) == bool(layers[i].window)]
-        if not alike:
+        same_kind = [j for j in range(first) if bool(layers[j].window) == bool(layers[i].window)]
+        if not same_kind:
             raise DamagedFile(
                 f"{keys.source}: layer {i} shares keys and values with no earlier layer of its kind"
             )
-        sources[i] = alike[-1]
-        if layers[i].has_attention and not layers[alike[-1]].has_attention:
+        sources[i] = source = same_kind[-1]
+        if layers[i].has_attention and not layers[source].has_attention:
             raise DamagedFile(
-                f"{keys.source}: layer {i} shares the keys and values of layer {alike[-1]}, "
+                f"{keys.source}: layer {i} shares the keys and values of layer {source}, "
                 "which has no attention"
             )
     return sources

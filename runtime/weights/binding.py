@@ -140,7 +140,7 @@ def row_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int,
     if len(stems) > 1 and arch.hf_qkv_by_head and not c.from_gguf:
         if c.n_heads != c.n_kv_heads:
             raise DamagedFile(
-                f"tensor {stored} goes by heads, which queries, keys and values must have alike many of"
+                f"tensor {stored} is ordered by heads, which needs as many key-value heads as query heads"
             )
         return c.n_heads, [c.head_dim] * 3
     if r and stems == ["ssm_mix", "ssm_z"]:
@@ -157,7 +157,7 @@ def _unused_beside(config: ModelConfig, arch: Arch, names: TensorNames) -> set[s
     for i, layer in enumerate(config.layers):
         if layer.kv_from is not None:
             unused |= {names(f"blk.{i}.{stem}.weight") for stem in KV_STEMS & set(arch.layer)}
-        if config.mla and config.from_gguf:  # next to attn_k_b and attn_v_b, which are made of it
+        if config.mla and config.from_gguf:  # next to attn_k_b and attn_v_b, which have the same values
             unused.add(f"blk.{i}.attn_kv_b.weight")
     return unused
 
