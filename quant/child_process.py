@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .jit.sources import PACKAGE, PACKAGE_FOLDER
+from .package import PACKAGE, PACKAGE_FOLDER
 
 # Runs in the child, where nothing of this package is importable yet. sys.argv[1] is made by `python_command`.
 _BOOTSTRAP = """

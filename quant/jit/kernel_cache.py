@@ -34,7 +34,7 @@ UNUSED_SECONDS = 30 * 86400  # after which a folder of another version is remove
 CPU_SOURCES = SourceSet(
     f"{__name__}.CPU_SOURCES",
     (
-        *("quant/block.py", "quant/errors.py", "quant/home.py"),
+        *("quant/block.py", "quant/errors.py", "quant/home.py", "quant/package.py"),
         *("quant/formats", "quant/jit", "quant/rounding"),
         *("runtime/cpu/abi", "runtime/cpu/kernels", "runtime/cpu/simd"),
     ),

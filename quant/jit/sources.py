@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-PACKAGE = __name__.partition(".")[0]
-PACKAGE_FOLDER = Path(__file__).parents[2]
+from ..package import PACKAGE, PACKAGE_FOLDER
+
 _STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 

@@ -15,7 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...quant.jit.sources import PACKAGE, SourceSet
+from ...quant.jit.sources import SourceSet
+from ...quant.package import PACKAGE
 from ...tokenizer.core import EncodeKernel
 
 if TYPE_CHECKING:

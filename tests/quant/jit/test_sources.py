@@ -15,7 +15,8 @@ from kukri.quant.child_process import child_environment
 from kukri.quant.jit import sources
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import CPU_SOURCES
-from kukri.quant.jit.sources import PACKAGE_FOLDER, SourceSet, UntrackedSource, reachable_sources
+from kukri.quant.jit.sources import SourceSet, UntrackedSource, reachable_sources
+from kukri.quant.package import PACKAGE_FOLDER
 from kukri.runtime.cuda.compile import kernel as cuda_kernel
 from kukri.runtime.model import tokenizer_kernel
 
