@@ -78,6 +78,7 @@ def copied(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "module"),
     [
@@ -90,7 +91,7 @@ def copied(tmp_path_factory):
                 not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed"
             ),
         ),
-        pytest.param(TOKENIZER, f"{ROOT}.tokenizer.bpe.kernels", id="tokenizer"),
+        pytest.param(TOKENIZER, f"{ROOT}.tokenizer.bpe.compiled.kernel", id="tokenizer"),
     ],
 )
 def test_an_edit_of_a_source_recompiles(copied, tmp_path, script, module):
