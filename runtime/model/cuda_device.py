@@ -36,14 +36,14 @@ def open_card(
     """
     if device not in ("auto", "cuda"):
         return None
-    from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCard
+    from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCudaDevice
 
     try:
         card = Device()
     except CudaError as problem:
         if device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
-        if expected or not isinstance(problem, NoCard):
+        if expected or not isinstance(problem, NoCudaDevice):
             warn(f"running on the CPU: {problem}")
         return None
     from ..cuda.compile.kernel import MISSING, compiled_kernels, compiler_version

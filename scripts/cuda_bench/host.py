@@ -11,7 +11,7 @@ from cuda_bench.models import random_model
 
 from kukri.runtime.config.from_files import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
-from kukri.runtime.cuda.driver.device import BLOCK, DRIVERS_CHOICE, SPIN, Device
+from kukri.runtime.cuda.driver.device import BLOCK, SCHEDULE_AUTO, SPIN, Device
 from kukri.runtime.cuda.driver.launch import Graph
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.cuda.top_k import run_for
@@ -22,7 +22,7 @@ from kukri.runtime.engine.sampler import Sampler, SamplingParams
 # How to wait for the card; machine.MAPPED, and machine.MAPPED_LOGITS.
 VARIANTS = {
     "spin": (SPIN, True, 1 << 20),
-    "auto": (DRIVERS_CHOICE, True, 1 << 20),
+    "auto": (SCHEDULE_AUTO, True, 1 << 20),
     "block": (BLOCK, True, 1 << 20),
     "copied": (SPIN, False, 0),
     "logits copied": (SPIN, True, 0),
