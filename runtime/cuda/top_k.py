@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine.top_k import MAX_TOP_K, TopK
+from .compile.arguments import Region
 from .compile.kernel import Kernels, kernel, pack_arguments
-from .driver.allocator import Memory, Region
+from .driver.allocator import Memory
 from .driver.launch import Launch
+from .kernels.common import top_k
 
 MOST_ROWS = 8  # whose best tokens are found on the card
 RUNS = (1, 64, MAX_TOP_K)  # numbers of tokens that there are kernels for
@@ -52,15 +54,14 @@ class BestOf:
         self, source: Region, rows: int, run: int, n: int, out: Region, blocks: int, warps: int, **which: int
     ) -> Launch:
         early = self.capability >= (9, 0)
-        name, shared = "best_one" if run == 1 else "best", 8 * warps * run
+        find, shared = top_k.best_one if run == 1 else top_k.best, 8 * warps * run
         constants = which | {"K": run, "WARPS": warps, "PDL": int(early)}
         if run > 1:
             constants |= {"R": run // 32, "LOG_K": run.bit_length() - 1, "LOG_WARPS": warps.bit_length() - 1}
-        function = self.kernels.function(
-            what := kernel("common.top_k", name, 32 * warps, **constants), shared
-        )
+        what = kernel(find, 32 * warps, **constants)
+        function = self.kernels.function(what, shared)
         arguments = pack_arguments(source.address, source.stride, n, out.address, out.stride)
-        return Launch(name, function, (blocks, rows, 1), what.threads, shared, arguments, early)
+        return Launch(what.name, function, (blocks, rows, 1), what.threads, shared, arguments, early)
 
 
 def run_for(k: int) -> int:

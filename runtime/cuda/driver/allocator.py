@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
+from ..compile.arguments import Region
 from .device import Device
-
-
-@dataclass(frozen=True)
-class Region:
-    """A matrix of rows on the card: the address of its first row and the bytes from row to row."""
-
-    address: int
-    stride: int
-
-    def __iter__(self) -> Iterator[int]:
-        """What kernels are told."""
-        return iter((self.address, self.stride))
-
-    def columns(self, start_bytes: int) -> Region:
-        """The part of it that begins behind `start_bytes` of each row."""
-        return Region(self.address + start_bytes, self.stride)
 
 
 class Memory:
