@@ -12,8 +12,9 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
+from .compile.arguments import Region
 from .compile.kernel import Kernels
-from .driver.allocator import Memory, Region
+from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .driver.mapped import copy_words

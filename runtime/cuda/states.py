@@ -8,7 +8,7 @@ import numpy as np
 
 from ..engine.state import SequenceStates
 from ..ops.recurrent import StateLayer
-from .driver.allocator import Region
+from .compile.arguments import Region
 from .driver.device import Device
 
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engine.top_k import MAX_TOP_K, TopK
+from .compile.arguments import Region
 from .compile.kernel import Kernels, kernel, pack_arguments
-from .driver.allocator import Memory, Region
+from .driver.allocator import Memory
 from .driver.launch import Launch
+from .kernels.common import top_k
 
 MAX_ROWS = 8  # rows of a step whose top k are selected on the GPU
 TOP_K_SIZES = (1, 64, MAX_TOP_K)  # values of k that have kernels
@@ -53,14 +55,14 @@ class TopKKernels:
     ) -> Launch:
         """A launch of the kernel on `n` logits or keys of each row of `source`."""
         early = self.capability >= (9, 0)
-        name, shared = "top_1" if k == 1 else "top_k", 8 * warps * k
+        function, shared = top_k.top_1 if k == 1 else top_k.top_k, 8 * warps * k
         constants = flags | {"K": k, "WARPS": warps, "PDL": int(early)}
         if k > 1:
             constants |= {"R": k // 32, "LOG_K": k.bit_length() - 1, "LOG_WARPS": warps.bit_length() - 1}
-        what = kernel("common.top_k", name, 32 * warps, **constants)
-        function = self.kernels.function(what, shared)
-        arguments = pack_arguments(source.address, source.stride, n, out.address, out.stride)
-        return Launch(name, function, (blocks, rows, 1), what.threads, shared, arguments, early)
+        what = kernel(function, 32 * warps, **constants)
+        handle = self.kernels.function(what, shared)
+        arguments = pack_arguments(*source, n, *out)
+        return Launch(what.name, handle, (blocks, rows, 1), what.threads, shared, arguments, early)
 
 
 def size_for(k: int) -> int:

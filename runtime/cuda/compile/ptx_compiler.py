@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -15,7 +14,7 @@ from numba.cuda import dispatcher
 from numba.cuda.extending import intrinsic
 
 from ..ptx import Instruction
-from .stage import stage
+from .stage import parameter_types, stage
 
 _TYPES = {"r": types.int32, "l": types.int64, "f": types.float32}
 _SHARED = "dynamic_shared"
@@ -28,13 +27,13 @@ def ptx_of(
     threads: int,
     resident: int,
 ) -> str:
-    """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
+    """The PTX of a kernel, whose parameters are those of `stage.parameter_types`.
 
-    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point
-    is the only one in the text.
+    It is compiled for blocks of `threads` threads, so that `resident` blocks fit on a multiprocessor at once.
+    The text has a single entry point.
     """
-    parameters = inspect.signature(function).parameters.values()
-    signature = types.void(*(types.float32 if p.annotation == "float" else types.int64 for p in parameters))
+    numba_types = {int: types.int64, float: types.float32}
+    signature = types.void(*(numba_types[t] for t in parameter_types(function)))
     with _stand_in(capability):
         text, _ = cuda.compile(
             stage(function, constants, partial(_resolve, capability)),

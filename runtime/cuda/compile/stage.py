@@ -9,10 +9,13 @@ them. `stage` takes such a function and constants, and returns it with
   those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
   or to pass on with a star. Without a value they are only declared. A parameter of a device function
   that is annotated like that is as many parameters;
+- a parameter that is annotated with an argument record (see `arguments.py`) as one parameter for each number
+  of the record: `args.q.stride` becomes the name of one of these. `args.q` may be passed on to a device
+  function whose parameter is annotated with the class of `q`;
 - float literals as float32: Numba would take them, and everything that they meet, as float64.
 
 Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
-`compiler.py`, or run as it is by the tests' simulator.
+`ptx_compiler.py`, or run as it is by the tests' simulator.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from .arguments import is_record, leaves
 
 Function = Callable[..., Any]
 
@@ -52,7 +57,12 @@ def stage(
     definition.decorator_list, definition.returns = [], None
     known = {k: v for k, v in function.__globals__.items() if isinstance(v, int | float)} | dict(constants)
     stager = _Stager(known)
-    definition.args.args = [a for argument in definition.args.args for a in stager.parameters(argument)]
+    definition.args.args = [
+        a
+        for argument in definition.args.args
+        for a in stager.parameters(argument, _annotation(function, argument.arg))
+    ]
+    stager.check_names(definition)
     definition.body = stager.block(definition.body)
     ast.fix_missing_locations(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
@@ -68,20 +78,49 @@ def stage(
     return namespace[function.__name__]
 
 
+def parameter_types(function: Function) -> list[type]:
+    """Of each parameter of a kernel, int (a 64-bit integer or an address) or float (a float32)."""
+    found: list[type] = []
+    for name in inspect.signature(function).parameters:
+        annotation = _annotation(function, name)
+        if is_record(annotation):
+            found += [leaf for _, leaf in leaves(annotation)]
+        else:
+            found.append(float if annotation in (float, "float") else int)
+    return found
+
+
+def _annotation(function: Function, parameter: str) -> Any:
+    """A parameter's annotation; that of a record as its class, others as they are written."""
+    annotation = function.__annotations__.get(parameter)
+    found = function.__globals__.get(annotation) if isinstance(annotation, str) else annotation
+    return found if is_record(found) else annotation
+
+
 class _Stager(ast.NodeTransformer):
     def __init__(self, constants: Mapping[str, Any]) -> None:
         self._constants = dict(constants)
         self._registers: dict[str, tuple[int, ...]] = {}
+        self._records: dict[str, list[tuple[str, ...]]] = {}  # of a parameter, the paths of its numbers
 
-    def parameters(self, argument: ast.arg) -> list[ast.arg]:
-        """One that is annotated `registers(shape)` is as many as these."""
+    def parameters(self, argument: ast.arg, annotation: Any) -> list[ast.arg]:
+        """The parameters that one stands for which is annotated `registers(shape)` or with a record."""
         call, argument.annotation = argument.annotation, None
+        if is_record(annotation):
+            self._records[argument.arg] = [path for path, _ in leaves(annotation)]
+            return [ast.arg(_field(argument.arg, path)) for path in self._records[argument.arg]]
         if not isinstance(call, ast.Call):
             return [argument]
         shape = self._value(call.args[0])
         shape = shape if isinstance(shape, tuple) else (shape,)
         self._registers[argument.arg] = shape
         return [ast.arg(_register(argument.arg, index)) for index in _indices(shape)]
+
+    def check_names(self, definition: ast.FunctionDef) -> None:
+        """A variable that is called like a field of a record would change it unseen."""
+        names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+        clash = names & {_field(name, path) for name, paths in self._records.items() for path in paths}
+        assert not clash, f"{definition.name} has variables that are called like fields: {sorted(clash)}"
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
@@ -169,7 +208,29 @@ class _Stager(ast.NodeTransformer):
             return found[0] if len(index) == len(shape) else ast.Tuple(found, node.ctx)
         return self.generic_visit(node)
 
+    def _numbers(self, node: ast.expr) -> list[ast.expr] | None:
+        """The parameters that a record, or a field of one, stands for; None if it is something else."""
+        path: list[str] = []
+        base = node
+        while isinstance(base, ast.Attribute):
+            path.insert(0, base.attr)
+            base = base.value
+        if not isinstance(base, ast.Name) or base.id not in self._records:
+            return None
+        found = [p for p in self._records[base.id] if list(p[: len(path)]) == path]
+        if not found:
+            raise AttributeError(f"{ast.unparse(node)} is no field of the record")
+        return [ast.Name(_field(base.id, p), ast.Load()) for p in found]
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        numbers = self._numbers(node)
+        if numbers is None:
+            return self.generic_visit(node)
+        assert len(numbers) == 1, f"{ast.unparse(node)} is several numbers"
+        return numbers[0]
+
     def visit_Call(self, node: ast.Call) -> Any:
+        node.args = [n for argument in node.args for n in self._numbers(argument) or [argument]]
         self.generic_visit(node)
         arguments: list[ast.expr] = []
         for argument in node.args:
@@ -220,6 +281,10 @@ def _copy(node: Any) -> Any:
 
 def _register(name: str, index: tuple[int, ...]) -> str:
     return "_".join([name, *map(str, index)])
+
+
+def _field(name: str, path: tuple[str, ...]) -> str:
+    return "_".join([name, *path])
 
 
 def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
+from ..compile.arguments import Region
 from .device import Device
-
-
-@dataclass(frozen=True)
-class Region:
-    """A matrix in GPU memory: the address of its first row, and the bytes from one row to the next."""
-
-    address: int
-    stride: int
-
-    def __iter__(self) -> Iterator[int]:
-        """Address and stride, the two arguments that a kernel takes for a matrix."""
-        return iter((self.address, self.stride))
-
-    def columns(self, start_bytes: int) -> Region:
-        """The columns from byte `start_bytes` of each row on."""
-        return Region(self.address + start_bytes, self.stride)
 
 
 class Memory:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ... import ops
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.attention import attention, decode, prefill, prepare_qk
 from .base import FEW, Coded, Launches, padded
 from .fusing import PreparedAttend, turn_key
 
@@ -36,7 +37,7 @@ class AttentionLowering(Launches):
                 address, stride = region.address, region.stride
             arguments = [self.inputs.positions, address, stride, pairs, float(op.attention_factor)]
             what, grid = (
-                self._kernel("attention.prepare_qk", "rotations", 128),
+                self._kernel(prepare_qk.rotations, 128),
                 (-(-pairs // 128), self._n[False]),
             )
             self._emit(what, grid, [*arguments, angles.address, angles.stride])
@@ -46,8 +47,7 @@ class AttentionLowering(Launches):
         angles, x = self._angles(op), self._at(op.x)
         head_dim, warps = op.x.width // op.heads, PREPARE_WARPS
         what = self._kernel(
-            "attention.prepare_qk",
-            "rope",
+            prepare_qk.rope,
             32 * warps,
             HD=head_dim,
             WARPS=warps,
@@ -81,8 +81,7 @@ class AttentionLowering(Launches):
     ) -> None:
         constants, arguments = self._preparation(op, q_norm, k_norm, turn)
         what = self._kernel(
-            "attention.prepare_qk",
-            "prepare",
+            prepare_qk.prepare,
             32 * PREPARE_WARPS,
             HD=op.head_dim,
             **self._cache_constants(op),
@@ -163,7 +162,7 @@ class AttentionLowering(Launches):
             "SPAN": SPAN,
             "WARPS": ATTEND_WARPS,
         }
-        self._in_spans(i, op, "attention.attention", "attend", together, value_dims, constants, 4, 0)
+        self._in_spans(i, op, attention.attend, together, value_dims, constants, 4, 0)
 
     def _attend_group(
         self,
@@ -185,14 +184,13 @@ class AttentionLowering(Launches):
             constants |= preparation[0]
             more = [self._at(op.k).address, self._at(op.v).address, *preparation[1]]
             shared += 4 * (together + 2) * dims
-        self._in_spans(i, op, "attention.decode", "attend_group", together, dims, constants, 1, shared, more)
+        self._in_spans(i, op, decode.attend_group, together, dims, constants, 1, shared, more)
 
     def _in_spans(
         self,
         i: int,
         op: ops.Attend,
-        module: str,
-        name: str,
+        function: Callable[..., None],
         together: int,
         value_dims: int,
         constants: dict[str, int | float],
@@ -216,7 +214,7 @@ class AttentionLowering(Launches):
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
         constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
-        what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
+        what = replace(self._kernel(function, 32 * warps, **constants), resident=resident)
         room = op.heads * SPANS * (value_dims + 4) * 4
         partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
         counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
@@ -252,7 +250,7 @@ class AttentionLowering(Launches):
             "TURN": exchanged(dims),
             "HELD": int(held),
         }
-        what = self._kernel("attention.prefill", "attend_prompt", 128, **constants)
+        what = self._kernel(prefill.attend_prompt, 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
         self._wrote(op.out)

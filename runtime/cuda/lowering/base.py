@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
+from ..compile.arguments import Region
 from ..compile.kernel import CudaKernel, Kernels, kernel, pack_arguments
-from ..driver.allocator import Memory, Region
+from ..driver.allocator import Memory
 from ..driver.device import Device
 from ..driver.launch import Launch
 from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
@@ -134,10 +135,12 @@ class Launches:
         self,
         what: CudaKernel,
         grid: Sequence[int],
-        arguments: Sequence[int | float],
+        arguments: Iterable[int | float],
         shared: int = 0,
         label: str = "",
     ) -> None:
+        """Add a launch to the step. `arguments` is the kernel's argument record, or a list of its parameters
+        where there are few; `shared` the bytes of shared memory; `label` is for profiles."""
         # The first one begins when what the step is told is there: then all may read that at any time.
         early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
@@ -147,8 +150,11 @@ class Launches:
             Launch(f"{what.name} {label}".strip(), function, (x, y, z), what.threads, shared, packed, early)
         )
 
-    def _kernel(self, module: str, name: str, threads: int, **constants: int | float | str) -> CudaKernel:
-        return kernel(module, name, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
+    def _kernel(
+        self, function: Callable[..., None], threads: int, **constants: int | float | str
+    ) -> CudaKernel:
+        """A kernel for blocks of `threads` threads, by its function."""
+        return kernel(function, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
 
     def _wrote(self, *buffers: ops.Buffer) -> None:
         for b in buffers:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ....quant.block import QTensor
 from ... import ops
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.attention import prepare_qk
+from ..kernels.common import gather, pointwise
 from .base import ACTIVATIONS, Launches
 from .fusing import FusedOp
 from .support import unsupported
@@ -22,10 +24,10 @@ class RowLowering(Launches):
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
-            what = self._kernel("common.gather", "embed_floats", 128, FLOAT=matrix.float_kind)
+            what = self._kernel(gather.embed_floats, 128, FLOAT=matrix.float_kind)
             self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel("common.gather", "embed", 128, FORMAT=tensor.format.name)
+            what = self._kernel(gather.embed, 128, FORMAT=tensor.format.name)
             self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
@@ -33,7 +35,7 @@ class RowLowering(Launches):
         found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
         self._look_up(op.table, self.inputs.positions, n, found)
         arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
-        self._emit(self._kernel("common.pointwise", "add", 256), (-(-width // 256), n), arguments)
+        self._emit(self._kernel(pointwise.add, 256), (-(-width // 256), n), arguments)
         self._wrote(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
@@ -43,7 +45,7 @@ class RowLowering(Launches):
         x, out = self._at(op.x), self._at(op.out)
         arguments = [self.inputs.logits_indices, x.address, x.stride, out.address, out.stride, op.x.width]
         self._emit(
-            self._kernel("common.gather", "select_rows", 128),
+            self._kernel(gather.select_rows, 128),
             (-(-op.x.width // 128), self._n[True]),
             arguments,
         )
@@ -51,9 +53,13 @@ class RowLowering(Launches):
 
     def _pointwise(self, op: FusedOp) -> None:
         def each(
-            name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
+            function: Callable[..., None],
+            width: int,
+            arguments: Sequence[int | float],
+            out: ops.Buffer,
+            **constants: int,
         ) -> None:
-            what = self._kernel("common.pointwise", name, 256, **constants)
+            what = self._kernel(function, 256, **constants)
             self._emit(what, (-(-width // 256), self._n[out.logits_rows]), arguments)
             self._wrote(out)
 
@@ -62,23 +68,23 @@ class RowLowering(Launches):
                 gate, up, out = self._at(op.gate), self._at(op.up).columns(4 * op.up_start), self._at(op.out)
                 regions = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride]
                 arguments = [*regions, op.gate.width, float(op.scale)]
-                each("gated_activation", op.gate.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+                each(pointwise.gated_activation, op.gate.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
             case ops.Activation():
                 x, out = self._at(op.x), self._at(op.out)
                 arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
-                each("activation", op.x.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+                each(pointwise.activation, op.x.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
             case ops.SigmoidGate():
                 gate, x = self._at(op.gate), self._at(op.x)
                 arguments = [gate.address, gate.stride, x.address, x.stride, op.x.width]
                 narrow = int(op.gate.width == 1 and op.x.width > 1)
-                each("sigmoid_gate", op.x.width, arguments, op.x, NARROW=narrow)
+                each(pointwise.sigmoid_gate, op.x.width, arguments, op.x, NARROW=narrow)
             case ops.Add():
                 x, out = self._at(op.x), self._at(op.out)
                 arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
-                each("add", op.x.width, [*arguments, float(op.scale), float(op.keep)], op.out)
+                each(pointwise.add, op.x.width, [*arguments, float(op.scale), float(op.keep)], op.out)
             case ops.SoftCap():
                 x = self._at(op.x)
-                each("soft_cap", op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
+                each(pointwise.soft_cap, op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
             case ops.GrowQueries():
                 q = self._at(op.q)
                 arguments = [
@@ -89,7 +95,7 @@ class RowLowering(Launches):
                     float(op.beta),
                     op.length,
                 ]
-                what = self._kernel("attention.prepare_qk", "grow_queries", 256)
+                what = self._kernel(prepare_qk.grow_queries, 256)
                 self._emit(what, (-(-op.q.width // 256), self._n[op.q.logits_rows]), arguments)
                 self._wrote(op.q)
             case _:

@@ -10,7 +10,9 @@ import numpy as np
 from ... import ops
 from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.common import pointwise
+from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
 from ..weights.upload import Matrix
 from .base import FEW, Coded, room
 from .fusing import GATES, JoinedMatMul
@@ -36,7 +38,7 @@ class ProductLowering(NormLowering):
         if real.name not in self._coded:
             x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
             arguments = [x.address, x.stride, blocks, 0, coded, 0]
-            what = self._kernel("matmul.quantize", "quantize", 128, NORMED=0, TOKENS=self._tokens(buffer))
+            what = self._kernel(quantize.quantize, 128, NORMED=0, TOKENS=self._tokens(buffer))
             self._emit(what, (-(-blocks // 4), self._n[buffer.logits_rows]), arguments)
             self._coded[real.name] = Coded(coded)
         return self._coded[real.name]
@@ -91,7 +93,7 @@ class ProductLowering(NormLowering):
             self._tiled(matrix, n_out, op.x, n, out)
             self._tiled(other, n_out, op.x, n, up)
             arguments = [out.address, out.stride, up.address, up.stride, out.address, out.stride, n_out, 1.0]
-            what = self._kernel("common.pointwise", "gated_activation", 256, KIND=GATES[op.kind])
+            what = self._kernel(pointwise.gated_activation, 256, KIND=GATES[op.kind])
             self._emit(what, (-(-n_out // 256), n), arguments)
             self._wrote(op.out)
             return
@@ -136,7 +138,7 @@ class ProductLowering(NormLowering):
         tokens = room(n)
         tile = self.shapes.few(name, blocks, n_out, matrices, emitted > 0, tokens)
         constants |= tile.constants | {"TOKENS": tokens}
-        what = self._kernel("matmul.decode_matmul", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
+        what = self._kernel(decode_matmul.matmul_few, 32 * tile.WARPS, FORMAT=name, **constants)
         what = replace(what, resident=tile.resident)
         shared = 64 * tile.WARPS * tile.M * tokens
         grid = (-(-n_out // tile.outputs(matrices)),)
@@ -192,11 +194,11 @@ class ProductLowering(NormLowering):
                 n_out, constants = 2 * n_out, {**constants, **gated.activation, "GATED": 1}
                 wide = wide or PAIRED
             wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
-            what = self._kernel("matmul.prefill_sm90", "warpgroup_matmul", 256, **constants, **wide.constants)
+            what = self._kernel(prefill_sm90.warpgroup_matmul, 256, **constants, **wide.constants)
             what = replace(what, resident=wide.resident)
             self._emit(what, wide.grid(n, n_out), arguments, wide.shared_bytes, label)
         else:
-            what = self._kernel("matmul.prefill_sm80", "tiled_matmul", 256, **constants)
+            what = self._kernel(prefill_sm80.tiled_matmul, 256, **constants)
             self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
@@ -208,7 +210,7 @@ class ProductLowering(NormLowering):
             )
         together = 1 if n == 1 else 2 if n == 2 else 4 if n <= 4 else 8
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": together}
-        what = self._kernel("matmul.floats", "float_matmul", 256, FLOAT=matrix.float_kind, **constants)
+        what = self._kernel(floats.float_matmul, 256, FLOAT=matrix.float_kind, **constants)
         bias = self.memory.vector(*op.biases) if op.biases else 0
         arguments = [matrix.address, matrix.tile_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
         grid = (-(-n_out // 8), -(-n // together))

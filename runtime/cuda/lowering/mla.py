@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import ops
+from ..kernels.attention import mla
 from .attention import SPANS, AttentionLowering, exchanged, greatest_divisor
 
 MERGE_THREADS = 512  # of a block that merges spans
@@ -57,7 +58,7 @@ class LatentLowering(AttentionLowering):
         said, arguments = self._scores(op)
         constants = said | self._latent_constants(op, shape)
         constants |= {"G": together, "DIRECT": int(spans == 1), "PROMPT": int(prompt), "ALONE": int(n == 1)}
-        what = self._kernel("attention.mla", "attend_latent", 32 * shape.warps, **constants)
+        what = self._kernel(mla.attend_latent, 32 * shape.warps, **constants)
         partials = 0
         if spans > 1:
             room = 4 * op.heads * most * (op.value_dim + 4)
@@ -71,7 +72,7 @@ class LatentLowering(AttentionLowering):
         if spans > 1:
             merging = {name: constants[name] for name in ("VP", "T", "WINDOW", "SINKS")}
             merging["THREADS"] = MERGE_THREADS
-            what = self._kernel("attention.mla", "merge_spans", MERGE_THREADS, **merging)
+            what = self._kernel(mla.merge_spans, MERGE_THREADS, **merging)
             given = [partials, self.inputs.positions, window, sinks, *out, op.heads, spans]
             self._emit(what, (op.heads, n), given, 256 + 16 * MERGE_THREADS)
 

@@ -13,8 +13,10 @@ import numpy as np
 from ....quant.block import QTensor
 from ... import ops
 from ...config.fields import UnsupportedModel
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.common import pointwise
 from ..kernels.common.common import CLIPPED
+from ..kernels.matmul import moe_matmul, moe_routing
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
 from .base import ACTIVATIONS, FEW
@@ -75,7 +77,7 @@ class ExpertLowering(ProductLowering):
         vectors = [0 if v is None else self.memory.vector(v) for v in (op.bias, op.expert_scales)]
         arguments = [*self._at(op.scores), n, *vectors, float(op.scale)]
         arguments += [*self._at(op.experts), *self._at(op.routing_weights), top]
-        what = self._kernel("matmul.moe_routing", "route", 32, **constants)
+        what = self._kernel(moe_routing.route, 32, **constants)
         self._emit(what, (self._n[op.scores.logits_rows],), arguments, 4 * (2 * n + 2 * top + op.groups))
         self._wrote(op.experts, op.routing_weights)
 
@@ -101,7 +103,7 @@ class ExpertLowering(ProductLowering):
         return {"KIND": ACTIVATIONS[op.kind]}
 
     def _mix(self, op: ops.MoE, n: int, pairs: Region, places: int = 0) -> None:
-        what = self._kernel("matmul.moe_matmul", "mix", 256, DEALT=int(places > 0))
+        what = self._kernel(moe_matmul.mix, 256, DEALT=int(places > 0))
         arguments = [
             *self._at(op.routing_weights),
             places,
@@ -148,10 +150,11 @@ class ExpertLowering(ProductLowering):
     def _activate(self, op: ops.MoE, gate: Region, up: Region, out: Region, rows: int) -> None:
         width = op.up[0].shape[0]
         if op.gate:
-            name, arguments = "gated_activation", [*gate, *up, *out, width, 1.0]
+            what = self._kernel(pointwise.gated_activation, 256, **self._activation(op))
+            arguments = [*gate, *up, *out, width, 1.0]
         else:
-            name, arguments = "activation", [*up, *out, width]
-        what = self._kernel("common.pointwise", name, 256, **self._activation(op))
+            what = self._kernel(pointwise.activation, 256, **self._activation(op))
+            arguments = [*up, *out, width]
         self._emit(what, (-(-width // 256), rows), arguments)
 
     def _expert_product(
@@ -175,7 +178,7 @@ class ExpertLowering(ProductLowering):
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
             )
         constants = {"CHOSEN": int(choices.experts is not None), "BIAS": int(biases is not None)}
-        what = self._kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=matrix.float_kind, **constants)
+        what = self._kernel(moe_matmul.expert_floats, 256, FLOAT=matrix.float_kind, **constants)
         arguments = [matrix.address, packed_bytes(tensors[0]), matrix.tile_bytes, matrix.width, matrix.n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if biases is None else self.memory.vector(biases), *self._places(out)]
@@ -208,9 +211,7 @@ class ExpertLowering(ProductLowering):
             "STORE": int(digits is None),
             "KIND": 0,
         }
-        what = self._kernel(
-            "matmul.moe_matmul", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
-        )
+        what = self._kernel(moe_matmul.expert_matvec, 32 * tile.WARPS, FORMAT=name, **constants | activation)
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
         arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
@@ -236,9 +237,7 @@ class ExpertLowering(ProductLowering):
         rows = self.layout.max_rows * x.top
         out = self.memory.rows(f"digits of {x.top} times {width}", rows, _digit_bytes(width))
         arguments = [*x.region, x.step, x.top, blocks, *out]
-        self._emit(
-            self._kernel("matmul.moe_matmul", "digits", 128, TOKENS=1), (-(-blocks // 4), n), arguments
-        )
+        self._emit(self._kernel(moe_matmul.digits, 128, TOKENS=1), (-(-blocks // 4), n), arguments)
         return out
 
     def _experts(self, tensors: tuple[QTensor, ...]) -> Matrix:
@@ -258,7 +257,7 @@ class ExpertLowering(ProductLowering):
         sources = memory.rows(f"sources of {top}", 1, 4 * most).address
         places = memory.rows(f"places of {top}", 1, 4 * most).address
         arguments = [*self._at(op.experts), n, top, n_experts, counts, tiles, sources, places]
-        self._emit(self._kernel("matmul.moe_matmul", "deal", 256, ROWS=size), (1,), arguments, 8 * n_experts)
+        self._emit(self._kernel(moe_matmul.deal, 256, ROWS=size), (1,), arguments, 8 * n_experts)
         x = self._halves(op.x)
         inner, out = self._pairs(op, "inner", 4 * width), self._pairs(op, "out", 4 * op.out.width)
         dealt = Dealt(n * top, n_experts, n_tiles, tiles, sources)
@@ -320,6 +319,6 @@ class ExpertLowering(ProductLowering):
         self._expert_product(op.weights, Pairs(heads, x, 4 * size), Choices(), n, target, None)
         if size > inputs:
             arguments = [*x, size, inputs, *out, result, outputs, heads * (size - inputs)]
-            what = self._kernel("common.pointwise", "copy_rest", 256)
+            what = self._kernel(pointwise.copy_rest, 256)
             self._emit(what, (-(-heads * (size - inputs) // 256), n), arguments)
         self._wrote(op.out)

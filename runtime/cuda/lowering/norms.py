@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ... import ops
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.common import pointwise
+from ..kernels.matmul import quantize
 from .base import FEW, Coded, Launches
 
 MOST_PARTS, MOST_NORMED = 16, 8  # times 1024 columns that `to_halves` holds in registers
@@ -49,7 +51,7 @@ class NormLowering(Launches):
         partials = self._partials(op.out)
         blocks, weight = op.x.width // 32, self.memory.vector(op.weight)
         arguments = [x.address, x.stride, blocks, weight, coded, partials]
-        what = self._kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
+        what = self._kernel(quantize.quantize, 128, NORMED=1, TOKENS=self._tokens(op.x))
         self._emit(what, (-(-blocks // 4), self._n[op.x.logits_rows]), arguments)
         return Coded(coded, partials, op)
 
@@ -67,8 +69,7 @@ class NormLowering(Launches):
             op.x.width,
         ]
         what = self._kernel(
-            "common.pointwise",
-            "norm",
+            pointwise.norm,
             256,
             MEAN=mean,
             BIAS=int(bias is not None),
@@ -107,4 +108,4 @@ class NormLowering(Launches):
         arguments: list[int | float] = [*x, width, *halves, scales.address]
         arguments += [self.memory.vector(norm.weight) if norm else 0, 1 / width]
         arguments += [float(norm.eps) if norm else 0.0]
-        self._emit(self._kernel("matmul.quantize", "to_halves", 256, **constants), (1, rows), arguments, 64)
+        self._emit(self._kernel(quantize.to_halves, 256, **constants), (1, rows), arguments, 64)

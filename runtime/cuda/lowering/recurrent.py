@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 from ... import ops
 from ...config.fields import UnsupportedModel
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.common import altup
+from ..kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_prefill
 from ..kernels.recurrent.conv_prefill import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
 from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
@@ -42,7 +44,7 @@ class RecurrentLowering(Launches):
         arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
         arguments += [inputs.sequences, inputs.positions, self._n[op.x.logits_rows], channels]
         self._emit(
-            self._kernel("recurrent.recurrent", "causal_conv", 128, **constants),
+            self._kernel(recurrent.causal_conv, 128, **constants),
             (-(-channels // 128),),
             arguments,
         )
@@ -55,12 +57,12 @@ class RecurrentLowering(Launches):
         edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
         sequence = [self.inputs.sequences, self.inputs.positions]
         grid = -(-channels // 128), -(-rows // SPAN)
-        what = self._kernel("recurrent.conv_prefill", "conv_edges", 128, TAPS=taps)
+        what = self._kernel(conv_prefill.conv_edges, 128, TAPS=taps)
         self._emit(what, grid, [*self._at(op.x), *edges, *self._state(op.state), *sequence, rows, channels])
         arguments = [*self._at(op.x), *self._at(op.out), self.memory.vector(op.weight)]
         arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
-        self._emit(self._kernel("recurrent.conv_prefill", "conv_spans", 128, **constants), grid, arguments)
+        self._emit(self._kernel(conv_prefill.conv_spans, 128, **constants), grid, arguments)
         self._wrote(op.out)
 
     def _four_rows(self, rows: Region, size: int) -> bool:
@@ -70,7 +72,7 @@ class RecurrentLowering(Launches):
 
     def _scan_prompt(
         self,
-        name: str,
+        kernels: tuple[Callable[..., None], Callable[..., None]],
         pairs: Sequence[int | float],
         size: int,
         sizes: Sequence[int],
@@ -84,16 +86,11 @@ class RecurrentLowering(Launches):
         rows, most = self._n[op.out.logits_rows], -(-self.layout.max_rows // 4)
         found = self.memory.rows(f"pairs of rows, {heads} {size}", most, 4 * size * heads).address
         what = self._kernel(
-            f"recurrent.{name}_prefill",
-            f"{name}_pairs",
-            32 * PROMPT_WARPS,
-            WARPS=PROMPT_WARPS,
-            PARTS=-(-column // 32),
-            **constants,
+            kernels[0], 32 * PROMPT_WARPS, WARPS=PROMPT_WARPS, PARTS=-(-column // 32), **constants
         )
         self._emit(what, (groups, -(-rows // (4 * PROMPT_WARPS))), [*pairs, found, rows])
         constants |= {"WARPS": PROMPT_WARPS, "PARTS": -(-column // 64), "WHOLE": int(column % 64 == 0)}
-        what = self._kernel(f"recurrent.{name}_prefill", f"{name}_prompt", 32 * PROMPT_WARPS, **constants)
+        what = self._kernel(kernels[1], 32 * PROMPT_WARPS, **constants)
         arguments = [*pairs[:2], found, *self._at(op.out), *sizes, *self._state(op.state)]
         arguments += [self.inputs.sequences, self.inputs.positions, rows]
         self._emit(what, (-(-head_dim // (8 * PROMPT_WARPS)), heads), arguments)
@@ -104,13 +101,14 @@ class RecurrentLowering(Launches):
             pairs: list[int | float] = [*self._at(op.xbc), *self._at(op.step)]
             pairs += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
             sizes = op.groups, op.heads, op.head_dim, op.state_size
-            self._scan_prompt("scan", [*pairs, float(op.step_scale), *sizes], SCAN_SIZE, sizes, op)
+            kernels = scan_prefill.scan_pairs, scan_prefill.scan_prompt
+            self._scan_prompt(kernels, [*pairs, float(op.step_scale), *sizes], SCAN_SIZE, sizes, op)
             return
         grid, constants = self._scan_shape(op.heads, op.head_dim, op.state_size)
         arguments: list[int | float] = [*self._at(op.xbc), *self._at(op.step), *self._at(op.out)]
         arguments += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
         arguments += [float(op.step_scale), op.groups, op.heads, op.head_dim, op.state_size]
-        self._scan("state_scan", grid, constants, arguments, op)
+        self._scan(recurrent.state_scan, grid, constants, arguments, op)
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
         if self._four_rows(self._at(op.qkv), op.key_dim):
@@ -118,24 +116,25 @@ class RecurrentLowering(Launches):
             pairs += [self.memory.vector(op.a), self.memory.vector(op.step_bias), float(op.eps)]
             pairs += [op.groups, op.heads, op.key_dim, op.key_dim**-0.5]
             sizes = op.groups, op.heads, op.head_dim, op.key_dim
-            self._scan_prompt("delta", pairs, DELTA_SIZE, sizes, op, TILED=int(op.tiled))
+            kernels = delta_prefill.delta_pairs, delta_prefill.delta_prompt
+            self._scan_prompt(kernels, pairs, DELTA_SIZE, sizes, op, TILED=int(op.tiled))
             return
         grid, constants = self._scan_shape(op.heads, op.head_dim, op.key_dim)
         arguments: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
         arguments += [*self._at(op.out), *(self.memory.vector(v) for v in (op.a, op.step_bias))]
         arguments += [float(op.eps), op.groups, op.heads, op.head_dim, op.key_dim, op.key_dim**-0.5]
-        self._scan("delta_rule", grid, constants | {"TILED": int(op.tiled)}, arguments, op)
+        self._scan(recurrent.delta_rule, grid, constants | {"TILED": int(op.tiled)}, arguments, op)
 
     def _scan(
         self,
-        name: str,
+        function: Callable[..., None],
         grid: tuple[int, int],
         constants: dict[str, int],
         arguments: Sequence[int | float],
         op: ops.StateScan | ops.DeltaRule,
     ) -> None:
         rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.logits_rows]]
-        what = self._kernel("recurrent.recurrent", name, 32 * WARPS, **constants)
+        what = self._kernel(function, 32 * WARPS, **constants)
         self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
         self._wrote(op.out)
 
@@ -143,14 +142,12 @@ class RecurrentLowering(Launches):
 
     def _sparsify(self, op: ops.Sparsify) -> None:
         arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
-        self._emit(
-            self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.logits_rows]), arguments, 64
-        )
+        self._emit(self._kernel(altup.sparsify, 256), (1, self._n[op.x.logits_rows]), arguments, 64)
         self._wrote(op.x)
 
     def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
         rows = [*self._at(op.x), *self._at(op.like), op.x.width]
-        what, grid = self._kernel("common.altup", "match_magnitude", 256), (1, self._n[op.x.logits_rows])
+        what, grid = self._kernel(altup.match_magnitude, 256), (1, self._n[op.x.logits_rows])
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
         self._wrote(op.x)
 
@@ -166,7 +163,7 @@ class RecurrentLowering(Launches):
         width = op.out.width
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("common.altup", "predict_streams", 256, **constants)
+        what = self._kernel(altup.predict_streams, 256, **constants)
         self._emit(what, (-(-width // 256), self._n[op.out.logits_rows]), arguments)
         self._wrote(op.out, *op.streams)
 
@@ -175,6 +172,6 @@ class RecurrentLowering(Launches):
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
         arguments += [self.memory.vector(op.weight), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("common.altup", "correct_streams", 256, **constants)
+        what = self._kernel(altup.correct_streams, 256, **constants)
         self._emit(what, (-(-width // 256), self._n[op.x.logits_rows]), arguments)
         self._wrote(op.x, *op.streams)

@@ -8,7 +8,7 @@ one ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
 from typing import Any
@@ -32,10 +32,10 @@ def run(
     constants: Mapping[str, Any],
     grid: tuple[int, ...],
     threads: int,
-    arguments: list[Any],
+    arguments: Iterable[Any],
     shared_bytes: int = 0,
 ) -> None:
-    """Launch a kernel; arrays among the arguments stand for their addresses."""
+    """Launch a kernel with its parameters or its argument record; arrays stand for their addresses."""
     staged = _staged(kernel, tuple(sorted(constants.items())))
     values = [_value(a) for a in arguments]
     grid = (*grid, 1, 1)[:3]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kukri.runtime.cuda.compile.kernel import CudaKernel
+from kukri.runtime.cuda.compile.stage import parameter_types
 from kukri.runtime.cuda.driver.launch import Launch
 
 from .simulator import run
@@ -56,8 +56,8 @@ class StandInDevice:
         kernel = self.kernels[what.function]
         values: list[Any] = []
         at = 0
-        for parameter in inspect.signature(kernel.function()).parameters.values():
-            kind = "f" if parameter.annotation == "float" else "q"
+        for parameter in parameter_types(kernel.function()):
+            kind = "f" if parameter is float else "q"
             at = at if kind == "f" else -(-at // 8) * 8
             values += struct.unpack_from(kind, what.arguments, at)
             at += struct.calcsize(kind)

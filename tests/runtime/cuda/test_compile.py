@@ -7,6 +7,18 @@ import importlib.util
 import pytest
 
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
+from kukri.runtime.cuda.kernels.attention import attention, decode, mla, prefill, prepare_qk
+from kukri.runtime.cuda.kernels.common import altup, gather, mapped, pointwise, top_k
+from kukri.runtime.cuda.kernels.matmul import (
+    decode_matmul,
+    floats,
+    moe_matmul,
+    moe_routing,
+    prefill_sm80,
+    prefill_sm90,
+    quantize,
+)
+from kukri.runtime.cuda.kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_prefill
 
 FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 FEW |= {"STORE": 1, "KIND": 1}
@@ -44,57 +56,55 @@ MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
 LATENT = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "TURN": 3, "MT": 2, "T": 64, "NT": 2}
 LATENT |= {"WARPS": 8, "GROUPS": 4, "KEPT": 5, "UNITS": 5, "UW": 1, "SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
 KERNELS = [
-    kernel("common.gather", "embed", 128, FORMAT="Q6_K", PDL=0),
-    kernel("common.gather", "embed_floats", 128, FLOAT=0, PDL=0),
-    kernel("common.gather", "select_rows", 128, PDL=0),
-    kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel("matmul.quantize", "to_halves", 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
-    kernel("matmul.decode_matmul", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
-    kernel("matmul.decode_matmul", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
-    kernel("matmul.prefill_sm80", "tiled_matmul", 256, PDL=0, **MANY),
-    kernel("matmul.prefill_sm90", "warpgroup_matmul", 256, PDL=1, M=1, ROWS=128, **MANY),
-    kernel("matmul.floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
-    kernel("attention.attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("attention.decode", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
-    kernel("attention.mla", "attend_latent", 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
-    kernel("attention.mla", "attend_latent", 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
-    kernel("attention.mla", "merge_spans", 64, VP=80, T=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
-    kernel("attention.prefill", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
-    kernel("attention.prepare_qk", "rotations", 128, PDL=0),
-    kernel("attention.prepare_qk", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
-    kernel("attention.prepare_qk", "prepare", 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),
-    kernel("attention.prepare_qk", "grow_queries", 256, PDL=0),
-    kernel("common.pointwise", "norm", 256, MEAN=1, BIAS=1, EACH=0, GROUPS=1, PDL=0),
-    kernel("common.pointwise", "gated_activation", 256, KIND=3, PDL=0),
-    kernel("common.pointwise", "activation", 256, KIND=4, PDL=0),
-    kernel("common.pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
-    kernel("common.pointwise", "add", 256, PDL=0),
-    kernel("common.pointwise", "soft_cap", 256, PDL=0),
-    kernel("common.top_k", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
-    kernel("common.top_k", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
-    kernel("common.pointwise", "copy_rest", 256, PDL=0),
-    kernel("common.mapped", "copy_words", 256, PDL=0),
-    kernel("matmul.moe_routing", "route", 32, PDL=0, **ROUTE),
-    kernel(
-        "matmul.moe_matmul", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT
-    ),
-    kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
-    kernel("matmul.moe_matmul", "digits", 128, TOKENS=1, PDL=0),
-    kernel("matmul.moe_matmul", "mix", 256, DEALT=1, PDL=0),
-    kernel("matmul.moe_matmul", "deal", 256, ROWS=64, PDL=0),
-    kernel("recurrent.recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
-    kernel("recurrent.recurrent", "state_scan", 64, WARPS=2, R=4, PARTS=4, PDL=0),
-    kernel("recurrent.recurrent", "delta_rule", 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
-    kernel("recurrent.conv_prefill", "conv_edges", 128, TAPS=4, PDL=0),
-    kernel("recurrent.conv_prefill", "conv_spans", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
-    kernel("recurrent.delta_prefill", "delta_pairs", 128, WARPS=4, PARTS=4, TILED=1, PDL=0),
-    kernel("recurrent.delta_prefill", "delta_prompt", 128, WARPS=4, PARTS=2, TILED=0, WHOLE=1, PDL=0),
-    kernel("recurrent.scan_prefill", "scan_pairs", 128, WARPS=4, PARTS=4, PDL=0),
-    kernel("recurrent.scan_prefill", "scan_prompt", 128, WARPS=4, PARTS=1, WHOLE=0, PDL=0),
-    kernel("common.altup", "sparsify", 256, PDL=0),
-    kernel("common.altup", "match_magnitude", 256, PDL=0),
-    kernel("common.altup", "predict_streams", 256, N=4, ACTIVE=0, PDL=0),
-    kernel("common.altup", "correct_streams", 256, N=4, ACTIVE=0, PDL=0),
+    kernel(gather.embed, 128, FORMAT="Q6_K", PDL=0),
+    kernel(gather.embed_floats, 128, FLOAT=0, PDL=0),
+    kernel(gather.select_rows, 128, PDL=0),
+    kernel(quantize.quantize, 128, NORMED=1, TOKENS=1, PDL=0),
+    kernel(quantize.to_halves, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
+    kernel(decode_matmul.matmul_few, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
+    kernel(decode_matmul.matmul_few, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
+    kernel(prefill_sm80.tiled_matmul, 256, PDL=0, **MANY),
+    kernel(prefill_sm90.warpgroup_matmul, 256, PDL=1, M=1, ROWS=128, **MANY),
+    kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
+    kernel(attention.attend, 64, PDL=0, **ATTEND),
+    kernel(decode.attend_group, 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
+    kernel(mla.attend_latent, 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
+    kernel(mla.attend_latent, 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
+    kernel(mla.merge_spans, 64, VP=80, T=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
+    kernel(prefill.attend_prompt, 128, HD=64, GROUP=2, PDL=0, **PROMPT),
+    kernel(prepare_qk.rotations, 128, PDL=0),
+    kernel(prepare_qk.rope, 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
+    kernel(prepare_qk.prepare, 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),
+    kernel(prepare_qk.grow_queries, 256, PDL=0),
+    kernel(pointwise.norm, 256, MEAN=1, BIAS=1, EACH=0, GROUPS=1, PDL=0),
+    kernel(pointwise.gated_activation, 256, KIND=3, PDL=0),
+    kernel(pointwise.activation, 256, KIND=4, PDL=0),
+    kernel(pointwise.sigmoid_gate, 256, NARROW=0, PDL=0),
+    kernel(pointwise.add, 256, PDL=0),
+    kernel(pointwise.soft_cap, 256, PDL=0),
+    kernel(top_k.best, 256, FIRST=1, LAST=0, PDL=0, **BEST),
+    kernel(top_k.best_one, 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
+    kernel(pointwise.copy_rest, 256, PDL=0),
+    kernel(mapped.copy_words, 256, PDL=0),
+    kernel(moe_routing.route, 32, PDL=0, **ROUTE),
+    kernel(moe_matmul.expert_matvec, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
+    kernel(moe_matmul.expert_floats, 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
+    kernel(moe_matmul.digits, 128, TOKENS=1, PDL=0),
+    kernel(moe_matmul.mix, 256, DEALT=1, PDL=0),
+    kernel(moe_matmul.deal, 256, ROWS=64, PDL=0),
+    kernel(recurrent.causal_conv, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
+    kernel(recurrent.state_scan, 64, WARPS=2, R=4, PARTS=4, PDL=0),
+    kernel(recurrent.delta_rule, 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
+    kernel(conv_prefill.conv_edges, 128, TAPS=4, PDL=0),
+    kernel(conv_prefill.conv_spans, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
+    kernel(delta_prefill.delta_pairs, 128, WARPS=4, PARTS=4, TILED=1, PDL=0),
+    kernel(delta_prefill.delta_prompt, 128, WARPS=4, PARTS=2, TILED=0, WHOLE=1, PDL=0),
+    kernel(scan_prefill.scan_pairs, 128, WARPS=4, PARTS=4, PDL=0),
+    kernel(scan_prefill.scan_prompt, 128, WARPS=4, PARTS=1, WHOLE=0, PDL=0),
+    kernel(altup.sparsify, 256, PDL=0),
+    kernel(altup.match_magnitude, 256, PDL=0),
+    kernel(altup.predict_streams, 256, N=4, ACTIVE=0, PDL=0),
+    kernel(altup.correct_streams, 256, N=4, ACTIVE=0, PDL=0),
 ]
 
 
@@ -116,4 +126,4 @@ def test_compiles(what):
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 def test_early_launches_need_sm_90():
-    assert "griddepcontrol" in kernel("common.pointwise", "add", 256, PDL=1).ptx((9, 0))
+    assert "griddepcontrol" in kernel(pointwise.add, 256, PDL=1).ptx((9, 0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.driver.allocator import Memory, Region
+from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.driver.allocator import Memory
 from kukri.runtime.cuda.top_k import BestOf, decode, run_for
 from kukri.runtime.engine.top_k import top_k_of
 
