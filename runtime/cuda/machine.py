@@ -29,7 +29,7 @@ from .weights.upload import upload_weights
 
 LOGITS_BYTES = 64 << 20  # upper limit of the logits of a step
 MAX_GRAPHS = 32  # kept at once
-MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are written to the host by a kernel, more are copied
+MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are copied by a kernel, more by the driver
 CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}  # of a number in the KV cache, by its type
 
 
@@ -53,10 +53,10 @@ class CudaMachine:
     """Runs a Program on the first NVIDIA GPU, with the calls and, up to rounding, the results of
     ReferenceMachine.
 
-    The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are as
-    for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16. Raises
-    UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and CudaOutOfMemory. A
-    machine must not be used by two threads at once.
+    The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
+    as for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16.
+    Raises UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and
+    CudaOutOfMemory. A machine must not be used by two threads at once.
     """
 
     def __init__(

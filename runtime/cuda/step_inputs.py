@@ -1,4 +1,6 @@
-"""The inputs of a step (tokens, sequences, positions, block table, rows with logits) and their way to the GPU."""
+"""The inputs of a step (tokens, sequences, positions, block table, rows with logits) and their way to the
+GPU.
+"""
 
 from __future__ import annotations
 

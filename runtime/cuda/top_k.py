@@ -71,7 +71,8 @@ def size_for(k: int) -> int:
 
 
 def read_top_k(out: np.ndarray, size: int, k: int, n_tokens: int) -> list[TopK]:
-    """The top `k` of each row, as views of `out`: int32 [rows, 2 · size or more], written by a plan for `size`.
+    """The top `k` of each row, as views of `out`: int32 [rows, 2 · size or more], written by a plan for
+    `size`.
 
     With fewer than k tokens all are returned.
     """

@@ -8,7 +8,7 @@ from cuda_bench.right import feed, mean_kl
 from cuda_bench.timing import product_bytes, seconds
 
 from kukri.runtime.cuda.driver.device import Device
-from kukri.runtime.cuda.lowering.tuning import WIDE, Shapes, Tile, Wide
+from kukri.runtime.cuda.lowering.tuning import PREFILL_TILES, DecodeTile, PrefillTile, Tuning
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -16,17 +16,17 @@ from kukri.runtime.reference.machine import ReferenceMachine
 def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
     lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Tile]]] = {}
-    tried = [Tile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
+    found: dict[str, list[tuple[float, DecodeTile]]] = {}
+    tried = [DecodeTile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
 
     def ask() -> None:
         for candidate in tried:
-            lowering.shapes = _Always(candidate)
+            lowering.tuning = _Always(candidate)
             lowering.launches(rows, rows, True)
 
     lowering.kernels.compile_all(ask)
     for candidate in tried:
-        lowering.shapes = _Always(candidate)
+        lowering.tuning = _Always(candidate)
         launches = lowering.launches(rows, rows, True)
         for name in {launch.name for launch in launches if launch.name.startswith("mat")}:
             own = [launch for launch in launches if launch.name == name]
@@ -49,20 +49,20 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
     ids = np.random.default_rng(0).integers(0, 512, 300)
     expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
 
-    def begin(tile: Wide | None) -> CudaMachine:
+    def begin(tile: PrefillTile | None) -> CudaMachine:
         device = Device()
         device.warpgroups = device.warpgroups and tile is not None
         machine = CudaMachine(program, most // 64, max_rows=most, device=device)
-        machine.lowering.shapes = _Always(tile) if tile else Shapes()
+        machine.lowering.tuning = _Always(tile) if tile else Tuning()
         return machine
 
     def compile_for(machine: CudaMachine) -> None:
-        for tile in WIDE:
-            machine.lowering.shapes = _Always(tile)
+        for tile in PREFILL_TILES:
+            machine.lowering.tuning = _Always(tile)
             machine.lowering.launches(300, 300, True, True)
 
-    machine = begin(WIDE[0])
-    tried = [None, *WIDE] if machine.device.warpgroups else [None]
+    machine = begin(PREFILL_TILES[0])
+    tried = [None, *PREFILL_TILES] if machine.device.warpgroups else [None]
     machine.lowering.kernels.compile_all(lambda: compile_for(machine))
     machine.close()
     found: dict[tuple[str, int], list[str]] = {}
@@ -95,17 +95,17 @@ TILES_OF_MORE = [
 ]  # fmt: skip
 
 
-class _Always(Shapes):
+class _Always(Tuning):
     """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
 
-    def __init__(self, tile: Tile | Wide) -> None:
+    def __init__(self, tile: DecodeTile | PrefillTile) -> None:
         self._tile = tile
 
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        assert isinstance(self._tile, Tile)
+    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> DecodeTile:
+        assert isinstance(self._tile, DecodeTile)
         fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
         return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
 
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
-        assert isinstance(self._tile, Wide)
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
+        assert isinstance(self._tile, PrefillTile)
         return self._tile

@@ -11,8 +11,8 @@ import numpy as np
 from ... import ops
 from ..compile.arguments import Region
 from ..kernels.attention import attention, decode, prefill, prepare_qk
-from .base import FEW, Coded, Launches, padded
-from .fusing import PreparedAttend, turn_key
+from .base import DECODE_ROWS, LaunchBuilder, QuantizedRows, padded_head_dim
+from .fusing import PreparedAttend, rotation_key
 
 SPANS = 64  # blocks that share a row's context at most
 SPAN = 64  # tokens that a block takes at least
@@ -23,22 +23,22 @@ SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 
 LOG2_E = math.log2(math.e)
 
 
-class AttentionLowering(Launches):
+class AttentionLowering(LaunchBuilder):
     def _angles(self, op: ops.RoPE) -> Region:
         """Cosines and sines for the step's rows, made once for all that turn alike."""
-        pairs, key = len(op.inv_freq), str(hash(turn_key(op)))
-        angles = self.memory.rows(f"angles {key}", self.layout.max_rows, 8 * pairs)
-        if key not in self._turned:
-            self._turned.add(key)
+        pairs, key = len(op.inv_freq), str(hash(rotation_key(op)))
+        angles = self.memory.rows(f"angles {key}", self.capacity.max_rows, 8 * pairs)
+        if key not in self._angles_written:
+            self._angles_written.add(key)
             address, stride = self.memory.vector(op.inv_freq), 0
             if op.long_inv_freq:
-                region = self.memory.rows(f"frequencies {key}", self.layout.max_rows, 4 * pairs)
+                region = self.memory.rows(f"frequencies {key}", self.capacity.max_rows, 4 * pairs)
                 self.by_length[hash(key)] = op, region
                 address, stride = region.address, region.stride
             arguments = [self.inputs.positions, address, stride, pairs, float(op.attention_factor)]
             what, grid = (
                 self._kernel(prepare_qk.rotations, 128),
-                (-(-pairs // 128), self._n[False]),
+                (-(-pairs // 128), self._n_rows[False]),
             )
             self._emit(what, grid, [*arguments, angles.address, angles.stride])
         return angles
@@ -54,17 +54,19 @@ class AttentionLowering(Launches):
             INTERLEAVED=int(op.interleaved),
         )
         arguments = [x.address, x.stride, op.heads, op.start, len(op.inv_freq), angles.address, angles.stride]
-        self._emit(what, (-(-op.heads // warps), self._n[op.x.logits_rows]), arguments, 4 * warps * head_dim)
-        self._wrote(op.x)
+        self._emit(
+            what, (-(-op.heads // warps), self._n_rows[op.x.logits_rows]), arguments, 4 * warps * head_dim
+        )
+        self._invalidate(op.x)
 
     def _prepared_attend(self, i: int, op: PreparedAttend) -> None:
         turn = (self._angles(op.rope), op.rope) if op.rope else None
-        if self._n[False] == 1 and self._suits_tensor_cores(op.attend):
+        if self._n_rows[False] == 1 and self._suits_tensor_cores(op.attend):
             self._attend_group(i, op.attend, self._preparation(op.attend, op.q_norm, op.k_norm, turn))
-            self._wrote(op.attend.q, op.attend.k)
+            self._invalidate(op.attend.q, op.attend.k)
             return
         self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
-        self._wrote(op.attend.q, op.attend.k)
+        self._invalidate(op.attend.q, op.attend.k)
         self._attend(i, op.attend)
 
     def _append(self, op: ops.Attend) -> None:
@@ -95,7 +97,7 @@ class AttentionLowering(Launches):
         angles = turn[0].stride if turn else 0
         arguments = [*regions, *arguments, angles, *self._cached(op), heads, op.kv_heads]
         stored = op.kv_heads if op.v == op.k else 2 * op.kv_heads
-        grid = -(-(heads + stored) // PREPARE_WARPS), self._n[False]
+        grid = -(-(heads + stored) // PREPARE_WARPS), self._n_rows[False]
         self._emit(what, grid, arguments, 4 * PREPARE_WARPS * self._padded(op))
 
     def _preparation(
@@ -116,12 +118,12 @@ class AttentionLowering(Launches):
         return constants, [*weights, float(eps), *angles]
 
     def _padded(self, op: ops.Attend) -> int:
-        return padded(op.head_dim, self.layout.cache_bits)
+        return padded_head_dim(op.head_dim, self.capacity.cache_bits)
 
     def _cache_constants(self, op: ops.Attend) -> dict[str, int]:
         """What `kernels/cache.py` must know."""
-        page = self.layout.page_size.bit_length() - 1
-        return {"KV": self.layout.cache_bits, "DP": self._padded(op), "PAGE": page}
+        page = self.capacity.page_size.bit_length() - 1
+        return {"KV": self.capacity.cache_bits, "DP": self._padded(op), "PAGE": page}
 
     def _cached(self, op: ops.Attend) -> list[int]:
         """Where kernels find the cache of an op's layer, and the step's rows in it."""
@@ -152,13 +154,13 @@ class AttentionLowering(Launches):
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
         together = greatest_divisor(group, max(1, 4 // vectors))
-        value_dims = padded(op.value_dim)
+        value_dims = padded_head_dim(op.value_dim)
         constants: dict[str, int | float] = {
             "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
             "VEC": vectors,
-            "U": 4 if vectors == 1 and self.layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
+            "U": 4 if vectors == 1 and self.capacity.cache_bits <= 16 else 2 if vectors <= 2 else 1,
             "SPAN": SPAN,
             "WARPS": ATTEND_WARPS,
         }
@@ -178,7 +180,7 @@ class AttentionLowering(Launches):
         together = greatest_divisor(op.heads // op.kv_heads, 16)
         shared = warps * of_a_warp
         constants: dict[str, int | float] = {"STAGES": stages, "TURN": exchanged(dims), "WARPS": warps}
-        constants |= {"ALONE": int(self._n[False] == 1), "PREPARE": int(preparation is not None)}
+        constants |= {"ALONE": int(self._n_rows[False] == 1), "PREPARE": int(preparation is not None)}
         more: list[int | float] = [0, 0, 0, 0, 1.0, 0, 0]
         if preparation:
             constants |= preparation[0]
@@ -199,7 +201,7 @@ class AttentionLowering(Launches):
         more: Sequence[int | float] = (),
     ) -> None:
         """Attention of single rows, whose contexts blocks share: `together` heads a block."""
-        layout, n = self.layout, self._n[False]
+        capacity, n = self.capacity, self._n_rows[False]
         chunks = op.heads // op.kv_heads // together
         blocks = op.kv_heads * chunks
         warps = int(constants["WARPS"])
@@ -208,27 +210,27 @@ class AttentionLowering(Launches):
         # No more than run at once: idle blocks cost time, and so does a context in pieces.
         at_once = self.device.multiprocessors * max(resident, self._shared_limit // shared)
         spans = max(1, min(SPANS, at_once // blocks) // n)
-        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
+        emits = op.value_dim % 32 == 0 and n <= DECODE_ROWS and self._read_only_by_matmuls(i, op.out)
         said, arguments = self._scores(op)
         constants = constants | said
         constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
-        constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
+        constants |= {"TOKENS": self._padded_rows(op.out) if emits else 0}
         what = replace(self._kernel(function, 32 * warps, **constants), resident=resident)
-        room = op.heads * SPANS * (value_dims + 4) * 4
-        partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
-        counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
-        codes = self._codes(self._real(op.out)) if emits else 0
+        padded_rows = op.heads * SPANS * (value_dims + 4) * 4
+        partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, padded_rows).address
+        counters = self.memory.rows(f"counters {blocks}", 1, 4 * capacity.max_rows * blocks).address
+        codes = self._quantized_address(self._resolve(op.out)) if emits else 0
         arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads, *more]
         self._emit(what, (blocks, spans, n), arguments, shared)
-        self._wrote(op.out)
+        self._invalidate(op.out)
         if emits:
-            self._coded[self._real(op.out).name] = Coded(codes)
+            self._quantized[self._resolve(op.out).name] = QuantizedRows(codes)
 
     def _suits_tensor_cores(self, op: ops.Attend) -> bool:
-        halves = self.layout.cache_bits <= 16 and op.v != op.k
+        halves = self.capacity.cache_bits <= 16 and op.v != op.k
         fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._most_dims
-        return halves and fits and self.layout.page_size == 64
+        return halves and fits and self.capacity.page_size == 64
 
     @property
     def _shared_limit(self) -> int:
@@ -241,7 +243,7 @@ class AttentionLowering(Launches):
         return 256 if self._shared_limit >= 640 * 256 else 128
 
     def _attend_prompt(self, op: ops.Attend) -> None:
-        n, (constants, arguments) = self._n[False], self._scores(op)
+        n, (constants, arguments) = self._n_rows[False], self._scores(op)
         dims = op.head_dim
         held = dims <= 128
         constants |= {
@@ -253,7 +255,7 @@ class AttentionLowering(Launches):
         what = self._kernel(prefill.attend_prompt, 128, **constants)
         arguments += [*self._at(op.out), n, op.kv_heads]
         self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None

@@ -40,12 +40,12 @@ class PreparedAttend:
     rope: ops.RoPE | None
 
 
-FusedOp = ops.Op | GatedMatMul | JoinedMatMul | PreparedAttend
+CudaOp = ops.Op | GatedMatMul | JoinedMatMul | PreparedAttend
 
 
-def fused(program: ops.Program) -> list[FusedOp]:
+def fused(program: ops.Program) -> list[CudaOp]:
     """The program's ops, matrix products all as `JoinedMatMul` or `GatedMatMul`."""
-    out: list[FusedOp] = []
+    out: list[CudaOp] = []
     rest = list(program.ops)
     together = _joinable(program)
     while rest:
@@ -117,7 +117,7 @@ def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
     return {names for names in runs if all(seen[name] == {names} and name not in streams for name in names)}
 
 
-def stream_groups(found: Sequence[FusedOp]) -> list[tuple[ops.Buffer, ...]]:
+def stream_groups(found: Sequence[CudaOp]) -> list[tuple[ops.Buffer, ...]]:
     """The residual streams that ops work on together: they lie side by side."""
     streams = (op.streams for op in found if isinstance(op, ops.AltUpPredict | ops.AltUpCorrect))
     return list(dict.fromkeys(streams))
@@ -127,7 +127,7 @@ def _by_names(run: list[ops.MatMul], together: set[tuple[str, ...]]) -> list[lis
     return [run] if tuple(m.out.name for m in run) in together else [[m] for m in run]
 
 
-def joined_buffers(found: Sequence[FusedOp]) -> set[tuple[ops.Buffer, ...]]:
+def joined_buffers(found: Sequence[CudaOp]) -> set[tuple[ops.Buffer, ...]]:
     """The buffers that are parts of one wide matrix."""
     return {op.outs for op in found if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
 
@@ -160,14 +160,14 @@ def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
             norms[op.x] = op
         else:
             return None
-    if len(turns) == 1 or (turns and not same_turn(turns[attend.q], turns[attend.k])):
+    if len(turns) == 1 or (turns and not same_rotation(turns[attend.q], turns[attend.k])):
         return None
     if len({norm.eps for norm in norms.values()}) > 1:
         return None
     return PreparedAttend(attend, norms.get(attend.q), norms.get(attend.k), turns.get(attend.q)), n + 1
 
 
-def turn_key(op: ops.RoPE) -> tuple[object, ...]:
+def rotation_key(op: ops.RoPE) -> tuple[object, ...]:
     """What rotations depend on."""
     return (
         op.inv_freq.tobytes(),
@@ -177,11 +177,11 @@ def turn_key(op: ops.RoPE) -> tuple[object, ...]:
     )
 
 
-def same_turn(a: ops.RoPE, b: ops.RoPE) -> bool:
-    return a.interleaved == b.interleaved and turn_key(a) == turn_key(b)
+def same_rotation(a: ops.RoPE, b: ops.RoPE) -> bool:
+    return a.interleaved == b.interleaved and rotation_key(a) == rotation_key(b)
 
 
-def reads(op: FusedOp) -> list[ops.Buffer]:
+def reads(op: CudaOp) -> list[ops.Buffer]:
     """The buffers whose contents an op looks at."""
     if isinstance(op, PreparedAttend):
         return [op.attend.q, op.attend.k, op.attend.v]
@@ -196,7 +196,7 @@ def reads(op: FusedOp) -> list[ops.Buffer]:
     return found
 
 
-def writes(op: FusedOp) -> list[ops.Buffer]:
+def writes(op: CudaOp) -> list[ops.Buffer]:
     """The buffers that an op changes."""
     match op:
         case PreparedAttend():
@@ -219,7 +219,7 @@ def writes(op: FusedOp) -> list[ops.Buffer]:
             return [op.out]
 
 
-def readers(found: Sequence[FusedOp], after: int, buffer: ops.Buffer) -> list[FusedOp]:
+def readers(found: Sequence[CudaOp], after: int, buffer: ops.Buffer) -> list[CudaOp]:
     """The ops that see what `buffer` holds behind op number `after`."""
     out = []
     for op in found[after + 1 :]:

@@ -9,15 +9,17 @@ from ... import ops
 from ..compile.arguments import Region
 from ..kernels.attention import prepare_qk
 from ..kernels.common import gather, pointwise
-from .base import ACTIVATIONS, Launches
-from .fusing import FusedOp
+from .base import ACTIVATIONS, LaunchBuilder
+from .fusing import CudaOp
 from .support import unsupported
 
 
-class RowLowering(Launches):
+class RowLowering(LaunchBuilder):
     def _embed(self, op: ops.Embed) -> None:
-        self._look_up(op.table, self.inputs.tokens, self._n[op.out.logits_rows], self._at(op.out), op.scale)
-        self._wrote(op.out)
+        self._look_up(
+            op.table, self.inputs.tokens, self._n_rows[op.out.logits_rows], self._at(op.out), op.scale
+        )
+        self._invalidate(op.out)
 
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
         """Rows of a table, times `scale`, by their numbers at that address."""
@@ -31,27 +33,27 @@ class RowLowering(Launches):
             self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
-        n, width = self._n[op.x.logits_rows], op.x.width
-        found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
+        n, width = self._n_rows[op.x.logits_rows], op.x.width
+        found = self.memory.rows(f"positions of {op.x.name}", self.capacity.max_rows, 4 * width)
         self._look_up(op.table, self.inputs.positions, n, found)
         arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
         self._emit(self._kernel(pointwise.add, 256), (-(-width // 256), n), arguments)
-        self._wrote(op.x)
+        self._invalidate(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
-        if self._all_wanted:
-            self._alias[op.out.name] = self._real(op.x)
+        if self._all_logits:
+            self._alias[op.out.name] = self._resolve(op.x)
             return
         x, out = self._at(op.x), self._at(op.out)
         arguments = [self.inputs.logits_indices, x.address, x.stride, out.address, out.stride, op.x.width]
         self._emit(
             self._kernel(gather.select_rows, 128),
-            (-(-op.x.width // 128), self._n[True]),
+            (-(-op.x.width // 128), self._n_rows[True]),
             arguments,
         )
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
-    def _pointwise(self, op: FusedOp) -> None:
+    def _pointwise(self, op: CudaOp) -> None:
         def each(
             function: Callable[..., None],
             width: int,
@@ -60,8 +62,8 @@ class RowLowering(Launches):
             **constants: int,
         ) -> None:
             what = self._kernel(function, 256, **constants)
-            self._emit(what, (-(-width // 256), self._n[out.logits_rows]), arguments)
-            self._wrote(out)
+            self._emit(what, (-(-width // 256), self._n_rows[out.logits_rows]), arguments)
+            self._invalidate(out)
 
         match op:
             case ops.GatedActivation():
@@ -96,7 +98,7 @@ class RowLowering(Launches):
                     op.length,
                 ]
                 what = self._kernel(prepare_qk.grow_queries, 256)
-                self._emit(what, (-(-op.q.width // 256), self._n[op.q.logits_rows]), arguments)
-                self._wrote(op.q)
+                self._emit(what, (-(-op.q.width // 256), self._n_rows[op.q.logits_rows]), arguments)
+                self._invalidate(op.q)
             case _:
                 raise unsupported(op)

@@ -14,10 +14,10 @@ from ..compile.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
 from ..weights.upload import Matrix
-from .base import FEW, Coded, room
+from .base import DECODE_ROWS, QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import PAIRED, Wide
+from .tuning import GATED_TILE, PrefillTile
 
 TILE = 128  # outputs and rows of a block of kernels/tiled.py
 
@@ -32,38 +32,38 @@ class Gated:
 
 
 class ProductLowering(NormLowering):
-    def _in_codes(self, buffer: ops.Buffer) -> Coded:
+    def _in_codes(self, buffer: ops.Buffer) -> QuantizedRows:
         """A buffer in 8 bits: made now, unless it is there already."""
-        real = self._real(buffer)
-        if real.name not in self._coded:
-            x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
+        real = self._resolve(buffer)
+        if real.name not in self._quantized:
+            x, coded, blocks = self._at(buffer), self._quantized_address(real), buffer.width // 32
             arguments = [x.address, x.stride, blocks, 0, coded, 0]
-            what = self._kernel(quantize.quantize, 128, NORMED=0, TOKENS=self._tokens(buffer))
-            self._emit(what, (-(-blocks // 4), self._n[buffer.logits_rows]), arguments)
-            self._coded[real.name] = Coded(coded)
-        return self._coded[real.name]
+            what = self._kernel(quantize.quantize, 128, NORMED=0, TOKENS=self._padded_rows(buffer))
+            self._emit(what, (-(-blocks // 4), self._n_rows[buffer.logits_rows]), arguments)
+            self._quantized[real.name] = QuantizedRows(coded)
+        return self._quantized[real.name]
 
     def _matmul(self, i: int, op: JoinedMatMul) -> None:
         if op.weights[0].format.is_float:
             self._float_matmul(op)
             return
         matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
-        if n > FEW:
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n_rows[op.outs[0].logits_rows]
+        if n > DECODE_ROWS:
             self._tiled(matrix, n_out, op.x, n, out, op.biases, op.accumulate)
-            self._wrote(*op.outs)
+            self._invalidate(*op.outs)
             return
         coded = self._in_codes(op.x)
         next_norm = self._norm_behind(i, op) if n_out % 32 == 0 else None
-        emitted = self._codes(next_norm.out) if next_norm else 0
+        emitted = self._quantized_address(next_norm.out) if next_norm else 0
         partials = self._partials(next_norm.out) if next_norm else 0
         constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
         bias = self.memory.vector(*op.biases) if op.biases else 0
         self._few(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
-        self._wrote(*op.outs)
+        self._invalidate(*op.outs)
         if next_norm and emitted:
-            name = self._real(next_norm.x).name + " normed"
-            self._coded[name] = Coded(emitted, partials, next_norm)
+            name = self._resolve(next_norm.x).name + " normed"
+            self._quantized[name] = QuantizedRows(emitted, partials, next_norm)
 
     def _norm_behind(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
         """The norm that reads a product's result next, if the product can begin it."""
@@ -71,48 +71,50 @@ class ProductLowering(NormLowering):
             return None
         buffer, at = op.outs[0], i + 1
         while (
-            at < len(self.found) and isinstance(select := self.found[at], ops.SelectRows) and self._all_wanted
+            at < len(self.cuda_ops)
+            and isinstance(select := self.cuda_ops[at], ops.SelectRows)
+            and self._all_logits
         ):
             buffer = select.out if select.x == buffer else buffer
             at += 1
-        if at < len(self.found):
-            norm = self.found[at]
+        if at < len(self.cuda_ops):
+            norm = self.cuda_ops[at]
             if isinstance(norm, ops.RMSNorm) and norm.x == buffer and self._lazy(at, norm):
                 return norm
         return None
 
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
         matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
-        n, n_out = self._n[op.out.logits_rows], op.gate.shape[0]
-        if n > FEW and self.device.warpgroups and op.gate.format is op.up.format:
+        n, n_out = self._n_rows[op.out.logits_rows], op.gate.shape[0]
+        if n > DECODE_ROWS and self.device.warpgroups and op.gate.format is op.up.format:
             self._tiled(matrix, n_out, op.x, n, out, other=other, kind=GATES[op.kind])
-            self._wrote(op.out)
+            self._invalidate(op.out)
             return
-        if n > FEW:
-            up = self.memory.rows(f"{op.out.name}, up", self.layout.rows(op.out), 4 * n_out)
+        if n > DECODE_ROWS:
+            up = self.memory.rows(f"{op.out.name}, up", self.capacity.rows(op.out), 4 * n_out)
             self._tiled(matrix, n_out, op.x, n, out)
             self._tiled(other, n_out, op.x, n, up)
             arguments = [out.address, out.stride, up.address, up.stride, out.address, out.stride, n_out, 1.0]
             what = self._kernel(pointwise.gated_activation, 256, KIND=GATES[op.kind])
             self._emit(what, (-(-n_out // 256), n), arguments)
-            self._wrote(op.out)
+            self._invalidate(op.out)
             return
         coded = self._in_codes(op.x)
         emits = n_out % 32 == 0
-        stores = not emits or not self._only_products(i, op.out)
-        emitted = self._codes(op.out) if emits else 0
+        stores = not emits or not self._read_only_by_matmuls(i, op.out)
+        emitted = self._quantized_address(op.out) if emits else 0
         constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
         self._few(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
-        self._wrote(op.out)
+        self._invalidate(op.out)
         if emitted:
-            self._coded[self._real(op.out).name] = Coded(emitted)
+            self._quantized[self._resolve(op.out).name] = QuantizedRows(emitted)
 
     def _few(
         self,
         matrix: Matrix,
         other: Matrix | None,
         n_out: int,
-        x: Coded,
+        x: QuantizedRows,
         n: int,
         out: Region,
         constants: dict[str, int],
@@ -135,10 +137,10 @@ class ProductLowering(NormLowering):
         after += [float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride, emitted]
         after += [self.memory.vector(norm.weight) if norm else 0, partials]
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        tokens = room(n)
-        tile = self.shapes.few(name, blocks, n_out, matrices, emitted > 0, tokens)
+        tokens = padded_rows(n)
+        tile = self.tuning.few(name, blocks, n_out, matrices, emitted > 0, tokens)
         constants |= tile.constants | {"TOKENS": tokens}
-        what = self._kernel(decode_matmul.matmul_few, 32 * tile.WARPS, FORMAT=name, **constants)
+        what = self._kernel(decode_matmul.decode_matmul, 32 * tile.WARPS, FORMAT=name, **constants)
         what = replace(what, resident=tile.resident)
         shared = 64 * tile.WARPS * tile.M * tokens
         grid = (-(-n_out // tile.outputs(matrices)),)
@@ -157,7 +159,7 @@ class ProductLowering(NormLowering):
         kind: int = 0,
     ) -> None:
         """The product of many rows; with `other` both products and `kind`'s gate of them."""
-        halves, scales = self._halves(x)
+        halves, scales = self._as_f16(x)
         constants: dict[str, int | str] = {
             "EXPERTS": 0,
             "FORMAT": matrix.weight.format.name,
@@ -184,7 +186,7 @@ class ProductLowering(NormLowering):
         n_out: int,
         arguments: Sequence[int | float],
         label: str,
-        wide: Wide | None = None,
+        wide: PrefillTile | None = None,
         gated: Gated | None = None,
     ) -> None:
         """A launch for many rows, in blocks of `wide` if the card has what they need; `gated` only if so."""
@@ -192,18 +194,18 @@ class ProductLowering(NormLowering):
             arguments = [*arguments, gated.other if gated else 0, gated.bias if gated else 0]
             if gated:
                 n_out, constants = 2 * n_out, {**constants, **gated.activation, "GATED": 1}
-                wide = wide or PAIRED
-            wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
-            what = self._kernel(prefill_sm90.warpgroup_matmul, 256, **constants, **wide.constants)
+                wide = wide or GATED_TILE
+            wide = wide or self.tuning.many(n, n_out, self.device.multiprocessors)
+            what = self._kernel(prefill_sm90.prefill_matmul_sm90, 256, **constants, **wide.constants)
             what = replace(what, resident=wide.resident)
             self._emit(what, wide.grid(n, n_out), arguments, wide.shared_bytes, label)
         else:
-            what = self._kernel(prefill_sm80.tiled_matmul, 256, **constants)
+            what = self._kernel(prefill_sm80.prefill_matmul_sm80, 256, **constants)
             self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
         matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n_rows[op.outs[0].logits_rows]
         if matrix.width % 4:
             raise UnsupportedModel(
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
@@ -215,4 +217,4 @@ class ProductLowering(NormLowering):
         arguments = [matrix.address, matrix.tile_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
         grid = (-(-n_out // 8), -(-n // together))
         self._emit(what, grid, [*arguments, out.address, out.stride], 0, f"{n_out}x{matrix.width}")
-        self._wrote(*op.outs)
+        self._invalidate(*op.outs)

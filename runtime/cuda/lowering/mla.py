@@ -41,16 +41,16 @@ class LatentLowering(AttentionLowering):
     def _latent_shape(self, op: ops.Attend) -> Shape | None:
         """How blocks of `kernels/latent_attention.py` do this; None if they cannot."""
         dims, value_dims, group = op.head_dim, op.value_dim, op.heads
-        halves = self.layout.cache_bits <= 16
+        halves = self.capacity.cache_bits <= 16
         fits = dims % 16 == 0 and value_dims % 16 == 0 and value_dims <= 1024
-        if op.v != op.k or op.kv_heads > 1 or not halves or not fits or self.layout.page_size != 64:
+        if op.v != op.k or op.kv_heads > 1 or not halves or not fits or self.capacity.page_size != 64:
             return None
         fitting = (s for s in SHAPES if s.shared(dims) <= self._shared_limit)
         return next((s for s in fitting if self._one_prompt or group > 16 or s.sixteens == 1), None)
 
     def _attend_latent(self, op: ops.Attend, shape: Shape) -> None:
         """Rows of a prompt together; of others each by itself, parts of its context by a second launch."""
-        n, prompt = self._n[False], self._one_prompt
+        n, prompt = self._n_rows[False], self._one_prompt
         together = 16 * shape.sixteens if prompt else greatest_divisor(op.heads, 16 * shape.sixteens)
         blocks = op.heads // together
         most = 1 if prompt else max(1, self.device.multiprocessors // blocks)  # spans of all rows
@@ -61,14 +61,14 @@ class LatentLowering(AttentionLowering):
         what = self._kernel(mla.attend_latent, 32 * shape.warps, **constants)
         partials = 0
         if spans > 1:
-            room = 4 * op.heads * most * (op.value_dim + 4)
-            partials = self.memory.rows(f"latent spans {op.heads} {op.value_dim}", 1, room).address
+            padded_rows = 4 * op.heads * most * (op.value_dim + 4)
+            partials = self.memory.rows(f"latent spans {op.heads} {op.value_dim}", 1, padded_rows).address
         *_, window, sinks = arguments
         out = [*self._at(op.out)]
         arguments += [partials, *out, op.heads, n]
         grid = (-(-n * op.heads // together), 1, 1) if prompt else (blocks, spans, n)
         self._emit(what, grid, arguments, shape.shared(op.head_dim))
-        self._wrote(op.out)
+        self._invalidate(op.out)
         if spans > 1:
             merging = {name: constants[name] for name in ("VP", "T", "WINDOW", "SINKS")}
             merging["THREADS"] = MERGE_THREADS

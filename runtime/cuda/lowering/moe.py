@@ -19,7 +19,7 @@ from ..kernels.common.common import CLIPPED
 from ..kernels.matmul import moe_matmul, moe_routing
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
-from .base import ACTIVATIONS, FEW
+from .base import ACTIVATIONS, DECODE_ROWS
 from .matmul import TILE, Gated, ProductLowering
 
 LEAST_TILE = 64  # rows of a tile of dealt rows, at least
@@ -78,23 +78,23 @@ class ExpertLowering(ProductLowering):
         arguments = [*self._at(op.scores), n, *vectors, float(op.scale)]
         arguments += [*self._at(op.experts), *self._at(op.routing_weights), top]
         what = self._kernel(moe_routing.route, 32, **constants)
-        self._emit(what, (self._n[op.scores.logits_rows],), arguments, 4 * (2 * n + 2 * top + op.groups))
-        self._wrote(op.experts, op.routing_weights)
+        self._emit(what, (self._n_rows[op.scores.logits_rows],), arguments, 4 * (2 * n + 2 * top + op.groups))
+        self._invalidate(op.experts, op.routing_weights)
 
     def _mix_experts(self, op: ops.MoE) -> None:
-        n = self._n[op.x.logits_rows]
+        n = self._n_rows[op.x.logits_rows]
         quantised = not any(w[0].format.is_float for w in (op.gate, op.up, op.down) if w)
-        if n > FEW and quantised:
+        if n > DECODE_ROWS and quantised:
             self._dealt(op, n)
         else:
             self._pairwise(op, n)
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     def _pairs(self, op: ops.MoE, what: str, row_bytes: int) -> Region:
         """Room for a row of all pairs of a step."""
         top = op.experts.width
         name = f"{what} of {top} experts, {row_bytes}"
-        return self.memory.rows(name, self.layout.max_rows * top, row_bytes)
+        return self.memory.rows(name, self.capacity.max_rows * top, row_bytes)
 
     def _activation(self, op: ops.MoE) -> dict[str, int | float]:
         """Constants of what follows gate and up."""
@@ -103,7 +103,7 @@ class ExpertLowering(ProductLowering):
         return {"KIND": ACTIVATIONS[op.kind]}
 
     def _mix(self, op: ops.MoE, n: int, pairs: Region, places: int = 0) -> None:
-        what = self._kernel(moe_matmul.mix, 256, DEALT=int(places > 0))
+        what = self._kernel(moe_matmul.combine_experts, 256, PERMUTED=int(places > 0))
         arguments = [
             *self._at(op.routing_weights),
             places,
@@ -178,7 +178,7 @@ class ExpertLowering(ProductLowering):
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
             )
         constants = {"CHOSEN": int(choices.experts is not None), "BIAS": int(biases is not None)}
-        what = self._kernel(moe_matmul.expert_floats, 256, FLOAT=matrix.float_kind, **constants)
+        what = self._kernel(moe_matmul.moe_float_matmul, 256, FLOAT=matrix.float_kind, **constants)
         arguments = [matrix.address, packed_bytes(tensors[0]), matrix.tile_bytes, matrix.width, matrix.n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
         arguments += [0 if biases is None else self.memory.vector(biases), *self._places(out)]
@@ -200,7 +200,7 @@ class ExpertLowering(ProductLowering):
         other = self._experts(tensors[1]) if tensors[1] else None
         gated, n_out, blocks = int(other is not None), matrix.n_out, matrix.blocks
         name = tensors[0][0].format.name
-        tile = self.shapes.expert(blocks, n_out, 1 + gated)
+        tile = self.tuning.expert(blocks, n_out, 1 + gated)
         constants: dict[str, int | float | str] = {
             "CHOSEN": int(choices.experts is not None),
             **tile.constants,
@@ -211,7 +211,9 @@ class ExpertLowering(ProductLowering):
             "STORE": int(digits is None),
             "KIND": 0,
         }
-        what = self._kernel(moe_matmul.expert_matvec, 32 * tile.WARPS, FORMAT=name, **constants | activation)
+        what = self._kernel(
+            moe_matmul.moe_decode_matmul, 32 * tile.WARPS, FORMAT=name, **constants | activation
+        )
         arguments: list[int | float] = [matrix.address, other.address if other else 0]
         arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
         arguments += [*choices.arguments, x.top, *x.region, x.step]
@@ -234,7 +236,7 @@ class ExpertLowering(ProductLowering):
     def _digits(self, x: Pairs, width: int, n: int) -> Region:
         """`n` pairs' float32 rows in digits."""
         blocks = width // 32
-        rows = self.layout.max_rows * x.top
+        rows = self.capacity.max_rows * x.top
         out = self.memory.rows(f"digits of {x.top} times {width}", rows, _digit_bytes(width))
         arguments = [*x.region, x.step, x.top, blocks, *out]
         self._emit(self._kernel(moe_matmul.digits, 128, TOKENS=1), (-(-blocks // 4), n), arguments)
@@ -247,9 +249,9 @@ class ExpertLowering(ProductLowering):
     # Sorted by expert
 
     def _dealt(self, op: ops.MoE, n: int) -> None:
-        layout, memory, top, n_experts = self.layout, self.memory, op.experts.width, len(op.up)
-        most, width = layout.max_rows * top, op.up[0].shape[0]
-        size = self.shapes.dealt(n * top, n_experts, 1).ROWS if self.device.warpgroups else TILE
+        capacity, memory, top, n_experts = self.capacity, self.memory, op.experts.width, len(op.up)
+        most, width = capacity.max_rows * top, op.up[0].shape[0]
+        size = self.tuning.dealt(n * top, n_experts, 1).ROWS if self.device.warpgroups else TILE
         n_tiles = min(n * top, n_experts) + n * top // size
         most_tiles = min(most, n_experts) + most // LEAST_TILE
         counts = memory.rows(f"counts of {n_experts} experts", 1, 4 * n_experts).address
@@ -257,8 +259,8 @@ class ExpertLowering(ProductLowering):
         sources = memory.rows(f"sources of {top}", 1, 4 * most).address
         places = memory.rows(f"places of {top}", 1, 4 * most).address
         arguments = [*self._at(op.experts), n, top, n_experts, counts, tiles, sources, places]
-        self._emit(self._kernel(moe_matmul.deal, 256, ROWS=size), (1,), arguments, 8 * n_experts)
-        x = self._halves(op.x)
+        self._emit(self._kernel(moe_matmul.permute_by_expert, 256, ROWS=size), (1,), arguments, 8 * n_experts)
+        x = self._as_f16(op.x)
         inner, out = self._pairs(op, "inner", 4 * width), self._pairs(op, "out", 4 * op.out.width)
         dealt = Dealt(n * top, n_experts, n_tiles, tiles, sources)
         alike = op.gate and op.gate[0].format is op.up[0].format
@@ -274,7 +276,7 @@ class ExpertLowering(ProductLowering):
             self._activate(op, gate, inner, inner, n * top)
         halves = self._pairs(op, "halves", 2 * (-(-width // 128) * 128))
         scales = memory.rows(f"scales of {top}", 1, 4 * most)
-        self._to_halves(inner, width, n * top, halves, scales)
+        self._convert_to_f16(inner, width, n * top, halves, scales)
         in_order = replace(dealt, sources=0)
         self._expert_tiles(op.down, (halves, scales), n * top, out, op.down_bias, in_order)
         self._mix(op, n, out, places)
@@ -305,7 +307,7 @@ class ExpertLowering(ProductLowering):
         arguments += [0 if biases is None else self.memory.vector(biases), *out]
         arguments += [dealt.tiles, dealt.sources, packed_bytes(tensors[0])]
         label = f"{tensors[0].format.name} {matrices * matrix.n_out}x{matrix.width}"
-        wide = self.shapes.dealt(dealt.pairs, dealt.n_experts, matrices)
+        wide = self.tuning.dealt(dealt.pairs, dealt.n_experts, matrices)
         size = wide.ROWS if self.device.warpgroups else TILE
         self._emit_many(constants, dealt.n_tiles * size, matrix.n_out, arguments, label, wide, gated)
 
@@ -313,7 +315,7 @@ class ExpertLowering(ProductLowering):
 
     def _multiply_heads(self, op: ops.HeadMatMul) -> None:
         heads, (outputs, inputs) = len(op.weights), op.weights[0].shape
-        n, x, out = self._n[op.x.logits_rows], self._at(op.x), self._at(op.out)
+        n, x, out = self._n_rows[op.x.logits_rows], self._at(op.x), self._at(op.out)
         size, result = op.x.width // heads, op.out.width // heads
         target = Pairs(heads, out, 4 * result)
         self._expert_product(op.weights, Pairs(heads, x, 4 * size), Choices(), n, target, None)
@@ -321,4 +323,4 @@ class ExpertLowering(ProductLowering):
             arguments = [*x, size, inputs, *out, result, outputs, heads * (size - inputs)]
             what = self._kernel(pointwise.copy_rest, 256)
             self._emit(what, (-(-heads * (size - inputs) // 256), n), arguments)
-        self._wrote(op.out)
+        self._invalidate(op.out)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..driver.launch import Launch
-from .fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from .fusing import CudaOp, JoinedMatMul, PreparedAttend, writes
 from .gather import RowLowering
 from .mla import LatentLowering
 from .moe import ExpertLowering
@@ -24,18 +24,18 @@ class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
     ) -> list[Launch]:
         """Those of a step; `all_logits`: every row is, in order; `one_prompt`: rows follow each other."""
         self._begin(n_rows, n_logits, all_logits, one_prompt)
-        for i, op in enumerate(self.found):
+        for i, op in enumerate(self.cuda_ops):
             if self._rows_of(op) > 0:
                 self._lower(i, op)
         return self._launches
 
-    def _rows_of(self, op: FusedOp) -> int:
+    def _rows_of(self, op: CudaOp) -> int:
         if isinstance(op, PreparedAttend):
-            return self._n[False]
+            return self._n_rows[False]
         out = writes(op)[0]
-        return self._n[out.logits_rows]
+        return self._n_rows[out.logits_rows]
 
-    def _lower(self, i: int, op: FusedOp) -> None:
+    def _lower(self, i: int, op: CudaOp) -> None:
         match op:
             case ops.Embed():
                 self._embed(op)

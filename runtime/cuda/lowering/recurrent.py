@@ -13,23 +13,23 @@ from ..kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_pre
 from ..kernels.recurrent.conv_prefill import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
 from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
-from .base import Launches
+from .base import LaunchBuilder
 
 WARPS = 2
 ROWS = 4  # of a head's state, a warp
 PROMPT_WARPS = 4
 MOST_WHOLE = 128  # numbers of a column of the state, for four columns in registers
-MOST_PARTS = 8  # of 32 numbers that a lane keeps of each of these
+MAX_PARTS = 8  # of 32 numbers that a lane keeps of each of these
 
 
-class RecurrentLowering(Launches):
+class RecurrentLowering(LaunchBuilder):
     def _state(self, layer: int) -> Region:
         return self.state(layer, self.program.state_layers[layer])
 
     def _scan_shape(self, heads: int, head_dim: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
         """The grid of a scan over states of that size, and its constants."""
         parts = -(-size // 32)
-        if parts > MOST_PARTS:
+        if parts > MAX_PARTS:
             raise UnsupportedModel(f"the CUDA machine has no recurrence over states of {size} yet")
         return (-(-head_dim // (WARPS * ROWS)), heads), {"WARPS": WARPS, "R": ROWS, "PARTS": parts}
 
@@ -42,18 +42,18 @@ class RecurrentLowering(Launches):
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
         arguments = [*self._at(op.x), *self._at(op.out), memory.vector(op.weight)]
         arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
-        arguments += [inputs.sequences, inputs.positions, self._n[op.x.logits_rows], channels]
+        arguments += [inputs.sequences, inputs.positions, self._n_rows[op.x.logits_rows], channels]
         self._emit(
             self._kernel(recurrent.causal_conv, 128, **constants),
             (-(-channels // 128),),
             arguments,
         )
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     def _conv_prompt(self, op: ops.CausalConv) -> None:
         """One sequence's rows, in spans."""
-        taps, channels, rows = op.weight.shape[1], op.x.width, self._n[op.x.logits_rows]
-        spans = -(-self.layout.max_rows // SPAN)
+        taps, channels, rows = op.weight.shape[1], op.x.width, self._n_rows[op.x.logits_rows]
+        spans = -(-self.capacity.max_rows // SPAN)
         edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
         sequence = [self.inputs.sequences, self.inputs.positions]
         grid = -(-channels // 128), -(-rows // SPAN)
@@ -63,7 +63,7 @@ class RecurrentLowering(Launches):
         arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
         self._emit(self._kernel(conv_prefill.conv_spans, 128, **constants), grid, arguments)
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     def _four_rows(self, rows: Region, size: int) -> bool:
         """Whether a scan of columns of that size can take four rows at once, which lie in `rows`."""
@@ -83,7 +83,7 @@ class RecurrentLowering(Launches):
         head; `sizes`: groups, heads, head_dim, and of a column of the state.
         """
         groups, heads, head_dim, column = sizes
-        rows, most = self._n[op.out.logits_rows], -(-self.layout.max_rows // 4)
+        rows, most = self._n_rows[op.out.logits_rows], -(-self.capacity.max_rows // 4)
         found = self.memory.rows(f"pairs of rows, {heads} {size}", most, 4 * size * heads).address
         what = self._kernel(
             kernels[0], 32 * PROMPT_WARPS, WARPS=PROMPT_WARPS, PARTS=-(-column // 32), **constants
@@ -94,7 +94,7 @@ class RecurrentLowering(Launches):
         arguments = [*pairs[:2], found, *self._at(op.out), *sizes, *self._state(op.state)]
         arguments += [self.inputs.sequences, self.inputs.positions, rows]
         self._emit(what, (-(-head_dim // (8 * PROMPT_WARPS)), heads), arguments)
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     def _state_scan(self, op: ops.StateScan) -> None:
         if self._four_rows(self._at(op.xbc), op.state_size) and op.heads * op.head_dim % 4 == 0:
@@ -133,23 +133,23 @@ class RecurrentLowering(Launches):
         arguments: Sequence[int | float],
         op: ops.StateScan | ops.DeltaRule,
     ) -> None:
-        rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.logits_rows]]
+        rows = [self.inputs.sequences, self.inputs.positions, self._n_rows[op.out.logits_rows]]
         what = self._kernel(function, 32 * WARPS, **constants)
         self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
     # Streams
 
     def _sparsify(self, op: ops.Sparsify) -> None:
         arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.deviations)]
-        self._emit(self._kernel(altup.sparsify, 256), (1, self._n[op.x.logits_rows]), arguments, 64)
-        self._wrote(op.x)
+        self._emit(self._kernel(altup.sparsify, 256), (1, self._n_rows[op.x.logits_rows]), arguments, 64)
+        self._invalidate(op.x)
 
     def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
         rows = [*self._at(op.x), *self._at(op.like), op.x.width]
-        what, grid = self._kernel(altup.match_magnitude, 256), (1, self._n[op.x.logits_rows])
+        what, grid = self._kernel(altup.match_magnitude, 256), (1, self._n_rows[op.x.logits_rows])
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
-        self._wrote(op.x)
+        self._invalidate(op.x)
 
     def _streams(self, streams: Sequence[ops.Buffer]) -> list[int]:
         """Where the first lies, and the bytes from each to the next."""
@@ -164,8 +164,8 @@ class RecurrentLowering(Launches):
         arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel(altup.predict_streams, 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.out.logits_rows]), arguments)
-        self._wrote(op.out, *op.streams)
+        self._emit(what, (-(-width // 256), self._n_rows[op.out.logits_rows]), arguments)
+        self._invalidate(op.out, *op.streams)
 
     def _correct_streams(self, op: ops.AltUpCorrect) -> None:
         width = op.x.width
@@ -173,5 +173,5 @@ class RecurrentLowering(Launches):
         arguments += [self.memory.vector(op.weight), width]
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel(altup.correct_streams, 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.x.logits_rows]), arguments)
-        self._wrote(op.x, *op.streams)
+        self._emit(what, (-(-width // 256), self._n_rows[op.x.logits_rows]), arguments)
+        self._invalidate(op.x, *op.streams)

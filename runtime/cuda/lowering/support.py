@@ -9,14 +9,14 @@ from ... import ops
 from ...config.fields import UnsupportedModel
 from ...ops.fused import GatedMatMul
 from ..weights.packing import PARTS
-from .fusing import FusedOp, JoinedMatMul, stream_groups
+from .fusing import CudaOp, JoinedMatMul, stream_groups
 
 
 def unsupported(op: object) -> UnsupportedModel:
     return UnsupportedModel(f"the CUDA machine cannot run this model: it has no {type(op).__name__} yet")
 
 
-def matrices(op: FusedOp) -> list[tuple[QTensor, ...]]:
+def matrices(op: CudaOp) -> list[tuple[QTensor, ...]]:
     """The matrices that an op reads; those of a group must lie one behind the other."""
     match op:
         case JoinedMatMul():
@@ -52,7 +52,7 @@ def check_supported(program: ops.Program) -> None:
         raise UnsupportedModel(f"{refused}residual streams are grouped in different ways")
 
 
-def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
+def weight_groups(found: Sequence[CudaOp]) -> list[tuple[QTensor, ...]]:
     """The matrices that products and look-ups read; those of a group must lie one behind the other."""
     groups: list[tuple[QTensor, ...]] = []
     seen: set[int] = set()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Tile:
+class DecodeTile:
     """M tiles of 16 rows of weights a warp, KS warps to share the columns, WARPS a block: see kernels/few.py.
     `resident`: the blocks that a multiprocessor is to hold at once.
     """
@@ -25,7 +25,7 @@ class Tile:
         """Of the launch."""
         return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS}
 
-    def fitting(self, blocks: int) -> Tile:
+    def fitting(self, blocks: int) -> DecodeTile:
         """The same with no more parts than there are chunks of four blocks."""
         parts = self.KS
         while parts > 1 and 4 * parts > blocks:
@@ -34,7 +34,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Wide:
+class PrefillTile:
     """64 · M outputs of ROWS rows for each of a block's two warpgroups: see kernels/warpgroup.py.
     `resident`: the blocks that a multiprocessor is to hold at once; `speed`: of a full card, in parts of the
     fastest one's.
@@ -69,48 +69,59 @@ class Wide:
 
 
 # As measured on an H200 with 2,048 rows of 4,096 numbers and 6,144 outputs: the fastest has 704 TFLOP/s.
-PAIRED = Wide(2, 128, 1, 0.96)  # for outputs of two matrices
-WIDE = PAIRED, Wide(1, 256, 1, 1.0), Wide(1, 128, 1, 0.64), Wide(1, 128, 2, 0.97)
+GATED_TILE = PrefillTile(2, 128, 1, 0.96)  # for outputs of two matrices
+PREFILL_TILES = (
+    GATED_TILE,
+    PrefillTile(1, 256, 1, 1.0),
+    PrefillTile(1, 128, 1, 0.64),
+    PrefillTile(1, 128, 2, 0.97),
+)
 
 
-class Shapes:
+class Tuning:
     """The shape for a product with `n_out` rows of `blocks` blocks of a format, of one or two `matrices`;
     `emits`: its result is wanted in 8 bits, so 32 outputs a block.
     """
 
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
+    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> DecodeTile:
         """For as many rows of activations as `kernels/few.py` takes; measured on an H200 with Q4_0 and Q8_0,
         in the shapes of Llama 3.1 8B and 3.2 1B. What matters is that warps are some 2,000 in all.
         """
         large = n_out > 16384
         if tokens > 8:
-            tile = Tile(4, 4, 8) if large or matrices == 2 else Tile(2, 8, 8) if emits else Tile(4, 8, 8)
+            tile = (
+                DecodeTile(4, 4, 8)
+                if large or matrices == 2
+                else DecodeTile(2, 8, 8)
+                if emits
+                else DecodeTile(4, 8, 8)
+            )
         elif emits and matrices == 1:
-            tile = Tile(2, 16, 16)
+            tile = DecodeTile(2, 16, 16)
         elif tokens > 4:
-            few = Tile(2, 8, 8, 2) if n_out > 4096 else Tile(2, 16, 16)
-            tile = Tile(2, 4, 8, 2) if large or matrices == 2 else few
+            few = DecodeTile(2, 8, 8, 2) if n_out > 4096 else DecodeTile(2, 16, 16)
+            tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else few
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = Tile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
+            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
         elif name == "Q8_0":
-            tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
+            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
         else:
-            tile = Tile(2, 2, 4) if large else Tile(2, 8, 8)
+            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
 
-    def expert(self, blocks: int, n_out: int, matrices: int) -> Tile:
+    def expert(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
         """For a row and one of its experts, of some eight that are worked on at once."""
         parts = 8 if matrices == 2 and n_out < 1024 else 4
-        return Tile(2 * matrices, parts, parts).fitting(blocks)
+        return DecodeTile(2 * matrices, parts, parts).fitting(blocks)
 
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
+    def many(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """For more rows than these, on tensor cores of sm_90a."""
-        return min(WIDE, key=lambda wide: wide.cost(rows, n_out, multiprocessors))
+        return min(PREFILL_TILES, key=lambda wide: wide.cost(rows, n_out, multiprocessors))
 
-    def dealt(self, pairs: int, n_experts: int, matrices: int) -> Wide:
+    def dealt(self, pairs: int, n_experts: int, matrices: int) -> PrefillTile:
         """For so many rows of (row, choice) pairs that are sorted by expert, on such cards, of one or two
         matrices. ROWS is the same for both.
         """
         rows = 64 if pairs <= 48 * n_experts else 128
-        return Wide(2, rows, 1, 1.0) if matrices == 2 else Wide(1, rows, 2, 1.0)
+        return PrefillTile(2, rows, 1, 1.0) if matrices == 2 else PrefillTile(1, rows, 2, 1.0)

@@ -65,7 +65,7 @@ def load_float(address: int) -> float:
 
 
 @instruction("ld.global.nc.f32 $0, [$1];", "f", "l")
-def load_weight(address: int) -> float:
+def load_constant(address: int) -> float:
     """A float32 of memory that never changes."""
     return np.float32(ctypes.c_float.from_address(address).value)
 

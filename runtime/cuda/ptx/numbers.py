@@ -19,7 +19,7 @@ def _bytes(word: int, signed: bool) -> tuple[int, ...]:
     return struct.unpack("4b" if signed else "4B", struct.pack("<I", int(word) & 0xFFFFFFFF))
 
 
-def _halves(word: int) -> np.ndarray:
+def _as_f16(word: int) -> np.ndarray:
     return np.array([int(word) & 0xFFFFFFFF], np.uint32).view(np.float16)
 
 
@@ -40,7 +40,7 @@ def dot_unsigned(a: int, b: int, c: int) -> int:
 
 
 @instruction("prmt.b32 $0, $1, $2, $3;", "r", "rrr")
-def permute(a: int, b: int, selector: int) -> int:
+def permute_bytes(a: int, b: int, selector: int) -> int:
     """Four of the eight bytes of a and b, chosen by the low 3 bits of the four low nibbles of `selector`;
     with a nibble's bit 3, the byte's sign eight times."""
     data = [*_bytes(a, False), *_bytes(b, False)]
@@ -97,7 +97,7 @@ def multiply_add(a: int, b: int, c: int) -> int:
 
 
 @instruction("div.u32 $0, $1, $2;", "r", "rr")
-def divide(a: int, b: int) -> int:
+def div_u32(a: int, b: int) -> int:
     """a // b, neither below 0: Numba's own divides 64 bits."""
     return a // b
 
@@ -125,32 +125,32 @@ def as_int(value: float) -> int:
 
 
 @instruction("{ .reg .f16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, a; }", "f", "r")
-def low_half(word: int) -> float:
+def low_f16(word: int) -> float:
     """The half in the low 16 bits."""
-    return np.float32(_halves(word)[0])
+    return np.float32(_as_f16(word)[0])
 
 
 @instruction("{ .reg .f16 a, b; mov.b32 {a, b}, $1; cvt.f32.f16 $0, b; }", "f", "r")
-def high_half(word: int) -> float:
-    return np.float32(_halves(word)[1])
+def high_f16(word: int) -> float:
+    return np.float32(_as_f16(word)[1])
 
 
 @instruction("{ .reg .f16 a, b; cvt.rn.f16.f32 a, $1; cvt.rn.f16.f32 b, $2; mov.b32 $0, {a, b}; }", "r", "ff")
-def pack_halves(low: float, high: float) -> int:
+def pack_f16(low: float, high: float) -> int:
     """Two float32 as halves in a word."""
     with np.errstate(over="ignore"):
         return _word([np.float16(low), np.float16(high)])
 
 
 @instruction("add.rn.f16x2 $0, $1, $2;", "r", "rr")
-def add_halves(a: int, b: int) -> int:
-    return _word(_halves(a) + _halves(b))
+def add_f16x2(a: int, b: int) -> int:
+    return _word(_as_f16(a) + _as_f16(b))
 
 
 @instruction("fma.rn.f16x2 $0, $1, $2, $3;", "r", "rrr")
-def fma_halves(a: int, b: int, c: int) -> int:
+def fma_f16x2(a: int, b: int, c: int) -> int:
     """a · b + c of two halves each, rounded once."""
-    a64, b64, c64 = (_halves(w).astype(np.float64) for w in (a, b, c))
+    a64, b64, c64 = (_as_f16(w).astype(np.float64) for w in (a, b, c))
     with np.errstate(over="ignore", invalid="ignore"):
         return _word((a64 * b64 + c64).astype(np.float16))
 
@@ -190,19 +190,19 @@ def log2(a: float) -> float:
 
 
 @instruction("rsqrt.approx.f32 $0, $1;", "f", "f")
-def reciprocal_root(a: float) -> float:
+def rsqrt(a: float) -> float:
     with np.errstate(divide="ignore"):
         return np.float32(1 / np.sqrt(np.float64(a)))
 
 
 @instruction("div.rn.f32 $0, $1, $2;", "f", "ff")
-def quotient(a: float, b: float) -> float:
+def div_f32(a: float, b: float) -> float:
     with np.errstate(all="ignore"):
         return np.float32(np.float32(a) / np.float32(b))
 
 
 @instruction("sqrt.rn.f32 $0, $1;", "f", "f")
-def root(a: float) -> float:
+def sqrt(a: float) -> float:
     return np.float32(math.sqrt(a))
 
 

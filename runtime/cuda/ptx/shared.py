@@ -76,7 +76,7 @@ def wait_copies() -> None:
 
 
 @instruction("cp.async.wait_group 1;", "", "", ordered=True)
-def wait_copies_but_1() -> None:
+def wait_copies_all_but_1() -> None:
     """Wait for all groups of this thread but the latest."""
 
 

@@ -8,7 +8,7 @@ from .instruction import Instruction, instruction
 
 
 @instruction("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True)
-def load_matrices(address: int) -> tuple[int, ...]:
+def ldmatrix(address: int) -> tuple[int, ...]:
     """Four 8 × 8 matrices of halves: lane 8m + i gives the shared address of row i of matrix m; lane l gets,
     of each matrix, elements 2(l % 4) and the next of row l / 4."""
 
@@ -16,7 +16,7 @@ def load_matrices(address: int) -> tuple[int, ...]:
 @instruction(
     "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True
 )
-def load_matrices_turned(address: int) -> tuple[int, ...]:
+def ldmatrix_transposed(address: int) -> tuple[int, ...]:
     """The same of the transposed matrices."""
 
 
@@ -27,7 +27,7 @@ def load_matrices_turned(address: int) -> tuple[int, ...]:
     "rrrrrrffff",
     ordered=True,
 )
-def mma_halves(
+def mma_f16(
     a0: int, a1: int, a2: int, a3: int, b0: int, b1: int, c0: float, c1: float, c2: float, c3: float
 ) -> tuple[float, ...]:
     """C + A · B of a warp: A 16 × 16 and B 16 × 8 of halves, C 16 × 8 of float32. With g = lane / 4 and
@@ -42,12 +42,12 @@ def mma_halves(
     "rrrrrrrrrr",
     ordered=True,
 )
-def mma_bytes(
+def mma_s8(
     a0: int, a1: int, a2: int, a3: int, b0: int, b1: int, c0: int, c1: int, c2: int, c3: int
 ) -> tuple[int, ...]:
     """C + A · B of a warp: A 16 × 32 and B 32 × 8 of signed bytes, C 16 × 8 of int32. With g = lane / 4 and
     t = lane % 4: a0 is A[g, 4t …], a1 A[g + 8, 4t …], a2 A[g, 4t + 16 …], a3 A[g + 8, 4t + 16 …]; b0 is
-    B[4t …, g], b1 B[4t + 16 …, g]; C as in `mma_halves`."""
+    B[4t …, g], b1 B[4t + 16 …, g]; C as in `mma_f16`."""
 
 
 @instruction(
@@ -56,7 +56,7 @@ def mma_bytes(
     "rrrrrrr",
     ordered=True,
 )
-def mma_bytes_16(a0: int, a1: int, b0: int, c0: int, c1: int, c2: int, c3: int) -> tuple[int, ...]:
+def mma_s8_k16(a0: int, a1: int, b0: int, c0: int, c1: int, c2: int, c3: int) -> tuple[int, ...]:
     """The same of A 16 × 16 and B 16 × 8: a0 is A[g, 4t …], a1 A[g + 8, 4t …], b0 B[4t …, g]."""
 
 
@@ -82,37 +82,37 @@ def _products(rows: int) -> Instruction:
     n = rows // 2
 
     @instruction(_group_product(rows), n * "f", n * "f" + 16 * "r" + "r", ordered=True, updated=n)
-    def group_products(*operands: Any) -> tuple[float, ...]:
+    def wgmma(*operands: Any) -> tuple[float, ...]:
         """C + A · B of the four warps of a warpgroup (sm_90a): A 64 × 64 of halves, of which warp w has rows
         16w …; B 64 columns of so many rows in shared memory; C 64 × rows of float32.
 
-        Operands: c, of each 8 rows of B four as in `mma_halves`; a, of each 16 columns four as there; the
+        Operands: c, of each 8 rows of B four as in `mma_f16`; a, of each 16 columns four as there; the
         shared address of B, a multiple of 1024: B[k, n] lies in row n of 128 bytes, whose 16-byte pieces are
         exchanged by n % 8. The products run on: neither c nor a may be used before `wait_products`.
         """
 
-    return group_products
+    return wgmma
 
 
-group_products_64 = _products(64)
-group_products_128 = _products(128)
-group_products_256 = _products(256)
+wgmma_64 = _products(64)
+wgmma_128 = _products(128)
+wgmma_256 = _products(256)
 
 
 def _finished(rows: int) -> Instruction:
     n = rows // 2
 
     @instruction("wgmma.wait_group.sync.aligned 0;", n * "f", n * "f", ordered=True, updated=n)
-    def finished_products(*c: float) -> tuple[float, ...]:
+    def wgmma_result(*c: float) -> tuple[float, ...]:
         """The accumulators when all of the warpgroup's products are done."""
         return c
 
-    return finished_products
+    return wgmma_result
 
 
-finished_products_64 = _finished(64)
-finished_products_128 = _finished(128)
-finished_products_256 = _finished(256)
+wgmma_result_64 = _finished(64)
+wgmma_result_128 = _finished(128)
+wgmma_result_256 = _finished(256)
 
 
 @instruction("wgmma.wait_group.sync.aligned 0;", "", "", ordered=True)
@@ -121,10 +121,10 @@ def wait_products() -> None:
 
 
 @instruction("wgmma.wait_group.sync.aligned 1;", "", "", ordered=True)
-def wait_products_but_1() -> None:
+def wgmma_wait_all_but_1() -> None:
     """Wait for all of the warpgroup's products but those of the latest call."""
 
 
 @instruction("fence.proxy.async.shared::cta;", "", "", ordered=True)
-def show_products() -> None:
+def fence_async_proxy() -> None:
     """What this thread wrote to shared memory is seen by products that come after the next barrier."""

@@ -72,7 +72,7 @@ def wait_for_grid() -> None:
 
 
 @instruction("griddepcontrol.launch_dependents;", "", "", ordered=True)
-def let_next_start() -> None:
+def launch_dependents() -> None:
     """The next launch may start its blocks where there is room (sm_90)."""
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from kukri.runtime.cuda.compile.stage import registers, static
 from kukri.runtime.cuda.ptx import (
     absolute,
-    add_halves,
+    add_f16x2,
     add_words,
     and_xor,
     as_float,
@@ -33,21 +33,20 @@ from kukri.runtime.cuda.ptx import (
     commit_copies,
     copy_async,
     cosine,
-    divide,
+    div_f32,
+    div_u32,
     dot_signed,
     dot_unsigned,
     exp2,
     fence,
-    finished_products_64,
-    finished_products_128,
-    finished_products_256,
+    fence_async_proxy,
     fma,
-    fma_halves,
-    group_products_64,
-    group_products_128,
-    group_products_256,
-    high_half,
+    fma_f16x2,
+    high_f16,
+    ldmatrix,
+    ldmatrix_transposed,
     load4,
+    load_constant,
     load_float,
     load_float2,
     load_float4,
@@ -55,8 +54,6 @@ from kukri.runtime.cuda.ptx import (
     load_int2,
     load_int4,
     load_long,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
     load_shared4,
     load_shared_int,
@@ -67,24 +64,21 @@ from kukri.runtime.cuda.ptx import (
     load_stream4,
     load_stream_byte,
     load_stream_short,
-    load_weight,
     log2,
-    low_half,
+    low_f16,
     maximum,
     minimum,
-    mma_bytes,
-    mma_bytes_16,
-    mma_halves,
+    mma_f16,
+    mma_s8,
+    mma_s8_k16,
     multiply_add,
-    pack_halves,
-    permute,
-    quotient,
-    reciprocal_root,
+    pack_f16,
+    permute_bytes,
     root,
+    rsqrt,
     shared,
     shift_left,
     shift_right,
-    show_products,
     shuffle,
     shuffle_xor,
     shuffle_xor_long,
@@ -104,11 +98,17 @@ from kukri.runtime.cuda.ptx import (
     to_float,
     to_int,
     wait_copies,
-    wait_copies_but_1,
+    wait_copies_all_but_1,
     wait_copies_but_2,
     wait_products,
-    wait_products_but_1,
     warp_barrier,
+    wgmma_64,
+    wgmma_128,
+    wgmma_256,
+    wgmma_result_64,
+    wgmma_result_128,
+    wgmma_result_256,
+    wgmma_wait_all_but_1,
 )
 
 Launch = Callable[[Callable[..., None], tuple[int, ...], int, list[Any], int], None]
@@ -122,7 +122,7 @@ def whole(a, b, c, out):
     out = out + 16 * i
     store_int(out, dot_signed(x, y, z))
     store_int(out + 4, dot_unsigned(x, y, z))
-    store_int(out + 8, permute(x, y, z))
+    store_int(out + 8, permute_bytes(x, y, z))
     store_int(out + 12, bits_and(x, y))
     store_int(out + 16, bits_or(x, y))
     store_int(out + 20, bits_xor(x, y))
@@ -130,11 +130,11 @@ def whole(a, b, c, out):
     store_int(out + 28, shift_left(x, z & 31))
     store_int(out + 32, add_words(x, y))
     store_int(out + 36, multiply_add(x, y, z))
-    store_int(out + 40, divide(shift_right(x, 1), shift_right(y, 9)))
+    store_int(out + 40, div_u32(shift_right(x, 1), shift_right(y, 9)))
     store_int(out + 44, to_int(to_float(x) * 1e-7))
     store_int(out + 48, as_int(to_float(x)))
-    store_int(out + 52, add_halves(x, y))
-    store_int(out + 56, fma_halves(x, y, z))
+    store_int(out + 52, add_f16x2(x, y))
+    store_int(out + 56, fma_f16x2(x, y, z))
     store_int(out + 60, and_xor(x, y, z))
 
 
@@ -149,20 +149,20 @@ def real(a, b, c, out):
     store_float(out + 12, absolute(x))
     store_float(out + 16, exp2(x))
     store_float(out + 20, log2(absolute(x)))
-    store_float(out + 24, reciprocal_root(absolute(x)))
-    store_float(out + 28, quotient(x, y))
+    store_float(out + 24, rsqrt(absolute(x)))
+    store_float(out + 28, div_f32(x, y))
     store_float(out + 32, root(absolute(x)))
     store_float(out + 36, cosine(x * 1000.0))
     store_float(out + 40, sine(x * 1000.0))
     store_float(out + 44, to_float(as_int(x)))
     store_float(out + 48, as_float(as_int(x)))
-    both = pack_halves(x, y)
-    store_float(out + 52, low_half(both))
-    store_float(out + 56, high_half(both))
+    both = pack_f16(x, y)
+    store_float(out + 52, low_f16(both))
+    store_float(out + 56, high_f16(both))
     store_float(out + 60, shuffle_xor(x, 5))
     store_float(out + 64, shuffle(x, (thread() * 7 + 3) & 31))
     warp_barrier()
-    store_float(out + 68, load_weight(c + i))
+    store_float(out + 68, load_constant(c + i))
 
 
 def loads(source, out):
@@ -221,7 +221,7 @@ def shares(source, out):
     barrier()
     for i in static(4):
         store_float(out + 64 * t + 4 * i, load_shared(there + 4 * i))
-    wait_copies_but_1()
+    wait_copies_all_but_1()
     wait_copies()
     barrier()
     f = registers(4)
@@ -243,9 +243,9 @@ def fetches(source, out):
     w[()] = load_int4(source + 16 * t)
     store_shared_int4(shared() + 16 * t, *w[()])
     warp_barrier()
-    w[()] = load_matrices(shared() + 16 * t)
+    w[()] = ldmatrix(shared() + 16 * t)
     store_int4(out + 32 * t, *w[()])
-    w[()] = load_matrices_turned(shared() + 16 * t)
+    w[()] = ldmatrix_transposed(shared() + 16 * t)
     store_int4(out + 32 * t + 16, *w[()])
 
 
@@ -258,14 +258,14 @@ def products(a, b, c, c_whole, out):
     f[()] = load_int4(a + 16 * t)
     g[0], g[1] = load_int2(b + 8 * t)
     h[()] = load_float4(c + 16 * t)
-    h[()] = mma_halves(*f[()], g[0], g[1], *h[()])
+    h[()] = mma_f16(*f[()], g[0], g[1], *h[()])
     store_float4(out + 48 * t, *h[()])
     w = registers(4)
     w[()] = load_int4(c_whole + 16 * t)
-    w[()] = mma_bytes(*f[()], g[0], g[1], *w[()])
+    w[()] = mma_s8(*f[()], g[0], g[1], *w[()])
     store_int4(out + 48 * t + 16, *w[()])
     w[()] = load_int4(c_whole + 16 * t)
-    w[()] = mma_bytes_16(f[0], f[1], g[0], *w[()])
+    w[()] = mma_s8_k16(f[0], f[1], g[0], *w[()])
     store_int4(out + 48 * t + 32, *w[()])
 
 
@@ -283,7 +283,7 @@ def group_64(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 64, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(32)
@@ -291,10 +291,10 @@ def group_64(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(32):
         acc[i] = load_float(c + 4 * (32 * t + i))
-    acc[()] = group_products_64(*acc[()], *f[()], held)
-    acc[()] = group_products_64(*acc[()], *f[()], held)
-    wait_products_but_1()
-    acc[()] = finished_products_64(*acc[()])
+    acc[()] = wgmma_64(*acc[()], *f[()], held)
+    acc[()] = wgmma_64(*acc[()], *f[()], held)
+    wgmma_wait_all_but_1()
+    acc[()] = wgmma_result_64(*acc[()])
     for i in static(32):
         store_float(out + 4 * (32 * t + i), acc[i])
 
@@ -305,7 +305,7 @@ def group_128(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 128, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(64)
@@ -313,10 +313,10 @@ def group_128(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(64):
         acc[i] = load_float(c + 4 * (64 * t + i))
-    acc[()] = group_products_128(*acc[()], *f[()], held)
-    acc[()] = group_products_128(*acc[()], *f[()], held)
-    wait_products_but_1()
-    acc[()] = finished_products_128(*acc[()])
+    acc[()] = wgmma_128(*acc[()], *f[()], held)
+    acc[()] = wgmma_128(*acc[()], *f[()], held)
+    wgmma_wait_all_but_1()
+    acc[()] = wgmma_result_128(*acc[()])
     for i in static(64):
         store_float(out + 4 * (64 * t + i), acc[i])
 
@@ -327,7 +327,7 @@ def group_256(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 256, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(128)
@@ -335,10 +335,10 @@ def group_256(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(128):
         acc[i] = load_float(c + 4 * (128 * t + i))
-    acc[()] = group_products_256(*acc[()], *f[()], held)
+    acc[()] = wgmma_256(*acc[()], *f[()], held)
     wait_products()
-    acc[()] = group_products_256(*acc[()], *f[()], held)
-    acc[()] = finished_products_256(*acc[()])
+    acc[()] = wgmma_256(*acc[()], *f[()], held)
+    acc[()] = wgmma_result_256(*acc[()])
     for i in static(128):
         store_float(out + 4 * (128 * t + i), acc[i])
 

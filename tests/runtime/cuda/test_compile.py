@@ -20,8 +20,8 @@ from kukri.runtime.cuda.kernels.matmul import (
 )
 from kukri.runtime.cuda.kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_prefill
 
-FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
-FEW |= {"STORE": 1, "KIND": 1}
+DECODE_ROWS = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
+DECODE_ROWS |= {"STORE": 1, "KIND": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
@@ -60,11 +60,11 @@ KERNELS = [
     kernel(gather.embed_floats, 128, FLOAT=0, PDL=0),
     kernel(gather.select_rows, 128, PDL=0),
     kernel(quantize.quantize, 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel(quantize.to_halves, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
-    kernel(decode_matmul.matmul_few, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
-    kernel(decode_matmul.matmul_few, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
-    kernel(prefill_sm80.tiled_matmul, 256, PDL=0, **MANY),
-    kernel(prefill_sm90.warpgroup_matmul, 256, PDL=1, M=1, ROWS=128, **MANY),
+    kernel(quantize.convert_to_f16, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **DECODE_ROWS),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE_ROWS),
+    kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **MANY),
+    kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **MANY),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel(attention.attend, 64, PDL=0, **ATTEND),
     kernel(decode.attend_group, 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
@@ -83,15 +83,15 @@ KERNELS = [
     kernel(pointwise.add, 256, PDL=0),
     kernel(pointwise.soft_cap, 256, PDL=0),
     kernel(top_k.best, 256, FIRST=1, LAST=0, PDL=0, **BEST),
-    kernel(top_k.best_one, 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
+    kernel(top_k.top_1, 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
     kernel(pointwise.copy_rest, 256, PDL=0),
     kernel(mapped.copy_words, 256, PDL=0),
     kernel(moe_routing.route, 32, PDL=0, **ROUTE),
-    kernel(moe_matmul.expert_matvec, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
-    kernel(moe_matmul.expert_floats, 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
+    kernel(moe_matmul.moe_decode_matmul, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
+    kernel(moe_matmul.moe_float_matmul, 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
     kernel(moe_matmul.digits, 128, TOKENS=1, PDL=0),
-    kernel(moe_matmul.mix, 256, DEALT=1, PDL=0),
-    kernel(moe_matmul.deal, 256, ROWS=64, PDL=0),
+    kernel(moe_matmul.mix, 256, PERMUTED=1, PDL=0),
+    kernel(moe_matmul.permute_by_expert, 256, ROWS=64, PDL=0),
     kernel(recurrent.causal_conv, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel(recurrent.state_scan, 64, WARPS=2, R=4, PARTS=4, PDL=0),
     kernel(recurrent.delta_rule, 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
-from kukri.runtime.cuda.kernels.matmul.decode_matmul import matmul_few
-from kukri.runtime.cuda.kernels.matmul.quantize import quantize, to_halves
+from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul
+from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16, quantize
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import silu
 
@@ -51,7 +51,7 @@ def test_to_halves():
     x = np.random.default_rng(0).standard_normal((2, 160)).astype(np.float32)
     x[1] *= 1e6
     out, scales = np.zeros((2, 256), np.float16), np.zeros(2, np.float32)
-    run(to_halves, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales, 0, 0.0, 0.0], 64)
+    run(convert_to_f16, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales, 0, 0.0, 0.0], 64)
     values = out.reshape(2, 2, 4, 4, 2, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 256)  # s, b, h, k
     np.testing.assert_allclose(values[:, :160].astype(np.float32) * scales[:, None], x, rtol=1e-3, atol=1e-2)
     assert not values[:, 160:].any()
@@ -73,14 +73,14 @@ def multiply(n, how, weights, n_out, x, follow):
     grid = -(-n_out * len(weights) // (16 * how["M"] * (how["WARPS"] // how["KS"])))
     shared = 64 * how["WARPS"] * how["M"] * how["TOKENS"]
     arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *follow]
-    run(matmul_few, how, (grid,), 32 * how["WARPS"], arguments, shared)
+    run(decode_matmul, how, (grid,), 32 * how["WARPS"], arguments, shared)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
     how = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
-    width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
+    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
     x[0, 7] = 100

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
-from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
-from kukri.runtime.cuda.kernels.matmul.prefill_sm90 import warpgroup_matmul
-from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
+from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import prefill_matmul_sm80
+from kukri.runtime.cuda.kernels.matmul.prefill_sm90 import prefill_matmul_sm90
+from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
-from kukri.runtime.cuda.lowering.tuning import PAIRED, Wide
+from kukri.runtime.cuda.lowering.tuning import GATED_TILE, PrefillTile
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -19,11 +19,11 @@ SHARED = 65536
 
 
 def halves(x: np.ndarray, warpgroups: int, parts: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """x as `to_halves` leaves it, and its rows' scales."""
+    """x as `convert_to_f16` leaves it, and its rows' scales."""
     out = np.zeros((len(x), -(-x.shape[1] // 128) * 128), np.float16)
     scales = np.zeros(len(x), np.float32)
     arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales, 0, 0.0, 0.0]
-    run(to_halves, {"WARPGROUPS": warpgroups, "PARTS": parts, "PDL": 0}, (1, len(x)), 256, arguments, 64)
+    run(convert_to_f16, {"WARPGROUPS": warpgroups, "PARTS": parts, "PDL": 0}, (1, len(x)), 256, arguments, 64)
     return out, scales
 
 
@@ -44,7 +44,7 @@ def test_tiled(name, width, bias):
     arguments = [rows, rows.shape[1], width // 32, 37, h, 2 * h.shape[1], scales, 9, biases, out, 4 * 37]
     arguments += [0, 0, 0]
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
-    run(tiled_matmul, how, (1, 1), 256, arguments, SHARED)
+    run(prefill_matmul_sm80, how, (1, 1), 256, arguments, SHARED)
     close(out, x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T + biases * bias + before)
 
 
@@ -69,7 +69,7 @@ def test_normed_halves():
     out, scales = np.zeros((2, 1280), np.float16), np.zeros(2, np.float32)
     arguments = [x, 4 * width, width, out, 2 * 1280, scales, weight, 1 / width, 1e-3]
     how = {"WARPGROUPS": 1, "PARTS": 2, "NORMED": 1, "PDL": 0}
-    run(to_halves, how, (1, 2), 256, arguments, 64)
+    run(convert_to_f16, how, (1, 2), 256, arguments, 64)
     plain = out.reshape(2, 80, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)[:, :width]
     expected = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weight
     np.testing.assert_allclose(plain * scales[:, None], expected, 1e-3, 1e-6)
@@ -109,13 +109,13 @@ def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
     arguments = [rows, rows.shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases]
     arguments += [out, 4 * n_out, 0, 0, 0, 0, 0]
     how = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
-    wide = Wide(*shape, 1, 1.0)
-    run(warpgroup_matmul, how | wide.constants, wide.grid(n, n_out), 256, arguments, wide.shared_bytes)
+    wide = PrefillTile(*shape, 1, 1.0)
+    run(prefill_matmul_sm90, how | wide.constants, wide.grid(n, n_out), 256, arguments, wide.shared_bytes)
     expected = x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     close(out, expected + biases * bias + before * accumulate)
 
 
-@pytest.mark.parametrize("tile", [Wide(1, 128, 2, 1.0), Wide(2, 64, 1, 1.0)])
+@pytest.mark.parametrize("tile", [PrefillTile(1, 128, 2, 1.0), PrefillTile(2, 64, 1, 1.0)])
 def test_warpgroup_of_experts(tile):
     """Tiles of dealt rows, x dealt or by their sources."""
     rng, n_out, width, experts = np.random.default_rng(1), 40, 96, 3
@@ -133,7 +133,7 @@ def test_warpgroup_of_experts(tile):
         arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
         arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes, 0, 0]
         how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **tile.constants}
-        run(warpgroup_matmul, how, (3, 1), 256, arguments, tile.shared_bytes)
+        run(prefill_matmul_sm90, how, (3, 1), 256, arguments, tile.shared_bytes)
         taken = x[sources] if kind == 2 else x
         expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
         close(out, np.array(expected))
@@ -150,7 +150,7 @@ def test_warpgroup_of_two_matrices():
     arguments = [rows[0], rows[0].shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases[0]]
     arguments += [out, 4 * n_out, 0, 0, 0, rows[1], biases[1]]
     how = READERS["Q4_1"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 0, "PDL": 0, "GATED": 1, "KIND": SILU}
-    grid = PAIRED.grid(n, 2 * n_out)
-    run(warpgroup_matmul, how | PAIRED.constants, grid, 256, arguments, PAIRED.shared_bytes)
+    grid = GATED_TILE.grid(n, 2 * n_out)
+    run(prefill_matmul_sm90, how | GATED_TILE.constants, grid, 256, arguments, GATED_TILE.shared_bytes)
     a, b = (x.astype(float) @ m.dequantize().T + bias for m, bias in zip((gate, up), biases, strict=True))
     close(out, a / (1 + np.exp(-a)) * b)

@@ -20,7 +20,7 @@ from ...ptx import (
     block_y,
     block_z,
     blocks_y,
-    divide,
+    div_u32,
     exp2,
     load_float,
     load_float4,
@@ -76,7 +76,7 @@ def attend(
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     li = lane & (LANES - 1)
-    sub = divide(lane, LANES)
+    sub = div_u32(lane, LANES)
     row = block_z()
     position = load_int(positions + 4 * row)
     pages = table + load_int(sequences + 4 * row) * table_stride
@@ -86,9 +86,9 @@ def attend(
         if low < 0:
             low = 0
     count = position + 1 - low
-    span = divide(count + blocks_y() - 1, blocks_y())
-    span = divide(span + SPAN - 1, SPAN) * SPAN
-    live = divide(count + span - 1, span)
+    span = div_u32(count + blocks_y() - 1, blocks_y())
+    span = div_u32(span + SPAN - 1, SPAN) * SPAN
+    live = div_u32(count + span - 1, span)
     if block_y() >= live:
         return
     first = low + block_y() * span
@@ -96,7 +96,7 @@ def attend(
     if end > position + 1:
         end = position + 1
     head = block_x() * G
-    kv_head = divide(block_x(), CHUNKS)
+    kv_head = div_u32(block_x(), CHUNKS)
 
     query = registers((G, VEC, 8), 0.0)
     offset = registers(VEC)

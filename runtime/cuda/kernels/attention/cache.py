@@ -15,17 +15,17 @@ from ...ptx import (
     bits_and,
     bits_or,
     bits_xor,
-    high_half,
+    div_f32,
+    high_f16,
     load_int,
     load_int4,
     load_short,
     load_stream2,
-    low_half,
+    low_f16,
     maximum,
     minimum,
-    pack_halves,
-    permute,
-    quotient,
+    pack_f16,
+    permute_bytes,
     shift_left,
     shift_right,
     shuffle_xor,
@@ -81,14 +81,14 @@ def eight_floats(a, b, c, d, e, f, g, h):
     """What `load_eight` gave, as numbers."""
     if KV == 16:
         values = (
-            low_half(a),
-            high_half(a),
-            low_half(b),
-            high_half(b),
-            low_half(c),
-            high_half(c),
-            low_half(d),
-            high_half(d),
+            low_f16(a),
+            high_f16(a),
+            low_f16(b),
+            high_f16(b),
+            low_f16(c),
+            high_f16(c),
+            low_f16(d),
+            high_f16(d),
         )
     elif KV == 32:
         values = (
@@ -102,7 +102,7 @@ def eight_floats(a, b, c, d, e, f, g, h):
             as_float(h),
         )
     elif KV == 8:
-        scale = low_half(c)
+        scale = low_f16(c)
         first, second = bits_xor(a, 0x80808080), bits_xor(b, 0x80808080)
         values = (
             code(first, 0x7440, 8388736.0) * scale,
@@ -115,7 +115,7 @@ def eight_floats(a, b, c, d, e, f, g, h):
             code(second, 0x7443, 8388736.0) * scale,
         )
     else:
-        scale = low_half(c)
+        scale = low_f16(c)
         turned = bits_xor(a, 0x88888888)
         first, second = bits_and(turned, 0x0F0F0F0F), bits_and(shift_right(turned, 4), 0x0F0F0F0F)
         values = (
@@ -134,7 +134,7 @@ def eight_floats(a, b, c, d, e, f, g, h):
 @device
 def code(word, selector, zero):
     """A byte of a word, less what `zero` is above 2^23: as the last bits of a float32 that begins there."""
-    return as_float(permute(word, 0x4B000000, selector)) - zero
+    return as_float(permute_bytes(word, 0x4B000000, selector)) - zero
 
 
 @device
@@ -147,7 +147,7 @@ def store_cached(piece, slot, dim, value):
     if KV == 32:
         store_float(at + 4 * dim, value)
     elif KV == 16:
-        store_short(at + 2 * dim, pack_halves(value, 0.0))
+        store_short(at + 2 * dim, pack_f16(value, 0.0))
     else:
         if KV == 8:
             unit = warp_maximum(absolute(value)) * 0.007874015748031496
@@ -156,11 +156,11 @@ def store_cached(piece, slot, dim, value):
             unit = low * 0.125
             if high > low:
                 unit = high * -0.125
-        half = pack_halves(unit + warp_sum(value * 0.0), 0.0)  # one that is not finite makes all of them so
-        unit = low_half(half)  # codes are made for the scale as it is kept
+        half = pack_f16(unit + warp_sum(value * 0.0), 0.0)  # one that is not finite makes all of them so
+        unit = low_f16(half)  # codes are made for the scale as it is kept
         inverse = 0.0
         if unit > 0.0 or unit < 0.0:
-            inverse = quotient(1.0, unit)
+            inverse = div_f32(1.0, unit)
         if KV == 8:
             store_byte(at + dim, to_int(maximum(-127.0, minimum(127.0, value * inverse))))
         else:

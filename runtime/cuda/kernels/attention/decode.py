@@ -16,17 +16,17 @@ from ...ptx import (
     blocks_y,
     commit_copies,
     copy_async,
-    divide,
+    div_u32,
     exp2,
-    let_next_start,
+    launch_dependents,
+    ldmatrix,
+    ldmatrix_transposed,
     load_float2,
     load_int,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
     maximum,
-    mma_halves,
-    pack_halves,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
     shuffle_xor,
@@ -34,7 +34,7 @@ from ...ptx import (
     store_shared_int4,
     thread,
     wait_copies,
-    wait_copies_but_1,
+    wait_copies_all_but_1,
     wait_for_grid,
     warp_barrier,
 )
@@ -62,7 +62,7 @@ def fetch_tile(stage, keys, values, pages, tile, end, position, kv_head, kv_head
         keys = piece_of(keys, page, kv_head, kv_heads)
         values = piece_of(values, page, kv_head, kv_heads)
         for i in range(thread() & 31, 2 * HD, 32):
-            row = divide(i, HD // 8)
+            row = div_u32(i, HD // 8)
             piece = i - row * (HD // 8)
             slot = 16 * (tile & 3) + row
             to = stage + place(row, piece)
@@ -114,7 +114,7 @@ def attend_group(
     With PREPARE q, k and v are as the products in front have left them.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
     if PDL and not ALONE:
         wait_for_grid()
     lane = thread() & 31
@@ -129,9 +129,9 @@ def attend_group(
             low = 0
     first = low >> 4
     count = (position >> 4) + 1 - first
-    span = divide(count + blocks_y() - 1, blocks_y())
+    span = div_u32(count + blocks_y() - 1, blocks_y())
     span = (span + WARPS - 1) // WARPS * WARPS
-    live = divide(count + span - 1, span)
+    live = div_u32(count + span - 1, span)
     if block_y() >= live:
         return
     first = first + block_y() * span
@@ -139,7 +139,7 @@ def attend_group(
     if end > (position >> 4) + 1:
         end = (position >> 4) + 1
     head = block_x() * G
-    kv_head = divide(block_x(), CHUNKS)
+    kv_head = div_u32(block_x(), CHUNKS)
     mine = shared() + warp * (STAGES * 64 * HD)
     first = first + warp
     older = position >> 4 if ALONE else 0  # tiles in front of this have only tokens from before the step
@@ -199,14 +199,14 @@ def attend_group(
                         a, b = load_shared(at), load_shared(at + 4)
                     else:
                         a, b = load_float2(q + row * q_stride + 4 * ((head + of_head) * HD + dim))
-                    query[k, i] = pack_halves(a * scale, b * scale)
+                    query[k, i] = pack_f16(a * scale, b * scale)
     best = registers(2, NOTHING)
     total = registers(2, 0.0)
     acc = registers((HD // 8, 4), 0.0)
     stage = 0
     for tile in range(first, end, WARPS):
         if STAGES == 3:
-            wait_copies_but_1()
+            wait_copies_all_but_1()
         else:
             wait_copies()
         warp_barrier()
@@ -231,11 +231,11 @@ def attend_group(
         score = registers((2, 4), 0.0)
         for k in static(HD // 16):
             b = registers((2, 2))
-            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
+            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix(
                 held + place((lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1))
             )
             for n in static(2):
-                score[n] = mma_halves(*query[k], *b[n], *score[n])
+                score[n] = mma_f16(*query[k], *b[n], *score[n])
         for n in static(2):
             for i in static(4):
                 if SOFTCAP:
@@ -261,20 +261,20 @@ def attend_group(
                     score[n, 2 * r + i] = exp2(score[n, 2 * r + i] - highest)
                     total[r] = total[r] + score[n, 2 * r + i]
         p = registers(4)
-        p[0] = pack_halves(score[0, 0], score[0, 1])
-        p[1] = pack_halves(score[0, 2], score[0, 3])
-        p[2] = pack_halves(score[1, 0], score[1, 1])
-        p[3] = pack_halves(score[1, 2], score[1, 3])
+        p[0] = pack_f16(score[0, 0], score[0, 1])
+        p[1] = pack_f16(score[0, 2], score[0, 3])
+        p[2] = pack_f16(score[1, 0], score[1, 1])
+        p[3] = pack_f16(score[1, 2], score[1, 3])
         for n in static(HD // 8):
             for i in static(4):
                 acc[n, i] = acc[n, i] * shrink[i // 2]
         for n in static(HD // 16):
             b = registers((2, 2))
-            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
+            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(
                 held + 32 * HD + place((lane & 7) + ((lane >> 3) & 1) * 8, 2 * n + (lane >> 4))
             )
             for m in static(2):
-                acc[2 * n + m] = mma_halves(*p[()], *b[m], *acc[2 * n + m])
+                acc[2 * n + m] = mma_f16(*p[()], *b[m], *acc[2 * n + m])
     wait_copies()
     barrier()
     for r in static(2):

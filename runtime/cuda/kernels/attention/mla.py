@@ -26,21 +26,21 @@ from ...ptx import (
     blocks_y,
     commit_copies,
     copy_async,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
-    let_next_start,
+    launch_dependents,
+    ldmatrix,
+    ldmatrix_transposed,
+    load_constant,
     load_float,
     load_float4,
     load_int,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
     load_shared4,
-    load_weight,
     maximum,
-    mma_halves,
-    pack_halves,
-    quotient,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
     shuffle_xor,
@@ -83,7 +83,7 @@ def seen_from(position, window):
 def row_of(row, head, heads):
     """The step's row that the head `head`, counted through all rows with PROMPT, belongs to."""
     if PROMPT:
-        row = divide(head, heads)
+        row = div_u32(head, heads)
     return row
 
 
@@ -91,7 +91,7 @@ def row_of(row, head, heads):
 def head_of(head, heads):
     """Which of its row's heads it is."""
     if PROMPT:
-        head = head - divide(head, heads) * heads
+        head = head - div_u32(head, heads) * heads
     return head
 
 
@@ -101,7 +101,7 @@ def fetch_tile(stage, keys, page, tile, position):
     keys = piece_of(keys, page, 0, 1)
     lane = thread() & 31
     for u in static(T // (4 * WARPS)):  # 8 lanes take a row
-        row = 4 * WARPS * u + divide(thread(), 8)
+        row = 4 * WARPS * u + div_u32(thread(), 8)
         slot = T * (tile & (64 // T - 1)) + row
         to = stage + place(row, lane & 7)
         source = keys + 2 * (slot * DP + 8 * (lane & 7))
@@ -128,7 +128,7 @@ def place_of_probabilities(row, piece):
 def load_query(queries, k):
     """Dimensions 16 k … of a warp's queries, of which `queries` is where the lane's row begins."""
     lane = thread() & 31
-    return load_matrices(queries + 16 * ((2 * k + (lane >> 4)) ^ (lane & TURN)))
+    return ldmatrix(queries + 16 * ((2 * k + (lane >> 4)) ^ (lane & TURN)))
 
 
 def attend_latent(
@@ -158,7 +158,7 @@ def attend_latent(
     sum; the highest score; the sum.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
     if PDL and not ALONE:
         wait_for_grid()
     lane = thread() & 31
@@ -170,18 +170,18 @@ def attend_latent(
     position = load_int(positions + 4 * row)
     lowest = position  # the first that a row of this block has
     if PROMPT:
-        lowest = position + divide(head, heads)
-        position = position + divide(head + 16 * MT - 1, heads)
+        lowest = position + div_u32(head, heads)
+        position = position + div_u32(head + 16 * MT - 1, heads)
         if position > load_int(positions + 4 * (rows - 1)):
             position = load_int(positions + 4 * (rows - 1))
     pages = table + load_int(sequences + 4 * row) * table_stride
     low = seen_from(lowest, window)
-    count = divide(position, T) + 1 - divide(low, T)
-    span = divide(count + blocks_y() - 1, blocks_y())
-    first = divide(low, T) + block_y() * span
+    count = div_u32(position, T) + 1 - div_u32(low, T)
+    span = div_u32(count + blocks_y() - 1, blocks_y())
+    first = div_u32(low, T) + block_y() * span
     end = first + span
-    if end > divide(position, T) + 1:
-        end = divide(position, T) + 1
+    if end > div_u32(position, T) + 1:
+        end = div_u32(position, T) + 1
     if first >= end:
         return
     live = G
@@ -190,9 +190,9 @@ def attend_latent(
     queries = shared() + 4 * T * HD
     probabilities = queries + 32 * MT * HD
     tops = probabilities + 32 * MT * T
-    page = load_int(pages + 4 * divide(first * T, 64))
+    page = load_int(pages + 4 * div_u32(first * T, 64))
     if ALONE:
-        older = divide(position, T)  # tiles in front of this have only tokens from before the step
+        older = div_u32(position, T)  # tiles in front of this have only tokens from before the step
         if first < older:
             fetch_tile(shared(), keys, page, first, position)
         if PDL:
@@ -205,10 +205,10 @@ def attend_latent(
     following = first + 1
     if following >= end:
         following = first
-    page = load_int(pages + 4 * divide(following * T, 64))
+    page = load_int(pages + 4 * div_u32(following * T, 64))
 
     for i in range(thread(), 2 * MT * HD, 32 * WARPS):
-        of_head = divide(i, HD // 8)
+        of_head = div_u32(i, HD // 8)
         piece = i - of_head * (HD // 8)
         x = registers(8, 0.0)
         if of_head < live:
@@ -218,14 +218,14 @@ def attend_latent(
             x[4], x[5], x[6], x[7] = load_float4(source + 16)
         store_shared_int4(
             queries + place(of_head, piece),
-            pack_halves(x[0] * scale, x[1] * scale),
-            pack_halves(x[2] * scale, x[3] * scale),
-            pack_halves(x[4] * scale, x[5] * scale),
-            pack_halves(x[6] * scale, x[7] * scale),
+            pack_f16(x[0] * scale, x[1] * scale),
+            pack_f16(x[2] * scale, x[3] * scale),
+            pack_f16(x[4] * scale, x[5] * scale),
+            pack_f16(x[6] * scale, x[7] * scale),
         )
     barrier()
     own = warp & (MT - 1)  # which 16 of the heads
-    group = divide(warp, MT)  # which of the tokens
+    group = div_u32(warp, MT)  # which of the tokens
     own_queries = queries + 2 * HD * (16 * own + (lane & 7) + ((lane >> 3) & 1) * 8)
     query = registers((HD // 16, 4))
     for k in static(KEPT):
@@ -239,7 +239,7 @@ def attend_latent(
     seen = registers(2, position)  # of the heads of this lane's scores
     if PROMPT:
         for r in static(2):
-            seen[r] = load_int(positions) + divide(head + 16 * own + 8 * r + (lane >> 2), heads)
+            seen[r] = load_int(positions) + div_u32(head + 16 * own + 8 * r + (lane >> 2), heads)
     best = registers((MT, 2), NOTHING)
     total = registers(2, 0.0)
     acc = registers((MT, 2 * UW, 4), 0.0)
@@ -253,7 +253,7 @@ def attend_latent(
             following = tile + 2
             if following >= end:
                 following = tile
-            page = load_int(pages + 4 * divide(following * T, 64))
+            page = load_int(pages + 4 * div_u32(following * T, 64))
         commit_copies()
         # Sums of every few steps, so that products wait less for each other.
         part = registers((4 // NT, NT, 4), 0.0)
@@ -266,16 +266,16 @@ def attend_latent(
             for k in static(j, HD // 16, 4):
                 if NT == 1 and HD // 16 == k + 1:
                     source = held + place(8 * group + (lane & 7), 2 * j + ((lane >> 3) & 1))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(source + 128 * (k // 4))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix(source + 128 * (k // 4))
                 if k >= KEPT:
                     query[k] = load_query(own_queries, k)
                 if NT == 1 and HD // 16 > k + 1 and k + 1 >= KEPT:
                     query[k + 1] = load_query(own_queries, k + 1)
                 for n in static(2):
                     if NT == 2:
-                        part[k // 4 % 2, n] = mma_halves(*query[k], *b[n], *part[k // 4 % 2, n])
+                        part[k // 4 % 2, n] = mma_f16(*query[k], *b[n], *part[k // 4 % 2, n])
                     elif HD // 16 > k + n:
-                        part[2 * (k // 4 % 2) + n, 0] = mma_halves(
+                        part[2 * (k // 4 % 2) + n, 0] = mma_f16(
                             *query[k + n], *b[n], *part[2 * (k // 4 % 2) + n, 0]
                         )
         score = registers((NT, 4))
@@ -329,7 +329,7 @@ def attend_latent(
                 odd = exp2(score[n, 2 * r + 1] - highest)
                 total[r] = total[r] + even + odd
                 to = probabilities + place_of_probabilities(of_head, NT * group + n)
-                store_shared_int(to + 4 * (lane & 3), pack_halves(even, odd))
+                store_shared_int(to + 4 * (lane & 3), pack_f16(even, odd))
         for m in static(MT):
             for n in static(2 * UW):
                 for i in static(4):
@@ -342,12 +342,12 @@ def attend_latent(
             p = registers((MT, 4))
             for m in static(MT):
                 of_head = 16 * m + (lane & 7) + ((lane >> 3) & 1) * 8
-                p[m] = load_matrices(probabilities + place_of_probabilities(of_head, 2 * k + (lane >> 4)))
+                p[m] = ldmatrix(probabilities + place_of_probabilities(of_head, 2 * k + (lane >> 4)))
             for u in static(UW):
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(value[u] + 32 * HD * k)
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(value[u] + 32 * HD * k)
                 for m in static(MT):
                     for n in static(2):
-                        acc[m, 2 * u + n] = mma_halves(*p[m], *b[n], *acc[m, 2 * u + n])
+                        acc[m, 2 * u + n] = mma_f16(*p[m], *b[n], *acc[m, 2 * u + n])
         following = held
         held = other
         other = following
@@ -370,12 +370,12 @@ def attend_latent(
                 if DIRECT:
                     which = head_of(head + of_head, heads)
                     to = out + row_of(row, head + of_head, heads) * out_stride + 4 * which * VP
-                    share = quotient(1.0, sum_)
+                    share = div_f32(1.0, sum_)
                     if SINKS:
-                        sink = load_weight(sinks + 4 * which)
+                        sink = load_constant(sinks + 4 * which)
                         highest = maximum(best[m, r], sink)
                         share = exp2(best[m, r] - highest)
-                        share = quotient(share, sum_ * share + exp2(sink - highest))
+                        share = div_f32(share, sum_ * share + exp2(sink - highest))
                 elif warp == 0 and (lane & 3) == 0:
                     store_float(to + 4 * VP, best[m, r])
                     store_float(to + 4 * VP + 4, sum_)
@@ -399,9 +399,9 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, heads, span
     head = block_x()
     position = load_int(positions + 4 * row)
     low = seen_from(position, window)
-    count = divide(position, T) + 1 - divide(low, T)
-    span = divide(count + spans - 1, spans)
-    live = divide(count + span - 1, span)
+    count = div_u32(position, T) + 1 - div_u32(low, T)
+    span = div_u32(count + spans - 1, spans)
+    live = div_u32(count + span - 1, span)
     part = partials + 4 * (row * heads + head) * spans * (VP + 4)
     if thread() < 32:  # each span's share of the result
         top = registers(2, NOTHING)
@@ -414,7 +414,7 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, heads, span
         highest = warp_maximum(maximum(top[0], top[1]))
         sum_ = 0.0
         if SINKS:
-            sink = load_weight(sinks + 4 * head)
+            sink = load_constant(sinks + 4 * head)
             highest = maximum(highest, sink)
             if lane == 0:
                 sum_ = exp2(sink - highest)
@@ -423,11 +423,11 @@ def merge_spans(partials, positions, window, sinks, out, out_stride, heads, span
             sum_ = sum_ + top[j] * sums[j]
         sum_ = warp_sum(sum_)
         for j in static(2):
-            store_shared(shared() + 4 * (32 * j + lane), quotient(top[j], sum_))
+            store_shared(shared() + 4 * (32 * j + lane), div_f32(top[j], sum_))
     barrier()
     # Threads have four dimensions each, of every so many spans.
     results = shared() + 256
-    which = divide(thread(), VP // 4)
+    which = div_u32(thread(), VP // 4)
     dim = 4 * (thread() - which * (VP // 4))
     if which < THREADS // (VP // 4):
         value = registers(4, 0.0)

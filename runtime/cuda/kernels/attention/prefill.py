@@ -18,17 +18,17 @@ from ...ptx import (
     block_y,
     commit_copies,
     copy_async,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
+    ldmatrix,
+    ldmatrix_transposed,
+    load_constant,
     load_float4,
     load_int,
-    load_matrices,
-    load_matrices_turned,
-    load_weight,
     maximum,
-    mma_halves,
-    pack_halves,
-    quotient,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
     shuffle_xor,
@@ -58,7 +58,7 @@ def fetch(stage, keys, values, page, kv_head, kv_heads):
     keys = piece_of(keys, page, kv_head, kv_heads)
     values = piece_of(values, page, kv_head, kv_heads)
     for i in range(thread(), 8 * HD, 128):
-        row = divide(i, HD // 8)
+        row = div_u32(i, HD // 8)
         piece = i - row * (HD // 8)
         to = stage + place(row, piece)
         if KV == 16:
@@ -77,10 +77,10 @@ def store_halves(to, a, b, c, d, e, f, g, h):
     x[()] = eight_floats(a, b, c, d, e, f, g, h)
     store_shared_int4(
         to,
-        pack_halves(x[0], x[1]),
-        pack_halves(x[2], x[3]),
-        pack_halves(x[4], x[5]),
-        pack_halves(x[6], x[7]),
+        pack_f16(x[0], x[1]),
+        pack_f16(x[2], x[3]),
+        pack_f16(x[4], x[5]),
+        pack_f16(x[6], x[7]),
     )
 
 
@@ -110,7 +110,7 @@ def attend_prompt(
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_y()
-    kv_head = divide(head, GROUP)
+    kv_head = div_u32(head, GROUP)
     first_row = block_x() * 64
     first = load_int(positions + 4 * first_row)
     pages = table + load_int(sequences) * table_stride
@@ -132,7 +132,7 @@ def attend_prompt(
     else:
         staged = shared() + 512 * HD
     for i in range(thread(), 8 * HD, 128):
-        row = divide(i, HD // 8)
+        row = div_u32(i, HD // 8)
         piece = i - row * (HD // 8)
         line = first_row + row
         if line >= rows:
@@ -142,17 +142,17 @@ def attend_prompt(
         e, f, g, h = load_float4(source + 16)
         store_shared_int4(
             staged + place(row, piece),
-            pack_halves(a * scale, b * scale),
-            pack_halves(c * scale, d * scale),
-            pack_halves(e * scale, f * scale),
-            pack_halves(g * scale, h * scale),
+            pack_f16(a * scale, b * scale),
+            pack_f16(c * scale, d * scale),
+            pack_f16(e * scale, f * scale),
+            pack_f16(g * scale, h * scale),
         )
     barrier()
     query = registers((HD // 16, 4))
     own = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
     if HELD:
         for k in static(HD // 16):
-            query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+            query[k] = ldmatrix(staged + place(own, 2 * k + (lane >> 4)))
         barrier()
 
     best = registers(2, HIDDEN)
@@ -171,13 +171,13 @@ def attend_prompt(
             b = registers((8, 2))
             for n in static(4):
                 row = 16 * n + (lane & 7) + (lane >> 4) * 8
-                b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = load_matrices(
+                b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = ldmatrix(
                     stage + place(row, 2 * k + ((lane >> 3) & 1))
                 )
             if not HELD:
-                query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+                query[k] = ldmatrix(staged + place(own, 2 * k + (lane >> 4)))
             for n in static(8):
-                score[n] = mma_halves(*query[k], *b[n], *score[n])
+                score[n] = mma_f16(*query[k], *b[n], *score[n])
         if SOFTCAP:
             for n in static(8):
                 for i in static(4):
@@ -211,30 +211,30 @@ def attend_prompt(
                 acc[n, i] = acc[n, i] * shrink[i // 2]
         for k in static(4):
             p = registers(4)
-            p[0] = pack_halves(score[2 * k, 0], score[2 * k, 1])
-            p[1] = pack_halves(score[2 * k, 2], score[2 * k, 3])
-            p[2] = pack_halves(score[2 * k + 1, 0], score[2 * k + 1, 1])
-            p[3] = pack_halves(score[2 * k + 1, 2], score[2 * k + 1, 3])
+            p[0] = pack_f16(score[2 * k, 0], score[2 * k, 1])
+            p[1] = pack_f16(score[2 * k, 2], score[2 * k, 3])
+            p[2] = pack_f16(score[2 * k + 1, 0], score[2 * k + 1, 1])
+            p[3] = pack_f16(score[2 * k + 1, 2], score[2 * k + 1, 3])
             for n in static(HD // 16):
                 row = 16 * k + (lane & 7) + ((lane >> 3) & 1) * 8
                 b = registers((2, 2))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(
                     stage + 128 * HD + place(row, 2 * n + (lane >> 4))
                 )
                 for m in static(2):
-                    acc[2 * n + m] = mma_halves(*p[()], *b[m], *acc[2 * n + m])
+                    acc[2 * n + m] = mma_f16(*p[()], *b[m], *acc[2 * n + m])
     for r in static(2):
         total[r] = total[r] + shuffle_xor(total[r], 1)
         total[r] = total[r] + shuffle_xor(total[r], 2)
         row = first_row + 16 * warp + (lane >> 2) + 8 * r
         if row < rows:
             if SINKS:
-                sink = load_weight(sinks + 4 * head)
+                sink = load_constant(sinks + 4 * head)
                 highest = maximum(best[r], sink)
                 shrunk = exp2(best[r] - highest)
-                inverse = quotient(shrunk, total[r] * shrunk + exp2(sink - highest))
+                inverse = div_f32(shrunk, total[r] * shrunk + exp2(sink - highest))
             else:
-                inverse = quotient(1.0, total[r])
+                inverse = div_f32(1.0, total[r])
             to = out + row * out_stride + 4 * (head * HD + 2 * (lane & 3))
             for n in static(HD // 8):
                 for i in static(2):

@@ -10,13 +10,13 @@ from ...ptx import (
     block_x,
     block_y,
     cosine,
-    divide,
+    div_u32,
+    load_constant,
     load_float,
     load_int,
     load_shared,
-    load_weight,
     log2,
-    reciprocal_root,
+    rsqrt,
     shared,
     shift_right,
     sine,
@@ -88,7 +88,7 @@ def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
 @device
 def scale_head(held, weight, factor):
     for dim in range(thread() & 31, HD, 32):
-        store_shared(held + 4 * dim, load_shared(held + 4 * dim) * factor * load_weight(weight + 4 * dim))
+        store_shared(held + 4 * dim, load_shared(held + 4 * dim) * factor * load_constant(weight + 4 * dim))
 
 
 @device
@@ -101,7 +101,7 @@ def bring_head(source, held, kind, q_norm, k_norm, eps):
         squares = squares + value * value
     warp_barrier()
     if Q_NORM or K_NORM:
-        factor = reciprocal_root(warp_sum(squares) * INVERSE_HD + eps)
+        factor = rsqrt(warp_sum(squares) * INVERSE_HD + eps)
         if kind == 0 and Q_NORM:
             scale_head(held, q_norm, factor)
         if kind == 1 and K_NORM:
@@ -189,7 +189,7 @@ def grow_queries(x, x_stride, width, positions, beta: float, length):
     begin()
     i = block_x() * 256 + thread()
     if i < width:
-        passed = to_float(divide(load_int(positions + 4 * block_y()), length))
+        passed = to_float(div_u32(load_int(positions + 4 * block_y()), length))
         at = x + block_y() * x_stride + 4 * i
         store_float(at, load_float(at) * (1.0 + beta * 0.6931471805599453 * log2(1.0 + passed)))
 

@@ -13,16 +13,16 @@ from ...ptx import (
     block_y,
     blocks_x,
     blocks_y,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
     fence,
+    load_constant,
     load_float,
     load_float4,
     load_shared,
     load_shared_int,
-    load_weight,
     maximum,
-    quotient,
     shared,
     shift_right,
     store_float,
@@ -31,7 +31,7 @@ from ...ptx import (
     store_shared_int,
     thread,
 )
-from ..common.common import emit_codes, warp_maximum, warp_sum
+from ..common.common import store_quantized, warp_maximum, warp_sum
 
 # Constants of the launch: see attention.py.
 G = VD = VP = WARPS = SINKS = EMIT = 0
@@ -51,7 +51,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
     flag = shared() + 4 * WARPS * G * (VP + 2)
     part = partials + 4 * ((row * heads + head) * blocks_y() + block_y()) * (VP + 4)
     for i in range(thread(), G * VP, 32 * WARPS):
-        g = divide(i, VP)
+        g = div_u32(i, VP)
         dim = i - g * VP
         highest = NOTHING
         for m in static(WARPS):
@@ -65,7 +65,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
             value = value + share * load_shared(at + 4 * dim)
         if live == 1:
             if SINKS:
-                sink = load_weight(sinks + 4 * (head + g))
+                sink = load_constant(sinks + 4 * (head + g))
                 above = maximum(highest, sink)
                 value = value * exp2(highest - above)
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
@@ -76,7 +76,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
                 heads,
                 head + g,
                 dim,
-                quotient(value, sum_),
+                div_f32(value, sum_),
             )
         else:
             to = part + 4 * g * blocks_y() * (VP + 4)
@@ -99,7 +99,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
         store_int(counter, 0)
     part = partials + 4 * (row * heads + head) * blocks_y() * (VP + 4)
     for i in range(thread(), G * live, 32 * WARPS):
-        g = divide(i, live)
+        g = div_u32(i, live)
         at = part + 4 * (g * blocks_y() + i - g * live) * (VP + 4) + 4 * VP
         store_shared(shared() + 8 * i, load_float(at))
         store_shared(shared() + 8 * i + 4, load_float(at + 4))
@@ -112,7 +112,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
         highest = warp_maximum(highest)
         sum_ = 0.0
         if SINKS:
-            sink = load_weight(sinks + 4 * (head + g))
+            sink = load_constant(sinks + 4 * (head + g))
             highest = maximum(highest, sink)
             if lane == 0:
                 sum_ = exp2(sink - highest)
@@ -120,11 +120,11 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
             sum_ = sum_ + exp2(load_shared(held + 8 * m) - highest) * load_shared(held + 8 * m + 4)
         sum_ = warp_sum(sum_)
         for m in range(lane, live, 32):
-            store_shared(held + 8 * m, quotient(exp2(load_shared(held + 8 * m) - highest), sum_))
+            store_shared(held + 8 * m, div_f32(exp2(load_shared(held + 8 * m) - highest), sum_))
     barrier()
     results = shared() + 8 * G * blocks_y()
     for i in range(4 * thread(), G * VP, 128 * WARPS):
-        g = divide(i, VP)
+        g = div_u32(i, VP)
         source = part + 4 * (g * blocks_y() * (VP + 4) + i - g * VP)
         value = registers(4, 0.0)
         for start in range(0, live, 8):
@@ -144,7 +144,7 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
             store_shared(results + 4 * (i + j), value[j])
     barrier()
     for i in range(thread(), G * VP, 32 * WARPS):
-        g = divide(i, VP)
+        g = div_u32(i, VP)
         to = out + row * out_stride
         finish(to, codes, row, heads, head + g, i - g * VP, load_shared(results + 4 * i))
 
@@ -156,4 +156,4 @@ def finish(out, codes, row, heads, head, dim, value):
     if dim < VD:
         store_float(out + 4 * i, value)
     if EMIT:
-        emit_codes(codes, heads * VD // 32, row, i, value)
+        store_quantized(codes, heads * VD // 32, row, i, value)

@@ -9,12 +9,12 @@ from ...compile.stage import registers, static
 from ...ptx import (
     block_x,
     block_y,
+    div_f32,
+    load_constant,
     load_float,
-    load_weight,
     maximum,
-    quotient,
-    root,
     shared,
+    sqrt,
     store_float,
     thread,
 )
@@ -36,7 +36,7 @@ def sparsify(x, x_stride, width, inverse_width: float, deviations: float):
     for i in range(thread(), width, 256):
         value = load_float(row + 4 * i) - mean
         squares = squares + value * value
-    least = mean + deviations * root(block_sum(squares, shared() + 32) * inverse_width)
+    least = mean + deviations * sqrt(block_sum(squares, shared() + 32) * inverse_width)
     for i in range(thread(), width, 256):
         store_float(row + 4 * i, maximum(load_float(row + 4 * i) - least, 0.0))
 
@@ -52,10 +52,10 @@ def match_magnitude(x, x_stride, like, like_stride, width, inverse_width: float,
         own = own + value * value
         value = load_float(like + block_y() * like_stride + 4 * i)
         wanted = wanted + value * value
-    own = maximum(root(block_sum(own, shared()) * inverse_width), floor)
-    wanted = root(block_sum(wanted, shared() + 32) * inverse_width)
+    own = maximum(sqrt(block_sum(own, shared()) * inverse_width), floor)
+    wanted = sqrt(block_sum(wanted, shared() + 32) * inverse_width)
     for i in range(thread(), width, 256):
-        store_float(row + 4 * i, quotient(load_float(row + 4 * i) * wanted, own))
+        store_float(row + 4 * i, div_f32(load_float(row + 4 * i) * wanted, own))
 
 
 def predict_streams(streams, stride, step, coefficients, coefficients_stride, out, out_stride, width):
@@ -93,4 +93,4 @@ def correct_streams(streams, stride, step, coefficients, coefficients_stride, x,
             value = load_float(at + j * step) + (1.0 + load_float(row + 4 * j)) * new
             store_float(at + j * step, value)
             if j == ACTIVE:
-                store_float(to, value * load_weight(weight + 4 * i))
+                store_float(to, value * load_constant(weight + 4 * i))

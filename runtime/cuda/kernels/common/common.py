@@ -6,12 +6,12 @@ from ...compile.stage import device
 from ...ptx import (
     absolute,
     bits_and,
+    div_f32,
     exp2,
-    let_next_start,
+    launch_dependents,
     maximum,
     minimum,
     multiply_add,
-    quotient,
     shift_right,
     shuffle_xor,
     store_byte,
@@ -51,19 +51,19 @@ def warp_maximum(value):
 
 @device
 def sigmoid(x):
-    return quotient(1.0, 1.0 + exp2(x * -1.4426950408889634))
+    return div_f32(1.0, 1.0 + exp2(x * -1.4426950408889634))
 
 
 @device
 def tanh(x):
-    return 1.0 - quotient(2.0, 1.0 + exp2(x * 2.8853900817779268))
+    return 1.0 - div_f32(2.0, 1.0 + exp2(x * 2.8853900817779268))
 
 
 @device
 def error_function(x):
     """erf within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     a = absolute(x)
-    t = quotient(1.0, 1.0 + a * 0.3275911)
+    t = div_f32(1.0, 1.0 + a * 0.3275911)
     p = ((((t * 1.061405429 - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     y = 1.0 - p * exp2(a * a * -1.4426950408889634)
     if x < 0.0:
@@ -104,25 +104,25 @@ def gated(gate, up):
 
 
 @device
-def codes_plane(blocks):
-    """Bytes between the planes of codes: see `emit_codes`."""
+def code_plane_bytes(blocks):
+    """Bytes between the planes of codes: see `store_quantized`."""
     return 16 * TOKENS * blocks
 
 
 @device
-def scales_plane(blocks):
+def scale_plane_bytes(blocks):
     """Bytes between the planes of scales."""
     return 16 * TOKENS * ((blocks + 3) // 4)
 
 
 @device
-def two_digits(first, second):
+def join_digits(first, second):
     """Sums over first and over second digits, together."""
     return to_float(multiply_add(first, 256, second))
 
 
 @device
-def emit_codes(codes, blocks, token, i, value):
+def store_quantized(codes, blocks, token, i, value):
     """A warp's 32 values, number i of each lane one of the same 32 of row `token`, in two digits of 8 bits:
     16-bit codes d · (256 · first + second) with one scale d for 32 of them.
 
@@ -137,10 +137,10 @@ def emit_codes(codes, blocks, token, i, value):
     peak = warp_maximum(absolute(value))
     inverse = 0.0
     if peak > 0.0:
-        inverse = quotient(32512.0, peak)
+        inverse = div_f32(32512.0, peak)
     code = to_int(value * inverse)
     block = shift_right(i, 5)
-    to = codes + bits_and(shift_right(i, 2), 3) * codes_plane(blocks) + 16 * (block * TOKENS + token)
+    to = codes + bits_and(shift_right(i, 2), 3) * code_plane_bytes(blocks) + 16 * (block * TOKENS + token)
     to = to + 4 * bits_and(shift_right(i, 4), 1) + bits_and(i, 3)
     store_byte(to, (code + 128) >> 8)
     store_byte(to + 8, code)
@@ -152,8 +152,8 @@ def emit_codes(codes, blocks, token, i, value):
     other = shuffle_xor(half, 16)
     d = peak * 3.0757874015748033e-05 + (half + other) * 0.0  # 1 / 32512
     if (thread() & 31) == 0:
-        plane = scales_plane(blocks)
-        to = codes + 4 * codes_plane(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
+        plane = scale_plane_bytes(blocks)
+        to = codes + 4 * code_plane_bytes(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
         to = to + 4 * bits_and(block, 3)
         store_float(to, d)
         store_float(to + plane, d * (half + other))
@@ -165,5 +165,5 @@ def emit_codes(codes, blocks, token, i, value):
 def begin():
     """With programmatic dependent launch: let the next kernel come, and wait for what was before this one."""
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()

@@ -8,12 +8,12 @@ from ...ptx import (
     bits_and,
     block_x,
     block_y,
-    let_next_start,
+    launch_dependents,
+    load_constant,
     load_float,
     load_int,
     load_stream_short,
-    load_weight,
-    low_half,
+    low_f16,
     shift_left,
     shift_right,
     store_float,
@@ -22,8 +22,8 @@ from ...ptx import (
     wait_for_grid,
 )
 
-CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = load_float  # constants of the launch
-CODES = SCALES = UNIT = FLOAT = PDL = 0
+LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = load_float  # constants of the launch
+CODE_WORDS = SCALE_WORDS = UNIT = FLOAT = PDL = 0
 
 
 @device
@@ -40,7 +40,7 @@ def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: f
     Grid: (pieces of a row / 128, rows), of 128 threads that take a piece each.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     at = block_x() * 128 + thread()
     chunk = shift_right(at, 2)
@@ -51,16 +51,16 @@ def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: f
         tile = table + shift_right(token, 4) * tile_bytes
         pieces = 64 * ((blocks + 3) // 4)
         first = 64 * chunk + 4 * (token & 15)
-        codes = registers(CODES)
-        codes[()] = CODES_OF(tile, pieces, first + (at & 3))
+        codes = registers(CODE_WORDS)
+        codes[()] = LOAD_CODES(tile, pieces, first + (at & 3))
         word = registers(8)
-        word[()] = WORDS_OF(*codes[()])
+        word[()] = UNPACK_CODES(*codes[()])
         for b in static(4):
             if 4 * chunk + b < blocks:
-                factors = registers(SCALES)
-                factors[()] = SCALES_OF(tile, pieces, first + b)
+                factors = registers(SCALE_WORDS)
+                factors[()] = LOAD_SCALES(tile, pieces, first + b)
                 f = registers(4)
-                f[()] = FACTORS_OF(*factors[()], first + b)
+                f[()] = UNPACK_SCALES(*factors[()], first + b)
                 for h in static(2):
                     to = out + block_y() * out_stride + 4 * (128 * chunk + 32 * b + 16 * h + 4 * (at & 3))
                     unit = scale * (1.0 / UNIT)
@@ -71,9 +71,9 @@ def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: f
 def read_float(address, at):
     """A number of a float matrix."""
     if FLOAT == 32:
-        value = load_weight(address + 4 * at)
+        value = load_constant(address + 4 * at)
     elif FLOAT == 16:
-        value = low_half(load_stream_short(address + 2 * at))
+        value = low_f16(load_stream_short(address + 2 * at))
     else:
         value = as_float(shift_left(load_stream_short(address + 2 * at), 16))
     return value
@@ -82,7 +82,7 @@ def read_float(address, at):
 def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, scale: float):
     """The same of a table of floats: FLOAT is 32, 16, or 0 for bf16. Grid: (width / 128, rows)."""
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     i = block_x() * 128 + thread()
     token = load_int(tokens + 4 * block_y())
@@ -95,7 +95,7 @@ def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, sca
 def select_rows(logits_indices, x, x_stride, out, out_stride, width):
     """out[row] = x[logits_indices[row]]. Grid: (width / 128, rows)."""
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     i = block_x() * 128 + thread()
     if i < width:

@@ -7,14 +7,14 @@ from ...ptx import (
     barrier,
     block_x,
     block_y,
-    divide,
+    div_f32,
+    div_u32,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
-    quotient,
-    root,
     shared,
     shift_right,
+    sqrt,
     store_float,
     store_shared,
     thread,
@@ -55,15 +55,15 @@ def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_s
     for i in range(thread(), size, 256):
         value = load_float(row + 4 * i) - mean
         squares = squares + value * value
-    deviation = root(block_sum(squares, shared() + 32) * inverse_size + eps)
+    deviation = sqrt(block_sum(squares, shared() + 32) * inverse_size + eps)
     to = out + block_y() * out_stride + 4 * start
     first = 0
     if EACH:
         first = start
     for i in range(thread(), size, 256):
-        value = quotient(load_float(row + 4 * i) - mean, deviation) * load_weight(weight + 4 * (first + i))
+        value = div_f32(load_float(row + 4 * i) - mean, deviation) * load_constant(weight + 4 * (first + i))
         if BIAS:
-            value = value + load_weight(bias + 4 * (first + i))
+            value = value + load_constant(bias + 4 * (first + i))
         store_float(to + 4 * i, value)
     if block_x() == 0:
         for i in range(thread(), width, 256):
@@ -104,7 +104,7 @@ def copy_rest(x, x_stride, size, start, out, out_stride, out_size, out_start, wi
     begin()
     i = block_x() * 256 + thread()
     if i < width:
-        part = divide(i, size - start)
+        part = div_u32(i, size - start)
         column = i - part * (size - start)
         value = load_float(x + block_y() * x_stride + 4 * (part * size + start + column))
         store_float(out + block_y() * out_stride + 4 * (part * out_size + out_start + column), value)
@@ -138,4 +138,4 @@ def soft_cap(x, x_stride, width, cap: float):
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i
-        store_float(at, cap * tanh(quotient(load_float(at), cap)))
+        store_float(at, cap * tanh(div_f32(load_float(at), cap)))

@@ -19,7 +19,7 @@ from ...ptx import (
     block_x,
     block_y,
     blocks_x,
-    let_next_start,
+    launch_dependents,
     load_float,
     load_long,
     load_shared_long,
@@ -35,14 +35,14 @@ from ...ptx import (
 
 # Constants of the launch: K is 32 R and 2 to the power LOG_K; WARPS is 2 to the power LOG_WARPS. FIRST: the
 # source is logits, else keys, of `best_keys` in runs. LAST: K ids and K logits are written, not keys.
-K = R = WARPS = FIRST = LAST = 1
+K = R = WARPS = FROM_LOGITS = FINAL = 1
 LOG_K = LOG_WARPS = PDL = 0
-SMALLEST = -(1 << 63)  # the key of nothing
+LOWEST_KEY = -(1 << 63)  # the key of nothing
 IDS = 1 << 32
 
 
 @device
-def key_of(value, i):
+def sort_key(value, i):
     bits = as_int(value)
     if value != value:
         order = 0x7FFFFFFF
@@ -58,10 +58,10 @@ def key_of(value, i):
 @device
 def load_key(source, i, n):
     """Key number i of n."""
-    key = SMALLEST
+    key = LOWEST_KEY
     if i < n:
-        if FIRST:
-            key = key_of(load_float(source + 4 * i), i)
+        if FROM_LOGITS:
+            key = sort_key(load_float(source + 4 * i), i)
         else:
             key = load_long(source + 8 * i)
     return key
@@ -70,7 +70,7 @@ def load_key(source, i, n):
 @device
 def store_key(out, i, key):
     """At place i of a run: the key, or K ids and then as many logits."""
-    if LAST:
+    if FINAL:
         order = key >> 32
         if order < 0:
             order = bits_xor(order, 0x7FFFFFFF)
@@ -81,7 +81,7 @@ def store_key(out, i, key):
 
 
 @device
-def exchanged(key, stride, larger):
+def compare_exchange(key, stride, larger):
     """The `larger` or the smaller of this lane's key and that of the lane at distance `stride`."""
     other = shuffle_xor_long(key, stride)
     if (other > key) == larger:
@@ -90,7 +90,7 @@ def exchanged(key, stride, larger):
 
 
 @device
-def in_order(keys: registers(R), lane):
+def bitonic_sort(keys: registers(R), lane):
     """A run in any order, sorted: runs of 2, 4, … keys, every second one backwards but the last."""
     for i in static(1, LOG_K + 1):
         for j in static(i):
@@ -100,7 +100,7 @@ def in_order(keys: registers(R), lane):
                     down = 1 - (shift_right(32 * r + lane, i) & 1)
                 if i - 1 - j < 5:
                     lower = 1 - (shift_right(lane, i - 1 - j) & 1)
-                    keys[r] = exchanged(keys[r], 1 << (i - 1 - j), lower == down)
+                    keys[r] = compare_exchange(keys[r], 1 << (i - 1 - j), lower == down)
                 elif (32 * r >> (i - 1 - j)) & 1 == 0 and (keys[r + (1 << (i - 1 - j)) // 32] > keys[r]) == (
                     down == 1
                 ):
@@ -111,7 +111,7 @@ def in_order(keys: registers(R), lane):
 
 
 @device
-def merged(keys: registers(R), others: registers(R), lane):
+def merge_sorted(keys: registers(R), others: registers(R), lane):
     """The larger keys of two runs, the second of them backwards, in order."""
     for r in static(R):
         if others[r] > keys[r]:
@@ -120,7 +120,7 @@ def merged(keys: registers(R), others: registers(R), lane):
         for r in static(R):
             if LOG_K - 1 - j < 5:
                 lower = 1 - (shift_right(lane, LOG_K - 1 - j) & 1)
-                keys[r] = exchanged(keys[r], 1 << (LOG_K - 1 - j), lower == 1)
+                keys[r] = compare_exchange(keys[r], 1 << (LOG_K - 1 - j), lower == 1)
             elif (32 * r >> (LOG_K - 1 - j)) & 1 == 0 and keys[r + (1 << (LOG_K - 1 - j)) // 32] > keys[r]:
                 key = keys[r]
                 keys[r] = keys[r + (1 << (LOG_K - 1 - j)) // 32]
@@ -128,28 +128,28 @@ def merged(keys: registers(R), others: registers(R), lane):
     return keys[()]
 
 
-def best(source, stride, n, out, out_stride):
+def top_k(source, stride, n, out, out_stride):
     """The K largest of n logits, or keys, of a row: each block's of the runs that its warps take in turn.
 
     Grid: (blocks, rows), of WARPS warps. A row of `out` has a run for each block.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = source + block_y() * stride
-    mine = registers(R, SMALLEST)
+    mine = registers(R, LOWEST_KEY)
     keys = registers(R)
     others = registers(R)
     for start in range((block_x() * WARPS + warp) * K, n, blocks_x() * WARPS * K):
         for r in static(R):
             keys[r] = load_key(row, start + 32 * r + lane, n)
-        if FIRST:
-            keys[()] = in_order(*keys[()], lane)
+        if FROM_LOGITS:
+            keys[()] = bitonic_sort(*keys[()], lane)
         for r in static(R):
             others[r] = shuffle_xor_long(keys[R - 1 - r], 31)
-        mine[()] = merged(*mine[()], *others[()], lane)
+        mine[()] = merge_sorted(*mine[()], *others[()], lane)
     for half in static(LOG_WARPS):
         for r in static(R):
             store_shared_long(shared() + 8 * (warp * K + 32 * r + lane), mine[r])
@@ -158,7 +158,7 @@ def best(source, stride, n, out, out_stride):
             for r in static(R):
                 at = (warp + (WARPS >> (half + 1))) * K + K - 1 - 32 * r - lane
                 others[r] = load_shared_long(shared() + 8 * at)
-            mine[()] = merged(*mine[()], *others[()], lane)
+            mine[()] = merge_sorted(*mine[()], *others[()], lane)
         barrier()
     if warp == 0:
         for r in static(R):
@@ -172,16 +172,16 @@ def larger_key(key, other):
     return key
 
 
-def best_one(source, stride, n, out, out_stride):
+def top_1(source, stride, n, out, out_stride):
     """The same for K = 1: each thread takes its share, one value after another.
 
     Grid: (blocks, rows), of WARPS warps.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     row = source + block_y() * stride
-    key = SMALLEST
+    key = LOWEST_KEY
     for i in range(block_x() * 32 * WARPS + thread(), n, blocks_x() * 32 * WARPS):
         key = larger_key(key, load_key(row, i, n))
     for j in static(5):

@@ -8,16 +8,16 @@ from __future__ import annotations
 from ...compile.stage import device, registers, static
 from ...ptx import (
     block_x,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
-    reciprocal_root,
+    rsqrt,
     shared,
     shift_right,
     store_float,
     thread,
 )
-from ..common.common import activate, emit_codes, warp_sum
+from ..common.common import activate, store_quantized, warp_sum
 
 # Constants of the launch. NORMED: x is to be divided by its root mean square. EMIT: 0 no codes, 1 codes, 2
 # codes of a normed row. STORE: the result itself is wanted. UNIT: what products are too large by.
@@ -81,7 +81,7 @@ def finish(
                 start = lane + 128
             for i in range(start, n_partials, 32):
                 squares = squares + load_float(partials + 4 * (n * n_partials + i))
-            factor = factor * reciprocal_root(warp_sum(squares) * inverse_width + eps)
+            factor = factor * rsqrt(warp_sum(squares) * inverse_width + eps)
         for i in range(lane, (outputs + 31) // 32 * 32, 32):
             at = block_x() * outputs + i
             value = 0.0
@@ -98,7 +98,7 @@ def finish(
                     if i == lane:
                         value = value + before[5]
                     else:
-                        value = value + load_weight(bias + 4 * at)
+                        value = value + load_constant(bias + 4 * at)
                 if ACCUMULATE:
                     if n == warp and i == lane:
                         value = value + before[4]
@@ -114,5 +114,5 @@ def finish(
                     if i == lane:
                         value = value * before[6]
                     else:
-                        value = value * load_weight(norm_weight + 4 * at)
-                emit_codes(codes, n_out // 32, n, at, value)
+                        value = value * load_constant(norm_weight + 4 * at)
+                store_quantized(codes, n_out // 32, n, at, value)

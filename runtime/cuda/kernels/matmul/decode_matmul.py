@@ -10,8 +10,8 @@ from ...compile.stage import registers, static
 from ...ptx import (
     barrier,
     block_x,
-    divide,
-    let_next_start,
+    div_u32,
+    launch_dependents,
     shared,
     shift_right,
     shuffle_xor,
@@ -21,12 +21,14 @@ from ...ptx import (
     warp_barrier,
 )
 from .decode_epilogue import ask, finish
-from .decode_mma import first_chunk, sums_of_4, sums_of_8
+from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
 
-CODES = SCALES = M = KS = WARPS = GATED = TOKENS = PDL = 0  # constants of the launch. WARPS: of a block
+CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = PDL = (
+    0  # constants of the launch. WARPS: of a block
+)
 
 
-def matmul_few(
+def decode_matmul(
     weights,
     other,
     tile_bytes,
@@ -48,11 +50,11 @@ def matmul_few(
     """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · 16 · M / (1 +
     GATED)),)."""
     if PDL:
-        let_next_start()
+        launch_dependents()
     lane = thread() & 31
     sub = lane & 3
     warp = shift_right(thread(), 5)
-    team = divide(warp, KS)
+    team = div_u32(warp, KS)
     part = warp - team * KS
     tile = registers(M)
     for m in static(M):
@@ -63,8 +65,8 @@ def matmul_few(
             tile[m] = weights + at * tile_bytes
         else:
             tile[m] = other + at * tile_bytes
-    loaded = registers(M * 2 * (CODES + SCALES))
-    loaded[()] = first_chunk(*tile[()], blocks, part)
+    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunk(*tile[()], blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = team * (16 * M // (1 + GATED)) + shift_right(lane, 2)
     if PDL:
@@ -75,7 +77,7 @@ def matmul_few(
     before[()] = ask(rows, outputs, n_out, partials, n_partials, bias, out, out_stride, norm_weight)
     if TOKENS <= 4:
         few = registers((M, 2))
-        few[()] = sums_of_4(*tile[()], *loaded[()], x, blocks, part)
+        few[()] = decode_mma_4(*tile[()], *loaded[()], x, blocks, part)
         for m in static(M):
             for i in static(2):
                 total = few[m, i]
@@ -89,7 +91,7 @@ def matmul_few(
                     store_shared(shared() + 4 * at, total)
     else:
         acc = registers((M, TOKENS // 8, 4))
-        acc[()] = sums_of_8(*tile[()], *loaded[()], x, blocks, part)
+        acc[()] = decode_mma_8(*tile[()], *loaded[()], x, blocks, part)
         for m in static(M):
             for n in static(TOKENS // 8):
                 for i in static(4):

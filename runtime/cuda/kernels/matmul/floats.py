@@ -8,13 +8,13 @@ from ...ptx import (
     bits_and,
     block_x,
     block_y,
-    high_half,
+    high_f16,
+    load_constant,
     load_float,
     load_float4,
     load_stream2,
     load_stream4,
-    load_weight,
-    low_half,
+    low_f16,
     shift_left,
     shift_right,
     store_float,
@@ -33,7 +33,7 @@ def four_weights(row, i):
         values = (as_float(a), as_float(b), as_float(c), as_float(d))
     elif FLOAT == 16:
         a, b = load_stream2(row + 2 * i)
-        values = (low_half(a), high_half(a), low_half(b), high_half(b))
+        values = (low_f16(a), high_f16(a), low_f16(b), high_f16(b))
     else:
         a, b = load_stream2(row + 2 * i)
         values = (
@@ -70,7 +70,7 @@ def float_matmul(weights, row_bytes, width, n_out, x, x_stride, rows, bias, out,
             if (thread() & 31) == 0 and first + n < rows:
                 to = out + (first + n) * out_stride + 4 * at
                 if BIAS:
-                    value = value + load_weight(bias + 4 * at)
+                    value = value + load_constant(bias + 4 * at)
                 if ACCUMULATE:
                     value = value + load_float(to)
                 store_float(to, value)

@@ -12,13 +12,13 @@ from ...ptx import (
     barrier,
     block_x,
     block_y,
-    divide,
+    div_u32,
+    load_constant,
     load_float,
     load_float4,
     load_int,
     load_shared,
     load_shared_int,
-    load_weight,
     shared,
     shift_right,
     shuffle_xor,
@@ -29,13 +29,13 @@ from ...ptx import (
     thread,
     to_int,
 )
-from ..common.common import activate, begin, emit_codes, gated, warp_sum
-from .decode_mma import first_chunk, sums_of_4
+from ..common.common import activate, begin, gated, store_quantized, warp_sum
+from .decode_mma import decode_mma_4, load_first_chunk
 from .floats import four_weights
 
 # Constants of the launch. CHOSEN: a pair's matrix is the one that its row has chosen, else number `choice`.
 # M, KS and WARPS as in few.py. EMIT: the result in 8 bits, STORE: as it is.
-CODES = SCALES = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
+CODE_WORDS = SCALE_WORDS = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
 UNIT = 1
 
 
@@ -49,21 +49,21 @@ def expert_of(choices, choices_stride, row, choice):
     return expert
 
 
-def digits(x, x_stride, x_step, top, blocks, out, out_stride):
+def quantize_pairs(x, x_stride, x_step, top, blocks, out, out_stride):
     """Pairs' rows, `x_step` bytes from choice to choice, in 8 bits. Grid: (blocks / 4, pairs), of 128
     threads.
     """
     begin()
     block = 4 * block_x() + shift_right(thread(), 5)
     pair = block_y()
-    row = divide(pair, top)
+    row = div_u32(pair, top)
     if block < blocks:
         i = 32 * block + (thread() & 31)
         value = load_float(x + row * x_stride + (pair - row * top) * x_step + 4 * i)
-        emit_codes(out + pair * out_stride, blocks, 0, i, value)
+        store_quantized(out + pair * out_stride, blocks, 0, i, value)
 
 
-def expert_matvec(
+def moe_decode_matmul(
     weights,
     other,
     expert_bytes,
@@ -91,10 +91,10 @@ def expert_matvec(
     begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
-    team = divide(warp, KS)
+    team = div_u32(warp, KS)
     part = warp - team * KS
     pair = block_y()
-    line = divide(pair, top)
+    line = div_u32(pair, top)
     choice = pair - line * top
     expert = expert_of(choices, choices_stride, line, choice)
     each = M // (1 + GATED)
@@ -110,9 +110,9 @@ def expert_matvec(
             tile[m] = weights + at
         else:
             tile[m] = other + at
-    loaded = registers(M * 2 * (CODES + SCALES))
-    loaded[()] = first_chunk(*tile[()], blocks, part)
-    acc[()] = sums_of_4(*tile[()], *loaded[()], x + line * x_stride + choice * x_step, blocks, part)
+    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunk(*tile[()], blocks, part)
+    acc[()] = decode_mma_4(*tile[()], *loaded[()], x + line * x_stride + choice * x_step, blocks, part)
     for m in static(M):
         for i in static(2):
             total = acc[m, i] + shuffle_xor(acc[m, i], 1)
@@ -130,24 +130,24 @@ def expert_matvec(
                 value = value + load_shared(shared() + 4 * (k * (1 + GATED) * outputs + i))
             value = value * (1.0 / UNIT)
             if BIAS:
-                value = value + load_weight(bias + 4 * (expert * n_out + at))
+                value = value + load_constant(bias + 4 * (expert * n_out + at))
             if GATED:
                 up = 0.0
                 for k in static(KS):
                     up = up + load_shared(shared() + 4 * ((2 * k + 1) * outputs + i))
                 up = up * (1.0 / UNIT)
                 if BIAS:
-                    up = up + load_weight(other_bias + 4 * (expert * n_out + at))
+                    up = up + load_constant(other_bias + 4 * (expert * n_out + at))
                 value = gated(value, up)
             else:
                 value = activate(value)
             if STORE:
                 store_float(out + line * out_stride + choice * out_step + 4 * at, value)
         if EMIT and at < n_out:  # the same for a whole warp
-            emit_codes(codes + pair * codes_stride, shift_right(n_out, 5), 0, at, value)
+            store_quantized(codes + pair * codes_stride, shift_right(n_out, 5), 0, at, value)
 
 
-def expert_floats(
+def moe_float_matmul(
     weights,
     expert_bytes,
     row_bytes,
@@ -171,7 +171,7 @@ def expert_floats(
     begin()
     at = block_x() * 8 + shift_right(thread(), 5)
     pair = block_y()
-    line = divide(pair, top)
+    line = div_u32(pair, top)
     choice = pair - line * top
     if at < n_out:
         expert = expert_of(choices, choices_stride, line, choice)
@@ -186,11 +186,13 @@ def expert_floats(
         total = warp_sum(total)
         if (thread() & 31) == 0:
             if BIAS:
-                total = total + load_weight(bias + 4 * (expert * n_out + at))
+                total = total + load_constant(bias + 4 * (expert * n_out + at))
             store_float(out + line * out_stride + choice * out_step + 4 * at, total)
 
 
-def mix(routing_weights, routing_weights_stride, places, top, x, x_stride, out, out_stride, width):
+def combine_experts(
+    routing_weights, routing_weights_stride, places, top, x, x_stride, out, out_stride, width
+):
     """out[row] = Σ share[row, j] · x[pair], or x[places[pair]] if DEALT. Grid: (width / 256, rows)."""
     begin()
     i = block_x() * 256 + thread()
@@ -199,7 +201,7 @@ def mix(routing_weights, routing_weights_stride, places, top, x, x_stride, out, 
         total = 0.0
         for j in range(top):
             at = row * top + j
-            if DEALT:
+            if PERMUTED:
                 at = load_int(places + 4 * at)
             share = load_float(routing_weights + row * routing_weights_stride + 4 * j)
             total = total + share * load_float(x + at * x_stride + 4 * i)
@@ -209,7 +211,7 @@ def mix(routing_weights, routing_weights_stride, places, top, x, x_stride, out, 
 ROWS = 128  # of a tile, another constant
 
 
-def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, places):
+def permute_by_expert(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, places):
     """Sort pairs by expert: `places`, int32 [pairs], is where each comes, `sources` the row of each place.
 
     `tiles` is how many tiles of up to ROWS places of one expert there are, and from 16 bytes on, of each: the
@@ -221,7 +223,7 @@ def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, 
         store_int(counts + 4 * e, 0)
     barrier()
     for pair in range(thread(), rows * top, 256):
-        row = divide(pair, top)
+        row = div_u32(pair, top)
         e = to_int(load_float(experts + row * experts_stride + 4 * (pair - row * top)))
         store_int(places + 4 * pair, atomic_add(counts + 4 * e, 1))
     barrier()
@@ -235,7 +237,7 @@ def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, 
         for i in range(e):
             count = load_shared_int(shared() + 4 * i)
             first = first + count
-            tile = tile + divide(count + (ROWS - 1), ROWS)
+            tile = tile + div_u32(count + (ROWS - 1), ROWS)
         count = load_shared_int(shared() + 4 * e)
         store_shared_int(firsts + 4 * e, first)
         for start in range(0, count, ROWS):
@@ -251,11 +253,11 @@ def deal(experts, experts_stride, rows, top, n_experts, counts, tiles, sources, 
             store_int(tiles, tile)
     barrier()
     for pair in range(thread(), rows * top, 256):
-        row = divide(pair, top)
+        row = div_u32(pair, top)
         e = to_int(load_float(experts + row * experts_stride + 4 * (pair - row * top)))
         place = load_shared_int(firsts + 4 * e) + load_int(places + 4 * pair)
         store_int(places + 4 * pair, place)
         store_int(sources + 4 * place, row)
 
 
-DEALT = 0  # another constant
+PERMUTED = 0  # another constant

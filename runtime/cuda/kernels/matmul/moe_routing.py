@@ -5,12 +5,12 @@ from __future__ import annotations
 from ...compile.stage import device, static
 from ...ptx import (
     block_x,
+    div_f32,
     exp2,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
     maximum,
-    quotient,
     shared,
     shuffle_xor,
     store_float,
@@ -106,10 +106,10 @@ def route(
         if SIGMOID:
             p = sigmoid(load_float(row + 4 * i))
         else:
-            p = quotient(exp2((load_float(row + 4 * i) - peak) * 1.4426950408889634), total)
+            p = div_f32(exp2((load_float(row + 4 * i) - peak) * 1.4426950408889634), total)
         store_shared(held + 4 * i, p)
         if BIAS:
-            p = p + load_weight(bias + 4 * i)
+            p = p + load_constant(bias + 4 * i)
         store_shared(choice + 4 * i, p)
     warp_barrier()
     if GROUPS > 1:
@@ -143,8 +143,8 @@ def route(
         number = load_shared(chosen + 4 * j)
         share = load_shared(chosen_shares + 4 * j)
         if NORMALISED:
-            share = quotient(share, maximum(total, 1e-20))
+            share = div_f32(share, maximum(total, 1e-20))
         if SCALES:
-            share = share * load_weight(expert_scales + 4 * to_int(number))
+            share = share * load_constant(expert_scales + 4 * to_int(number))
         store_float(experts + block_x() * experts_stride + 4 * j, number)
         store_float(routing_weights + block_x() * routing_weights_stride + 4 * j, share * scale)

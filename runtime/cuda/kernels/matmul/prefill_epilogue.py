@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...compile.stage import device, registers
-from ...ptx import load_float, load_weight, store_float
+from ...ptx import load_constant, load_float, store_float
 from ..common.common import gated
 from .prefill_sm80 import source_of
 
@@ -68,5 +68,5 @@ def store_four(
 def bias_of(bias, output, n_out):
     value = 0.0
     if output < n_out:
-        value = load_weight(bias + 4 * output)
+        value = load_constant(bias + 4 * output)
     return value

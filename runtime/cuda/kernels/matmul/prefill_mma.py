@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ...compile.stage import device, registers, static
-from ...ptx import add_halves, as_float, as_int, bits_xor, fma_halves, pack_halves, permute, shuffle
+from ...ptx import add_f16x2, as_float, as_int, bits_xor, fma_f16x2, pack_f16, permute_bytes, shuffle
 from ..common.common import activate
 
-FACTORS_OF = activate  # constants of the launch
-SCALES = HALVES = MINIMUM = 1
+UNPACK_SCALES = activate  # constants of the launch
+SCALE_WORDS = TWO_SCALES = MINIMUM = 1
 SIGNS = 0x80808080
 MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
 LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byte whose sign was turned
@@ -16,7 +16,7 @@ LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byt
 @device
 def two_weights(turned, selector, a, b):
     """a · code + b of two of four signed bytes whose signs were turned, as halves."""
-    return fma_halves(add_halves(permute(turned, MAGIC, selector), LESS), a, b)
+    return fma_f16x2(add_f16x2(permute_bytes(turned, MAGIC, selector), LESS), a, b)
 
 
 @device
@@ -27,19 +27,19 @@ def four_weights(codes, a, b):
 
 
 @device
-def to_hand_on(scale: registers(SCALES), piece):
+def to_hand_on(scale: registers(SCALE_WORDS), piece):
     """The factors a, b, a', b' of one's own block as pairs of halves: those that the format has, in one word
     or two.
     """
-    a, b, a2, b2 = FACTORS_OF(*scale[()], piece)
-    if HALVES and MINIMUM:
-        words = pack_halves(a, b), pack_halves(a2, b2)
-    elif HALVES:
-        words = pack_halves(a, a2), 0
+    a, b, a2, b2 = UNPACK_SCALES(*scale[()], piece)
+    if TWO_SCALES and MINIMUM:
+        words = pack_f16(a, b), pack_f16(a2, b2)
+    elif TWO_SCALES:
+        words = pack_f16(a, a2), 0
     elif MINIMUM:
-        words = pack_halves(a, b), 0
+        words = pack_f16(a, b), 0
     else:
-        words = pack_halves(a, a), 0
+        words = pack_f16(a, a), 0
     return words
 
 
@@ -55,16 +55,16 @@ def of_block(front, back, words: registers(2), lane):
     first = word_of(words[0], lane)
     a = first
     b = 0
-    if HALVES or MINIMUM:
-        a = permute(first, first, 0x1010)
-        b = permute(first, first, 0x3232)
+    if TWO_SCALES or MINIMUM:
+        a = permute_bytes(first, first, 0x1010)
+        b = permute_bytes(first, first, 0x3232)
     a2 = a
     b2 = b
-    if HALVES and MINIMUM:
+    if TWO_SCALES and MINIMUM:
         second = word_of(words[1], lane)
-        a2 = permute(second, second, 0x1010)
-        b2 = permute(second, second, 0x3232)
-    elif HALVES:
+        a2 = permute_bytes(second, second, 0x1010)
+        b2 = permute_bytes(second, second, 0x3232)
+    elif TWO_SCALES:
         a2 = b
         b = 0
         b2 = 0

@@ -17,13 +17,13 @@ from ...ptx import (
     block_y,
     commit_copies,
     copy_async,
-    let_next_start,
+    launch_dependents,
+    ldmatrix,
+    load_constant,
     load_float,
     load_int,
-    load_matrices,
-    load_weight,
-    mma_halves,
-    pack_halves,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
     shuffle_xor,
@@ -36,8 +36,10 @@ from ...ptx import (
 from ..common.common import activate
 from .prefill_mma import four_weights
 
-CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
-CODES = SCALES = HALVES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = 0  # constants of the launch
+LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = (
+    0  # constants of the launch
+)
 TILE = 16384  # bytes of 128 rows of 64 halves
 
 
@@ -47,34 +49,34 @@ def factors_of_row(tile, pieces, piece):
     of this row.
     """
     odd = thread() & 1
-    scale = registers(SCALES)
+    scale = registers(SCALE_WORDS)
     own = registers(4)
     found = registers((4, 4), 0)
     for i in static(2):
         at = (piece & -4) + 2 * i + odd
-        scale[()] = SCALES_OF(tile, pieces, at)
-        own[()] = FACTORS_OF(*scale[()], at)
+        scale[()] = LOAD_SCALES(tile, pieces, at)
+        own[()] = UNPACK_SCALES(*scale[()], at)
         for j in static(4):
-            if (j < 2 or HALVES) and (j % 2 == 0 or MINIMUM):
+            if (j < 2 or TWO_SCALES) and (j % 2 == 0 or MINIMUM):
                 other = shuffle_xor(own[j], 1)
                 first = other if odd else own[j]
                 second = own[j] if odd else other
-                found[2 * i, j] = pack_halves(first, first)
-                found[2 * i + 1, j] = pack_halves(second, second)
+                found[2 * i, j] = pack_f16(first, first)
+                found[2 * i + 1, j] = pack_f16(second, second)
     return found[()]
 
 
 @device
-def store_piece(to, row, first, codes: registers(CODES), f: registers((4, 4))):
+def store_piece(to, row, first, codes: registers(CODE_WORDS), f: registers((4, 4))):
     """A piece's 32 weights into a row of the tile, 16 bytes a block, from 16-byte piece `first` on."""
     w = registers(8)
-    w[()] = WORDS_OF(*codes[()])
+    w[()] = UNPACK_CODES(*codes[()])
     for b in static(4):
         front, back = w[2 * b], w[2 * b + 1]
         store_shared_int4(
             to + place(row, first + b),
             *four_weights(front, f[b, 0], f[b, 1]),
-            *four_weights(back, f[b, 2 * HALVES], f[b, 2 * HALVES + 1]),
+            *four_weights(back, f[b, 2 * TWO_SCALES], f[b, 2 * TWO_SCALES + 1]),
         )
 
 
@@ -94,7 +96,7 @@ def source_of(sources, place):
     return line
 
 
-def tiled_matmul(
+def prefill_matmul_sm80(
     weights,
     tile_bytes,
     blocks,
@@ -126,7 +128,7 @@ def tiled_matmul(
     end = rows
     if EXPERTS:
         if PDL:
-            let_next_start()
+            launch_dependents()
             wait_for_grid()
         if block_x() >= load_int(tiles):
             return
@@ -142,11 +144,11 @@ def tiled_matmul(
     source = weights + shift_right(at, 4) * tile_bytes
     piece = 4 * (at & 15) + (t & 1)
     if PDL and not EXPERTS:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     acc = registers((4, 4, 4), 0.0)
-    codes = registers(CODES)
-    codes[()] = CODES_OF(source, pieces, piece)
+    codes = registers(CODE_WORDS)
+    codes[()] = LOAD_CODES(source, pieces, piece)
     f = registers((4, 4))
     f[()] = factors_of_row(source, pieces, piece)
     for i in static(4):
@@ -166,7 +168,7 @@ def tiled_matmul(
         barrier()
         if step + 1 < steps:
             piece = 64 * shift_right(step + 1, 1) + 4 * (at & 15) + 2 * ((step + 1) & 1) + (t & 1)
-            codes[()] = CODES_OF(source, pieces, piece)
+            codes[()] = LOAD_CODES(source, pieces, piece)
             if step & 1:
                 f[()] = factors_of_row(source, pieces, piece)
             for i in static(4):
@@ -189,15 +191,15 @@ def tiled_matmul(
             for k in static(4):
                 fragment = registers((4, 4))
                 for m in static(4):
-                    fragment[m] = load_matrices(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
+                    fragment[m] = ldmatrix(shared() + stage + place(m0 + 16 * m, 2 * k + (lane >> 4)))
                 g = registers((4, 2))
                 for n in static(2):
-                    g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = load_matrices(
+                    g[2 * n, 0], g[2 * n, 1], g[2 * n + 1, 0], g[2 * n + 1, 1] = ldmatrix(
                         shared() + 2 * TILE + stage + place(n0 + 16 * n, 2 * k + ((lane >> 3) & 1))
                     )
                 for m in static(4):
                     for n in static(4):
-                        acc[m, n] = mma_halves(*fragment[m], *g[n], *acc[m, n])
+                        acc[m, n] = mma_f16(*fragment[m], *g[n], *acc[m, n])
     for m in static(4):
         for n in static(4):
             for i in static(4):
@@ -208,7 +210,7 @@ def tiled_matmul(
                     scale = load_float(scales + 4 * source_of(sources, row)) * (1.0 / UNIT)
                     value = acc[m, n, i] * scale
                     if BIAS:
-                        value = value + load_weight(bias + 4 * output)
+                        value = value + load_constant(bias + 4 * output)
                     if ACCUMULATE:
                         value = value + load_float(to)
                     store_float(to, value)

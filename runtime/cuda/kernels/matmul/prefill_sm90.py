@@ -20,29 +20,29 @@ from ...ptx import (
     block_y,
     commit_copies,
     copy_async,
-    finished_products_64,
-    finished_products_128,
-    finished_products_256,
-    group_products_64,
-    group_products_128,
-    group_products_256,
-    let_next_start,
+    fence_async_proxy,
+    launch_dependents,
     load_int,
     shared,
     shift_right,
-    show_products,
     thread,
     wait_copies,
-    wait_copies_but_1,
+    wait_copies_all_but_1,
     wait_for_grid,
-    wait_products_but_1,
+    wgmma_64,
+    wgmma_128,
+    wgmma_256,
+    wgmma_result_64,
+    wgmma_result_128,
+    wgmma_result_256,
+    wgmma_wait_all_but_1,
 )
 from ..common.common import activate
 from .prefill_epilogue import bias_of, load_four, scale_of, store_four
 from .prefill_mma import in_turn, of_block, to_hand_on
 
-CODES_OF = WORDS_OF = SCALES_OF = FACTORS_OF = activate
-CODES = SCALES = HALVES = MINIMUM = 1  # constants of the launch
+LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = 1  # constants of the launch
 UNIT = BIAS = ACCUMULATE = EXPERTS = GATED = PDL = 0  # also
 M = ROWS = 1  # also
 STAGES = 3
@@ -63,7 +63,7 @@ def copy_step(source: registers(ROWS // 32 if EXPERTS == 2 else 1), x_stride, to
     commit_copies()
 
 
-def warpgroup_matmul(
+def prefill_matmul_sm90(
     weights,
     tile_bytes,
     blocks,
@@ -85,9 +85,9 @@ def warpgroup_matmul(
 
     Grid: (rows / ROWS, outputs / (128 · M / (1 + GATED))), of 256 threads.
 
-    x is halves [rows, columns padded with zeros to a multiple of 128] in the order of `to_halves`, scales
-    float32 [rows]. With EXPERTS a block takes a tile that `experts.deal` has made, if there are so many; 1: x
-    is sorted by expert, 2: `sources` are its rows.
+    x is halves [rows, columns padded with zeros to a multiple of 128] in the order of `convert_to_f16`,
+    scales float32 [rows]. With EXPERTS a block takes a tile that `experts.deal` has made, if there are so
+    many; 1: x is sorted by expert, 2: `sources` are its rows.
     """
     t = thread()
     lane = t & 31
@@ -98,7 +98,7 @@ def warpgroup_matmul(
     end = rows
     if EXPERTS:
         if PDL:
-            let_next_start()
+            launch_dependents()
             wait_for_grid()
         if block_x() >= load_int(tiles):
             return
@@ -115,8 +115,8 @@ def warpgroup_matmul(
         (shift_right(t, 5) & 3) * 16 + (lane >> 2)
     )
     tile = registers(M)
-    codes = registers((M, 2, CODES))
-    scale = registers((M, 2, SCALES))
+    codes = registers((M, 2, CODE_WORDS))
+    scale = registers((M, 2, SCALE_WORDS))
     for m in static(M):
         at = shift_right(first, 4) + 4 * (m % (M // (1 + GATED)))
         if at > shift_right(n_out - 1, 4):
@@ -126,10 +126,10 @@ def warpgroup_matmul(
         else:
             tile[m] = other + at * tile_bytes
         for i in static(2):
-            codes[m, i] = CODES_OF(tile[m], pieces, lane + 32 * i)
-            scale[m, i] = SCALES_OF(tile[m], pieces, lane + 32 * i)
+            codes[m, i] = LOAD_CODES(tile[m], pieces, lane + 32 * i)
+            scale[m, i] = LOAD_SCALES(tile[m], pieces, lane + 32 * i)
     if PDL and not EXPERTS:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     held = (shared() + 1023) & -1024
     line = shift_right(t, 3)
@@ -153,11 +153,11 @@ def warpgroup_matmul(
     quad = lane & 28  # of lanes that have a row together
     for i in static(2):
         own[0, i] = to_hand_on(*scale[0, i], lane + 32 * i)
-        w[()] = WORDS_OF(*codes[0, i])
+        w[()] = UNPACK_CODES(*codes[0, i])
         f[0, i] = of_block(w[0], w[1], *own[0, i], quad) + of_block(w[2], w[3], *own[0, i], quad + 1)
     stage = 0
-    wait_copies_but_1()
-    show_products()
+    wait_copies_all_but_1()
+    fence_async_proxy()
     barrier()
     for step in range(steps):
         piece = 64 * step + lane
@@ -168,15 +168,15 @@ def warpgroup_matmul(
         for part in static(2 * M):
             half = b + (part % 2) * (ROWS * 128)
             if ROWS == 256:
-                acc[part // 2] = group_products_256(*acc[part // 2], *in_turn(*f[part % 2]), half)
+                acc[part // 2] = wgmma_256(*acc[part // 2], *in_turn(*f[part % 2]), half)
             elif ROWS == 128:
-                acc[part // 2] = group_products_128(*acc[part // 2], *in_turn(*f[part % 2]), half)
+                acc[part // 2] = wgmma_128(*acc[part // 2], *in_turn(*f[part % 2]), half)
             else:
-                acc[part // 2] = group_products_64(*acc[part // 2], *in_turn(*f[part % 2]), half)
-            wait_products_but_1()
+                acc[part // 2] = wgmma_64(*acc[part // 2], *in_turn(*f[part % 2]), half)
+            wgmma_wait_all_but_1()
             if part == 1:
                 wait_copies()  # the next step's columns
-                show_products()
+                fence_async_proxy()
                 barrier()  # nor does anybody multiply those of the step before any more
                 stage = stage + 1
                 ahead = stage + 1
@@ -190,26 +190,26 @@ def warpgroup_matmul(
                 )
             for i in static(2):
                 if part % 2 == 0:  # the other two blocks of these rows; then what comes 128 columns later
-                    w[()] = WORDS_OF(*codes[part // 2, i])
+                    w[()] = UNPACK_CODES(*codes[part // 2, i])
                     f[1, i] = of_block(w[4], w[5], *own[part // 2, i], quad + 2) + of_block(
                         w[6], w[7], *own[part // 2, i], quad + 3
                     )
-                    codes[part // 2, i] = CODES_OF(tile[part // 2], pieces, following + 32 * i)
-                    scale[part // 2, i] = SCALES_OF(tile[part // 2], pieces, following + 32 * i)
+                    codes[part // 2, i] = LOAD_CODES(tile[part // 2], pieces, following + 32 * i)
+                    scale[part // 2, i] = LOAD_SCALES(tile[part // 2], pieces, following + 32 * i)
                 else:
                     at = (piece if part + 1 < 2 * M else following) + 32 * i
                     own[(part // 2 + 1) % M, i] = to_hand_on(*scale[(part // 2 + 1) % M, i], at)
-                    w[()] = WORDS_OF(*codes[(part // 2 + 1) % M, i])
+                    w[()] = UNPACK_CODES(*codes[(part // 2 + 1) % M, i])
                     f[0, i] = of_block(w[0], w[1], *own[(part // 2 + 1) % M, i], quad) + of_block(
                         w[2], w[3], *own[(part // 2 + 1) % M, i], quad + 1
                     )
     for m in static(M):
         if ROWS == 256:
-            acc[m] = finished_products_256(*acc[m])
+            acc[m] = wgmma_result_256(*acc[m])
         elif ROWS == 128:
-            acc[m] = finished_products_128(*acc[m])
+            acc[m] = wgmma_result_128(*acc[m])
         else:
-            acc[m] = finished_products_64(*acc[m])
+            acc[m] = wgmma_result_64(*acc[m])
     b = registers((M, 2), 0.0)
     if BIAS:
         for m in static(M):

@@ -10,24 +10,24 @@ from ...ptx import (
     barrier,
     block_x,
     block_y,
-    let_next_start,
+    div_f32,
+    launch_dependents,
+    load_constant,
     load_float,
     load_float4,
     load_shared,
-    load_weight,
     maximum,
-    pack_halves,
-    quotient,
-    root,
+    pack_f16,
     shared,
     shift_right,
+    sqrt,
     store_float,
     store_int,
     store_shared,
     thread,
     wait_for_grid,
 )
-from ..common.common import emit_codes, warp_maximum, warp_sum
+from ..common.common import store_quantized, warp_maximum, warp_sum
 from ..common.pointwise import block_sum
 
 NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch
@@ -39,7 +39,7 @@ def quantize(x, x_stride, blocks, weight, out, partials):
     Grid: (blocks / 4, rows), of 128 threads: a warp takes a block of 32.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     block = 4 * block_x() + shift_right(thread(), 5)
     if block < blocks:
@@ -49,13 +49,13 @@ def quantize(x, x_stride, blocks, weight, out, partials):
             squares = warp_sum(value * value)
             if (thread() & 31) == 0:
                 store_float(partials + 4 * (block_y() * blocks + block), squares)
-            value = value * load_weight(weight + 4 * i)
-        emit_codes(out, blocks, block_y(), i, value)
+            value = value * load_constant(weight + 4 * i)
+        store_quantized(out, blocks, block_y(), i, value)
 
 
 @device
 def store_halves(to, i, a, b, c, d):
-    """Columns i … i + 3 of a row of halves, in the order that `to_halves` says."""
+    """Columns i … i + 3 of a row of halves, in the order that `convert_to_f16` says."""
     sub = shift_right(i, 2) & 3
     if WARPGROUPS:  # column 4s + 2j + k of 16 becomes 8j + 2s + k
         to = to + 2 * ((i & -16) + 2 * sub)
@@ -63,8 +63,8 @@ def store_halves(to, i, a, b, c, d):
     else:  # column 32b + 16h + 4s of 128 becomes 32s + 8b + 4h
         to = to + 2 * ((i & -128) + 32 * sub + 8 * (shift_right(i, 5) & 3) + (shift_right(i, 2) & 4))
         second = to + 4
-    store_int(to, pack_halves(a, b))
-    store_int(second, pack_halves(c, d))
+    store_int(to, pack_f16(a, b))
+    store_int(second, pack_f16(c, d))
 
 
 @device
@@ -86,7 +86,7 @@ def scale_for(peak):
     return scale
 
 
-def to_halves(x, x_stride, width, out, out_stride, scales, weight, inverse_width: float, eps: float):
+def convert_to_f16(x, x_stride, width, out, out_stride, scales, weight, inverse_width: float, eps: float):
     """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
     [rows]. If NORMED x is RMSNorm(x) · weight.
 
@@ -96,7 +96,7 @@ def to_halves(x, x_stride, width, out, out_stride, scales, weight, inverse_width
     behind the width, up to a multiple of 128, stays as it is.
     """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()
     row = x + block_y() * x_stride
     to = out + block_y() * out_stride
@@ -115,14 +115,14 @@ def to_halves(x, x_stride, width, out, out_stride, scales, weight, inverse_width
             for k in static(PARTS):
                 for j in static(4):
                     squares = squares + v[k, j] * v[k, j]
-            deviation = root(block_sum(squares, shared() + 32) * inverse_width + eps)
+            deviation = sqrt(block_sum(squares, shared() + 32) * inverse_width + eps)
             for k in static(PARTS):
                 for j in static(4):
-                    v[k, j] = quotient(v[k, j], deviation) * w[k, j]
+                    v[k, j] = div_f32(v[k, j], deviation) * w[k, j]
         for k in static(PARTS):
             peak = largest(peak, *v[k])
         scale = scale_for(peak)
-        inverse = quotient(1.0, scale)
+        inverse = div_f32(1.0, scale)
         for k in static(PARTS):
             if first + 1024 * k < width:
                 i = first + 1024 * k
@@ -134,7 +134,7 @@ def to_halves(x, x_stride, width, out, out_stride, scales, weight, inverse_width
             a, b, c, d = load_float4(row + 4 * i)
             peak = largest(peak, a, b, c, d)
         scale = scale_for(peak)
-        inverse = quotient(1.0, scale)
+        inverse = div_f32(1.0, scale)
         for i in range(first, width, 1024):
             a, b, c, d = load_float4(row + 4 * i)
             store_halves(to, i, a * inverse, b * inverse, c * inverse, d * inverse)

@@ -11,12 +11,12 @@ from ...ptx import (
     as_float,
     bits_and,
     bits_or,
-    high_half,
+    high_f16,
     load_stream1,
     load_stream4,
     load_stream_byte,
     load_stream_short,
-    low_half,
+    low_f16,
     shift_left,
     shift_right,
     to_float,
@@ -55,19 +55,19 @@ def load_exponent(tile, pieces, piece):
 
 @device
 def half_scale(scale, piece):
-    s = low_half(scale)
+    s = low_f16(scale)
     return s, 0.0, s, 0.0
 
 
 @device
 def q5_0_scale(scale, piece):
-    s = low_half(scale)
+    s = low_f16(scale)
     return s, s * -16.0, s, s * -16.0
 
 
 @device
 def two_halves(scale, piece):
-    s, m = low_half(scale), high_half(scale)
+    s, m = low_f16(scale), high_f16(scale)
     return s, m, s, m
 
 
@@ -101,7 +101,7 @@ def load_iq4_xs(tile, pieces, piece):
 
 @device
 def iq4_xs_scale(scale, super_scale, piece):
-    s = low_half(super_scale) * to_float(scale - 32)
+    s = low_f16(super_scale) * to_float(scale - 32)
     return s, 0.0, s, 0.0
 
 
@@ -131,7 +131,7 @@ def run_factors(halves, low, middle, high, piece):
     else:
         scale = bits_and(first, 63)
         minimum = bits_and(second, 63)
-    s, m = low_half(halves) * to_float(scale), high_half(halves) * -to_float(minimum)
+    s, m = low_f16(halves) * to_float(scale), high_f16(halves) * -to_float(minimum)
     return s, m, s, m
 
 
@@ -149,7 +149,7 @@ def load_q6_k(tile, pieces, piece):
 
 @device
 def q6_k_scale(scales, super_scale, piece):
-    s = low_half(super_scale)
+    s = low_f16(super_scale)
     return s * to_float(signed_byte(scales, 0)), 0.0, s * to_float(signed_byte(scales, 8)), 0.0
 
 
@@ -161,7 +161,7 @@ def load_q2_k(tile, pieces, piece):
 
 @device
 def q2_k_scale(scales, super_scales, piece):
-    s, m = low_half(super_scales), -high_half(super_scales)
+    s, m = low_f16(super_scales), -high_f16(super_scales)
     s0, m0 = s * to_float(bits_and(scales, 15)), m * to_float(bits_and(shift_right(scales, 4), 15))
     s1, m1 = s * to_float(bits_and(shift_right(scales, 8), 15)), m * to_float(shift_right(scales, 12))
     return s0, m0, s1, m1
@@ -175,5 +175,5 @@ def load_q3_k(tile, pieces, piece):
 
 @device
 def q3_k_scale(scales, super_scale, piece):
-    s = low_half(super_scale)
+    s = low_f16(super_scale)
     return s * to_float(bits_and(scales, 255) - 32), 0.0, s * to_float(shift_right(scales, 8) - 32), 0.0

@@ -1,14 +1,15 @@
 """How kernels read the pieces of each block format, as `packing.py` lays tiles out.
 
-`CODES_OF(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it
-lies there; `WORDS_OF(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of
-block b. `SCALES_OF(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk, where
-s is the lowest two bits of `piece`; `FACTORS_OF(…, piece)` makes a, b, a', b' of that: weights are
+`LOAD_CODES(tile, pieces, piece)` reads piece number `piece` of a tile of so many that begins at `tile`, as it
+lies there; `UNPACK_CODES(…)` makes 8 words of 4 signed bytes of that, number 2b + h those of the h-th half of
+block b. `LOAD_SCALES(tile, pieces, piece)` reads what belongs to one block of 32: number s of its chunk,
+where s is the lowest two bits of `piece`; `UNPACK_SCALES(…, piece)` makes a, b, a', b' of that: weights are
 (a · code + b) / UNIT in the first half of the block, (a' · code + b') / UNIT in the second. Loading and
 unpacking are apart so that a kernel can have several loads in flight.
 
-`READERS` says of each format: these functions, how many words loaded codes (`CODES`) and scales (`SCALES`)
-are, whether the halves of a block differ (`HALVES`), whether any b is not 0 (`MINIMUM`), and `UNIT`.
+`READERS` says of each format: these functions, how many words loaded codes (`CODE_WORDS`) and scales
+(`SCALE_WORDS`) are, whether the halves of a block differ (`TWO_SCALES`), whether any b is not 0 (`MINIMUM`),
+and `UNIT`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ...ptx import (
     load_stream1,
     load_stream2,
     load_stream4,
-    permute,
+    permute_bytes,
     shift_left,
     shift_right,
 )
@@ -117,10 +118,12 @@ def table(word, t0, t1, t2, t3):
     ones.
     """
     index, upper = bits_and(word, 0x77777777), shift_right(bits_and(word, 0x88888888), 1)
-    first = permute(permute(t0, t1, index), permute(t2, t3, index), bits_or(0x3210, bits_and(upper, 0xFFFF)))
+    first = permute_bytes(
+        permute_bytes(t0, t1, index), permute_bytes(t2, t3, index), bits_or(0x3210, bits_and(upper, 0xFFFF))
+    )
     index, upper = shift_right(index, 16), shift_right(upper, 16)
-    second = permute(permute(t0, t1, index), permute(t2, t3, index), bits_or(0x3210, upper))
-    return permute(first, second, 0x6420), permute(first, second, 0x7531)
+    second = permute_bytes(permute_bytes(t0, t1, index), permute_bytes(t2, t3, index), bits_or(0x3210, upper))
+    return permute_bytes(first, second, 0x6420), permute_bytes(first, second, 0x7531)
 
 
 @device
@@ -219,9 +222,9 @@ def _reader(
     unit: int = 1,
 ) -> dict[str, Any]:
     """`codes` and `scales`: how they are loaded, how they are unpacked, and how many words they are."""
-    found: dict[str, Any] = dict(zip(("CODES_OF", "WORDS_OF", "CODES"), codes, strict=True))
-    found |= dict(zip(("SCALES_OF", "FACTORS_OF", "SCALES"), scales, strict=True))
-    return found | {"HALVES": halves, "MINIMUM": minimum, "UNIT": unit}
+    found: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
+    found |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
+    return found | {"TWO_SCALES": halves, "MINIMUM": minimum, "UNIT": unit}
 
 
 _NIBBLES = load_nibbles, nibbles, 4

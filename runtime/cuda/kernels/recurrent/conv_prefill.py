@@ -6,7 +6,7 @@ See `runtime/ops/recurrent.py`; `recurrent.py` has what few rows, or rows of sev
 from __future__ import annotations
 
 from ...compile.stage import registers, static
-from ...ptx import block_x, block_y, load_float, load_int, load_weight, store_float, thread
+from ...ptx import block_x, block_y, load_constant, load_float, load_int, store_float, thread
 from ..common.common import begin, sigmoid
 
 TAPS = BIAS = SILU = 0  # constants of the launch
@@ -52,10 +52,10 @@ def conv_spans(x, x_stride, out, out_stride, weight, bias, edges, edges_stride, 
     if c < channels:
         w = registers(TAPS)
         for j in static(TAPS):
-            w[j] = load_weight(weight + 4 * (c * TAPS + j))
+            w[j] = load_constant(weight + 4 * (c * TAPS + j))
         first = 0.0
         if BIAS:
-            first = load_weight(bias + 4 * c)
+            first = load_constant(bias + 4 * c)
         held = registers(TAPS, 0.0)  # the rows before, the oldest first, and the present one
         for j in static(TAPS - 1):
             held[j] = load_float(edges + block_y() * edges_stride + 4 * (j * channels + c))

@@ -7,16 +7,16 @@ from ...ptx import (
     bits_xor,
     block_x,
     block_y,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
+    load_constant,
     load_float,
     load_float4,
     load_int,
-    load_weight,
-    quotient,
-    root,
     shift_right,
     shuffle_xor,
+    sqrt,
     store_float,
     store_float4,
     thread,
@@ -86,16 +86,16 @@ def delta_pairs(
         of_q = registers(4)
         of_k = registers(4)
         for j in static(4):
-            of_q[j] = quotient(inverse_root, root(qq[j] + eps))
-            of_k[j] = quotient(1.0, root(kk[j, j] + eps))
-        each = divide(heads, groups)
+            of_q[j] = div_f32(inverse_root, sqrt(qq[j] + eps))
+            of_k[j] = div_f32(1.0, sqrt(kk[j, j] + eps))
+        each = div_u32(heads, groups)
         for n in range(lane, each, 32):
             if TILED:
                 head = n * groups + group
             else:
                 head = group * each + n
-            rate = load_weight(a + 4 * head) * LOG2_E
-            bias = load_weight(step_bias + 4 * head)
+            rate = load_constant(a + 4 * head) * LOG2_E
+            bias = load_constant(step_bias + 4 * head)
             share = registers(4, 0.0)
             slower = registers(4, 0.0)  # logarithms of the decays
             for j in static(4):
@@ -162,9 +162,9 @@ def delta_prompt(
     head = block_y()
     base = 8 * (block_x() * WARPS + shift_right(thread(), 5)) + 4 * shift_right(lane, 4)
     if TILED:
-        group = head - divide(head, groups) * groups
+        group = head - div_u32(head, groups) * groups
     else:
-        group = divide(head, divide(heads, groups))
+        group = div_u32(head, div_u32(heads, groups))
     if base - 4 * shift_right(lane, 4) < head_dim:
         own = state + load_int(sequences) * state_bytes + 4 * head * key_dim * head_dim
         memory = registers((4, PARTS, 4), 0.0)

@@ -12,16 +12,16 @@ from ...ptx import (
     absolute,
     block_x,
     block_y,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
+    load_constant,
     load_float,
     load_int,
-    load_weight,
     log2,
     maximum,
-    quotient,
-    root,
     shift_right,
+    sqrt,
     store_float,
     thread,
 )
@@ -53,10 +53,10 @@ def causal_conv(
     if c < channels:
         w = registers(TAPS)
         for j in static(TAPS):
-            w[j] = load_weight(weight + 4 * (c * TAPS + j))
+            w[j] = load_constant(weight + 4 * (c * TAPS + j))
         first = 0.0
         if BIAS:
-            first = load_weight(bias + 4 * c)
+            first = load_constant(bias + 4 * c)
         held = registers(TAPS, 0.0)  # the rows before, the oldest first, and the present one
         current = -1
         for start in range(0, rows, AHEAD):
@@ -129,11 +129,11 @@ def state_scan(
     lane = thread() & 31
     head = block_y()
     first = (block_x() * WARPS + shift_right(thread(), 5)) * R
-    group = divide(head, divide(heads, groups))
+    group = div_u32(head, div_u32(heads, groups))
     if first < head_dim:
-        rate = load_weight(a + 4 * head) * LOG2_E
-        keep = load_weight(skip + 4 * head)
-        bias = load_weight(step_bias + 4 * head)
+        rate = load_constant(a + 4 * head) * LOG2_E
+        keep = load_constant(skip + 4 * head)
+        bias = load_constant(step_bias + 4 * head)
         memory = registers((R, PARTS), 0.0)
         place = registers(R)
         for r in static(R):
@@ -215,12 +215,12 @@ def delta_rule(
     head = block_y()
     first = (block_x() * WARPS + shift_right(thread(), 5)) * R
     if TILED:
-        group = head - divide(head, groups) * groups
+        group = head - div_u32(head, groups) * groups
     else:
-        group = divide(head, divide(heads, groups))
+        group = div_u32(head, div_u32(heads, groups))
     if first < head_dim:
-        rate = load_weight(a + 4 * head) * LOG2_E
-        bias = load_weight(step_bias + 4 * head)
+        rate = load_constant(a + 4 * head) * LOG2_E
+        bias = load_constant(step_bias + 4 * head)
         memory = registers((R, PARTS), 0.0)
         place = registers(R)
         for r in static(R):
@@ -261,8 +261,8 @@ def delta_rule(
             for s in static(PARTS):
                 of_q = of_q + q[s] * q[s]
                 of_k = of_k + k[s] * k[s]
-            of_q = quotient(inverse_root, root(warp_sum(of_q) + eps))
-            of_k = quotient(1.0, root(warp_sum(of_k) + eps))
+            of_q = div_f32(inverse_root, sqrt(warp_sum(of_q) + eps))
+            of_k = div_f32(1.0, sqrt(warp_sum(of_k) + eps))
             for s in static(PARTS):
                 q[s] = q[s] * of_q
                 k[s] = k[s] * of_k

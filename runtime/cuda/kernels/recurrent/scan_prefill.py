@@ -7,12 +7,12 @@ from ...ptx import (
     bits_xor,
     block_x,
     block_y,
-    divide,
+    div_u32,
     exp2,
+    load_constant,
     load_float,
     load_float4,
     load_int,
-    load_weight,
     shift_right,
     shuffle_xor,
     store_float,
@@ -73,11 +73,11 @@ def scan_pairs(
             for j in static(4):
                 for i in static(j + 1):
                     cb[j, i] = cb[j, i] + shuffle_xor(cb[j, i], 1 << bit)
-        each = divide(heads, groups)
+        each = div_u32(heads, groups)
         for n in range(lane, each, 32):
             head = group * each + n
-            rate = load_weight(a + 4 * head) * LOG2_E
-            bias = load_weight(step_bias + 4 * head)
+            rate = load_constant(a + 4 * head) * LOG2_E
+            bias = load_constant(step_bias + 4 * head)
             time = registers(4, 0.0)
             for j in static(4):
                 line = 4 * four + j
@@ -102,7 +102,7 @@ def scan_pairs(
             for j in static(4):
                 for i in static(j + 1):
                     take[j, i] = take[j, i] * cb[j, i]
-                take[j, j] = take[j, j] + load_weight(skip + 4 * head)
+                take[j, j] = take[j, j] + load_constant(skip + 4 * head)
                 store_float4(to + 32 + 16 * j, *take[j])
                 store_float(to + 96 + 4 * j, g[j])
 
@@ -134,7 +134,7 @@ def scan_prompt(
     part = 4 * (lane & 15)
     head = block_y()
     base = 8 * (block_x() * WARPS + shift_right(thread(), 5)) + 4 * shift_right(lane, 4)
-    group = divide(head, divide(heads, groups))
+    group = div_u32(head, div_u32(heads, groups))
     if base - 4 * shift_right(lane, 4) < head_dim:
         own = state + load_int(sequences) * state_bytes + 4 * head * head_dim * size
         memory = registers((4, PARTS, 4), 0.0)
