@@ -161,7 +161,9 @@ class CudaMachine:
         return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
-        """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows, width]."""
+        """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows,
+        width].
+        """
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
 

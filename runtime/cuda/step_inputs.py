@@ -43,7 +43,9 @@ class StepInputs:
         self.addresses = InputAddresses(**addresses, table_stride=4 * capacity.n_pages)
 
     def write(self, batch: Batch, table: PageTable) -> None:
-        """Set the inputs of the next step; `table` must not have more sequences or pages than the capacity."""
+        """Set the inputs of the next step; `table` must not have more sequences or pages than the
+        capacity.
+        """
         n, fields = len(batch.tokens), self._fields
         fields["tokens"][:n] = batch.tokens
         fields["sequences"][:n] = batch.sequences

@@ -35,8 +35,8 @@ class Layer:
         positions = memory.array(np.arange(context - rows, context, dtype=np.int32))
         sequences = memory.array(np.zeros(rows, np.int32))
         inputs = InputAddresses(sequences, sequences, positions, sequences, table, 4 * n_pages)
-        layout = Capacity(n_pages, PAGE, rows, rows, 1, 16)
-        self._lowering = Lowering(program, [self._op], layout, device, kernels, memory, {}, inputs)
+        capacity = Capacity(n_pages, PAGE, rows, rows, 1, 16)
+        self._lowering = Lowering(program, [self._op], capacity, device, kernels, memory, {}, inputs)
         self._device, self.heads, self.context, self.rows = device, heads, context, rows
         keys, _ = self._lowering.cache(0, program.cache_layers[0])
         some = rng.standard_normal(1 << 20, np.float32)

@@ -28,7 +28,7 @@ def sweep(shape: str, kind: str, rows: int = 1) -> None:
     for candidate in tried:
         lowering.tuning = _Always(candidate)
         launches = lowering.launches(rows, rows, True)
-        for name in {launch.name for launch in launches if launch.name.startswith("mat")}:
+        for name in {launch.name for launch in launches if launch.name.startswith("decode_matmul")}:
             own = [launch for launch in launches if launch.name == name]
             found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
     for name, results in found.items():
@@ -69,11 +69,11 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
     for tile in tried:
         machine = begin(tile)
         got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
-        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "tiled"
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "sm80"
         print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
         for n in rows:
             launches = machine.lowering.launches(n, 0, False, True)
-            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
+            for label in dict.fromkeys(a.name for a in launches if a.name.startswith("prefill_matmul")):
                 own = [launch for launch in launches if launch.name == label] * 8
                 time_ = seconds(machine.device, own, 5) / len(own)
                 operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
@@ -84,7 +84,6 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
         print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
 
 
-MANY = "tiled", "warpgroup"
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
     (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
@@ -96,16 +95,20 @@ TILES_OF_MORE = [
 
 
 class _Always(Tuning):
-    """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
+    """The same tile for every product that it suits: with 32 outputs a block where the result is
+    quantised.
+    """
 
     def __init__(self, tile: DecodeTile | PrefillTile) -> None:
         self._tile = tile
 
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> DecodeTile:
+    def decode(
+        self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int
+    ) -> DecodeTile:
         assert isinstance(self._tile, DecodeTile)
         fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
-        return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+        return self._tile if fits else super().decode(name, blocks, n_out, matrices, emits, tokens)
 
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
+    def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         assert isinstance(self._tile, PrefillTile)
         return self._tile

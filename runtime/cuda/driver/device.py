@@ -138,7 +138,9 @@ class Device:
         return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address.value))
 
     def upload(self, address: int, source: np.ndarray) -> None:
-        """Enqueue a copy of an array to GPU memory; the array must stay unchanged until the stream is done."""
+        """Enqueue a copy of an array to GPU memory; the array must stay unchanged until the stream is
+        done.
+        """
         self._call(
             "cuMemcpyHtoDAsync_v2", c_uint64(address), _pointer(source), c_size_t(source.nbytes), self._stream
         )

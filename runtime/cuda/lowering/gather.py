@@ -1,20 +1,23 @@
-"""Launches of what looks at a row, or an element, at a time."""
+"""Launches of embedding look-ups, row selection and pointwise ops."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from ....quant.block import QTensor
 from ... import ops
 from ..compile.arguments import Region
 from ..kernels.attention import prepare_qk
 from ..kernels.common import gather, pointwise
+from ..kernels.common.pointwise import GatedActivationArguments
 from .base import ACTIVATIONS, LaunchBuilder
 from .fusing import CudaOp
 from .support import unsupported
 
 
 class RowLowering(LaunchBuilder):
+    """Launches of ops that work on single rows or elements."""
+
     def _embed(self, op: ops.Embed) -> None:
         self._look_up(
             op.table, self.inputs.tokens, self._n_rows[op.out.logits_rows], self._at(op.out), op.scale
@@ -22,7 +25,7 @@ class RowLowering(LaunchBuilder):
         self._invalidate(op.out)
 
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
-        """Rows of a table, times `scale`, by their numbers at that address."""
+        """out = table[numbers] · scale, for `n` row numbers, int32, at the address `numbers`."""
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
@@ -34,9 +37,9 @@ class RowLowering(LaunchBuilder):
 
     def _add_positions(self, op: ops.AddPositions) -> None:
         n, width = self._n_rows[op.x.logits_rows], op.x.width
-        found = self.memory.rows(f"positions of {op.x.name}", self.capacity.max_rows, 4 * width)
-        self._look_up(op.table, self.inputs.positions, n, found)
-        arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
+        rows = self.memory.rows(f"positions of {op.x.name}", self.capacity.max_rows, 4 * width)
+        self._look_up(op.table, self.inputs.positions, n, rows)
+        arguments = [*rows, *self._at(op.x), width, 1.0, 1.0]
         self._emit(self._kernel(pointwise.add, 256), (-(-width // 256), n), arguments)
         self._invalidate(op.x)
 
@@ -57,7 +60,7 @@ class RowLowering(LaunchBuilder):
         def each(
             function: Callable[..., None],
             width: int,
-            arguments: Sequence[int | float],
+            arguments: Iterable[int | float],
             out: ops.Buffer,
             **constants: int,
         ) -> None:
@@ -67,10 +70,14 @@ class RowLowering(LaunchBuilder):
 
         match op:
             case ops.GatedActivation():
-                gate, up, out = self._at(op.gate), self._at(op.up).columns(4 * op.up_start), self._at(op.out)
-                regions = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride]
-                arguments = [*regions, op.gate.width, float(op.scale)]
-                each(pointwise.gated_activation, op.gate.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+                gated = GatedActivationArguments(
+                    gate=self._at(op.gate),
+                    up=self._at(op.up).columns(4 * op.up_start),
+                    out=self._at(op.out),
+                    width=op.gate.width,
+                    scale=op.scale,
+                )
+                each(pointwise.gated_activation, op.gate.width, gated, op.out, KIND=ACTIVATIONS[op.kind])
             case ops.Activation():
                 x, out = self._at(op.x), self._at(op.out)
                 arguments = [x.address, x.stride, out.address, out.stride, op.x.width]

@@ -126,7 +126,9 @@ def _parts(weight: QTensor, address: int) -> list[_Part]:
 
 
 def _packed_ahead(parts: Sequence[_Part], threads: int) -> Iterator[tuple[_Part, np.ndarray]]:
-    """Parts and their packed rows, in order, while threads pack up to _PARTS_AHEAD + `threads` of the next."""
+    """Parts and their packed rows, in order, while threads pack up to _PARTS_AHEAD + `threads` of the
+    next.
+    """
     with ThreadPoolExecutor(threads) as pool:
         rest = iter(parts)
         waiting = deque((part, pool.submit(part.pack)) for part in islice(rest, _PARTS_AHEAD + threads))

@@ -1,4 +1,4 @@
-"""Weights of pieces (see packing.py) as halves, times factors: what products of many rows take."""
+"""Dequantises pieces of weights (see weights/packing.py) to float16 in registers, for prefill products."""
 
 from __future__ import annotations
 
@@ -9,27 +9,30 @@ from ..common.common import activate
 UNPACK_SCALES = activate  # constants of the launch
 SCALE_WORDS = TWO_SCALES = MINIMUM = 1
 SIGNS = 0x80808080
-MAGIC = 0x64646464  # the upper bytes of halves from 1024 on
-LESS = 0xE480E480  # -1152, twice: what such a half is too much for a signed byte whose sign was turned
+MAGIC = 0x64646464  # 0x6400 + n are the bits of the float16 1024 + n, for a byte n
+MINUS_1152 = 0xE480E480  # float16, twice: 1024, and 128 for the inverted sign bit of a signed byte
 
 
 @device
-def two_weights(turned, selector, a, b):
-    """a · code + b of two of four signed bytes whose signs were turned, as halves."""
-    return fma_f16x2(add_f16x2(permute_bytes(turned, MAGIC, selector), LESS), a, b)
+def two_weights(inverted, selector, a, b):
+    """a · code + b, float16, of two of four signed bytes whose sign bits are inverted; `selector` is
+    prmt's.
+    """
+    return fma_f16x2(add_f16x2(permute_bytes(inverted, MAGIC, selector), MINUS_1152), a, b)
 
 
 @device
 def four_weights(codes, a, b):
-    """The same of all four bytes."""
-    turned = bits_xor(codes, SIGNS)
-    return two_weights(turned, 0x4140, a, b), two_weights(turned, 0x4342, a, b)
+    """a · code + b, float16, of four signed bytes: two words. a and b are the same float16 twice."""
+    inverted = bits_xor(codes, SIGNS)
+    return two_weights(inverted, 0x4140, a, b), two_weights(inverted, 0x4342, a, b)
 
 
 @device
-def to_hand_on(scale: registers(SCALE_WORDS), piece):
-    """The factors a, b, a', b' of one's own block as pairs of halves: those that the format has, in one word
-    or two.
+def pack_scales(scale: registers(SCALE_WORDS), piece):
+    """The factors a, b, a', b' of the lane's own block as float16, those that the format has, in two words.
+
+    The second word is 0 unless all four are needed.
     """
     a, b, a2, b2 = UNPACK_SCALES(*scale[()], piece)
     if TWO_SCALES and MINIMUM:
@@ -45,13 +48,13 @@ def to_hand_on(scale: registers(SCALE_WORDS), piece):
 
 @device
 def word_of(word, lane):
-    """The word of another lane."""
+    """The word of another lane of the warp."""
     return as_int(shuffle(as_float(word), lane))
 
 
 @device
-def of_block(front, back, words: registers(2), lane):
-    """Eight weights of a block whose factors `lane` has."""
+def dequantize_block(front, back, words: registers(2), lane):
+    """A lane's eight weights of a block, four words of float16, whose factors lane number `lane` holds."""
     first = word_of(words[0], lane)
     a = first
     b = 0
@@ -72,9 +75,9 @@ def of_block(front, back, words: registers(2), lane):
 
 
 @device
-def in_turn(f: registers((2, 8))):
-    """Words of two rows as the tensor cores take them: of each 16 columns both rows' first halves, then the
-    second ones."""
+def interleave_rows(f: registers((2, 8))):
+    """Words of two rows, g and g + 8, in the order of the A fragments of wgmma: for every 16 columns the
+    first words of both rows, then the second ones."""
     out = registers(16)
     for i in static(2):
         for j in static(8):

@@ -1,11 +1,12 @@
-"""Products of many rows with block-quantised weights, on tensor cores.
+"""Prefill products with block-quantised weights for compute capability 8.0 and above, with `mma.sync`.
 
-A block makes 128 outputs of 128 rows. Weights are unpacked to halves in shared memory, 64 columns at a time,
-by the threads that have loaded them while the columns before were multiplied; activations, halves already,
-come there by themselves, in the order of columns that weights have in pieces (see packing.py): two pieces of
-a row are 64 columns. Two threads share a row, and the scales of its four blocks, for two times 64 columns.
-Both tiles have 128-byte rows whose 16-byte pieces are exchanged by the row's number, so that neither writing
-nor `ldmatrix` meets a bank twice. 8 warps take 64 outputs of 32 rows each.
+A block computes 128 outputs of 128 rows, each of its 8 warps 64 outputs of 32 rows. The columns are taken 64
+at a time, which are two pieces of each row of weights (see weights/packing.py). Two threads share a matrix
+row: each loads a piece while the previous columns are multiplied, dequantises it to float16 and writes it to
+shared memory; the scales of a chunk of four blocks serve two such steps. Activations are float16 in the
+column order of pieces, and `cp.async` copies them to shared memory. Both operands have rows of 128 bytes
+there, whose 16-byte parts are permuted by an exclusive or with the row's number, so that neither stores nor
+`ldmatrix` have bank conflicts. Both are double-buffered.
 """
 
 from __future__ import annotations
@@ -34,19 +35,21 @@ from ...ptx import (
     wait_for_grid,
 )
 from ..common.common import activate
+from .prefill_epilogue import PrefillArguments, source_of
 from .prefill_mma import four_weights
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = UNIT = BIAS = ACCUMULATE = EXPERTS = PDL = (
     0  # constants of the launch
 )
-TILE = 16384  # bytes of 128 rows of 64 halves
+TILE = 16384  # bytes of 128 rows of 64 float16 in shared memory
 
 
 @device
 def factors_of_row(tile, pieces, piece):
-    """a, b, a', b' of the four blocks of a chunk as pairs of halves: two loaded here, two by the other thread
-    of this row.
+    """The factors a, b, a', b' of the four blocks of a chunk, each as the same float16 twice: [4, 4].
+
+    Each of the two threads of a row loads those of two blocks, and they exchange them.
     """
     odd = thread() & 1
     scale = registers(SCALE_WORDS)
@@ -68,7 +71,9 @@ def factors_of_row(tile, pieces, piece):
 
 @device
 def store_piece(to, row, first, codes: registers(CODE_WORDS), f: registers((4, 4))):
-    """A piece's 32 weights into a row of the tile, 16 bytes a block, from 16-byte piece `first` on."""
+    """Dequantise a piece into a row of the tile: 16 bytes for each of its four blocks, from part
+    `first` on.
+    """
     w = registers(8)
     w[()] = UNPACK_CODES(*codes[()])
     for b in static(4):
@@ -81,67 +86,43 @@ def store_piece(to, row, first, codes: registers(CODE_WORDS), f: registers((4, 4
 
 
 @device
-def place(row, piece):
-    """Where a 16-byte piece of a row lies in a tile."""
-    return 128 * row + 16 * (piece ^ (row & 7))
+def place(row, part):
+    """The offset of a 16-byte part of a row in a tile."""
+    return 128 * row + 16 * (part ^ (row & 7))
 
 
-@device
-def source_of(sources, place):
-    """The row of x that comes to a place; `sources` where rows are dealt out to experts."""
-    if EXPERTS == 2:
-        line = load_int(sources + 4 * place)
-    else:
-        line = place
-    return line
+def prefill_matmul_sm80(args: PrefillArguments):
+    """out = (x @ weightsᵀ) · scales + bias, plus the previous `out` with ACCUMULATE.
 
-
-def prefill_matmul_sm80(
-    weights,
-    tile_bytes,
-    blocks,
-    n_out,
-    x,
-    x_stride,
-    scales,
-    rows,
-    bias,
-    out,
-    out_stride,
-    tiles,
-    sources,
-    expert_bytes,
-):
-    """out = (x @ weightsᵀ) · scales + bias. Grid: (rows / 128, outputs / 128), of 256 threads.
-
-    x is halves [rows, columns padded with zeros to a multiple of 128], scales float32 [rows]. With EXPERTS a
-    block takes a tile that `experts.deal` has made, if there are so many; 1: x is sorted by expert, 2:
-    `sources` are its rows.
+    Grid: (⌈rows / 128⌉, ⌈n_out / 128⌉), blocks of 256 threads; shared memory: 65536 bytes. With EXPERTS,
+    block x takes tile x of `args.tiles`, if there are so many, and its expert's matrix.
     """
+    weights = args.weights
+    bias = args.bias
     t = thread()
     lane = t & 31
     warp = shift_right(t, 5)
-    steps = (blocks + 3) // 4 * 2
+    steps = (args.blocks + 3) // 4 * 2
     pieces = 32 * steps
     a_row = shift_right(t, 1)
     base = block_x() * 128  # the first row, and the row behind the last
-    end = rows
+    end = args.rows
     if EXPERTS:
         if PDL:
             launch_dependents()
             wait_for_grid()
-        if block_x() >= load_int(tiles):
+        if block_x() >= load_int(args.tiles):
             return
-        tile = tiles + 16 + 16 * block_x()
+        tile = args.tiles + 16 + 16 * block_x()
         expert = load_int(tile)
         base = load_int(tile + 4)
         end = base + load_int(tile + 8)
-        weights = weights + expert * expert_bytes
-        bias = bias + 4 * expert * n_out
+        weights = weights + expert * args.expert_bytes
+        bias = bias + 4 * expert * args.n_out
     at = block_y() * 128 + a_row
-    if at >= n_out:
-        at = n_out - 1
-    source = weights + shift_right(at, 4) * tile_bytes
+    if at >= args.n_out:
+        at = args.n_out - 1
+    source = weights + shift_right(at, 4) * args.tile_bytes
     piece = 4 * (at & 15) + (t & 1)
     if PDL and not EXPERTS:
         launch_dependents()
@@ -158,8 +139,12 @@ def prefill_matmul_sm80(
         if line >= end:
             copied = 0
             line = 0
-        line = source_of(sources, line)
-        copy_async(shared() + 2 * TILE + place(b_row, t & 7), x + line * x_stride + 16 * (t & 7), copied)
+        line = source_of(args.sources, line)
+        copy_async(
+            shared() + 2 * TILE + place(b_row, t & 7),
+            args.x.address + line * args.x.stride + 16 * (t & 7),
+            copied,
+        )
     commit_copies()
     for step in range(steps):
         stage = (step & 1) * TILE
@@ -178,10 +163,10 @@ def prefill_matmul_sm80(
                 if line >= end:
                     copied = 0
                     line = 0
-                line = source_of(sources, line)
+                line = source_of(args.sources, line)
                 copy_async(
                     shared() + 2 * TILE + (TILE - stage) + place(b_row, t & 7),
-                    x + line * x_stride + 128 * (step + 1) + 16 * (t & 7),
+                    args.x.address + line * args.x.stride + 128 * (step + 1) + 16 * (t & 7),
                     copied,
                 )
             commit_copies()
@@ -205,9 +190,9 @@ def prefill_matmul_sm80(
             for i in static(4):
                 output = block_y() * 128 + (warp & 1) * 64 + 16 * m + (lane >> 2) + 8 * (i // 2)
                 row = base + (warp >> 1) * 32 + 8 * n + 2 * (lane & 3) + i % 2
-                if row < end and output < n_out:
-                    to = out + row * out_stride + 4 * output
-                    scale = load_float(scales + 4 * source_of(sources, row)) * (1.0 / UNIT)
+                if row < end and output < args.n_out:
+                    to = args.out.address + row * args.out.stride + 4 * output
+                    scale = load_float(args.scales + 4 * source_of(args.sources, row)) * (1.0 / UNIT)
                     value = acc[m, n, i] * scale
                     if BIAS:
                         value = value + load_constant(bias + 4 * output)

@@ -1,9 +1,8 @@
-"""Activations for the products: in two digits of 8 bits for few rows (see `common.emit_codes`), as halves for
-many.
-"""
+"""Converts activations for the products: to 16-bit codes for decode, to float16 for prefill."""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     absolute,
@@ -30,13 +29,15 @@ from ...ptx import (
 from ..common.common import store_quantized, warp_maximum, warp_sum
 from ..common.pointwise import block_sum
 
-NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch
+NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch: see the kernels
 
 
 def quantize(x, x_stride, blocks, weight, out, partials):
-    """x in codes; if NORMED x · weight, and each block's sum of x² into partials[row, block].
+    """Quantise x, float32 [rows, 32 · blocks], into `out`, in the layout of `store_quantized`.
 
-    Grid: (blocks / 4, rows), of 128 threads: a warp takes a block of 32.
+    With NORMED x · weight is quantised, and the sum of x² of each block is stored in partials, float32 [rows,
+    blocks]: an RMSNorm whose division is left to the epilogue of the product. Grid: (⌈blocks / 4⌉, rows),
+    blocks of 128 threads: a warp takes a block of 32 values.
     """
     if PDL:
         launch_dependents()
@@ -54,8 +55,8 @@ def quantize(x, x_stride, blocks, weight, out, partials):
 
 
 @device
-def store_halves(to, i, a, b, c, d):
-    """Columns i … i + 3 of a row of halves, in the order that `convert_to_f16` says."""
+def store_four_f16(to, i, a, b, c, d):
+    """Store columns i … i + 3 of a row as float16, in the order that `convert_to_f16` describes."""
     sub = shift_right(i, 2) & 3
     if WARPGROUPS:  # column 4s + 2j + k of 16 becomes 8j + 2s + k
         to = to + 2 * ((i & -16) + 2 * sub)
@@ -69,12 +70,16 @@ def store_halves(to, i, a, b, c, d):
 
 @device
 def largest(peak, a, b, c, d):
+    """The largest of `peak` and the absolute values of the others."""
     return maximum(peak, maximum(maximum(absolute(a), absolute(b)), maximum(absolute(c), absolute(d))))
 
 
 @device
 def scale_for(peak):
-    """The smallest power of two, at least 1, that brings the block's peak into halves."""
+    """The smallest power of two, at least 1, by which the row must be divided to fit float16.
+
+    `peak` is the largest absolute value of this thread.
+    """
     peak = warp_maximum(peak)
     if (thread() & 31) == 0:
         store_shared(shared() + 4 * shift_right(thread(), 5), peak)
@@ -86,36 +91,50 @@ def scale_for(peak):
     return scale
 
 
-def convert_to_f16(x, x_stride, width, out, out_stride, scales, weight, inverse_width: float, eps: float):
-    """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
-    [rows]. If NORMED x is RMSNorm(x) · weight.
+class ConvertArguments(KernelArguments):
+    """Arguments of `convert_to_f16`: x float32 [rows, width], out float16 [rows, width up to a multiple of
+    128], scales float32 [rows], weight float32 [width] and eps of the RMSNorm, inverse_width = 1 / width.
+    """
 
-    Grid: (1, rows), of 256 threads, which hold PARTS times 4 columns each; 0: as many as there are, read
-    twice, and not NORMED. Columns are in the order of weights in pieces (see packing.py), 128 at a time, or
-    with WARPGROUPS as the lanes that have these pieces hold them for tensor cores, 16 at a time; what is
-    behind the width, up to a multiple of 128, stays as it is.
+    x: Region
+    width: int
+    out: Region
+    scales: int
+    weight: int = 0
+    inverse_width: float
+    eps: float
+
+
+def convert_to_f16(args: ConvertArguments):
+    """out = x / scale as float16, where `scales` gets a power of two for each row so that no value overflows.
+    With NORMED x is RMSNorm(x) · weight.
+
+    Grid: (1, rows), blocks of 256 threads. A thread keeps PARTS times 4 columns in registers; with PARTS = 0,
+    which excludes NORMED, x is read twice. The columns of each 128 are in the order of pieces (see
+    weights/packing.py); with WARPGROUPS, those of each 16 are in the order in which the lanes that hold these
+    pieces pass them to `wgmma`. The padding of `out` is not written.
     """
     if PDL:
         launch_dependents()
         wait_for_grid()
-    row = x + block_y() * x_stride
-    to = out + block_y() * out_stride
+    row = args.x.address + block_y() * args.x.stride
+    to = args.out.address + block_y() * args.out.stride
     first = 4 * thread()
     peak = 0.0
     if PARTS:
         v = registers((PARTS, 4), 0.0)
         w = registers((PARTS, 4), 0.0)
-        for k in static(PARTS):  # all of them at once
-            if first + 1024 * k < width:
+        for k in static(PARTS):  # all loads are issued before the first use
+            if first + 1024 * k < args.width:
                 v[k] = load_float4(row + (4 * first + 4096 * k))
                 if NORMED:
-                    w[k] = load_float4(weight + (4 * first + 4096 * k))
+                    w[k] = load_float4(args.weight + (4 * first + 4096 * k))
         if NORMED:
             squares = 0.0
             for k in static(PARTS):
                 for j in static(4):
                     squares = squares + v[k, j] * v[k, j]
-            deviation = sqrt(block_sum(squares, shared() + 32) * inverse_width + eps)
+            deviation = sqrt(block_sum(squares, shared() + 32) * args.inverse_width + args.eps)
             for k in static(PARTS):
                 for j in static(4):
                     v[k, j] = div_f32(v[k, j], deviation) * w[k, j]
@@ -124,19 +143,19 @@ def convert_to_f16(x, x_stride, width, out, out_stride, scales, weight, inverse_
         scale = scale_for(peak)
         inverse = div_f32(1.0, scale)
         for k in static(PARTS):
-            if first + 1024 * k < width:
+            if first + 1024 * k < args.width:
                 i = first + 1024 * k
-                store_halves(
+                store_four_f16(
                     to, i, v[k, 0] * inverse, v[k, 1] * inverse, v[k, 2] * inverse, v[k, 3] * inverse
                 )
     else:
-        for i in range(first, width, 1024):
+        for i in range(first, args.width, 1024):
             a, b, c, d = load_float4(row + 4 * i)
             peak = largest(peak, a, b, c, d)
         scale = scale_for(peak)
         inverse = div_f32(1.0, scale)
-        for i in range(first, width, 1024):
+        for i in range(first, args.width, 1024):
             a, b, c, d = load_float4(row + 4 * i)
-            store_halves(to, i, a * inverse, b * inverse, c * inverse, d * inverse)
+            store_four_f16(to, i, a * inverse, b * inverse, c * inverse, d * inverse)
     if thread() == 0:
-        store_float(scales + 4 * block_y(), scale)
+        store_float(args.scales + 4 * block_y(), scale)
