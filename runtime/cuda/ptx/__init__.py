@@ -1,10 +1,9 @@
-"""The PTX instructions that kernels are made of, one function each: see instruction.py."""
+"""The PTX instructions that kernels use, one function each: see instruction.py."""
 
 from __future__ import annotations
 
 from .instruction import Instruction
 from .memory import (
-    load4,
     load_constant,
     load_float,
     load_float2,
@@ -23,7 +22,6 @@ from .memory import (
     store_float,
     store_float4,
     store_int,
-    store_int4,
     store_long,
     store_short,
 )
@@ -40,10 +38,7 @@ from .numbers import (
     cosine,
     div_f32,
     div_u32,
-    dot_signed,
-    dot_unsigned,
     exp2,
-    fma,
     fma_f16x2,
     high_f16,
     log2,
@@ -75,7 +70,6 @@ from .shared import (
     store_shared_long,
     wait_copies,
     wait_copies_all_but_1,
-    wait_copies_but_2,
 )
 from .tensor import (
     fence_async_proxy,
@@ -84,7 +78,6 @@ from .tensor import (
     mma_f16,
     mma_s8,
     mma_s8_k16,
-    wait_products,
     wgmma_64,
     wgmma_128,
     wgmma_256,
@@ -134,18 +127,14 @@ __all__ = [
     "cosine",
     "div_f32",
     "div_u32",
-    "dot_signed",
-    "dot_unsigned",
     "exp2",
     "fence",
     "fence_async_proxy",
-    "fma",
     "fma_f16x2",
     "high_f16",
     "launch_dependents",
     "ldmatrix",
     "ldmatrix_transposed",
-    "load4",
     "load_constant",
     "load_float",
     "load_float2",
@@ -187,7 +176,6 @@ __all__ = [
     "store_float",
     "store_float4",
     "store_int",
-    "store_int4",
     "store_long",
     "store_shared",
     "store_shared_int",
@@ -199,9 +187,7 @@ __all__ = [
     "to_int",
     "wait_copies",
     "wait_copies_all_but_1",
-    "wait_copies_but_2",
     "wait_for_grid",
-    "wait_products",
     "warp_barrier",
     "wgmma_64",
     "wgmma_128",

@@ -1,6 +1,6 @@
-"""Ops of models with several residual streams and sparse FFNs; see `runtime/ops/altup.py`.
+"""AltUp, with several residual streams, and the activation sparsity of Gemma 3n: see `runtime/ops/altup.py`.
 
-Streams lie side by side, `step` bytes from one to the next.
+All matrices are float32. The streams are columns of one matrix, `step` bytes from one to the next.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from ...ptx import (
 from .common import begin
 from .pointwise import block_sum
 
-N = ACTIVE = 0  # constants of the launch: how many streams, and which is worked on
+N = ACTIVE = 0  # constants of the launch: the number of streams, and the active one
 
 
 def sparsify(x, x_stride, width, inverse_width: float, deviations: float):
-    """x = max(x - (mean + deviations · std), 0). Grid: (1, rows), of 256 threads."""
+    """x = max(x - (mean + deviations · std), 0), with mean and std of the row.
+
+    Grid: (1, rows), blocks of 256 threads. Shared memory: 64 bytes.
+    """
     begin()
     row = x + block_y() * x_stride
     total = 0.0
@@ -36,30 +39,35 @@ def sparsify(x, x_stride, width, inverse_width: float, deviations: float):
     for i in range(thread(), width, 256):
         value = load_float(row + 4 * i) - mean
         squares = squares + value * value
-    least = mean + deviations * sqrt(block_sum(squares, shared() + 32) * inverse_width)
+    threshold = mean + deviations * sqrt(block_sum(squares, shared() + 32) * inverse_width)
     for i in range(thread(), width, 256):
-        store_float(row + 4 * i, maximum(load_float(row + 4 * i) - least, 0.0))
+        store_float(row + 4 * i, maximum(load_float(row + 4 * i) - threshold, 0.0))
 
 
 def match_magnitude(x, x_stride, like, like_stride, width, inverse_width: float, floor: float):
-    """x = x · rms(like) / max(rms(x), floor). Grid: (1, rows), of 256 threads."""
+    """x = x · rms(like) / max(rms(x), floor). Grid: (1, rows), blocks of 256 threads. Shared memory:
+    64 bytes.
+    """
     begin()
     row = x + block_y() * x_stride
     own = 0.0
-    wanted = 0.0
+    target = 0.0
     for i in range(thread(), width, 256):
         value = load_float(row + 4 * i)
         own = own + value * value
         value = load_float(like + block_y() * like_stride + 4 * i)
-        wanted = wanted + value * value
+        target = target + value * value
     own = maximum(sqrt(block_sum(own, shared()) * inverse_width), floor)
-    wanted = sqrt(block_sum(wanted, shared() + 32) * inverse_width)
+    target = sqrt(block_sum(target, shared() + 32) * inverse_width)
     for i in range(thread(), width, 256):
-        store_float(row + 4 * i, div_f32(load_float(row + 4 * i) * wanted, own))
+        store_float(row + 4 * i, div_f32(load_float(row + 4 * i) * target, own))
 
 
 def predict_streams(streams, stride, step, coefficients, coefficients_stride, out, out_stride, width):
-    """streams_j += Σ_i coefficients[j, i] · streams_i; out = streams_active. Grid: (width / 256, rows)."""
+    """streams_j += Σ_i coefficients[j, i] · streams_i; out = streams_active.
+
+    Grid: (⌈width / 256⌉, rows), blocks of 256 threads.
+    """
     begin()
     i = block_x() * 256 + thread()
     if i < width:
@@ -80,7 +88,7 @@ def predict_streams(streams, stride, step, coefficients, coefficients_stride, ou
 def correct_streams(streams, stride, step, coefficients, coefficients_stride, x, x_stride, weight, width):
     """streams_j += (1 + coefficients[j]) · (x - streams_active); x = streams_active · weight.
 
-    Grid: (width / 256, rows).
+    Grid: (⌈width / 256⌉, rows), blocks of 256 threads.
     """
     begin()
     i = block_x() * 256 + thread()

@@ -1,4 +1,4 @@
-"""Rows out of matrices: embeddings, whatever their format, and the rows whose logits are asked for."""
+"""Embedding look-ups in matrices of all formats, and the selection of the rows that get logits."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from ...ptx import (
     wait_for_grid,
 )
 
-LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = load_float  # constants of the launch
+LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = load_float  # see matmul/unpack.py
 CODE_WORDS = SCALE_WORDS = UNIT = FLOAT = PDL = 0
 
 
 @device
-def store_codes(out, word, scale, minimum):
-    """Four weights a · code + b."""
+def store_weights(out, word, scale, minimum):
+    """Store four weights code · scale + minimum, whose codes are the signed bytes of a word."""
     for i in static(4):
         code = (bits_and(shift_right(word, 8 * i), 255) ^ 128) - 128
         store_float(out + 4 * i, to_float(code) * scale + minimum)
 
 
 def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: float):
-    """out[row] = table[tokens[row]] · scale, of a table of blocks; a token beyond it reads row 0.
+    """out[row] = table[tokens[row]] · scale, float32, of a packed matrix; tokens from `n_tokens` on read row
+    0.
 
-    Grid: (pieces of a row / 128, rows), of 128 threads that take a piece each.
+    Grid: (⌈blocks / 128⌉, rows), blocks of 128 threads: a thread takes a piece of 32 weights.
     """
     if PDL:
         launch_dependents()
@@ -64,12 +65,12 @@ def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: f
                 for h in static(2):
                     to = out + block_y() * out_stride + 4 * (128 * chunk + 32 * b + 16 * h + 4 * (at & 3))
                     unit = scale * (1.0 / UNIT)
-                    store_codes(to, word[2 * b + h], f[2 * h] * unit, f[2 * h + 1] * unit)
+                    store_weights(to, word[2 * b + h], f[2 * h] * unit, f[2 * h + 1] * unit)
 
 
 @device
 def read_float(address, at):
-    """A number of a float matrix."""
+    """Element `at` of a row of a float matrix; FLOAT is 32 for float32, 16 for float16, 0 for bfloat16."""
     if FLOAT == 32:
         value = load_constant(address + 4 * at)
     elif FLOAT == 16:
@@ -80,7 +81,7 @@ def read_float(address, at):
 
 
 def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, scale: float):
-    """The same of a table of floats: FLOAT is 32, 16, or 0 for bf16. Grid: (width / 128, rows)."""
+    """`embed` for a float matrix. Grid: (⌈width / 128⌉, rows), blocks of 128 threads."""
     if PDL:
         launch_dependents()
         wait_for_grid()
@@ -93,7 +94,7 @@ def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, sca
 
 
 def select_rows(logits_indices, x, x_stride, out, out_stride, width):
-    """out[row] = x[logits_indices[row]]. Grid: (width / 128, rows)."""
+    """out[row] = x[logits_indices[row]], float32. Grid: (⌈width / 128⌉, rows), blocks of 128 threads."""
     if PDL:
         launch_dependents()
         wait_for_grid()

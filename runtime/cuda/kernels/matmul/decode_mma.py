@@ -23,9 +23,9 @@ from ...ptx import (
     shuffle,
     thread,
 )
-from ..common.common import code_plane_bytes, join_digits, scale_plane_bytes
+from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
-LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_digits  # of the weights' format: see unpack.py
+LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
 
 
@@ -114,9 +114,9 @@ def decode_mma_4(
                         c[()] = mma_s8(*a, *b_word[u], *c[()])
                 source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
                 for i in static(2):
-                    total = from_lane(f[i, 0], source) * join_digits(c[2 * i], c[2 * i + 1])
+                    total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
                     if TWO_SCALES:
-                        second = join_digits(c2[2 * i], c2[2 * i + 1])
+                        second = join_bytes(c2[2 * i], c2[2 * i + 1])
                         total = total + from_lane(f[i, 2], source) * second
                     acc[m, i] = acc[m, i] + d[g] * total
                     if MINIMUM:
@@ -218,11 +218,11 @@ def decode_mma_8(
                         second[()] = mma_s8(*f, b_word[n, u, 2], b_word[n, u, 3], 0, 0, 0, 0)
                     for i in static(4):
                         if TWO_SCALES:
-                            total = wa[i // 2] * join_digits(first[i], second[i])
-                            total = total + wa2[i // 2] * join_digits(later[i], last[i])
+                            total = wa[i // 2] * join_bytes(first[i], second[i])
+                            total = total + wa2[i // 2] * join_bytes(later[i], last[i])
                             acc[m, n, i] = acc[m, n, i] + d[n, i % 2, u] * total
                         else:
-                            total = join_digits(first[i], second[i])
+                            total = join_bytes(first[i], second[i])
                             acc[m, n, i] = acc[m, n, i] + (wa[i // 2] * d[n, i % 2, u]) * total
                         if MINIMUM:
                             acc[m, n, i] = acc[m, n, i] + wb[i // 2] * s[n, i % 2, u]
