@@ -24,13 +24,11 @@ from ...ptx import (
     wait_for_grid,
 )
 
-SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(
-    1, 9
-)  # values of KIND: activation functions
+# Values of KIND: the activation functions.
+SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)
 
 # Constants of the launch. TOKENS: rows of quantised activations, rounded up to a power of two. LIMIT and
-# ALPHA
-# are the parameters of `CLIPPED`: see `ops.MoE`.
+# ALPHA are the parameters of `CLIPPED`: see `ops.MoE`.
 KIND = TOKENS = PDL = 0
 LIMIT = ALPHA = 0.0
 
@@ -139,9 +137,8 @@ def store_quantized(codes, blocks, token, i, value):
     block. NaN and infinity make d NaN. At `codes`, the TOKENS rows of a step are interleaved in pieces of 16
     bytes, which are B fragments of `mma.sync`, and which lanes that take one block each read contiguously:
 
-        planes t = 0 … 3    [blocks][TOKENS]: of a block the high bytes 4t …, the high bytes 16 + 4t …, the
-        low
-                            bytes 4t …, and the low bytes 16 + 4t …
+        planes t = 0 … 3    [blocks][TOKENS]: of a block the high bytes 4t …, the high bytes 16 + 4t …,
+                            the low bytes 4t …, and the low bytes 16 + 4t …
         planes 4 … 7        [blocks / 4][TOKENS]: float32 of four blocks: d; d · (sum of the codes); the same
                             for the first half of each block; for the second half
     """

@@ -34,8 +34,8 @@ from ...ptx import (
     wait_for_grid,
 )
 
-# Constants of the launch: K is 32 R and 2 to the power LOG_K; WARPS is 2 to the power LOG_WARPS. FIRST: the
-# source is logits, else keys, of `best_keys` in runs. LAST: K ids and K logits are written, not keys.
+# Constants of the launch: K = 32 · R = 2^LOG_K; WARPS = 2^LOG_WARPS. FROM_LOGITS: the source are logits, else
+# the sorted keys of the first launch, K of each block. FINAL: K ids and K logits are written, else keys.
 K = R = WARPS = FROM_LOGITS = FINAL = 1
 LOG_K = LOG_WARPS = PDL = 0
 LOWEST_KEY = -(1 << 63)  # a key below all others
