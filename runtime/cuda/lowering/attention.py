@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import ops
 from ..compile.arguments import Region
-from ..kernels.attention import attention, decode, prefill, prepare_qk
+from ..kernels.attention import decode, prefill, prepare_qk, simt
 from .base import FEW, Coded, Launches, padded
 from .fusing import PreparedAttend, turn_key
 
@@ -162,7 +162,7 @@ class AttentionLowering(Launches):
             "SPAN": SPAN,
             "WARPS": ATTEND_WARPS,
         }
-        self._in_spans(i, op, attention.attend, together, value_dims, constants, 4, 0)
+        self._in_spans(i, op, simt.attend, together, value_dims, constants, 4, 0)
 
     def _attend_group(
         self,

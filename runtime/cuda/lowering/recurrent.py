@@ -9,8 +9,8 @@ from ... import ops
 from ...config.fields import UnsupportedModel
 from ..compile.arguments import Region
 from ..kernels.common import altup
-from ..kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_prefill
-from ..kernels.recurrent.conv_prefill import SPAN
+from ..kernels.recurrent import conv, delta_prefill, recurrent, scan_prefill
+from ..kernels.recurrent.conv import SPAN
 from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
 from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
 from .base import Launches
@@ -57,12 +57,12 @@ class RecurrentLowering(Launches):
         edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
         sequence = [self.inputs.sequences, self.inputs.positions]
         grid = -(-channels // 128), -(-rows // SPAN)
-        what = self._kernel(conv_prefill.conv_edges, 128, TAPS=taps)
+        what = self._kernel(conv.conv_edges, 128, TAPS=taps)
         self._emit(what, grid, [*self._at(op.x), *edges, *self._state(op.state), *sequence, rows, channels])
         arguments = [*self._at(op.x), *self._at(op.out), self.memory.vector(op.weight)]
         arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
         constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
-        self._emit(self._kernel(conv_prefill.conv_spans, 128, **constants), grid, arguments)
+        self._emit(self._kernel(conv.conv_spans, 128, **constants), grid, arguments)
         self._wrote(op.out)
 
     def _four_rows(self, rows: Region, size: int) -> bool:

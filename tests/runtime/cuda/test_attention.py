@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.kernels.attention.attention import attend
 from kukri.runtime.cuda.kernels.attention.decode import attend_group
 from kukri.runtime.cuda.kernels.attention.mla import attend_latent, merge_spans
 from kukri.runtime.cuda.kernels.attention.prefill import attend_prompt
 from kukri.runtime.cuda.kernels.attention.prepare_qk import prepare
+from kukri.runtime.cuda.kernels.attention.simt import attend
 
 from .codes import decoded, empty
 from .simulator import run

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
-from kukri.runtime.cuda.kernels.attention import attention, decode, mla, prefill, prepare_qk
+from kukri.runtime.cuda.kernels.attention import decode, mla, prefill, prepare_qk, simt
 from kukri.runtime.cuda.kernels.common import altup, gather, mapped, pointwise, top_k
 from kukri.runtime.cuda.kernels.matmul import (
     decode_matmul,
@@ -18,7 +18,7 @@ from kukri.runtime.cuda.kernels.matmul import (
     prefill_sm90,
     quantize,
 )
-from kukri.runtime.cuda.kernels.recurrent import conv_prefill, delta_prefill, recurrent, scan_prefill
+from kukri.runtime.cuda.kernels.recurrent import conv, delta_prefill, recurrent, scan_prefill
 
 FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 FEW |= {"STORE": 1, "KIND": 1}
@@ -66,7 +66,7 @@ KERNELS = [
     kernel(prefill_sm80.tiled_matmul, 256, PDL=0, **MANY),
     kernel(prefill_sm90.warpgroup_matmul, 256, PDL=1, M=1, ROWS=128, **MANY),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
-    kernel(attention.attend, 64, PDL=0, **ATTEND),
+    kernel(simt.attend, 64, PDL=0, **ATTEND),
     kernel(decode.attend_group, 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
     kernel(mla.attend_latent, 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
     kernel(mla.attend_latent, 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
@@ -95,8 +95,8 @@ KERNELS = [
     kernel(recurrent.causal_conv, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel(recurrent.state_scan, 64, WARPS=2, R=4, PARTS=4, PDL=0),
     kernel(recurrent.delta_rule, 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
-    kernel(conv_prefill.conv_edges, 128, TAPS=4, PDL=0),
-    kernel(conv_prefill.conv_spans, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
+    kernel(conv.conv_edges, 128, TAPS=4, PDL=0),
+    kernel(conv.conv_spans, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
     kernel(delta_prefill.delta_pairs, 128, WARPS=4, PARTS=4, TILED=1, PDL=0),
     kernel(delta_prefill.delta_prompt, 128, WARPS=4, PARTS=2, TILED=0, WHOLE=1, PDL=0),
     kernel(scan_prefill.scan_pairs, 128, WARPS=4, PARTS=4, PDL=0),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.kernels.recurrent.conv_prefill import SPAN, conv_edges, conv_spans
+from kukri.runtime.cuda.kernels.recurrent.conv import SPAN, conv_edges, conv_spans
 from kukri.runtime.cuda.kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
 from kukri.runtime.cuda.kernels.recurrent.delta_prefill import delta_pairs, delta_prompt
 from kukri.runtime.cuda.kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
