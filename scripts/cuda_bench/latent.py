@@ -51,8 +51,8 @@ class Layer:
         lowering, op = self._lowering, self._op
         lowering._begin(self.rows, self.rows, True, self.rows > DECODE_ROWS)
         if way == "plain":
-            lowering._attend_plain(0, op)
-        elif lowering._latent_shape(op):
+            lowering._simt_attention(0, op)
+        elif lowering._mla_shape(op):
             lowering._attend(0, op)
         return lowering._launches
 

@@ -55,7 +55,9 @@ def stage(
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list, definition.returns = [], None
-    known = {k: v for k, v in function.__globals__.items() if isinstance(v, int | float)} | dict(constants)
+    closure = inspect.getclosurevars(function).nonlocals
+    visible = {**function.__globals__, **closure}
+    known = {k: v for k, v in visible.items() if isinstance(v, int | float)} | dict(constants)
     stager = _Stager(known)
     definition.args.args = [
         a
@@ -66,13 +68,8 @@ def stage(
     definition.body = stager.block(definition.body)
     ast.fix_missing_locations(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    scope = dict(function.__globals__) | dict(constants)
-    closure = inspect.getclosurevars(function).nonlocals
-    namespace = {
-        name: resolve({**scope, **closure}[name], constants)
-        for name in used
-        if name in scope or name in closure
-    }
+    scope = visible | dict(constants)
+    namespace = {name: resolve(scope[name], constants) for name in used if name in scope}
     namespace["float32"] = resolve("float32", constants)
     exec(compile(tree, f"<staged {function.__name__}>", "exec"), namespace)
     return namespace[function.__name__]

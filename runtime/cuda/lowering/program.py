@@ -11,12 +11,12 @@ from ...ops.fused import GatedMatMul
 from ..driver.launch import Launch
 from .fusing import CudaOp, JoinedMatMul, PreparedAttend, writes
 from .gather import RowLowering
-from .mla import LatentLowering
+from .mla import MLALowering
 from .moe import ExpertLowering
 from .recurrent import RecurrentLowering
 
 
-class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
+class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
     """Turns the fused ops of a program into launches."""
 
     def launches(

@@ -61,7 +61,7 @@ def test_steps(program, feed, warpgroups, suffix):
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {f"prefill_matmul_{suffix}", "decode_matmul", "attend_group"} <= set(device.launched)
+    assert {f"prefill_matmul_{suffix}", "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
