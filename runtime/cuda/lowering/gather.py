@@ -29,11 +29,11 @@ class RowLowering(LaunchBuilder):
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
-            what = self._kernel(gather.embed_floats, 128, FLOAT=matrix.float_kind)
-            self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
+            kernel = self._kernel(gather.embed_floats, 128, FLOAT=matrix.float_kind)
+            self._emit(kernel, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel(gather.embed, 128, FORMAT=tensor.format.name)
-            self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
+            kernel = self._kernel(gather.embed, 128, FORMAT=tensor.format.name)
+            self._emit(kernel, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
         n, width = self._n_rows[op.x.logits_rows], op.x.width
@@ -64,8 +64,8 @@ class RowLowering(LaunchBuilder):
             out: ops.Buffer,
             **constants: int,
         ) -> None:
-            what = self._kernel(function, 256, **constants)
-            self._emit(what, (-(-width // 256), self._n_rows[out.logits_rows]), arguments)
+            kernel = self._kernel(function, 256, **constants)
+            self._emit(kernel, (-(-width // 256), self._n_rows[out.logits_rows]), arguments)
             self._invalidate(out)
 
         match op:
@@ -104,8 +104,8 @@ class RowLowering(LaunchBuilder):
                     float(op.beta),
                     op.length,
                 ]
-                what = self._kernel(prepare_qk.grow_queries, 256)
-                self._emit(what, (-(-op.q.width // 256), self._n_rows[op.q.logits_rows]), arguments)
+                kernel = self._kernel(prepare_qk.grow_queries, 256)
+                self._emit(kernel, (-(-op.q.width // 256), self._n_rows[op.q.logits_rows]), arguments)
                 self._invalidate(op.q)
             case _:
                 raise unsupported(op)

@@ -242,27 +242,39 @@ class RecurrentLowering(LaunchBuilder):
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
         self._invalidate(op.x)
 
-    def _streams(self, streams: Sequence[ops.Buffer]) -> list[int]:
-        """Where the first lies, and the bytes from each to the next."""
+    def _streams(self, streams: Sequence[ops.Buffer]) -> tuple[Region, int]:
+        """The first of the residual streams, and the bytes from each to the next one."""
         regions = [self._at(b) for b in streams]
         steps = {b.address - a.address for a, b in pairwise(regions)}
         if len(steps) != 1:
             raise UnsupportedModel("the CUDA machine needs residual streams side by side")
-        return [*regions[0], steps.pop()]
+        return regions[0], steps.pop()
 
     def _predict_streams(self, op: ops.AltUpPredict) -> None:
-        width = op.out.width
-        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
+        streams, step = self._streams(op.streams)
+        arguments = altup.PredictArguments(
+            streams=streams,
+            step=step,
+            coefficients=self._at(op.coefficients),
+            out=self._at(op.out),
+            width=op.out.width,
+        )
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel(altup.predict_streams, 256, **constants)
-        self._emit(what, (-(-width // 256), self._n_rows[op.out.logits_rows]), arguments)
+        self._emit(what, (-(-op.out.width // 256), self._n_rows[op.out.logits_rows]), arguments)
         self._invalidate(op.out, *op.streams)
 
     def _correct_streams(self, op: ops.AltUpCorrect) -> None:
-        width = op.x.width
-        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
-        arguments += [self.memory.vector(op.weight), width]
+        streams, step = self._streams(op.streams)
+        arguments = altup.CorrectArguments(
+            streams=streams,
+            step=step,
+            coefficients=self._at(op.coefficients),
+            x=self._at(op.x),
+            weight=self.memory.vector(op.weight),
+            width=op.x.width,
+        )
         constants = {"N": len(op.streams), "ACTIVE": op.active}
         what = self._kernel(altup.correct_streams, 256, **constants)
-        self._emit(what, (-(-width // 256), self._n_rows[op.x.logits_rows]), arguments)
+        self._emit(what, (-(-op.x.width // 256), self._n_rows[op.x.logits_rows]), arguments)
         self._invalidate(op.x, *op.streams)

@@ -5,6 +5,7 @@ All matrices are float32. The streams are columns of one matrix, `step` bytes fr
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     block_x,
@@ -63,42 +64,67 @@ def match_magnitude(x, x_stride, like, like_stride, width, inverse_width: float,
         store_float(row + 4 * i, div_f32(load_float(row + 4 * i) * target, own))
 
 
-def predict_streams(streams, stride, step, coefficients, coefficients_stride, out, out_stride, width):
+class PredictArguments(KernelArguments):
+    """Arguments of `predict_streams`: streams [rows, N · step / 4], coefficients [rows, N · N], out
+    [rows, width].
+    """
+
+    streams: Region
+    step: int
+    coefficients: Region
+    out: Region
+    width: int
+
+
+def predict_streams(args: PredictArguments):
     """streams_j += Σ_i coefficients[j, i] · streams_i; out = streams_active.
 
     Grid: (⌈width / 256⌉, rows), blocks of 256 threads.
     """
     begin()
     i = block_x() * 256 + thread()
-    if i < width:
-        at = streams + block_y() * stride + 4 * i
-        row = coefficients + block_y() * coefficients_stride
+    if i < args.width:
+        at = args.streams.address + block_y() * args.streams.stride + 4 * i
+        row = args.coefficients.address + block_y() * args.coefficients.stride
         before = registers(N)
         for k in static(N):
-            before[k] = load_float(at + k * step)
+            before[k] = load_float(at + k * args.step)
         for j in static(N):
             value = before[j]
             for k in static(N):
                 value = value + load_float(row + 4 * (j * N + k)) * before[k]
-            store_float(at + j * step, value)
+            store_float(at + j * args.step, value)
             if j == ACTIVE:
-                store_float(out + block_y() * out_stride + 4 * i, value)
+                store_float(args.out.address + block_y() * args.out.stride + 4 * i, value)
 
 
-def correct_streams(streams, stride, step, coefficients, coefficients_stride, x, x_stride, weight, width):
+class CorrectArguments(KernelArguments):
+    """Arguments of `correct_streams`: streams [rows, N · step / 4], coefficients [rows, N], x [rows, width],
+    weight [width].
+    """
+
+    streams: Region
+    step: int
+    coefficients: Region
+    x: Region
+    weight: int
+    width: int
+
+
+def correct_streams(args: CorrectArguments):
     """streams_j += (1 + coefficients[j]) · (x - streams_active); x = streams_active · weight.
 
     Grid: (⌈width / 256⌉, rows), blocks of 256 threads.
     """
     begin()
     i = block_x() * 256 + thread()
-    if i < width:
-        at = streams + block_y() * stride + 4 * i
-        row = coefficients + block_y() * coefficients_stride
-        to = x + block_y() * x_stride + 4 * i
-        new = load_float(to) - load_float(at + ACTIVE * step)
+    if i < args.width:
+        at = args.streams.address + block_y() * args.streams.stride + 4 * i
+        row = args.coefficients.address + block_y() * args.coefficients.stride
+        to = args.x.address + block_y() * args.x.stride + 4 * i
+        new = load_float(to) - load_float(at + ACTIVE * args.step)
         for j in static(N):
-            value = load_float(at + j * step) + (1.0 + load_float(row + 4 * j)) * new
-            store_float(at + j * step, value)
+            value = load_float(at + j * args.step) + (1.0 + load_float(row + 4 * j)) * new
+            store_float(at + j * args.step, value)
             if j == ACTIVE:
-                store_float(to, value * load_constant(weight + 4 * i))
+                store_float(to, value * load_constant(args.weight + 4 * i))

@@ -8,7 +8,6 @@ from ...ptx import (
     bits_and,
     block_x,
     block_y,
-    launch_dependents,
     load_constant,
     load_float,
     load_int,
@@ -19,8 +18,8 @@ from ...ptx import (
     store_float,
     thread,
     to_float,
-    wait_for_grid,
 )
+from .common import begin
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = load_float  # see matmul/unpack.py
 CODE_WORDS = SCALE_WORDS = UNIT = FLOAT = PDL = 0
@@ -40,9 +39,7 @@ def embed(tokens, table, tile_bytes, blocks, n_tokens, out, out_stride, scale: f
 
     Grid: (⌈blocks / 128⌉, rows), blocks of 128 threads: a thread takes a piece of 32 weights.
     """
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     at = block_x() * 128 + thread()
     chunk = shift_right(at, 2)
     token = load_int(tokens + 4 * block_y())
@@ -82,9 +79,7 @@ def read_float(address, at):
 
 def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, scale: float):
     """`embed` for a float matrix. Grid: (⌈width / 128⌉, rows), blocks of 128 threads."""
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     i = block_x() * 128 + thread()
     token = load_int(tokens + 4 * block_y())
     if token >= n_tokens:
@@ -95,9 +90,7 @@ def embed_floats(tokens, table, row_bytes, width, n_tokens, out, out_stride, sca
 
 def select_rows(logits_indices, x, x_stride, out, out_stride, width):
     """out[row] = x[logits_indices[row]], float32. Grid: (⌈width / 128⌉, rows), blocks of 128 threads."""
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     i = block_x() * 128 + thread()
     if i < width:
         row = load_int(logits_indices + 4 * block_y())

@@ -20,7 +20,6 @@ from ...ptx import (
     block_x,
     block_y,
     blocks_x,
-    launch_dependents,
     load_float,
     load_long,
     load_shared_long,
@@ -31,8 +30,8 @@ from ...ptx import (
     store_long,
     store_shared_long,
     thread,
-    wait_for_grid,
 )
+from .common import begin
 
 # Constants of the launch: K = 32 · R = 2^LOG_K; WARPS = 2^LOG_WARPS. FROM_LOGITS: the source are logits, else
 # the sorted keys of the first launch, K of each block. FINAL: K ids and K logits are written, else keys.
@@ -136,9 +135,7 @@ def top_k(source, stride, n, out, out_stride):
     Grid: (blocks, rows), blocks of WARPS warps. Shared memory: int64 [WARPS, K]. Groups of K elements are
     dealt to the warps of all blocks in turn. A row of `out` has K results for each block.
     """
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = source + block_y() * stride
@@ -181,9 +178,7 @@ def top_1(source, stride, n, out, out_stride):
 
     Grid: (blocks, rows), blocks of WARPS warps. Shared memory: int64 [WARPS].
     """
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     row = source + block_y() * stride
     key = LOWEST_KEY
     for i in range(block_x() * 32 * WARPS + thread(), n, blocks_x() * 32 * WARPS):

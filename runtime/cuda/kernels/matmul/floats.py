@@ -27,7 +27,7 @@ FLOAT = N = BIAS = ACCUMULATE = PDL = 0  # constants of the launch; N: rows of x
 
 
 @device
-def four_weights(row, i):
+def load_four_weights(row, i):
     """Weights i … i + 3 of a row as float32; FLOAT is 32 for float32, 16 for float16, 0 for bfloat16."""
     if FLOAT == 32:
         a, b, c, d = load_stream4(row + 4 * i)
@@ -74,7 +74,7 @@ def float_matmul(args: FloatMatmulArguments):
         acc = registers(N, 0.0)
         for i in range(4 * (thread() & 31), args.width, 128):
             w = registers(4)
-            w[()] = four_weights(weights, i)
+            w[()] = load_four_weights(weights, i)
             for n in static(N):
                 row = first + n
                 if row >= args.rows:

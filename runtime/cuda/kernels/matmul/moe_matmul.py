@@ -28,7 +28,7 @@ from ...ptx import (
 )
 from ..common.common import activate, begin, gated, store_quantized, warp_sum
 from .decode_mma import decode_mma_4, load_first_chunk
-from .floats import four_weights
+from .floats import load_four_weights
 
 # Constants of the launch. CHOSEN: a pair takes the matrix that its row has chosen, else matrix number
 # `choice`.
@@ -224,7 +224,7 @@ def moe_float_matmul(args: MoeFloatArguments):
         total = 0.0
         for i in range(4 * (thread() & 31), args.experts.width, 128):
             w = registers(4)
-            w[()] = four_weights(weights, i)
+            w[()] = load_four_weights(weights, i)
             a, b, c, d = load_float4(source + 4 * i)
             total = total + a * w[0] + b * w[1] + c * w[2] + d * w[3]
         total = warp_sum(total)

@@ -10,7 +10,6 @@ from ...ptx import (
     block_x,
     block_y,
     div_f32,
-    launch_dependents,
     load_constant,
     load_float,
     load_float4,
@@ -24,9 +23,8 @@ from ...ptx import (
     store_int,
     store_shared,
     thread,
-    wait_for_grid,
 )
-from ..common.common import store_quantized, warp_maximum, warp_sum
+from ..common.common import begin, store_quantized, warp_maximum, warp_sum
 from ..common.pointwise import block_sum
 
 NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch: see the kernels
@@ -39,9 +37,7 @@ def quantize(x, x_stride, blocks, weight, out, partials):
     blocks]: an RMSNorm whose division is left to the epilogue of the product. Grid: (⌈blocks / 4⌉, rows),
     blocks of 128 threads: a warp takes a block of 32 values.
     """
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     block = 4 * block_x() + shift_right(thread(), 5)
     if block < blocks:
         i = 32 * block + (thread() & 31)
@@ -114,9 +110,7 @@ def convert_to_f16(args: ConvertArguments):
     weights/packing.py); with WARPGROUPS, those of each 16 are in the order in which the lanes that hold these
     pieces pass them to `wgmma`. The padding of `out` is not written.
     """
-    if PDL:
-        launch_dependents()
-        wait_for_grid()
+    begin()
     row = args.x.address + block_y() * args.x.stride
     to = args.out.address + block_y() * args.out.stride
     first = 4 * thread()
