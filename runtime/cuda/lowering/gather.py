@@ -96,16 +96,10 @@ class RowLowering(LaunchBuilder):
                 each(pointwise.soft_cap, op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
             case ops.GrowQueries():
                 q = self._at(op.q)
-                arguments = [
-                    q.address,
-                    q.stride,
-                    op.q.width,
-                    self.inputs.positions,
-                    float(op.beta),
-                    op.length,
-                ]
                 kernel = self._kernel(prepare_qk.grow_queries, 256)
-                self._emit(kernel, (-(-op.q.width // 256), self._n_rows[op.q.logits_rows]), arguments)
+                grid = -(-op.q.width // 256), self._n_rows[op.q.logits_rows]
+                positions, beta = self.inputs.positions, float(op.beta)
+                self._emit(kernel, grid, [*q, op.q.width, positions, beta, op.length])
                 self._invalidate(op.q)
             case _:
                 raise unsupported(op)

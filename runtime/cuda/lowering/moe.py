@@ -13,7 +13,7 @@ from ....quant.block import QTensor
 from ... import ops
 from ..compile.arguments import Region
 from ..kernels.matmul import moe_permute, moe_routing
-from ..kernels.matmul.moe_permute import CombineArguments, PermuteArguments
+from ..kernels.matmul.moe_permute import PermuteArguments
 from ..kernels.matmul.moe_routing import RouteArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..weights.packing import packed_bytes
@@ -74,19 +74,6 @@ class ExpertLowering(PairLowering):
         else:
             self._moe_decode(op, n)
         self._invalidate(op.out)
-
-    def _combine_experts(self, op: ops.MoE, n: int, x: Region, places: int = 0) -> None:
-        """Add up the results of a row's experts, times their routing weights."""
-        kernel = self._kernel(moe_permute.combine_experts, 256, PERMUTED=int(places > 0))
-        arguments = CombineArguments(
-            routing_weights=self._at(op.routing_weights),
-            places=places,
-            top=op.experts.width,
-            x=x,
-            out=self._at(op.out),
-            width=op.out.width,
-        )
-        self._emit(kernel, (-(-op.out.width // 256), n), arguments)
 
     def _moe_prefill(self, op: ops.MoE, n: int) -> None:
         """A mixture of experts whose pairs are sorted by expert, for prefill products."""

@@ -16,7 +16,7 @@ from ...config.fields import UnsupportedModel
 from ..compile.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.common import CLIPPED
-from ..kernels.matmul import moe_matmul
+from ..kernels.matmul import moe_matmul, moe_permute
 from ..kernels.matmul.moe_matmul import (
     ExpertArguments,
     MoeDecodeArguments,
@@ -24,6 +24,7 @@ from ..kernels.matmul.moe_matmul import (
     PairRows,
     QuantizePairsArguments,
 )
+from ..kernels.matmul.moe_permute import CombineArguments
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
 from .base import ACTIVATIONS
@@ -80,13 +81,13 @@ class PairLowering(MatMulLowering):
             codes = self._pair_rows(op, "quantised", quantized_row_bytes(width))
         same_format = not op.gate or op.gate[0].format is op.up[0].format
         if not op.up[0].format.is_float and same_format:
-            x = self._quantize_pairs(Pairs(n, 1, self._at(op.x)), op.x.width)
+            rows = self._quantize_pairs(Pairs(n, 1, self._at(op.x)), op.x.width)
             activation = self._activation(op)
             if op.gate:
                 experts = Experts(op.gate, op.up, op.gate_bias, op.up_bias, choices, activation)
             else:
                 experts = Experts(op.up, bias=op.up_bias, choices=choices, activation=activation)
-            self._quantized_pairs(experts, Pairs(n, top, x), self._pairs_of(n, top, inner), codes)
+            self._quantized_pairs(experts, Pairs(n, top, rows), self._pairs_of(n, top, inner), codes)
         else:
             codes = None
             gate = self._pair_rows(op, "gate", 4 * width) if op.gate else inner
@@ -132,6 +133,19 @@ class PairLowering(MatMulLowering):
             self._emit(self._kernel(pointwise.gated_activation, 256, **constants), grid, gated)
         else:
             self._emit(self._kernel(pointwise.activation, 256, **constants), grid, [*up, *out, width])
+
+    def _combine_experts(self, op: ops.MoE, n: int, x: Region, places: int = 0) -> None:
+        """Add up the results of a row's experts, times their routing weights."""
+        kernel = self._kernel(moe_permute.combine_experts, 256, PERMUTED=int(places > 0))
+        arguments = CombineArguments(
+            routing_weights=self._at(op.routing_weights),
+            places=places,
+            top=op.experts.width,
+            x=x,
+            out=self._at(op.out),
+            width=op.out.width,
+        )
+        self._emit(kernel, (-(-op.out.width // 256), n), arguments)
 
     def _pair_product(self, experts: Experts, x: Pairs, out: Pairs) -> None:
         """out = x @ weightsᵀ + bias of float32 rows, for matrices of any format."""

@@ -171,6 +171,7 @@ def test_sm90_of_two_matrices():
         "KIND": SILU,
     }
     grid = GATED_TILE.grid(n, 2 * n_out)
+    constants |= GATED_TILE.constants
     run(prefill_matmul_sm90, constants, grid, 256, arguments, GATED_TILE.shared_bytes)
     a, b = (x.astype(float) @ m.dequantize().T + bias for m, bias in zip((gate, up), biases, strict=True))
     close(out, a / (1 + np.exp(-a)) * b)
