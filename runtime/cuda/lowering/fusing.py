@@ -133,7 +133,7 @@ def joined_buffers(found: Sequence[FusedOp]) -> set[tuple[ops.Buffer, ...]]:
 
 
 def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
-    """Norms and rotations in front of an attention, if they are what `rotate.prepare` does."""
+    """Norms and rotations in front of an attention, if they are what `prepare_qk` does."""
     n = next((i for i, op in enumerate(rest) if not isinstance(op, ops.RMSNorm | ops.RoPE)), len(rest))
     if n == len(rest) or not isinstance(attend := rest[n], ops.Attend):
         return None
