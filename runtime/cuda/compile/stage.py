@@ -1,21 +1,23 @@
-"""Staging: kernels written once, as Python, for all their sizes; loops over registers are written out.
+"""Staging: kernels are written once in Python, and specialised for their constants before they are compiled.
 
-A GPU's registers cannot be indexed at run time, so a kernel that keeps a tile in registers must name each of
-them. `stage` takes such a function and constants, and returns it with
+A GPU cannot index registers at run time, so a kernel that keeps a tile in registers must name each of them.
+`stage` takes a function and the values of its constants, and returns a function in which
 
-- names of constants replaced by their values, and `if` statements decided that depend on nothing else;
-- `for i in static(n):` repeated n times, with the value of i in place;
-- `x = registers(n, 0.0)`, or `registers((m, n), 0.0)`, as so many variables: x[1], x[i, j] are the names of
-  those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
-  or to pass on with a star. Without a value they are only declared. A parameter of a device function
-  that is annotated like that is as many parameters;
-- a parameter that is annotated with an argument record (see `arguments.py`) as one parameter for each number
+- names of constants are replaced by their values, and `if` statements that depend on constants only by the
+  branch that is taken;
+- `for i in static(n):` is unrolled: its body is repeated n times with the value of i in place;
+- `x = registers(n, 0.0)` or `x = registers((m, n), 0.0)` is as many variables. x[1] and x[i, j] are single
+  variables, where the indices follow from constants; x[i] of two dimensions stands for all variables of a
+  row, and x[()] for all of x, to be assigned a tuple or passed on with a star. Without a value,
+  `registers(n)` only declares the names. A parameter of a device function that is annotated
+  `registers(shape)` is as many parameters;
+- a parameter that is annotated with an argument record (see `arguments.py`) is one parameter for each number
   of the record: `args.q.stride` becomes the name of one of these. `args.q` may be passed on to a device
   function whose parameter is annotated with the class of `q`;
-- float literals as float32: Numba would take them, and everything that they meet, as float64.
+- float literals are float32: Numba would take them, and all results of them, as float64.
 
-Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
-`ptx_compiler.py`, or run as it is by the tests' simulator.
+Device functions that it calls, marked `device`, are staged for the same constants. The result is compiled by
+`ptx_compiler.py`, or run as it is by the simulator of the tests.
 """
 
 from __future__ import annotations
@@ -32,25 +34,29 @@ Function = Callable[..., Any]
 
 
 def device(function: Function) -> Function:
-    """Mark a function that kernels call: it is staged and inlined where they do."""
+    """Mark a function that kernels may call: calls are inlined."""
     function.on_device = True  # type: ignore[attr-defined]
     return function
 
 
 def static(*bounds: int) -> range:
-    """`range` of constants, for loops that are written out."""
+    """`range` of constants, for loops that are unrolled."""
     return range(*bounds)
 
 
 def registers(shape: int | tuple[int, ...], value: Any = None) -> Any:
-    """So many variables in registers; only staging gives it a meaning."""
+    """An array of registers, declared; only staging gives the call a meaning."""
     raise TypeError("registers() outside of a staged function")
 
 
 def stage(
     function: Function, constants: Mapping[str, Any], resolve: Callable[[Any, Mapping[str, Any]], Any]
 ) -> Function:
-    """The function with `constants` in place. `resolve` gives what global objects that it names stand for."""
+    """`function` specialised for `constants`.
+
+    `resolve(object, constants)` returns what stands for a global object that the function uses, such as an
+    instruction or a device function.
+    """
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
@@ -88,7 +94,7 @@ def parameter_types(function: Function) -> list[type]:
 
 
 def _annotation(function: Function, parameter: str) -> Any:
-    """A parameter's annotation; that of a record as its class, others as they are written."""
+    """A parameter's annotation: a record's class, otherwise the text that is written there."""
     annotation = function.__annotations__.get(parameter)
     found = function.__globals__.get(annotation) if isinstance(annotation, str) else annotation
     return found if is_record(found) else annotation
@@ -159,7 +165,7 @@ class _Stager(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and` whose first operands are constants that are true does without them; false ones decide it."""
+        """`and`: constant operands at its start are dropped if they are true; a false one is the result."""
         while isinstance(node.op, ast.And) and len(node.values) > 1:
             decided = self._value(node.values[0])
             if decided is _UNKNOWN:
@@ -255,7 +261,7 @@ class _Stager(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _value(self, node: ast.expr) -> Any:
-        """What an expression of constants is; _UNKNOWN if it is none."""
+        """The value of an expression of constants; _UNKNOWN if it depends on anything else."""
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
         if any(name not in self._constants for name in names) or any(
             isinstance(n, ast.Call | ast.Subscript) for n in ast.walk(node)

@@ -40,7 +40,7 @@ from ...ptx import (
 from ..common.common import tanh
 from .cache import PagedCache, block_table_of, head_in_page, load_eight, page_of, store_cached
 from .prepare_qk import QKPreparation, load_normed_head, rotated_dim
-from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_16_tokens
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_16_tokens, window_start
 from .split_kv_merge import SplitOutput, merge_splits
 from .tile import store_halves, swizzled
 
@@ -122,11 +122,7 @@ def decode_attention(args: DecodeAttentionArguments):
     row = block_z()
     position = load_int(args.cache.positions + 4 * row)
     block_table = block_table_of(args.cache, row)
-    low = 0
-    if WINDOW:
-        low = position - args.scores.window + 1
-        if low < 0:
-            low = 0
+    low = window_start(position, args.scores.window)
     first = low >> 4
     count = (position >> 4) + 1 - first
     split = div_u32(count + blocks_y() - 1, blocks_y())

@@ -45,8 +45,8 @@ from ...ptx import (
 )
 from ..common.common import tanh
 from .cache import PagedCache, block_table_of
-from .mla_tile import fetch_tile, head_of, load_query, row_of, swizzled_probabilities, window_start
-from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_maximum, quad_sum
+from .mla_tile import fetch_tile, head_of, load_query, row_of, swizzled_probabilities
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_maximum, quad_sum, window_start
 from .tile import swizzled
 
 G = HD = VP = TILE = M_TILES = N_TILES = HEAD_WARPS = V_TILES = WARP_V_TILES = WARPS = Q_KEPT = 0

@@ -26,8 +26,7 @@ from ...ptx import (
     thread,
 )
 from ..common.common import begin, warp_maximum, warp_sum
-from .mla_tile import window_start
-from .scores import NO_MAXIMUM
+from .scores import NO_MAXIMUM, window_start
 
 VP = TILE = SINKS = THREADS = 0  # constants: see `mla_merge_splits`
 

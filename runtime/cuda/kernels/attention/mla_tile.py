@@ -8,18 +8,7 @@ from ...ptx import copy_async, div_u32, ldmatrix, store_shared_int4, thread
 from .cache import head_in_page, load_eight
 from .tile import store_halves, swizzled
 
-HD = DP = KV = TILE = WARPS = SWIZZLE = WINDOW = PREFILL = 0  # constants: see `mla.mla_attention`
-
-
-@device
-def window_start(position, window):
-    """The first position that a row at `position` sees."""
-    low = 0
-    if WINDOW:
-        low = position - window + 1
-        if low < 0:
-            low = 0
-    return low
+HD = DP = KV = TILE = WARPS = SWIZZLE = PREFILL = 0  # constants: see `mla.mla_attention`
 
 
 @device

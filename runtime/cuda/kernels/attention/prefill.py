@@ -33,7 +33,7 @@ from ...ptx import (
 )
 from ..common.common import begin, tanh
 from .cache import PagedCache, block_table_of, head_in_page, load_eight
-from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_64_tokens
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_64_tokens, window_start
 from .tile import store_halves, swizzled
 
 HD = GROUP = KV = Q_IN_REGISTERS = WINDOW = SOFTCAP = SINKS = 0  # constants: see `prefill_attention`
@@ -92,12 +92,7 @@ def prefill_attention(args: PrefillAttentionArguments):
     last = first + 63
     if last > load_int(args.cache.positions + 4 * (args.rows - 1)):
         last = load_int(args.cache.positions + 4 * (args.rows - 1))
-    at = 0
-    if WINDOW:
-        at = first - args.scores.window + 1
-        if at < 0:
-            at = 0
-        at = at >> 6
+    at = window_start(first, args.scores.window) >> 6
     end = (last >> 6) + 1
     page = load_int(block_table + 4 * at)
     fetch_page(shared() + (at & 1) * (256 * HD), args.cache, page, kv_head, args.kv_heads)

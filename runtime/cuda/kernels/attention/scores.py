@@ -15,16 +15,30 @@ NO_MAXIMUM = -1e30  # the running maximum before there are scores
 MASKED = -2e30  # the score of a masked token: below NO_MAXIMUM, so that its probability is 0 even then
 
 
+WINDOW = 0  # a constant, see `ScoreArguments`
+
+
 class ScoreArguments(KernelArguments):
     """How scores are made: softmax(cap · tanh(scale · q·k / cap)) with a window and a sink.
 
-    WINDOW, SOFTCAP and SINKS are constants of the kernels that say whether there are such.
+    Whether there is a window, a cap, and sinks is said by the constants WINDOW, SOFTCAP and SINKS.
     """
 
     scale: float  # of q·k, times log2 e; with a soft cap the scale divided by the cap instead
     softcap: float  # the cap, times log2 e
     window: int  # tokens that a row sees, itself among them
     sinks: int  # float32 [heads], times log2 e: the score of a token without a value
+
+
+@device
+def window_start(position, window):
+    """The first position that a row at `position` sees."""
+    low = 0
+    if WINDOW:
+        low = position - window + 1
+        if low < 0:
+            low = 0
+    return low
 
 
 @device

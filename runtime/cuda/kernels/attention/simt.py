@@ -28,10 +28,10 @@ from ...ptx import (
 )
 from ..common.common import begin, tanh
 from .cache import PagedCache, block_table_of, eight_floats, head_in_page, load_eight, page_of
-from .scores import MASKED, NO_MAXIMUM, ScoreArguments
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, window_start
 from .split_kv_merge import SplitOutput, merge_splits
 
-G = HD = DP = VD = VP = LANES = VEC = U = WARPS = CHUNKS = PAGE = MIN_SPLIT = SOFTCAP = SINKS = WINDOW = 0
+G = HD = DP = VD = VP = LANES = VEC = U = WARPS = CHUNKS = PAGE = MIN_SPLIT = SOFTCAP = SINKS = 0
 EMIT = LATENT = LANE_BITS = 0
 
 
@@ -76,11 +76,7 @@ def simt_attention(args: SimtAttentionArguments):
     row = block_z()
     position = load_int(args.cache.positions + 4 * row)
     block_table = block_table_of(args.cache, row)
-    low = 0
-    if WINDOW:
-        low = position - args.scores.window + 1
-        if low < 0:
-            low = 0
+    low = window_start(position, args.scores.window)
     count = position + 1 - low
     split = div_u32(count + blocks_y() - 1, blocks_y())
     split = div_u32(split + MIN_SPLIT - 1, MIN_SPLIT) * MIN_SPLIT
@@ -117,8 +113,8 @@ def simt_attention(args: SimtAttentionArguments):
     total = registers(G, 0.0)
     acc = registers((G, VEC, 8), 0.0)
     for start in range(first + warp * (32 // LANES) * U, end, WARPS * (32 // LANES) * U):
-        k = registers((U, VEC, 8))
-        w = registers((U, VEC, 8))
+        key = registers((U, VEC, 8))
+        value = registers((U, VEC, 8))
         for u in static(U):
             at = start + u * (32 // LANES) + token_lane
             if at >= end:
@@ -127,16 +123,16 @@ def simt_attention(args: SimtAttentionArguments):
             slot = at & ((1 << PAGE) - 1)
             part = head_in_page(args.cache.keys, page, kv_head, args.kv_heads)
             for v in static(VEC):
-                k[u, v] = load_eight(part, slot, offset[v])
+                key[u, v] = load_eight(part, slot, offset[v])
             if not LATENT:
                 part = head_in_page(args.cache.values, page, kv_head, args.kv_heads)
                 for v in static(VEC):
-                    w[u, v] = load_eight(part, slot, offset[v])
+                    value[u, v] = load_eight(part, slot, offset[v])
         score = registers((U, G), 0.0)
         for u in static(U):
             for v in static(VEC):
                 f = registers(8)
-                f[()] = eight_floats(*k[u, v])
+                f[()] = eight_floats(*key[u, v])
                 for g in static(G):
                     for j in static(8):
                         score[u, g] = score[u, g] + query[g, v, j] * f[j]
@@ -165,9 +161,9 @@ def simt_attention(args: SimtAttentionArguments):
             for v in static(VEC):
                 f = registers(8)
                 if LATENT:
-                    f[()] = eight_floats(*k[u, v])
+                    f[()] = eight_floats(*key[u, v])
                 else:
-                    f[()] = eight_floats(*w[u, v])
+                    f[()] = eight_floats(*value[u, v])
                 for g in static(G):
                     for j in static(8):
                         acc[g, v, j] = acc[g, v, j] + score[u, g] * f[j]

@@ -16,7 +16,7 @@ from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import block_x, block_y, load_constant, load_float, load_int, store_float, thread
 from ..common.common import begin, sigmoid
-from .state import SequenceStates
+from .state import SequenceStates, state_of
 
 TAPS = BIAS = SILU = 0
 SPLIT = 32  # rows of a split
@@ -85,7 +85,6 @@ def causal_conv(args: ConvArguments):
             bias = load_constant(args.bias + 4 * c)
         window = registers(TAPS, 0.0)  # the rows before, the oldest first, and the present row
         current = -1
-        of_state = args.state.states.address
         for start in range(0, args.rows, AHEAD):
             ahead = registers(AHEAD)
             for u in static(AHEAD):
@@ -100,14 +99,17 @@ def causal_conv(args: ConvArguments):
                     if sequence != current:
                         if current >= 0:
                             for j in static(TAPS - 1):
-                                store_float(of_state + 4 * (j * args.channels + c), window[j])
+                                store_float(
+                                    state_of(args.state, current) + 4 * (j * args.channels + c), window[j]
+                                )
                         current = sequence
-                        of_state = args.state.states.address + current * args.state.states.stride
                         for j in static(TAPS - 1):
                             window[j] = 0.0
                         if load_int(args.state.positions + 4 * line) > 0:
                             for j in static(TAPS - 1):
-                                window[j] = load_float(of_state + 4 * (j * args.channels + c))
+                                window[j] = load_float(
+                                    state_of(args.state, current) + 4 * (j * args.channels + c)
+                                )
                     window[TAPS - 1] = ahead[u]
                     total = convolved(*weights[()], *window[()], bias)
                     for j in static(TAPS - 1):
@@ -115,7 +117,7 @@ def causal_conv(args: ConvArguments):
                     store_float(args.out.address + line * args.out.stride + 4 * c, total)
         if current >= 0:
             for j in static(TAPS - 1):
-                store_float(of_state + 4 * (j * args.channels + c), window[j])
+                store_float(state_of(args.state, current) + 4 * (j * args.channels + c), window[j])
 
 
 def conv_prefill_edges(args: ConvEdgesArguments):
@@ -134,9 +136,7 @@ def conv_prefill_edges(args: ConvEdgesArguments):
                     args.x.address + (block_y() * SPLIT + j - (TAPS - 1)) * args.x.stride + 4 * c
                 )
         else:
-            of_state = (
-                args.state.states.address + load_int(args.state.sequences) * args.state.states.stride + 4 * c
-            )
+            of_state = state_of(args.state, load_int(args.state.sequences)) + 4 * c
             if load_int(args.state.positions) > 0:
                 for j in static(TAPS - 1):
                     window[j] = load_float(of_state + 4 * j * args.channels)

@@ -22,7 +22,7 @@ from ...ptx import (
     thread,
 )
 from ..common.common import begin, sigmoid, warp_sum
-from .state import LOG2_E, SequenceStates, load_spread, softplus
+from .state import LOG2_E, SequenceStates, load_spread, softplus, state_of
 
 WARPS = R = PARTS = TILED = 0  # constants: see `delta_rule`
 
@@ -107,11 +107,7 @@ def delta_rule(args: DeltaArguments):
                 if current >= 0:
                     store_state(of_head, *place[()], *state[()], lane, head_dim, size)
                 current = sequence
-                of_head = (
-                    args.state.states.address
-                    + current * args.state.states.stride
-                    + 4 * head * size * head_dim
-                )
+                of_head = state_of(args.state, current) + 4 * head * size * head_dim
                 for r in static(R):
                     for s in static(PARTS):
                         state[r, s] = 0.0

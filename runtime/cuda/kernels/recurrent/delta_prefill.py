@@ -32,7 +32,7 @@ from ...ptx import (
 )
 from ..common.common import begin, sigmoid
 from .chunk4 import column_sum, load_chunk, row_sum, updated_state
-from .state import LOG2_E, SequenceStates, load_spread, softplus
+from .state import LOG2_E, SequenceStates, load_spread, softplus, state_of
 
 WARPS = PARTS = TILED = 0
 SIZE = 40  # coefficients of a head and a chunk
@@ -184,11 +184,7 @@ def delta_prefill(args: DeltaPrefillArguments):
     else:
         group = div_u32(head, div_u32(args.heads, args.groups))
     if base - 4 * shift_right(lane, 4) < head_dim:
-        of_head = (
-            args.state.states.address
-            + load_int(args.state.sequences) * args.state.states.stride
-            + 4 * head * size * head_dim
-        )
+        of_head = state_of(args.state, load_int(args.state.sequences)) + 4 * head * size * head_dim
         state = registers((4, PARTS, 4), 0.0)
         if load_int(args.state.positions) > 0:
             for c in static(4):

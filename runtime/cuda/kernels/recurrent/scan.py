@@ -21,7 +21,7 @@ from ...ptx import (
     thread,
 )
 from ..common.common import begin, warp_sum
-from .state import LOG2_E, SequenceStates, load_spread, softplus
+from .state import LOG2_E, SequenceStates, load_spread, softplus, state_of
 
 WARPS = R = PARTS = 0  # constants: see `state_scan`
 
@@ -102,11 +102,7 @@ def state_scan(args: ScanArguments):
                 if current >= 0:
                     store_state(of_head, *place[()], *state[()], lane, size)
                 current = sequence
-                of_head = (
-                    args.state.states.address
-                    + current * args.state.states.stride
-                    + 4 * head * head_dim * size
-                )
+                of_head = state_of(args.state, current) + 4 * head * head_dim * size
                 for r in static(R):
                     for s in static(PARTS):
                         state[r, s] = 0.0

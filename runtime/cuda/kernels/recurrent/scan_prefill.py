@@ -30,7 +30,7 @@ from ...ptx import (
 )
 from ..common.common import begin
 from .chunk4 import column_sum, load_chunk, load_part, row_sum, updated_state
-from .state import LOG2_E, SequenceStates, load_spread, softplus
+from .state import LOG2_E, SequenceStates, load_spread, softplus, state_of
 
 WARPS = PARTS = 0
 SIZE = 28  # coefficients of a head and a chunk
@@ -158,11 +158,7 @@ def scan_prefill(args: ScanPrefillArguments):
     base = 8 * (block_x() * WARPS + shift_right(thread(), 5)) + 4 * shift_right(lane, 4)
     group = div_u32(head, div_u32(args.heads, args.groups))
     if base - 4 * shift_right(lane, 4) < head_dim:
-        of_head = (
-            args.state.states.address
-            + load_int(args.state.sequences) * args.state.states.stride
-            + 4 * head * head_dim * size
-        )
+        of_head = state_of(args.state, load_int(args.state.sequences)) + 4 * head * head_dim * size
         state = registers((4, PARTS, 4), 0.0)
         column = registers(4)
         for c in static(4):

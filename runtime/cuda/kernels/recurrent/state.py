@@ -18,6 +18,12 @@ class SequenceStates(KernelArguments):
 
 
 @device
+def state_of(state: SequenceStates, sequence):
+    """The address of a sequence's state."""
+    return state.states.address + sequence * state.states.stride
+
+
+@device
 def softplus(x):
     """ln(1 + e^x)."""
     e = exp2(absolute(x) * -1.4426950408889634)
