@@ -143,8 +143,8 @@ def joined_buffers(cuda_ops: Sequence[CudaOp]) -> set[tuple[ops.Buffer, ...]]:
 
 
 def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
-    """An Attend and the norms and RoPE in front of it, if the kernel `prepare` of prepare_qk.py can compute
-    them, and the number of ops that it replaces.
+    """An Attend and the norms and RoPE in front of it, if the kernel `prepare_qk` can compute them, and the
+    number of ops that it replaces.
     """
     n = next((i for i, op in enumerate(rest) if not isinstance(op, ops.RMSNorm | ops.RoPE)), len(rest))
     if n == len(rest) or not isinstance(attend := rest[n], ops.Attend):
