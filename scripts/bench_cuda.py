@@ -67,9 +67,8 @@ def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
-        speed = (
-            f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if name.startswith("mat") else ""
-        )
+        is_product = name.startswith("decode_matmul")
+        speed = f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if is_product else ""
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
 

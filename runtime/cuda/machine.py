@@ -1,9 +1,10 @@
-"""The CUDA machine: a program's launches, captured in a graph for each number of rows that a step has."""
+"""The CUDA machine: runs a program as CUDA graphs, one for each shape of a step."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,37 +13,51 @@ from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
 from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
+from .compile.arguments import Region
 from .compile.kernel import Kernels
-from .driver.allocator import Memory, Region
+from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .driver.mapped import copy_words
-from .lowering.base import FEW, Layout
-from .lowering.fusing import fused
+from .lowering.base import DECODE_ROWS, Capacity
+from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering
 from .lowering.support import check_supported, matrices, weight_groups
-from .states import CardStates
+from .states import DeviceStates
 from .step_inputs import StepInputs
-from .top_k import MOST_ROWS, RUNS, BestOf, BestPlan, decode, run_for
+from .top_k import MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
 from .weights.upload import upload_weights
 
-LOGITS_BYTES = 64 << 20  # of logits that a step may give
-GRAPHS = 32  # kept at most
-MAPPED = True  # kernels fetch what a step is told, and write the best tokens, in this machine's memory
-MAPPED_LOGITS = 1 << 20  # bytes of logits that a kernel brings back; more are copied
-CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}
+LOGITS_BYTES = 64 << 20  # upper limit of the logits of a step
+MAX_GRAPHS = 32  # kept at once
+MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are copied by a kernel, more by the driver
+CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}  # of a number in the KV cache, by its type
 
-PlanKey = tuple[int, int, bool, bool]  # what `Lowering.launches` is told
-Choice = tuple[int, int]  # how many of the best, one of choosing.RUNS, of so many ids each row is to give
+
+class StepShape(NamedTuple):
+    """What the launches of a step depend on: the parameters of `Lowering.launches`."""
+
+    n_rows: int
+    n_logits: int
+    all_logits: bool
+    one_prompt: bool
+
+
+class TopKRequest(NamedTuple):
+    """Select the top `k` (one of TOP_K_SIZES) of the first `n_tokens` logits of every row with logits."""
+
+    k: int
+    n_tokens: int
 
 
 class CudaMachine:
-    """Runs a Program on the first NVIDIA card; same calls and results as ReferenceMachine, up to rounding.
+    """Runs a Program on the first NVIDIA GPU, with the calls and, up to rounding, the results of
+    ReferenceMachine.
 
-    Weights are copied to the card when it is made; `release` and `progress` as for CpuMachine. `kv_type` is
-    one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16. Raises UnsupportedModel for an op
-    that the card cannot run yet, CudaUnavailable without a card, CudaOutOfMemory. Not for use from two
-    threads at once.
+    The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
+    as for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16.
+    Raises UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and
+    CudaOutOfMemory. A machine must not be used by two threads at once.
     """
 
     def __init__(
@@ -66,95 +81,94 @@ class CudaMachine:
         self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.kv_type = cache_type(program, kv_type)
         self.device = device or Device()
+        self._closed = False
         try:
-            self._prepare(kv_type, max_sequences, kernels, release, progress)
+            cuda_ops, memory = fuse(program), Memory(self.device)
+            bits = CACHE_BITS[self.kv_type]
+            capacity = Capacity(n_pages, page_size, max_rows, self.max_logits, max_sequences, bits)
+            self._kernels = kernels or Kernels(self.device, progress)
+            self._prepare(cuda_ops, capacity, memory, release, progress)
+            self._compile()
+            self.plan(1, 1)
         except BaseException:
             self.device.close()
             raise
 
     def _prepare(
         self,
-        kv_type: str,
-        max_sequences: int,
-        kernels: Kernels | None,
+        cuda_ops: list[CudaOp],
+        capacity: Capacity,
+        memory: Memory,
         release: Callable[[QTensor], None] | None,
         progress: Callable[[str, int, int], None] | None,
     ) -> None:
-        found = fused(self.program)
-        memory = Memory(self.device)
-        layout = Layout(
-            self._n_pages,
-            self.page_size,
-            self.max_rows,
-            self.max_logits,
-            max_sequences,
-            CACHE_BITS[cache_type(self.program, kv_type)],
-        )
-        kernels = kernels or Kernels(self.device, progress)
-        self._kernels = kernels
-        self._inputs = StepInputs(layout, self.device, memory, kernels, MAPPED)
+        """Allocate all memory, on the GPU and pinned, and copy the weights."""
+        device, program = self.device, self.program
+        self._inputs = StepInputs(capacity, device, memory, self._kernels)
         threads = min(16, os.cpu_count() or 1)
-        matrices = upload_weights(self.device, weight_groups(found), threads, release, progress)
+        weights = upload_weights(device, weight_groups(cuda_ops), threads, release, progress)
         self.lowering = Lowering(
-            self.program, found, layout, self.device, kernels, memory, matrices, self._inputs.at
+            program, cuda_ops, capacity, device, self._kernels, memory, weights, self._inputs.addresses
         )
         self.memory = memory
-        kept = [self.lowering.state(i, layer) for i, layer in enumerate(self.program.state_layers)]
-        self.states = CardStates(self.program.state_layers, max_sequences, self.device, kept)
-        self._logits = self.device.pinned(4 * self.max_logits * self.program.logits.width).view(np.float32)
-        self._logits = self._logits.reshape(self.max_logits, -1)
+        regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
+        self.states = DeviceStates(program.state_layers, capacity.max_sequences, device, regions)
+        logits = device.pinned(4 * self.max_logits * program.logits.width).view(np.float32)
+        self._logits = logits.reshape(self.max_logits, -1)
         self._boundary_in = [
-            self.device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
-            for b in self.program.boundary_in
+            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in program.boundary_in
         ]
-        self._best = self.device.pinned(8 * MOST_ROWS * MAX_TOP_K).view(np.int32).reshape(MOST_ROWS, -1)
-        self._best_of = BestOf(memory, kernels, self.device.capability)
-        if MAPPED:
-            self._found = Region(self._best.ctypes.data, self._best.strides[0])
-        else:
-            self._found = memory.rows("best", MOST_ROWS, self._best.strides[0])
-        self._plans: dict[PlanKey, list[Launch]] = {}
-        self._graphs: dict[tuple[PlanKey, Choice | None], Graph] = {}
-        self._closed = False
-        many = min(self.max_rows, 2 * FEW)
-        kernels.compile_all(
+        self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
+        self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
+        self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
+        self._plans: dict[StepShape, list[Launch]] = {}
+        self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
+
+    def _compile(self) -> None:
+        """Compile the kernels of the usual steps, several at a time."""
+        prefill_rows = {min(self.max_rows, 2 * DECODE_ROWS), self.max_rows}
+        vocab = self.program.logits.width
+        self._kernels.compile_all(
             lambda: [
-                *(self.lowering.launches(n, n, True) for n in (1, 8, FEW) if n <= self.max_logits),
-                *(self.lowering.launches(n, 1, False, True) for n in {many, self.max_rows}),
+                *(self.lowering.launches(n, n, True) for n in (1, 8, DECODE_ROWS) if n <= self.max_logits),
+                *(self.lowering.launches(n, 1, False, True) for n in prefill_rows),
                 self._inputs.fetch(),
-                *(self._best_plan(1, (k, self.program.logits.width)) for k in RUNS),
+                *(self._top_k_plan(1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
             ]
         )
-        self.plan(1, 1)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step.
 
-        The rows' positions must have room in `table` already; ValueError if they, the tokens or the
-        number of rows are out of range.
+        `table` must have pages for the rows' positions. Raises ValueError if tokens, positions or the number
+        of rows are out of range.
         """
         self._step_with(batch, table, None)
         return self._logits[: len(batch.logits_indices)]
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
-        """The same step; the top k of the first `n_tokens` ids for each row in `logits_indices`, valid until
-        the next step.
+        """Run the rows of `batch`; the top k of the first `n_tokens` logits of each row in `logits_indices`,
+        valid until the next step.
 
-        Only these come back from the card, up to MAX_TOP_K of up to MOST_ROWS rows.
+        The GPU selects them, and only they are copied to the host, if k is at most MAX_TOP_K and there are at
+        most MAX_ROWS rows with logits.
         """
         n_tokens = min(n_tokens, self.program.logits.width)
-        if k > MAX_TOP_K or len(batch.logits_indices) > MOST_ROWS:
+        if k > MAX_TOP_K or len(batch.logits_indices) > MAX_ROWS:
             return top_k_of(self.step(batch, table)[:, :n_tokens], k)
-        run = run_for(k)
-        self._step_with(batch, table, (run, n_tokens))
-        return decode(self._best[: len(batch.logits_indices)], run, k, n_tokens)
+        request = TopKRequest(size_for(k), n_tokens)
+        self._step_with(batch, table, request)
+        return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
-        """Contents of the program's `boundary_in` for the next step, float32 [rows, width] each."""
+        """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows,
+        width].
+        """
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
 
-    def _step_with(self, batch: Batch, table: PageTable, choice: Choice | None) -> None:
+    def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
         n, m = len(batch.tokens), len(batch.logits_indices)
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
@@ -170,31 +184,33 @@ class CudaMachine:
         self.states.begin(batch)
         self._inputs.write(batch, table)
         all_logits = m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
-        self._run((n, m, all_logits, _one_prompt(batch)), choice if m else None, batch)
+        self._run(StepShape(n, m, all_logits, _one_prompt(batch)), request if m else None, batch)
         self.device.wait()
         self.states.end(batch)
 
-    def _run(self, key: PlanKey, choice: Choice | None, batch: Batch) -> None:
-        seen = key in self._plans
-        launches = self.plan(*key)
+    def _run(self, shape: StepShape, request: TopKRequest | None, batch: Batch) -> None:
+        """Enqueue a step: as a graph, which is captured at the shape's first step, or at the second one of a
+        prefill shape, since many of those occur only once.
+        """
+        known = shape in self._plans
+        launches = self.plan(*shape)
         if self.lowering.by_length:
             self._upload_frequencies(batch)
-        graph = self._graphs.get((key, choice))
+        graph = self._graphs.get((shape, request))
         if graph is None:
-            n, m = key[:2]
-            best = self._best_plan(m, choice) if choice else None
-            if n > FEW and not seen:
-                self._enqueue(launches, n, m, best)
+            top_k = self._top_k_plan(shape.n_logits, request) if request else None
+            if shape.n_rows > DECODE_ROWS and not known:
+                self._enqueue(launches, shape, top_k)
                 return
-            while len(self._graphs) >= GRAPHS:
+            while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
             with self.device.capture() as graph:
-                self._enqueue(launches, n, m, best)
-            self._graphs[key, choice] = graph
+                self._enqueue(launches, shape, top_k)
+            self._graphs[shape, request] = graph
         self.device.run(graph)
 
     def _upload_frequencies(self, batch: Batch) -> None:
-        """Of rotations that depend on how long a sequence is."""
+        """Upload the RoPE frequencies that depend on the lengths of the sequences."""
         lengths = batch.sequence_lengths()
         for op, region in self.lowering.by_length.values():
             rows = np.zeros((len(lengths), region.stride // 4), np.float32)
@@ -202,56 +218,55 @@ class CudaMachine:
             self.device.upload(region.address, rows)
             self.device.wait()
 
-    def _best_plan(self, rows: int, choice: Choice) -> BestPlan:
-        return self._best_of.plan(self.lowering.region(self.program.logits), rows, *choice, self._found)
+    def _top_k_plan(self, rows: int, request: TopKRequest) -> TopKPlan:
+        logits = self.lowering.region(self.program.logits)
+        return self._top_k_kernels.plan(logits, rows, request.k, request.n_tokens, self._top_k_out)
 
     def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
-        """The launches of a step of n rows, m of them with logits: see `Lowering.launches`."""
-        key = n, m, all_logits, one_prompt
-        if key not in self._plans:
-            while len(self._plans) >= 2 * GRAPHS:
+        """The launches of a step of n rows, m of them with logits; see `Lowering.launches`."""
+        shape = StepShape(n, m, all_logits, one_prompt)
+        if shape not in self._plans:
+            while len(self._plans) >= 2 * MAX_GRAPHS:
                 self._plans.pop(next(iter(self._plans)))
-            self._plans[key] = self.lowering.launches(*key)
-            self.device.wait()  # for vectors that were copied
-        return self._plans[key]
+            self._plans[shape] = self.lowering.launches(*shape)
+            self.device.wait()  # until the vectors that the lowering uploads are copied
+        return self._plans[shape]
 
-    def _enqueue(self, launches: list[Launch], n: int, m: int, best: BestPlan | None) -> None:
+    def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
+        """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
         self._inputs.send()
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
-            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n])
-        for launch in [*launches, *(best.launches if best else ())]:
+            _copy_rows(self.device.upload, self.lowering.region(b), rows[: shape.n_rows])
+        for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
-        if best and not MAPPED:
-            found = self._best[:m, : 2 * best.run]
-            _copy_rows(lambda at, row: self.device.download(row, at), self._found, found)
-        elif m and not best:
-            self._bring(self._logits[:m])
+        if shape.n_logits and not top_k:
+            self._download_logits(self._logits[: shape.n_logits])
 
-    def _bring(self, rows: np.ndarray) -> None:
-        """Copy logits into pinned memory."""
+    def _download_logits(self, rows: np.ndarray) -> None:
+        """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
 
-        def launch(at: int, rows: np.ndarray) -> None:
-            self.device.launch(copy_words(self._kernels, at, rows.ctypes.data, rows.nbytes))
+        def launch(address: int, rows: np.ndarray) -> None:
+            self.device.launch(copy_words(self._kernels, address, rows.ctypes.data, rows.nbytes))
 
-        def copy(at: int, rows: np.ndarray) -> None:
-            self.device.download(rows, at)
+        def copy(address: int, rows: np.ndarray) -> None:
+            self.device.download(rows, address)
 
         small = rows.nbytes <= MAPPED_LOGITS
         _copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
 
     def close(self) -> None:
-        """Let the card's memory go; a later step raises RuntimeError."""
+        """Free all memory. Later steps raise RuntimeError."""
         if not self._closed:
             self._closed = True
             self._graphs.clear()
-            del self._inputs  # pinned memory, as the others
+            del self._inputs  # it refers to pinned memory, as the arrays below do
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._best = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._top_k = [], np.empty((0, 0), np.int32)
             self.device.close()
 
 
 def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
-    """Copy between rows of a region and of an array [rows, width], at once where both lie one by one."""
+    """Copy between the rows of a region and of an array [rows, width]: in one call if both are contiguous."""
     if rows.flags.c_contiguous and region.stride == rows.strides[0]:
         copy(region.address, rows)
         return
@@ -260,16 +275,16 @@ def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np
 
 
 def _one_prompt(batch: Batch) -> bool:
-    """Whether many rows are consecutive positions of one sequence."""
+    """Whether a prefill batch consists of consecutive positions of one sequence."""
     n = len(batch.tokens)
-    if n <= FEW:
+    if n <= DECODE_ROWS:
         return False
     same = bool((batch.sequences == batch.sequences[0]).all())
     return same and bool((np.diff(batch.positions) == 1).all())
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:
-    """How numbers lie in the cache, of `CACHE_BITS`; ValueError for an unknown `kv_type`."""
+    """The KV cache's number type, one of `CACHE_BITS`. Raises ValueError for an unknown `kv_type`."""
     if kv_type == "auto":
         products = [op for op in program.ops if not isinstance(op, ops.Embed | ops.AddPositions)]
         floats = (w.format.is_float for op in products for group in matrices(op) for w in group[:1])

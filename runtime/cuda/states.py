@@ -1,4 +1,4 @@
-"""Recurrent states that lie on the card."""
+"""Recurrent states in GPU memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from ..engine.state import SequenceStates
 from ..ops import StateLayer
-from .driver.allocator import Region
+from .compile.arguments import Region
 from .driver.device import Device
 
 
-class CardStates(SequenceStates):
-    """As SequenceStates; `regions` has the card's memory of each layer, a row a sequence.
+class DeviceStates(SequenceStates):
+    """SequenceStates in GPU memory: `regions` has one matrix for each layer, with one row for each sequence.
 
-    Kernels begin from zeros at position 0, so nothing is cleared here.
+    Kernels start from a state of zeros at position 0, so `clear` has nothing to do.
     """
 
     def __init__(
@@ -26,17 +26,19 @@ class CardStates(SequenceStates):
         self._regions = tuple(regions)
 
     def clear(self, sequence: int) -> None:
-        """Kernels do that."""
+        """Do nothing: kernels ignore the state at position 0."""
 
     def read(self, sequence: int) -> tuple[np.ndarray, ...]:
+        """Copies of a sequence's states, one float32 array for each layer."""
         self._device.use()
-        found = tuple(np.empty(layer.shape, np.float32) for layer in self.layers)
-        for array, region in zip(found, self._regions, strict=True):
+        states = tuple(np.empty(layer.shape, np.float32) for layer in self.layers)
+        for array, region in zip(states, self._regions, strict=True):
             self._device.download(array, region.address + sequence * region.stride)
         self._device.wait()
-        return found
+        return states
 
     def write(self, sequence: int, arrays: Sequence[np.ndarray]) -> None:
+        """Replace a sequence's states by what `read` returned."""
         self._device.use()
         for array, region in zip(arrays, self._regions, strict=True):
             self._device.upload(region.address + sequence * region.stride, array)

@@ -1,4 +1,6 @@
-"""What a step is told: tokens, positions, the block table, in one piece of memory on either side."""
+"""The inputs of a step (tokens, sequences, positions, block table, rows with logits) and their way to the
+GPU.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,24 @@ from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Launch
 from .driver.mapped import copy_words
-from .lowering.base import Inputs, Layout
+from .lowering.base import Capacity, InputAddresses
 
 
 class StepInputs:
-    """`at`: where the card finds them.
+    """Step inputs in one block of pinned memory, and their copy in GPU memory at `addresses`.
 
-    With `mapped` the card fetches them with a kernel, else they are copied.
+    The GPU fetches the block with a kernel, which starts sooner than a copy by the driver.
     """
 
-    def __init__(
-        self, layout: Layout, device: Device, memory: Memory, kernels: Kernels, mapped: bool
-    ) -> None:
+    def __init__(self, capacity: Capacity, device: Device, memory: Memory, kernels: Kernels) -> None:
         sizes = {
-            "tokens": layout.max_rows,
-            "sequences": layout.max_rows,
-            "positions": layout.max_rows,
-            "logits_indices": layout.max_logits,
-            "table": layout.max_sequences * layout.n_pages,
+            "tokens": capacity.max_rows,
+            "sequences": capacity.max_rows,
+            "positions": capacity.max_rows,
+            "logits_indices": capacity.max_logits,
+            "table": capacity.max_sequences * capacity.n_pages,
         }
-        self._device, self._kernels, self._mapped = device, kernels, mapped
+        self._device, self._kernels = device, kernels
         self._pinned = device.pinned(4 * sum(sizes.values()))
         self._address = memory.zeros(self._pinned.nbytes)
         words, addresses, at = self._pinned.view(np.int32), {}, 0
@@ -39,11 +39,13 @@ class StepInputs:
             addresses[name], fields[name] = self._address + 4 * at, words[at : at + size]
             at += size
         self._fields = fields
-        self._table = fields["table"].reshape(layout.max_sequences, layout.n_pages)
-        self.at = Inputs(**addresses, table_stride=4 * layout.n_pages)
+        self._table = fields["table"].reshape(capacity.max_sequences, capacity.n_pages)
+        self.addresses = InputAddresses(**addresses, table_stride=4 * capacity.n_pages)
 
     def write(self, batch: Batch, table: PageTable) -> None:
-        """Those of the next step. `table` has no more sequences and pages than there is room for."""
+        """Set the inputs of the next step; `table` must not have more sequences or pages than the
+        capacity.
+        """
         n, fields = len(batch.tokens), self._fields
         fields["tokens"][:n] = batch.tokens
         fields["sequences"][:n] = batch.sequences
@@ -53,12 +55,9 @@ class StepInputs:
         self._table[:sequences, :pages] = table.blocks
 
     def send(self) -> None:
-        """Put what brings them to the card into the stream."""
-        if self._mapped:
-            self._device.launch(self.fetch())
-        else:
-            self._device.upload(self._address, self._pinned)
+        """Enqueue the copy to GPU memory."""
+        self._device.launch(self.fetch())
 
     def fetch(self) -> Launch:
-        """The kernel that does it; the launch behind it must not begin before it is done."""
+        """The launch of the copy. The next launch must not start before this one has ended."""
         return copy_words(self._kernels, self._pinned.ctypes.data, self._address, self._pinned.nbytes)

@@ -35,14 +35,14 @@ def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str
     """
     if options.device not in ("auto", "cuda"):
         return None
-    from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCard
+    from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCudaDevice
 
     try:
         device = Device()
     except CudaError as problem:
         if options.device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None
-        if options.gpu_layers is not None or not isinstance(problem, NoCard):
+        if options.gpu_layers is not None or not isinstance(problem, NoCudaDevice):
             warn(f"running on the CPU: {problem}")
         return None
     # Imported here, so that a machine without a GPU does not wait for these modules.

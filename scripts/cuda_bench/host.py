@@ -11,21 +11,20 @@ from cuda_bench.models import random_model
 
 from kukri.runtime.config.model_config import ModelConfig
 from kukri.runtime.cuda import machine as machine_module
-from kukri.runtime.cuda.driver.device import BLOCK, DRIVERS_CHOICE, SPIN, Device
+from kukri.runtime.cuda.driver.device import BLOCK, SCHEDULE_AUTO, SPIN, Device
 from kukri.runtime.cuda.driver.launch import Graph
-from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.top_k import run_for
+from kukri.runtime.cuda.machine import CudaMachine, StepShape, TopKRequest
+from kukri.runtime.cuda.top_k import size_for
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampler import Sampler, SamplingParams
 
-# How to wait for the card; machine.MAPPED, and machine.MAPPED_LOGITS.
+# How to wait for the GPU, and machine.MAPPED_LOGITS.
 VARIANTS = {
-    "spin": (SPIN, True, 1 << 20),
-    "auto": (DRIVERS_CHOICE, True, 1 << 20),
-    "block": (BLOCK, True, 1 << 20),
-    "copied": (SPIN, False, 0),
-    "logits copied": (SPIN, True, 0),
+    "spin": (SPIN, 1 << 20),
+    "auto": (SCHEDULE_AUTO, 1 << 20),
+    "block": (BLOCK, 1 << 20),
+    "logits copied": (SPIN, 0),
 }
 STEPS, WARM_UP = 200, 10
 CASES = {
@@ -71,14 +70,14 @@ def host(shape: str, kind: str, variants: list[str]) -> None:
     program = random_model(shape, kind)
     print(f"{'':23}   wall  graph  in a row  host's part |  before  launch    wait   after | engine")
     for variant in variants or VARIANTS:
-        waiting, machine_module.MAPPED, machine_module.MAPPED_LOGITS = VARIANTS[variant]
+        waiting, machine_module.MAPPED_LOGITS = VARIANTS[variant]
         device = TimedDevice(waiting)
         machine = CudaMachine(program, 8, device=device)
         for name, params in CASES.items():
             parts = step_parts(machine, device, params)
             k = Sampler(params).top_k_needed(machine.program.logits.width, 64 + WARM_UP) if params else 0
-            choice = (run_for(k), machine.program.logits.width) if params else None
-            graph = machine._graphs[(1, 1, True, False), choice]
+            request = TopKRequest(size_for(k), machine.program.logits.width) if params else None
+            graph = machine._graphs[StepShape(1, 1, True, False), request]
             alone, many = graph_us(device, graph, 1), graph_us(device, graph, 10)
             wall = sum(parts)
             numbers = f"{wall:6.1f} {alone:6.1f}    {many:6.1f}       {wall - alone:6.1f} | "

@@ -12,7 +12,7 @@ from kukri.runtime.cuda.compile.kernel import Kernels
 from kukri.runtime.cuda.driver.allocator import Memory
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.launch import Launch
-from kukri.runtime.cuda.lowering.base import FEW, Inputs, Layout
+from kukri.runtime.cuda.lowering.base import DECODE_ROWS, Capacity, InputAddresses
 from kukri.runtime.cuda.lowering.program import Lowering
 
 PAGE = 64
@@ -34,9 +34,9 @@ class Layer:
         table = memory.array(rng.permutation(n_pages).astype(np.int32))
         positions = memory.array(np.arange(context - rows, context, dtype=np.int32))
         sequences = memory.array(np.zeros(rows, np.int32))
-        inputs = Inputs(sequences, sequences, positions, sequences, table, 4 * n_pages)
-        layout = Layout(n_pages, PAGE, rows, rows, 1, 16)
-        self._lowering = Lowering(program, [self._op], layout, device, kernels, memory, {}, inputs)
+        inputs = InputAddresses(sequences, sequences, positions, sequences, table, 4 * n_pages)
+        capacity = Capacity(n_pages, PAGE, rows, rows, 1, 16)
+        self._lowering = Lowering(program, [self._op], capacity, device, kernels, memory, {}, inputs)
         self._device, self.heads, self.context, self.rows = device, heads, context, rows
         keys, _ = self._lowering.cache(0, program.cache_layers[0])
         some = rng.standard_normal(1 << 20, np.float32)
@@ -49,10 +49,10 @@ class Layer:
     def launches(self, way: str) -> list[Launch]:
         """In the one of WAYS; none where there is no such."""
         lowering, op = self._lowering, self._op
-        lowering._begin(self.rows, self.rows, True, self.rows > FEW)
+        lowering._begin(self.rows, self.rows, True, self.rows > DECODE_ROWS)
         if way == "plain":
-            lowering._attend_plain(0, op)
-        elif lowering._latent_shape(op):
+            lowering._simt_attention(0, op)
+        elif lowering._mla_shape(op):
             lowering._attend(0, op)
         return lowering._launches
 

@@ -10,13 +10,13 @@ import numpy as np
 from kukri.runtime.cuda.compile.kernel import ENTRY, compiled, pack_arguments
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.launch import Launch
-from kukri.runtime.cuda.ptx import atomic_add, barrier, fence, let_next_start, thread, wait_for_grid
+from kukri.runtime.cuda.ptx import atomic_add, barrier, fence, launch_dependents, thread, wait_for_grid
 
 OPS, THREADS = 161, 256  # as many as a step of 32 layers has
 
 
 def one_op(counter: int) -> None:
-    let_next_start()
+    launch_dependents()
     wait_for_grid()
     if thread() == 0:
         atomic_add(counter, 1)

@@ -85,7 +85,7 @@ def conformance(names: list[str], kv_type: str = "auto") -> None:
             machine.close()
             right, wrong = right + ok, wrong + (not ok)
             if not ok or names or "gguf" in file:
-                attends = dict.fromkeys(launch.name for launch in plans if "attend" in launch.name)
+                attends = dict.fromkeys(launch.name for launch in plans if "attention" in launch.name)
                 print("ok  " if ok else "BAD ", case, "; ".join(line), "by", *attends)
     print(f"conformance: {right} right, {wrong} wrong, {refused} refused")
 

@@ -8,7 +8,7 @@ from cuda_bench.right import feed, mean_kl
 from cuda_bench.timing import product_bytes, seconds
 
 from kukri.runtime.cuda.driver.device import Device
-from kukri.runtime.cuda.lowering.tuning import WIDE, Shapes, Tile, Wide
+from kukri.runtime.cuda.lowering.tuning import PREFILL_TILES, DecodeTile, PrefillTile, Tuning
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -16,19 +16,19 @@ from kukri.runtime.reference.machine import ReferenceMachine
 def sweep(shape: str, kind: str, rows: int = 1) -> None:
     machine = CudaMachine(random_model(shape, kind), 8 * rows, max_sequences=rows)
     lowering, device = machine.lowering, machine.device
-    found: dict[str, list[tuple[float, Tile]]] = {}
-    tried = [Tile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
+    found: dict[str, list[tuple[float, DecodeTile]]] = {}
+    tried = [DecodeTile(*t) for t in (TILES_OF_ONE if rows <= 4 else TILES_OF_MORE)]
 
     def ask() -> None:
         for candidate in tried:
-            lowering.shapes = _Always(candidate)
+            lowering.tuning = _Always(candidate)
             lowering.launches(rows, rows, True)
 
     lowering.kernels.compile_all(ask)
     for candidate in tried:
-        lowering.shapes = _Always(candidate)
+        lowering.tuning = _Always(candidate)
         launches = lowering.launches(rows, rows, True)
-        for name in {launch.name for launch in launches if launch.name.startswith("mat")}:
+        for name in {launch.name for launch in launches if launch.name.startswith("decode_matmul")}:
             own = [launch for launch in launches if launch.name == name]
             found.setdefault(name, []).append((seconds(device, own) / len(own), candidate))
     for name, results in found.items():
@@ -49,31 +49,31 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
     ids = np.random.default_rng(0).integers(0, 512, 300)
     expected = feed(ReferenceMachine(program, 5), ids, (300,), 5).astype(float)
 
-    def begin(tile: Wide | None) -> CudaMachine:
+    def begin(tile: PrefillTile | None) -> CudaMachine:
         device = Device()
         device.warpgroups = device.warpgroups and tile is not None
         machine = CudaMachine(program, most // 64, max_rows=most, device=device)
-        machine.lowering.shapes = _Always(tile) if tile else Shapes()
+        machine.lowering.tuning = _Always(tile) if tile else Tuning()
         return machine
 
     def compile_for(machine: CudaMachine) -> None:
-        for tile in WIDE:
-            machine.lowering.shapes = _Always(tile)
+        for tile in PREFILL_TILES:
+            machine.lowering.tuning = _Always(tile)
             machine.lowering.launches(300, 300, True, True)
 
-    machine = begin(WIDE[0])
-    tried = [None, *WIDE] if machine.device.warpgroups else [None]
+    machine = begin(PREFILL_TILES[0])
+    tried = [None, *PREFILL_TILES] if machine.device.warpgroups else [None]
     machine.lowering.kernels.compile_all(lambda: compile_for(machine))
     machine.close()
     found: dict[tuple[str, int], list[str]] = {}
     for tile in tried:
         machine = begin(tile)
         got, again = feed(machine, ids, (300,), 5), feed(machine, ids, (300,), 5)
-        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "tiled"
+        name = f"{tile.M} x {tile.ROWS}, {tile.resident}" if tile else "sm80"
         print(f"{name}: kl {mean_kl(expected, got.astype(float)):.1e}, same twice: {(got == again).all()}")
         for n in rows:
             launches = machine.lowering.launches(n, 0, False, True)
-            for label in dict.fromkeys(a.name for a in launches if a.name.split("_")[0] in MANY):
+            for label in dict.fromkeys(a.name for a in launches if a.name.startswith("prefill_matmul")):
                 own = [launch for launch in launches if launch.name == label] * 8
                 time_ = seconds(machine.device, own, 5) / len(own)
                 operations = 2 * n * np.prod([float(size) for size in label.split()[-1].split("x")])
@@ -84,7 +84,6 @@ def wide(shape: str, kind: str, rows: list[int]) -> None:
         print(f"{label} {n} rows, TFLOP/s: " + "; ".join(texts))
 
 
-MANY = "tiled", "warpgroup"
 TILES_OF_ONE = [
     (1, 4, 4), (1, 8, 8), (1, 16, 16), (1, 4, 8), (1, 16, 32), (2, 2, 4), (2, 4, 4), (2, 8, 8), (2, 16, 16),
     (2, 2, 8), (2, 4, 8), (2, 8, 16), (4, 2, 4), (4, 4, 4), (4, 8, 8),
@@ -95,17 +94,21 @@ TILES_OF_MORE = [
 ]  # fmt: skip
 
 
-class _Always(Shapes):
-    """One shape for every product that it suits: with 32 outputs a block, where codes are made of them."""
+class _Always(Tuning):
+    """The same tile for every product that it suits: with 32 outputs a block where the result is
+    quantised.
+    """
 
-    def __init__(self, tile: Tile | Wide) -> None:
+    def __init__(self, tile: DecodeTile | PrefillTile) -> None:
         self._tile = tile
 
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        assert isinstance(self._tile, Tile)
+    def decode(
+        self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int
+    ) -> DecodeTile:
+        assert isinstance(self._tile, DecodeTile)
         fits = self._tile.M % matrices == 0 and (self._tile.outputs(matrices) % 32 == 0 or not emits)
-        return self._tile if fits else super().few(name, blocks, n_out, matrices, emits, tokens)
+        return self._tile if fits else super().decode(name, blocks, n_out, matrices, emits, tokens)
 
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
-        assert isinstance(self._tile, Wide)
+    def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
+        assert isinstance(self._tile, PrefillTile)
         return self._tile

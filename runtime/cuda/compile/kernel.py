@@ -1,8 +1,10 @@
-"""Kernels by name and constants, compiled for a card once and kept on disk.
+"""Kernels with their constants, compiled for a card once and cached on disk.
 
-Neither Numba nor a kernel's module is imported before the kernel must be compiled, so that a warm start only
-reads files. A kernel's file is named by a digest of everything that it depends on: the sources of this
-folder, the compilers, the card's architecture, and its constants.
+Numba is not imported before a kernel must be compiled, so that a warm start only reads files. The modules of
+kernels are imported at every start, because kernels are named by their functions: they import nothing but
+`ptx/` and `compile/`, less than 10 ms for all of them. A kernel's file is named by a digest of everything
+that its machine code depends on: the sources in kernels/, ptx/ and compile/, the versions of the compilers,
+the card's architecture, and the kernel's constants.
 """
 
 from __future__ import annotations
@@ -38,16 +40,19 @@ MISSING = (
 
 @dataclass(frozen=True)
 class CudaKernel:
-    """The function `name` of the module `module` in kernels/ for blocks of `threads`, with these constants.
+    """A kernel for blocks of `threads` threads, with these constants: what is compiled, and what is cached.
 
-    FORMAT among them stands for the constants that `kernels/unpack.READERS` has for a block format.
+    The kernel is the function `name` of the module `module`, counted from kernels/; both are strings, so that
+    a kernel can be sent to another process and gives the same file name in each. `kernel` makes one of the
+    function itself. The constant FORMAT, the name of a block format, stands for the constants of
+    `kernels/matmul/unpack.READERS[FORMAT]`.
     """
 
     module: str
     name: str
     threads: int
     constants: tuple[tuple[str, int | float | str], ...] = ()
-    resident: int = 1  # blocks that a multiprocessor is to hold at once
+    resident: int = 1  # blocks that must fit on a multiprocessor at once, which limits a thread's registers
 
     def __str__(self) -> str:
         return f"{self.name} {' '.join(f'{k}={v}' for k, v in self.constants)}".strip()
@@ -56,7 +61,7 @@ class CudaKernel:
         return getattr(importlib.import_module(f"{KERNELS}.{self.module}"), self.name)
 
     def values(self) -> dict[str, Any]:
-        """The constants as kernels see them."""
+        """The constants by name, FORMAT replaced by those of the format."""
         found: dict[str, Any] = dict(self.constants)
         if name := found.pop("FORMAT", None):
             from ..kernels.matmul.unpack import READERS
@@ -65,7 +70,7 @@ class CudaKernel:
         return found
 
     def ptx(self, capability: tuple[int, int]) -> str:
-        """Compiled to PTX, whose entry point is called `ENTRY`. Imports Numba."""
+        """The kernel's PTX, whose entry point is called `ENTRY`. Imports Numba."""
         SOURCES.check(f"{KERNELS}.{self.module}")
         return compiled(self.function(), self.values(), capability, self.threads, self.resident)
 
@@ -77,7 +82,7 @@ def compiled(
     threads: int,
     resident: int = 1,
 ) -> str:
-    """PTX of any kernel: see `compiler.ptx_of`. Imports Numba."""
+    """PTX of any function: see `ptx_compiler.ptx_of`. Imports Numba."""
     from .ptx_compiler import entry_point, ptx_of
 
     text = ptx_of(function, constants, capability, threads, resident)
@@ -90,9 +95,10 @@ def compiled(
     return text.replace(entry_point(text), ENTRY)
 
 
-def kernel(module: str, name: str, threads: int, **constants: int | float | str) -> CudaKernel:
-    """A `CudaKernel` by its constants' names."""
-    return CudaKernel(module, name, threads, tuple(sorted(constants.items())))
+def kernel(function: Callable[..., None], threads: int, **constants: int | float | str) -> CudaKernel:
+    """The `CudaKernel` of a function of a module in kernels/, its constants in the order of their names."""
+    module = function.__module__.removeprefix(f"{KERNELS}.")
+    return CudaKernel(module, function.__name__, threads, tuple(sorted(constants.items())))
 
 
 @dataclass
@@ -181,7 +187,11 @@ def _prefix(capability: tuple[int, int]) -> str:
 
 
 def pack_arguments(*values: int | float) -> bytes:
-    """A kernel's parameters as they lie in memory: 64-bit integers, and float32 for floats."""
+    """A kernel's parameters as they lie in memory: 64-bit integers at multiples of 8 bytes, and float32.
+
+    `pack_arguments(*record)` packs an argument record, whose fields know their types. Of loose values the
+    Python type decides, so that a float32 parameter must be given a float.
+    """
     out = b""
     for value in values:
         if isinstance(value, float):

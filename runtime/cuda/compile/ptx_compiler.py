@@ -1,8 +1,7 @@
-"""From a staged function to PTX, by Numba."""
+"""Compiles staged functions to PTX, by Numba."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
@@ -15,7 +14,7 @@ from numba.cuda import dispatcher
 from numba.cuda.extending import intrinsic
 
 from ..ptx import Instruction
-from .stage import stage
+from .stage import parameter_types, stage
 
 _TYPES = {"r": types.int32, "l": types.int64, "f": types.float32}
 _SHARED = "dynamic_shared"
@@ -28,13 +27,13 @@ def ptx_of(
     threads: int,
     resident: int,
 ) -> str:
-    """The PTX of a kernel, whose parameters are 64-bit integers, or float32 where annotated `float`.
+    """The PTX of a kernel, whose parameters are those of `stage.parameter_types`.
 
-    It is compiled for blocks of `threads`, of which a multiprocessor is to hold `resident`; its entry point
-    is the only one in the text.
+    It is compiled for blocks of `threads` threads, so that `resident` blocks fit on a multiprocessor at once.
+    The text has a single entry point.
     """
-    parameters = inspect.signature(function).parameters.values()
-    signature = types.void(*(types.float32 if p.annotation == "float" else types.int64 for p in parameters))
+    numba_types = {int: types.int64, float: types.float32}
+    signature = types.void(*(numba_types[t] for t in parameter_types(function)))
     with _stand_in(capability):
         text, _ = cuda.compile(
             stage(function, constants, partial(_resolve, capability)),
@@ -57,7 +56,7 @@ def entry_point(ptx: str) -> str:
 
 @contextmanager
 def _stand_in(capability: tuple[int, int]) -> Iterator[None]:
-    """Within this, Numba compiles functions that kernels call for a card that need not be there."""
+    """A context in which Numba compiles device functions for `capability` without a card."""
     before = dispatcher.get_current_device
     dispatcher.get_current_device = lambda: SimpleNamespace(compute_capability=capability)
     try:
@@ -66,15 +65,15 @@ def _stand_in(capability: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = before
 
 
-def _resolve(capability: tuple[int, int], found: Any, constants: Mapping[str, Any]) -> Any:
-    """What a name of a staged function stands for when Numba compiles it."""
-    if isinstance(found, str) and found == "float32":
+def _resolve(capability: tuple[int, int], used: Any, constants: Mapping[str, Any]) -> Any:
+    """What Numba compiles for a global object that a staged function uses: see `stage`."""
+    if isinstance(used, str) and used == "float32":
         return types.float32
-    if isinstance(found, Instruction):
-        return _intrinsic(found)
-    if getattr(found, "on_device", False):
-        return _device_function(found, tuple(sorted(constants.items())), capability)
-    return found
+    if isinstance(used, Instruction):
+        return _intrinsic(used)
+    if getattr(used, "on_device", False):
+        return _device_function(used, tuple(sorted(constants.items())), capability)
+    return used
 
 
 @cache
@@ -87,26 +86,28 @@ def _device_function(
 
 
 @cache
-def _intrinsic(what: Instruction) -> Any:
-    """The instruction as a function that Numba can compile calls of."""
-    outputs = [_TYPES[t] for t in what.outputs]
+def _intrinsic(instruction: Instruction) -> Any:
+    """A PTX instruction as a Numba intrinsic: a call of it becomes inline assembly."""
+    outputs = [_TYPES[t] for t in instruction.outputs]
     result: Any = types.void if not outputs else outputs[0] if len(outputs) == 1 else types.Tuple(outputs)
-    inputs = [_TYPES[t] for t in what.inputs]
+    inputs = [_TYPES[t] for t in instruction.inputs]
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        if what.name == "shared":
+        if instruction.name == "shared":
             return _shared_address(builder)
-        found = [context.get_value_type(t) for t in outputs]
-        value = ir.VoidType() if not found else found[0] if len(found) == 1 else ir.LiteralStructType(found)
+        kinds = [context.get_value_type(t) for t in outputs]
+        value = ir.VoidType() if not kinds else kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds)
         operands = [context.get_value_type(t) for t in inputs]
-        updated = [str(i) for i in range(what.updated)]
-        constraints = ",".join([*(f"={t}" for t in what.outputs), *updated, *what.inputs[what.updated :]])
-        if what.ordered:
+        updated = [str(i) for i in range(instruction.updated)]
+        constraints = ",".join(
+            [*(f"={t}" for t in instruction.outputs), *updated, *instruction.inputs[instruction.updated :]]
+        )
+        if instruction.ordered:
             constraints += ",~{memory}" if constraints else "~{memory}"
         assembly = ir.InlineAsm(
-            ir.FunctionType(value, operands), what.ptx, constraints, side_effect=what.ordered
+            ir.FunctionType(value, operands), instruction.ptx, constraints, side_effect=instruction.ordered
         )
-        call = builder.call(assembly, arguments, attrs=("convergent",) if what.ordered else ())
+        call = builder.call(assembly, arguments, attrs=("convergent",) if instruction.ordered else ())
         if not outputs:
             return context.get_dummy_value()
         if len(outputs) == 1:
@@ -117,13 +118,13 @@ def _intrinsic(what: Instruction) -> Any:
 
     names = [f"a{i}" for i in range(len(inputs))]
     scope: dict[str, Any] = {"signature": result(*inputs), "generate": generate}
-    exec(f"def {what.name}({', '.join(['context', *names])}):\n    return signature, generate", scope)
+    exec(f"def {instruction.name}({', '.join(['context', *names])}):\n    return signature, generate", scope)
     make: Any = intrinsic
-    return make(scope[what.name])
+    return make(scope[instruction.name])
 
 
 def _shared_address(builder: Any) -> Any:
-    """The address of dynamic shared memory, which the module declares and the launch sizes."""
+    """The address of dynamic shared memory; its size is a parameter of the launch."""
     module = builder.module
     if _SHARED not in module.globals:
         array = ir.GlobalVariable(module, ir.ArrayType(ir.IntType(8), 0), _SHARED, addrspace=3)

@@ -1,18 +1,23 @@
-"""Staging: kernels written once, as Python, for all their sizes; loops over registers are written out.
+"""Staging: kernels are written once in Python, and specialised for their constants before they are compiled.
 
-A GPU's registers cannot be indexed at run time, so a kernel that keeps a tile in registers must name each of
-them. `stage` takes such a function and constants, and returns it with
+A GPU cannot index registers at run time, so a kernel that keeps a tile in registers must name each of them.
+`stage` takes a function and the values of its constants, and returns a function in which
 
-- names of constants replaced by their values, and `if` statements decided that depend on nothing else;
-- `for i in static(n):` repeated n times, with the value of i in place;
-- `x = registers(n, 0.0)`, or `registers((m, n), 0.0)`, as so many variables: x[1], x[i, j] are the names of
-  those, where the indices follow from constants; x[i] of the latter are all of a row, to assign a tuple to
-  or to pass on with a star. Without a value they are only declared. A parameter of a device function
-  that is annotated like that is as many parameters;
-- float literals as float32: Numba would take them, and everything that they meet, as float64.
+- names of constants are replaced by their values, and `if` statements that depend on constants only by the
+  branch that is taken;
+- `for i in static(n):` is unrolled: its body is repeated n times with the value of i in place;
+- `x = registers(n, 0.0)` or `x = registers((m, n), 0.0)` is as many variables. x[1] and x[i, j] are single
+  variables, where the indices follow from constants; x[i] of two dimensions stands for all variables of a
+  row, and x[()] for all of x, to be assigned a tuple or passed on with a star. Without a value,
+  `registers(n)` only declares the names. A parameter of a device function that is annotated
+  `registers(shape)` is as many parameters;
+- a parameter that is annotated with an argument record (see `arguments.py`) is one parameter for each number
+  of the record: `args.q.stride` becomes the name of one of these. `args.q` may be passed on to a device
+  function whose parameter is annotated with the class of `q`;
+- float literals are float32: Numba would take them, and all results of them, as float64.
 
-Functions marked `device` that it calls are staged with it, for the same constants. The result is compiled by
-`compiler.py`, or run as it is by the tests' simulator.
+Device functions that it calls, marked `device`, are staged for the same constants. The result is compiled by
+`ptx_compiler.py`, or run as it is by the simulator of the tests.
 """
 
 from __future__ import annotations
@@ -23,65 +28,102 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .arguments import is_record, leaves
+
 Function = Callable[..., Any]
 
 
 def device(function: Function) -> Function:
-    """Mark a function that kernels call: it is staged and inlined where they do."""
+    """Mark a function that kernels may call: calls are inlined."""
     function.on_device = True  # type: ignore[attr-defined]
     return function
 
 
 def static(*bounds: int) -> range:
-    """`range` of constants, for loops that are written out."""
+    """`range` of constants, for loops that are unrolled."""
     return range(*bounds)
 
 
 def registers(shape: int | tuple[int, ...], value: Any = None) -> Any:
-    """So many variables in registers; only staging gives it a meaning."""
+    """An array of registers, declared; only staging gives the call a meaning."""
     raise TypeError("registers() outside of a staged function")
 
 
 def stage(
     function: Function, constants: Mapping[str, Any], resolve: Callable[[Any, Mapping[str, Any]], Any]
 ) -> Function:
-    """The function with `constants` in place. `resolve` gives what global objects that it names stand for."""
+    """`function` specialised for `constants`.
+
+    `resolve(object, constants)` returns what stands for a global object that the function uses, such as an
+    instruction or a device function.
+    """
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     definition = tree.body[0]
     assert isinstance(definition, ast.FunctionDef)
     definition.decorator_list, definition.returns = [], None
-    known = {k: v for k, v in function.__globals__.items() if isinstance(v, int | float)} | dict(constants)
+    closure = inspect.getclosurevars(function).nonlocals
+    visible = {**function.__globals__, **closure}
+    known = {k: v for k, v in visible.items() if isinstance(v, int | float)} | dict(constants)
     stager = _Stager(known)
-    definition.args.args = [a for argument in definition.args.args for a in stager.parameters(argument)]
+    definition.args.args = [
+        a
+        for argument in definition.args.args
+        for a in stager.parameters(argument, _annotation(function, argument.arg))
+    ]
+    stager.check_names(definition)
     definition.body = stager.block(definition.body)
     ast.fix_missing_locations(tree)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-    scope = dict(function.__globals__) | dict(constants)
-    closure = inspect.getclosurevars(function).nonlocals
-    namespace = {
-        name: resolve({**scope, **closure}[name], constants)
-        for name in used
-        if name in scope or name in closure
-    }
+    scope = visible | dict(constants)
+    namespace = {name: resolve(scope[name], constants) for name in used if name in scope}
     namespace["float32"] = resolve("float32", constants)
     exec(compile(tree, f"<staged {function.__name__}>", "exec"), namespace)
     return namespace[function.__name__]
+
+
+def parameter_types(function: Function) -> list[type]:
+    """Of each parameter of a kernel, int (a 64-bit integer or an address) or float (a float32)."""
+    found: list[type] = []
+    for name in inspect.signature(function).parameters:
+        annotation = _annotation(function, name)
+        if is_record(annotation):
+            found += [leaf for _, leaf in leaves(annotation)]
+        else:
+            found.append(float if annotation in (float, "float") else int)
+    return found
+
+
+def _annotation(function: Function, parameter: str) -> Any:
+    """A parameter's annotation: a record's class, otherwise the text that is written there."""
+    annotation = function.__annotations__.get(parameter)
+    found = function.__globals__.get(annotation) if isinstance(annotation, str) else annotation
+    return found if is_record(found) else annotation
 
 
 class _Stager(ast.NodeTransformer):
     def __init__(self, constants: Mapping[str, Any]) -> None:
         self._constants = dict(constants)
         self._registers: dict[str, tuple[int, ...]] = {}
+        self._records: dict[str, list[tuple[str, ...]]] = {}  # of a parameter, the paths of its numbers
 
-    def parameters(self, argument: ast.arg) -> list[ast.arg]:
-        """One that is annotated `registers(shape)` is as many as these."""
+    def parameters(self, argument: ast.arg, annotation: Any) -> list[ast.arg]:
+        """The parameters that one stands for which is annotated `registers(shape)` or with a record."""
         call, argument.annotation = argument.annotation, None
+        if is_record(annotation):
+            self._records[argument.arg] = [path for path, _ in leaves(annotation)]
+            return [ast.arg(_field(argument.arg, path)) for path in self._records[argument.arg]]
         if not isinstance(call, ast.Call):
             return [argument]
         shape = self._value(call.args[0])
         shape = shape if isinstance(shape, tuple) else (shape,)
         self._registers[argument.arg] = shape
         return [ast.arg(_register(argument.arg, index)) for index in _indices(shape)]
+
+    def check_names(self, definition: ast.FunctionDef) -> None:
+        """A variable that is called like a field of a record would change it unseen."""
+        names = {node.id for node in ast.walk(definition) if isinstance(node, ast.Name)}
+        clash = names & {_field(name, path) for name, paths in self._records.items() for path in paths}
+        assert not clash, f"{definition.name} has variables that are called like fields: {sorted(clash)}"
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         out: list[ast.stmt] = []
@@ -123,7 +165,7 @@ class _Stager(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        """`and` whose first operands are constants that are true does without them; false ones decide it."""
+        """`and`: constant operands at its start are dropped if they are true; a false one is the result."""
         while isinstance(node.op, ast.And) and len(node.values) > 1:
             decided = self._value(node.values[0])
             if decided is _UNKNOWN:
@@ -169,7 +211,29 @@ class _Stager(ast.NodeTransformer):
             return found[0] if len(index) == len(shape) else ast.Tuple(found, node.ctx)
         return self.generic_visit(node)
 
+    def _numbers(self, node: ast.expr) -> list[ast.expr] | None:
+        """The parameters that a record, or a field of one, stands for; None if it is something else."""
+        path: list[str] = []
+        base = node
+        while isinstance(base, ast.Attribute):
+            path.insert(0, base.attr)
+            base = base.value
+        if not isinstance(base, ast.Name) or base.id not in self._records:
+            return None
+        found = [p for p in self._records[base.id] if list(p[: len(path)]) == path]
+        if not found:
+            raise AttributeError(f"{ast.unparse(node)} is no field of the record")
+        return [ast.Name(_field(base.id, p), ast.Load()) for p in found]
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        numbers = self._numbers(node)
+        if numbers is None:
+            return self.generic_visit(node)
+        assert len(numbers) == 1, f"{ast.unparse(node)} is several numbers"
+        return numbers[0]
+
     def visit_Call(self, node: ast.Call) -> Any:
+        node.args = [n for argument in node.args for n in self._numbers(argument) or [argument]]
         self.generic_visit(node)
         arguments: list[ast.expr] = []
         for argument in node.args:
@@ -197,7 +261,7 @@ class _Stager(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def _value(self, node: ast.expr) -> Any:
-        """What an expression of constants is; _UNKNOWN if it is none."""
+        """The value of an expression of constants; _UNKNOWN if it depends on anything else."""
         names = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
         if any(name not in self._constants for name in names) or any(
             isinstance(n, ast.Call | ast.Subscript) for n in ast.walk(node)
@@ -220,6 +284,10 @@ def _copy(node: Any) -> Any:
 
 def _register(name: str, index: tuple[int, ...]) -> str:
     return "_".join([name, *map(str, index)])
+
+
+def _field(name: str, path: tuple[str, ...]) -> str:
+    return "_".join([name, *path])
 
 
 def _indices(shape: tuple[int, ...]) -> list[tuple[int, ...]]:

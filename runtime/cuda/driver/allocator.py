@@ -1,33 +1,20 @@
-"""Memory of the card that launches point into."""
+"""Named allocations in the GPU's memory, whose addresses kernels take as arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 import numpy as np
 
+from ..compile.arguments import Region
 from .device import Device
 
 
-@dataclass(frozen=True)
-class Region:
-    """A matrix of rows on the card: the address of its first row and the bytes from row to row."""
-
-    address: int
-    stride: int
-
-    def __iter__(self) -> Iterator[int]:
-        """What kernels are told."""
-        return iter((self.address, self.stride))
-
-    def columns(self, start_bytes: int) -> Region:
-        """The part of it that begins behind `start_bytes` of each row."""
-        return Region(self.address + start_bytes, self.stride)
-
-
 class Memory:
-    """Named pieces of the card's memory, made when first asked for, and zeroed."""
+    """Allocates named regions of GPU memory at their first use, filled with zeros.
+
+    `n_bytes` is the size of all allocations. The memory is freed when the device is closed.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -36,23 +23,21 @@ class Memory:
         self.n_bytes = 0
 
     def rows(self, name: str, n_rows: int, row_bytes: int) -> Region:
-        """The matrix of that name; rows begin at multiples of 16 bytes."""
+        """The matrix called `name`; every row begins at a multiple of 16 bytes."""
         if name not in self._regions:
             stride = -(-row_bytes // 16) * 16
             self._regions[name] = Region(self.zeros(n_rows * stride), stride)
         return self._regions[name]
 
     def slices(self, names: Iterable[str], n_rows: int, row_bytes: Iterable[int]) -> None:
-        """Matrices of those names, side by side in one."""
+        """Allocate one matrix whose columns are divided among the matrices called `names`, in this order."""
         names, sizes = list(names), list(row_bytes)
         whole = self.rows(" | ".join(names), n_rows, sum(sizes))
         for name, start in zip(names, np.cumsum([0, *sizes[:-1]]), strict=True):
             self._regions[name] = whole.columns(int(start))
 
     def vector(self, *values: np.ndarray) -> int:
-        """The address of float32 values, several arrays one after the other. Made once, however many read
-        them.
-        """
+        """The address of arrays concatenated as float32. The same arrays are uploaded only once."""
         key = tuple(id(v) for v in values)
         if key not in self._vectors:
             array = np.concatenate([np.asarray(v, np.float32).reshape(-1) for v in values])
@@ -60,7 +45,7 @@ class Memory:
         return self._vectors[key][1]
 
     def array(self, values: np.ndarray) -> int:
-        """The address of a copy of an array."""
+        """Upload an array to memory of its own; returns the address."""
         values = np.ascontiguousarray(values)
         address = self.zeros(values.nbytes)
         self._device.upload(address, values)
@@ -68,6 +53,7 @@ class Memory:
         return address
 
     def zeros(self, n_bytes: int) -> int:
+        """Allocate zeroed memory, rounded up to 256 bytes; returns the address."""
         size = -(-max(1, n_bytes) // 256) * 256
         address = self._device.allocate(size)
         self._device.clear(address, size)

@@ -1,6 +1,6 @@
-"""The card: one device, its primary context, and one stream are used.
+"""The first NVIDIA GPU, through the CUDA driver: one device, its primary context and one stream.
 
-A failure is a `CudaError` with a line that says what was asked for (see `library.py`).
+Every failed driver call raises `CudaError` with the call's name (see `library.py`).
 
 Source: CUDA Driver API.
 """
@@ -14,7 +14,7 @@ from ctypes import byref, c_int, c_size_t, c_uint, c_uint64, c_void_p
 
 import numpy as np
 
-from .errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
+from .errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
 from .launch import Event, Graph, Launch
 from .library import Library, driver_functions
 
@@ -25,34 +25,36 @@ _ERROR_LOG, _ERROR_LOG_BYTES, _TARGET = 5, 6, 9  # CUjit_option
 _COMPUTE_90A = 0x10000 + 90  # CUjit_target
 _NO_DEVICE = 100
 
-LEAST_CAPABILITY = (8, 0)  # for products of whole numbers on tensor cores, and copies beside the work
-WARPGROUP_DRIVER = (12, 0)  # for products of warpgroups, which cards of capability 9.0 have and no others
-LEAST_DRIVER = (11, 8)  # CUDA version, for launches with attributes and for the version of PTX
-BLACKWELL_DRIVER = (12, 9)  # for compute capability 10 and above
-DRIVERS_CHOICE, SPIN, BLOCK = 0, 1, 4  # how a thread waits for the card: CU_CTX_SCHED_…
+MIN_CAPABILITY = (8, 0)  # the first with mma.sync of int8 m16n8k32 and with cp.async
+WARPGROUP_DRIVER = (12, 0)  # CUDA version that knows wgmma, which only compute capability 9.0 has
+MIN_DRIVER = (11, 8)  # CUDA version that knows cuLaunchKernelEx and PTX 7.8
+BLACKWELL_DRIVER = (12, 9)  # CUDA version that knows compute capability 10 and above
+SCHEDULE_AUTO, SPIN, BLOCK = 0, 1, 4  # CU_CTX_SCHED_…: how a thread waits for the GPU
 
 
 class Device:
-    """The first card, its stream, and memory on it. CudaUnavailable if there is none.
+    """The first GPU, with a stream, allocations, modules and pinned host memory that `close` frees.
 
-    `waiting`: how a thread waits for it, of the constants above, unless somebody else in this process uses
-    the card already. A thread that spins wakes up sooner than one that blocks.
+    `waiting` is SCHEDULE_AUTO, SPIN or BLOCK: how a thread waits for the GPU; a spinning thread wakes up
+    sooner. It has no effect if another user in this process has activated the primary context. `warpgroups`
+    says whether wgmma can be used. Raises NoCudaDevice, or CudaUnavailable if the GPU or its driver is too
+    old.
     """
 
     def __init__(self, waiting: int = SPIN) -> None:
         functions = driver_functions()
         if functions is None:
-            raise NoCard("no NVIDIA driver was found on this machine")
+            raise NoCudaDevice("no NVIDIA driver was found on this machine")
         self._library = Library(functions)
         self._call = self._library.call
         code = self._library.code("cuInit", 0)
         if code:
-            kind = NoCard if code == _NO_DEVICE else CudaUnavailable
+            kind = NoCudaDevice if code == _NO_DEVICE else CudaUnavailable
             raise kind(f"the NVIDIA driver finds no card that it can use ({self._library.meaning(code)})")
         count, device, context = c_int(), c_int(), c_void_p()
         self._call("cuDeviceGetCount", byref(count))
         if not count.value:
-            raise NoCard("there is no NVIDIA card that this process may use")
+            raise NoCudaDevice("there is no NVIDIA card that this process may use")
         self._call("cuDeviceGet", byref(device), 0)
         self._device = device
         self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
@@ -65,52 +67,52 @@ class Device:
         self._context: c_void_p | None = context
         self.use()
         self.multiprocessors = self._attribute(_MULTIPROCESSORS)
-        self.shared_bytes = self._attribute(_SHARED_OPTIN)  # that a block may have
-        known = tuple(map(int, self.driver_version().split(".")))
-        self.warpgroups = self.capability == (9, 0) and known >= WARPGROUP_DRIVER
+        self.shared_bytes = self._attribute(_SHARED_OPTIN)  # of dynamic shared memory that a block may have
+        version = tuple(map(int, self.driver_version().split(".")))
+        self.warpgroups = self.capability == (9, 0) and version >= WARPGROUP_DRIVER
         stream = c_void_p()
-        self._call("cuStreamCreate", byref(stream), 1)  # 1: does not wait for the default stream
+        self._call("cuStreamCreate", byref(stream), 1)  # CU_STREAM_NON_BLOCKING
         self._stream = stream
         self._allocated: list[int] = []
         self._modules: list[c_void_p] = []
         self._pinned: list[int] = []
 
     def _check_versions(self) -> None:
-        """CudaUnavailable for a card, or a driver, that kernels are not made for."""
+        """Raises CudaUnavailable if the compute capability or the driver is too old for the kernels."""
         text = ctypes.create_string_buffer(256)
         self._call("cuDeviceGetName", text, 256, self._device)
         self.name = text.value.decode(errors="replace")
-        if self.capability < LEAST_CAPABILITY:
+        if self.capability < MIN_CAPABILITY:
             raise CudaUnavailable(
                 f"the {self.name} is too old: it has compute capability {_dotted(self.capability)}, "
-                f"{_dotted(LEAST_CAPABILITY)} is needed"
+                f"{_dotted(MIN_CAPABILITY)} is needed"
             )
         version = self.driver_version()
-        least = _dotted(BLACKWELL_DRIVER if self.capability >= (10, 0) else LEAST_DRIVER)
-        if tuple(map(int, version.split("."))) < tuple(map(int, least.split("."))):
+        required = _dotted(BLACKWELL_DRIVER if self.capability >= (10, 0) else MIN_DRIVER)
+        if tuple(map(int, version.split("."))) < tuple(map(int, required.split("."))):
             raise CudaUnavailable(
                 f"the NVIDIA driver is too old for the {self.name}: "
-                f"it knows CUDA {version}, {least} is needed"
+                f"it knows CUDA {version}, {required} is needed"
             )
 
     def use(self) -> None:
-        """Make this card the calling thread's."""
+        """Make this device's context current in the calling thread."""
         self._call("cuCtxSetCurrent", self._context)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of the card's memory that are free, and that there are."""
+        """Free and total bytes of GPU memory."""
         free, total = c_size_t(), c_size_t()
         self._call("cuMemGetInfo_v2", byref(free), byref(total))
         return free.value, total.value
 
     def driver_version(self) -> str:
-        """The CUDA version that the driver knows: "13.0"."""
-        found = c_int()
-        self._call("cuDriverGetVersion", byref(found))
-        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+        """The newest CUDA version that the driver supports, such as "13.0"."""
+        version = c_int()
+        self._call("cuDriverGetVersion", byref(version))
+        return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
     def allocate(self, n_bytes: int) -> int:
-        """The address of `n_bytes` on the card. Raises CudaOutOfMemory."""
+        """Allocate GPU memory; returns its address. Raises CudaOutOfMemory."""
         address = c_uint64()
         try:
             self._call("cuMemAlloc_v2", byref(address), c_size_t(max(1, n_bytes)))
@@ -123,12 +125,12 @@ class Device:
         return address.value
 
     def free(self, address: int) -> None:
-        """Give back what `allocate` gave; the stream must be done with it."""
+        """Free an allocation, which no unfinished work of the stream may use."""
         self._allocated.remove(address)
         self._call("cuMemFree_v2", c_uint64(address))
 
     def pinned(self, n_bytes: int) -> np.ndarray:
-        """Memory of this machine, uint8 [n_bytes], that the card copies to and from by itself."""
+        """Page-locked host memory, uint8 [n_bytes], which copies and kernels of the GPU access directly."""
         address = c_void_p()
         self._call("cuMemAllocHost_v2", byref(address), c_size_t(max(1, n_bytes)))
         assert address.value
@@ -136,39 +138,43 @@ class Device:
         return np.ctypeslib.as_array((ctypes.c_uint8 * n_bytes).from_address(address.value))
 
     def upload(self, address: int, source: np.ndarray) -> None:
-        """Copy an array to the card, behind what the stream is doing; it must stay until that is done."""
+        """Enqueue a copy of an array to GPU memory; the array must stay unchanged until the stream is
+        done.
+        """
         self._call(
             "cuMemcpyHtoDAsync_v2", c_uint64(address), _pointer(source), c_size_t(source.nbytes), self._stream
         )
 
     def download(self, out: np.ndarray, address: int) -> None:
-        """Copy from the card into an array, behind what the stream is doing."""
+        """Enqueue a copy from GPU memory into an array."""
         self._call(
             "cuMemcpyDtoHAsync_v2", _pointer(out), c_uint64(address), c_size_t(out.nbytes), self._stream
         )
 
     def copy(self, address: int, source: int, n_bytes: int) -> None:
-        """Copy within the card."""
+        """Enqueue a copy within GPU memory."""
         self._call(
             "cuMemcpyDtoDAsync_v2", c_uint64(address), c_uint64(source), c_size_t(n_bytes), self._stream
         )
 
     def clear(self, address: int, n_bytes: int) -> None:
-        """Fill memory of the card with zeros."""
+        """Enqueue filling GPU memory with zeros."""
         self._call("cuMemsetD8Async", c_uint64(address), 0, c_size_t(n_bytes), self._stream)
 
     def wait(self) -> None:
-        """Until the stream is done."""
+        """Wait until the stream has finished all enqueued work."""
         self._call("cuStreamSynchronize", self._stream)
 
     def assemble(self, ptx: str) -> bytes:
-        """Machine code for this card."""
+        """Assemble PTX into machine code (a cubin) for this device. Raises CudaError with the assembler's
+        log.
+        """
         try:
             return self._linked(ptx)
         except CudaError:
             if ".target sm_90a" not in ptx:
                 raise
-            return self._linked(ptx, _COMPUTE_90A)  # a driver that does not look at that by itself
+            return self._linked(ptx, _COMPUTE_90A)  # for drivers that do not take the target from the PTX
 
     def _linked(self, ptx: str, target: int | None = None) -> bytes:
         log = ctypes.create_string_buffer(4096)
@@ -191,7 +197,10 @@ class Device:
             self._library.code("cuLinkDestroy", state)
 
     def load(self, code: bytes, name: str, shared_bytes: int = 0) -> int:
-        """A kernel out of machine code, for launches with up to `shared_bytes` of shared memory."""
+        """Load the kernel `name` of a cubin, for launches with up to `shared_bytes` of dynamic shared memory.
+
+        Returns the driver's function handle.
+        """
         module, function = c_void_p(), c_void_p()
         self._call("cuModuleLoadData", byref(module), code)
         self._modules.append(module)
@@ -201,15 +210,18 @@ class Device:
         assert function.value
         return function.value
 
-    def launch(self, what: Launch) -> None:
-        """Put a launch into the stream."""
-        what.put(self._library, self._stream)
+    def launch(self, launch: Launch) -> None:
+        """Enqueue a kernel launch."""
+        launch.put(self._library, self._stream)
 
     @contextmanager
     def capture(self) -> Iterator[Graph]:
-        """What is put into the stream within this goes into a graph instead, which is ready after it."""
+        """Capture the work that the `with` block enqueues into a graph instead of running it.
+
+        The graph can be run once the block has ended.
+        """
         graph = Graph(self._library)
-        self._call("cuStreamBeginCapture_v2", self._stream, 2)  # 2: other streams are not looked at
+        self._call("cuStreamBeginCapture_v2", self._stream, 2)  # CU_STREAM_CAPTURE_MODE_RELAXED
         try:
             yield graph
         except BaseException:
@@ -223,14 +235,15 @@ class Device:
             self._library.code("cuGraphDestroy", captured)
 
     def run(self, graph: Graph) -> None:
-        """Put a graph into the stream."""
+        """Enqueue a graph."""
         self._call("cuGraphLaunch", graph.executable, self._stream)
 
     def event(self) -> Event:
+        """A new event of the stream."""
         return Event(self._library, self._stream)
 
     def close(self) -> None:
-        """Let everything on the card go."""
+        """Free all GPU and pinned memory, modules, the stream and the context."""
         if self._context is None:
             return
         self.use()
@@ -245,9 +258,9 @@ class Device:
         self._library.code("cuDevicePrimaryCtxRelease_v2", self._device)
         self._context = None
 
-    def _attribute(self, which: int) -> int:
+    def _attribute(self, attribute: int) -> int:
         value = c_int()
-        self._call("cuDeviceGetAttribute", byref(value), which, self._device)
+        self._call("cuDeviceGetAttribute", byref(value), attribute, self._device)
         return value.value
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a card; without anything that takes time to import."""
+"""The exceptions of the CUDA machine, apart from the driver so that importing them takes no time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from .... import KukriError
 
 
 class CudaError(KukriError, RuntimeError):
-    """The driver did not do what it was asked for."""
+    """A call of the CUDA driver failed."""
 
 
 class CudaUnavailable(CudaError):
-    """There is no card that could be used, or nothing to drive it with."""
+    """No GPU can be used: there is none, it or its driver is too old, or kernels cannot be compiled."""
 
 
-class NoCard(CudaUnavailable):
-    """There is none at all."""
+class NoCudaDevice(CudaUnavailable):
+    """The machine has no NVIDIA GPU, or no driver for one."""
 
 
 class CudaOutOfMemory(CudaError):
-    """The card's memory does not hold what was asked for."""
+    """The GPU has too little free memory for an allocation."""

@@ -1,4 +1,4 @@
-"""What goes into a card's stream: launches of kernels, graphs of them, and events between them."""
+"""What a CUDA stream runs: kernel launches, graphs of launches, and events that measure time."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ class _Config(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel with everything that a launch of it takes; `arguments` is the block of parameters.
+    """A kernel launch: the driver's function handle, grid, threads of a block (one-dimensional), bytes of
+    dynamic shared memory, and the packed parameters.
 
-    With `early` its blocks may start before the launch in front of it is done (see `ptx.wait_for_grid`).
+    `early` allows programmatic dependent launch: blocks may start before the previous launch of the stream
+    has ended, and the kernel itself waits for it (see `ptx.wait_for_grid`). `name` is for messages and
+    profiles.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Launch:
     early: bool = False
 
     def put(self, library: Library, stream: c_void_p) -> None:
-        """Put it into a stream."""
+        """Enqueue the launch. Raises CudaError with the kernel's name."""
         buffer = ctypes.create_string_buffer(self.arguments, len(self.arguments))
         size = c_size_t(len(self.arguments))
         extra = (c_void_p * 5)(
@@ -66,18 +69,19 @@ class Launch:
 
 
 class Graph:
-    """A list of launches that is put into the stream by one call."""
+    """A captured CUDA graph: a list of launches and copies that one driver call enqueues."""
 
     def __init__(self, library: Library) -> None:
         self._library = library
         self.executable = c_void_p()
 
     def close(self) -> None:
+        """Destroy the graph."""
         self._library.code("cuGraphExecDestroy", self.executable)
 
 
 class Event:
-    """A point of the stream, for measuring."""
+    """A CUDA event: a time stamp that the GPU takes when the stream reaches it."""
 
     def __init__(self, library: Library, stream: c_void_p) -> None:
         self._library, self._stream = library, stream
@@ -85,10 +89,11 @@ class Event:
         library.call("cuEventCreate", byref(self._event), 0)
 
     def record(self) -> None:
+        """Enqueue the event."""
         self._library.call("cuEventRecord", self._event, self._stream)
 
     def seconds_since(self, start: Event) -> float:
-        """Seconds of the card's clock between two points, once both are reached."""
+        """Wait for both events; returns the seconds between them by the GPU's clock."""
         elapsed = c_float()
         self._library.call("cuEventSynchronize", self._event)
         self._library.call("cuEventElapsedTime", byref(elapsed), start._event, self._event)

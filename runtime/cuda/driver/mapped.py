@@ -1,15 +1,16 @@
-"""Copies between the card's memory and pinned memory that are launches: see `kernels/mapped.py`."""
+"""Copies between GPU memory and pinned host memory by a kernel, which starts sooner than a driver copy."""
 
 from __future__ import annotations
 
 from ..compile.kernel import Kernels, kernel, pack_arguments
+from ..kernels.common import mapped
 from .launch import Launch
 
 
 def copy_words(kernels: Kernels, source: int, out: int, n_bytes: int) -> Launch:
-    """Copies `n_bytes`, a multiple of 4, from one address to another; one of them may be of pinned memory."""
+    """A launch that copies `n_bytes`, a multiple of 4. One of the addresses may be in pinned host memory."""
     early = kernels.device.capability >= (9, 0)
-    what = kernel("common.mapped", "copy_words", 256, PDL=int(early))
+    what = kernel(mapped.copy_words, 256, PDL=int(early))
     n = n_bytes // 4
     function, arguments = kernels.function(what), pack_arguments(source, out, n)
     return Launch(what.name, function, (-(-n // 256), 1, 1), what.threads, 0, arguments, early)

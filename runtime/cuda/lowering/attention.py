@@ -1,236 +1,204 @@
-"""Launches of attention, and of what happens to queries and keys before it."""
+"""Launches of attention: which kernel takes an op, in what blocks, over how many splits of the context."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ... import ops
-from ..driver.allocator import Region
-from .base import FEW, Coded, Launches, padded
-from .fusing import PreparedAttend, turn_key
+from ..kernels.attention.decode import DecodeAttentionArguments, decode_attention
+from ..kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
+from ..kernels.attention.prepare_qk import QKPreparation
+from ..kernels.attention.scores import ScoreArguments
+from ..kernels.attention.simt import SimtAttentionArguments, simt_attention
+from ..kernels.attention.split_kv_merge import SplitOutput
+from .base import DECODE_ROWS, QuantizedRows, padded_head_dim
+from .fusing import PreparedAttend
+from .prepare_qk import PrepareLowering, QKSteps
 
-SPANS = 64  # blocks that share a row's context at most
-SPAN = 64  # tokens that a block takes at least
-PREPARE_WARPS = 4
-ATTEND_WARPS = 4
-# Bytes of shared memory a block, where cards have more than most.
+MAX_SPLITS = 64  # of a row's context
+MIN_SPLIT = 64  # tokens
+WARPS = 4  # of a block
+# Bytes of shared memory that a block may ask for, by compute capability; 99 KB for others.
 SHARED = {(8, 0): 163 << 10, (8, 7): 163 << 10, (9, 0): 227 << 10, (10, 0): 227 << 10, (10, 3): 227 << 10}
 LOG2_E = math.log2(math.e)
 
 
-class AttentionLowering(Launches):
-    def _angles(self, op: ops.RoPE) -> Region:
-        """Cosines and sines for the step's rows, made once for all that turn alike."""
-        pairs, key = len(op.inv_freq), str(hash(turn_key(op)))
-        angles = self.memory.rows(f"angles {key}", self.layout.max_rows, 8 * pairs)
-        if key not in self._turned:
-            self._turned.add(key)
-            address, stride = self.memory.vector(op.inv_freq), 0
-            if op.long_inv_freq:
-                region = self.memory.rows(f"frequencies {key}", self.layout.max_rows, 4 * pairs)
-                self.by_length[hash(key)] = op, region
-                address, stride = region.address, region.stride
-            arguments = [self.inputs.positions, address, stride, pairs, float(op.attention_factor)]
-            what, grid = (
-                self._kernel("attention.prepare_qk", "rotations", 128),
-                (-(-pairs // 128), self._n[False]),
-            )
-            self._emit(what, grid, [*arguments, angles.address, angles.stride])
-        return angles
+@dataclass(frozen=True)
+class SplitBlock:
+    """A block of a split-KV kernel: query heads, dimensions of a value, padded, and warps; how many blocks
+    fit on a multiprocessor at least, and the bytes of shared memory that it needs before the merge."""
 
-    def _rope(self, op: ops.RoPE) -> None:
-        angles, x = self._angles(op), self._at(op.x)
-        head_dim, warps = op.x.width // op.heads, PREPARE_WARPS
-        what = self._kernel(
-            "attention.prepare_qk",
-            "rope",
-            32 * warps,
-            HD=head_dim,
-            WARPS=warps,
-            INTERLEAVED=int(op.interleaved),
-        )
-        arguments = [x.address, x.stride, op.heads, op.start, len(op.inv_freq), angles.address, angles.stride]
-        self._emit(what, (-(-op.heads // warps), self._n[op.x.logits_rows]), arguments, 4 * warps * head_dim)
-        self._wrote(op.x)
+    heads: int
+    value_dims: int
+    warps: int
+    resident: int = 1
+    shared: int = 0
 
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """The launch of a split-KV kernel: grid, bytes of shared memory, constants, and where the result goes."""
+
+    grid: tuple[int, int, int]
+    shared: int
+    constants: dict[str, int]
+    output: SplitOutput
+
+
+class AttentionLowering(PrepareLowering):
     def _prepared_attend(self, i: int, op: PreparedAttend) -> None:
-        turn = (self._angles(op.rope), op.rope) if op.rope else None
-        if self._n[False] == 1 and self._suits_tensor_cores(op.attend):
-            self._attend_group(i, op.attend, self._preparation(op.attend, op.q_norm, op.k_norm, turn))
-            self._wrote(op.attend.q, op.attend.k)
+        steps = QKSteps(op.q_norm, op.k_norm, op.rope)
+        if op.rope:
+            steps = replace(steps, angles=self._angles(op.rope))
+        if self._n_rows[False] == 1 and self._suits_tensor_cores(op.attend):
+            self._decode_attention(i, op.attend, steps)
+            self._invalidate(op.attend.q, op.attend.k)
             return
-        self._into_cache(op.attend, op.attend.heads, op.q_norm, op.k_norm, turn)
-        self._wrote(op.attend.q, op.attend.k)
+        self._prepare_qk(op.attend, op.attend.heads, steps)
+        self._invalidate(op.attend.q, op.attend.k)
         self._attend(i, op.attend)
-
-    def _append(self, op: ops.Attend) -> None:
-        if op.append:
-            self._into_cache(op, 0, None, None, None)
-
-    def _into_cache(
-        self,
-        op: ops.Attend,
-        heads: int,
-        q_norm: ops.RMSNorm | None,
-        k_norm: ops.RMSNorm | None,
-        turn: tuple[Region, ops.RoPE] | None,
-    ) -> None:
-        constants, arguments = self._preparation(op, q_norm, k_norm, turn)
-        what = self._kernel(
-            "attention.prepare_qk",
-            "prepare",
-            32 * PREPARE_WARPS,
-            HD=op.head_dim,
-            **self._cache_constants(op),
-            WARPS=PREPARE_WARPS,
-            LATENT=int(op.v == op.k),
-            **constants,
-        )
-        regions: list[int | float] = []
-        for b in (op.q, op.k, op.v):
-            regions += [*self._at(b)]
-        angles = turn[0].stride if turn else 0
-        arguments = [*regions, *arguments, angles, *self._cached(op), heads, op.kv_heads]
-        stored = op.kv_heads if op.v == op.k else 2 * op.kv_heads
-        grid = -(-(heads + stored) // PREPARE_WARPS), self._n[False]
-        self._emit(what, grid, arguments, 4 * PREPARE_WARPS * self._padded(op))
-
-    def _preparation(
-        self,
-        op: ops.Attend,
-        q_norm: ops.RMSNorm | None,
-        k_norm: ops.RMSNorm | None,
-        turn: tuple[Region, ops.RoPE] | None,
-    ) -> tuple[dict[str, int | float], list[int | float]]:
-        """What happens to queries and keys before attention, as constants and arguments."""
-        norms = [0 if n is None else 1 if len(n.weight) == op.head_dim else 2 for n in (q_norm, k_norm)]
-        constants: dict[str, int | float] = {"Q_NORM": norms[0], "K_NORM": norms[1]}
-        constants |= {"ROPE": int(turn is not None), "INVERSE_HD": 1 / op.head_dim}
-        constants |= {"INTERLEAVED": int(turn is not None and turn[1].interleaved)}
-        weights = [self.memory.vector(n.weight) if n else 0 for n in (q_norm, k_norm)]
-        eps = next((n.eps for n in (q_norm, k_norm) if n), 1.0)
-        angles = [len(turn[1].inv_freq), turn[0].address] if turn else [0, 0]
-        return constants, [*weights, float(eps), *angles]
-
-    def _padded(self, op: ops.Attend) -> int:
-        return padded(op.head_dim, self.layout.cache_bits)
-
-    def _cache_constants(self, op: ops.Attend) -> dict[str, int]:
-        """What `kernels/cache.py` must know."""
-        page = self.layout.page_size.bit_length() - 1
-        return {"KV": self.layout.cache_bits, "DP": self._padded(op), "PAGE": page}
-
-    def _cached(self, op: ops.Attend) -> list[int]:
-        """Where kernels find the cache of an op's layer, and the step's rows in it."""
-        keys, values = self.cache(op.layer, self.program.cache_layers[op.layer])
-        inputs = self.inputs
-        where = [keys.address, values.address, inputs.table, inputs.table_stride]
-        return [*where, inputs.sequences, inputs.positions]
-
-    def _scores(self, op: ops.Attend) -> tuple[dict[str, int], list[int | float]]:
-        """What attention kernels are told first, and their constants that say so."""
-        cap = op.softcap or 1.0
-        scale = op.scale / cap if op.softcap else op.scale * LOG2_E
-        sinks = 0 if op.sinks is None else self.memory.vector(self._log2_sinks(op))
-        constants = {"SOFTCAP": int(op.softcap > 0), "SINKS": int(bool(sinks)), "WINDOW": int(op.window > 0)}
-        rows = [*self._at(op.q), *self._cached(op)]
-        return constants | self._cache_constants(op), [*rows, scale, cap * LOG2_E, op.window, sinks]
 
     def _attend(self, i: int, op: ops.Attend) -> None:
         if self._one_prompt and self._suits_tensor_cores(op):
-            self._attend_prompt(op)
+            self._prefill_attention(op)
         elif self._suits_tensor_cores(op):
-            self._attend_group(i, op)
+            self._decode_attention(i, op)
         else:
-            self._attend_plain(i, op)
+            self._simt_attention(i, op)
 
-    def _attend_plain(self, i: int, op: ops.Attend) -> None:
-        group, dims = op.heads // op.kv_heads, self._padded(op)
+    def _simt_attention(self, i: int, op: ops.Attend) -> None:
+        """Split-KV attention on CUDA cores; a token's key is spread over just enough lanes."""
+        dims, value_dims = self._padded(op), padded_head_dim(op.value_dim)
         lanes = min(32, 1 << (dims // 8 - 1).bit_length())
         vectors = -(-dims // (8 * lanes))
-        together = greatest_divisor(group, max(1, 4 // vectors))
-        value_dims = padded(op.value_dim)
-        constants: dict[str, int | float] = {
+        heads = greatest_divisor(op.heads // op.kv_heads, max(1, 4 // vectors))
+        plan = self._split_kv(i, op, SplitBlock(heads, value_dims, WARPS, resident=4))
+        constants = plan.constants | {
             "LATENT": int(op.v == op.k),
             "LANES": lanes,
             "LANE_BITS": lanes.bit_length() - 1,
             "VEC": vectors,
-            "U": 4 if vectors == 1 and self.layout.cache_bits <= 16 else 2 if vectors <= 2 else 1,
-            "SPAN": SPAN,
-            "WARPS": ATTEND_WARPS,
+            "U": 4 if vectors == 1 and self.capacity.cache_bits <= 16 else 2 if vectors <= 2 else 1,
+            "MIN_SPLIT": MIN_SPLIT,
         }
-        self._in_spans(i, op, "attention.attention", "attend", together, value_dims, constants, 4, 0)
+        arguments = SimtAttentionArguments(
+            q=self._at(op.q),
+            cache=self._cached(op),
+            scores=self._scores(op),
+            output=plan.output,
+            kv_heads=op.kv_heads,
+        )
+        what = replace(self._kernel(simt_attention, 32 * WARPS, **constants), resident=4)
+        self._emit(what, plan.grid, arguments, plan.shared)
+        self._wrote_split(op, plan)
 
-    def _attend_group(
-        self,
-        i: int,
-        op: ops.Attend,
-        preparation: tuple[dict[str, int | float], list[int | float]] | None = None,
-    ) -> None:
-        """Up to 16 heads of a group at once; with a `preparation` also what comes before attention."""
+    def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
+        """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
         dims = op.head_dim
         stages = 3 if dims <= 128 else 2
-        of_a_warp = stages * 64 * dims
-        warps = 2 * ATTEND_WARPS if 2 * ATTEND_WARPS * of_a_warp <= self._shared_limit else ATTEND_WARPS
-        together = greatest_divisor(op.heads // op.kv_heads, 16)
-        shared = warps * of_a_warp
-        constants: dict[str, int | float] = {"STAGES": stages, "TURN": exchanged(dims), "WARPS": warps}
-        constants |= {"ALONE": int(self._n[False] == 1), "PREPARE": int(preparation is not None)}
-        more: list[int | float] = [0, 0, 0, 0, 1.0, 0, 0]
-        if preparation:
-            constants |= preparation[0]
-            more = [self._at(op.k).address, self._at(op.v).address, *preparation[1]]
-            shared += 4 * (together + 2) * dims
-        self._in_spans(i, op, "attention.decode", "attend_group", together, dims, constants, 1, shared, more)
+        warp_bytes = stages * 64 * dims
+        warps = 2 * WARPS if 2 * WARPS * warp_bytes <= self._shared_limit else WARPS
+        heads = greatest_divisor(op.heads // op.kv_heads, 16)
+        shared = warps * warp_bytes
+        constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}
+        constants |= {"SINGLE_ROW": int(self._n_rows[False] == 1), "PREPARE": int(steps is not None)}
+        k = v = 0
+        preparation = QKPreparation(q_norm=0, k_norm=0, eps=1.0, pairs=0, angles=0)
+        if steps is not None:
+            k, v = self._at(op.k).address, self._at(op.v).address
+            more, preparation = self._preparation(op, steps)
+            constants |= more
+            shared += 4 * (heads + 2) * dims
+        plan = self._split_kv(i, op, SplitBlock(heads, dims, warps, shared=shared))
+        arguments = DecodeAttentionArguments(
+            q=self._at(op.q),
+            cache=self._cached(op),
+            scores=self._scores(op),
+            output=plan.output,
+            kv_heads=op.kv_heads,
+            k=k,
+            v=v,
+            preparation=preparation,
+        )
+        what = self._kernel(decode_attention, 32 * warps, **constants, **plan.constants)
+        self._emit(what, plan.grid, arguments, plan.shared)
+        self._wrote_split(op, plan)
 
-    def _in_spans(
-        self,
-        i: int,
-        op: ops.Attend,
-        module: str,
-        name: str,
-        together: int,
-        value_dims: int,
-        constants: dict[str, int | float],
-        resident: int,
-        shared: int,
-        more: Sequence[int | float] = (),
-    ) -> None:
-        """Attention of single rows, whose contexts blocks share: `together` heads a block."""
-        layout, n = self.layout, self._n[False]
-        chunks = op.heads // op.kv_heads // together
+    def _split_kv(self, i: int, op: ops.Attend, block: SplitBlock) -> SplitPlan:
+        """How many splits each row's context gets, and what follows from that."""
+        n, value_dims = self._n_rows[False], block.value_dims
+        chunks = op.heads // op.kv_heads // block.heads
         blocks = op.kv_heads * chunks
-        warps = int(constants["WARPS"])
-        merging = 4 * warps * together * (value_dims + 2) + 16
-        shared = max(shared, merging, together * (8 * SPANS + 4 * value_dims))
-        # No more than run at once: idle blocks cost time, and so does a context in pieces.
-        at_once = self.device.multiprocessors * max(resident, self._shared_limit // shared)
-        spans = max(1, min(SPANS, at_once // blocks) // n)
-        emits = op.value_dim % 32 == 0 and n <= FEW and self._only_products(i, op.out)
-        said, arguments = self._scores(op)
-        constants = constants | said
-        constants |= {"G": together, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
-        constants |= {"CHUNKS": chunks, "EMIT": int(emits)}
-        constants |= {"TOKENS": self._tokens(op.out) if emits else 0}
-        what = replace(self._kernel(module, name, 32 * warps, **constants), resident=resident)
-        room = op.heads * SPANS * (value_dims + 4) * 4
-        partials = self.memory.rows(f"spans {op.heads} {value_dims}", 1, room).address
-        counters = self.memory.rows(f"counters {blocks}", 1, 4 * layout.max_rows * blocks).address
-        codes = self._codes(self._real(op.out)) if emits else 0
-        arguments += [partials, counters, *self._at(op.out), codes, op.heads, op.kv_heads, *more]
-        self._emit(what, (blocks, spans, n), arguments, shared)
-        self._wrote(op.out)
-        if emits:
-            self._coded[self._real(op.out).name] = Coded(codes)
+        merging = 4 * block.warps * block.heads * (value_dims + 2) + 16
+        shared = max(block.shared, merging, block.heads * (8 * MAX_SPLITS + 4 * value_dims))
+        # No more blocks than run at once: a block that waits costs time, and so does each further split.
+        at_once = self.device.multiprocessors * max(block.resident, self._shared_limit // shared)
+        splits = max(1, min(MAX_SPLITS, at_once // blocks) // n)
+        emits = op.value_dim % 32 == 0 and n <= DECODE_ROWS and self._read_only_by_matmuls(i, op.out)
+        constants = self._score_constants(op)
+        constants |= {"G": block.heads, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
+        constants |= {"CHUNKS": chunks, "WARPS": block.warps, "EMIT": int(emits)}
+        constants |= {"TOKENS": self._padded_rows(op.out) if emits else 0}
+        size = op.heads * MAX_SPLITS * (value_dims + 4) * 4
+        counters = 4 * self.capacity.max_rows * blocks
+        output = SplitOutput(
+            partials=self.memory.rows(f"splits {op.heads} {value_dims}", 1, size).address,
+            counters=self.memory.rows(f"counters {blocks}", 1, counters).address,
+            out=self._at(op.out),
+            codes=self._quantized_address(self._resolve(op.out)) if emits else 0,
+            heads=op.heads,
+        )
+        return SplitPlan((blocks, splits, n), shared, constants, output)
+
+    def _wrote_split(self, op: ops.Attend, plan: SplitPlan) -> None:
+        """The result is there, in 8 bits too if the plan says so."""
+        self._invalidate(op.out)
+        if plan.output.codes:
+            self._quantized[self._resolve(op.out).name] = QuantizedRows(plan.output.codes)
+
+    def _prefill_attention(self, op: ops.Attend) -> None:
+        n, dims = self._n_rows[False], op.head_dim
+        in_registers = dims <= 128
+        constants = self._score_constants(op) | {
+            "HD": dims,
+            "GROUP": op.heads // op.kv_heads,
+            "SWIZZLE": swizzle(dims),
+            "Q_IN_REGISTERS": int(in_registers),
+        }
+        arguments = PrefillAttentionArguments(
+            q=self._at(op.q),
+            cache=self._cached(op),
+            scores=self._scores(op),
+            out=self._at(op.out),
+            rows=n,
+            kv_heads=op.kv_heads,
+        )
+        what = self._kernel(prefill_attention, 128, **constants)
+        self._emit(what, (-(-n // 64), op.heads), arguments, (512 if in_registers else 640) * dims)
+        self._invalidate(op.out)
+
+    def _scores(self, op: ops.Attend) -> ScoreArguments:
+        cap = op.softcap or 1.0
+        return ScoreArguments(
+            scale=op.scale / cap if op.softcap else op.scale * LOG2_E,
+            softcap=cap * LOG2_E,
+            window=op.window,
+            sinks=0 if op.sinks is None else self.memory.vector(self._log2_sinks(op)),
+        )
+
+    def _score_constants(self, op: ops.Attend) -> dict[str, int]:
+        """The constants of `kernels/attention/scores.py` and `cache.py`."""
+        kinds = {"SOFTCAP": op.softcap > 0, "SINKS": op.sinks is not None, "WINDOW": op.window > 0}
+        return {name: int(kind) for name, kind in kinds.items()} | self._cache_constants(op)
 
     def _suits_tensor_cores(self, op: ops.Attend) -> bool:
-        halves = self.layout.cache_bits <= 16 and op.v != op.k
-        fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._most_dims
-        return halves and fits and self.layout.page_size == 64
+        """Whether `decode.py` and `prefill.py` take an op."""
+        cached = self.capacity.cache_bits <= 16 and op.v != op.k
+        fits = op.head_dim % 16 == 0 and self._padded(op) == op.head_dim <= self._max_head_dim
+        return cached and fits and self.capacity.page_size == 64
 
     @property
     def _shared_limit(self) -> int:
@@ -238,24 +206,9 @@ class AttentionLowering(Launches):
         return SHARED.get(self.device.capability, 99 << 10)
 
     @property
-    def _most_dims(self) -> int:
-        """Of a head, for attention on tensor cores: 256 take 160 KB of shared memory."""
+    def _max_head_dim(self) -> int:
+        """For attention on tensor cores: heads of 256 take 160 KB of shared memory."""
         return 256 if self._shared_limit >= 640 * 256 else 128
-
-    def _attend_prompt(self, op: ops.Attend) -> None:
-        n, (constants, arguments) = self._n[False], self._scores(op)
-        dims = op.head_dim
-        held = dims <= 128
-        constants |= {
-            "HD": dims,
-            "GROUP": op.heads // op.kv_heads,
-            "TURN": exchanged(dims),
-            "HELD": int(held),
-        }
-        what = self._kernel("attention.prefill", "attend_prompt", 128, **constants)
-        arguments += [*self._at(op.out), n, op.kv_heads]
-        self._emit(what, (-(-n // 64), op.heads), arguments, (512 if held else 640) * dims)
-        self._wrote(op.out)
 
     def _log2_sinks(self, op: ops.Attend) -> np.ndarray:
         assert op.sinks is not None
@@ -267,7 +220,7 @@ def greatest_divisor(n: int, most: int) -> int:
     return max(d for d in range(1, most + 1) if n % d == 0)
 
 
-def exchanged(dims: int) -> int:
-    """TURN, as kernels have it, for rows of so many halves: see `kernels/prompt_attention.py`."""
+def swizzle(dims: int) -> int:
+    """SWIZZLE of `kernels/attention/tile.py` for rows of so many float16."""
     pieces = dims // 8
     return min(8, pieces & -pieces) - 1

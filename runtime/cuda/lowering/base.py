@@ -1,24 +1,25 @@
-"""What all launches are made with: the step's sizes, its memory, and which buffers are in 8 bits already."""
+"""The base of all lowerings: sizes, memory, and the launches of the step that is being lowered."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
+from ..compile.arguments import Region
 from ..compile.kernel import CudaKernel, Kernels, kernel, pack_arguments
-from ..driver.allocator import Memory, Region
+from ..driver.allocator import Memory
 from ..driver.device import Device
 from ..driver.launch import Launch
 from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..weights.upload import Matrix
-from .fusing import FusedOp, JoinedMatMul, joined_buffers, readers, stream_groups
-from .tuning import Shapes
+from .fusing import CudaOp, JoinedMatMul, joined_buffers, readers, stream_groups
+from .tuning import Tuning
 
-FEW = 16  # rows that products take at once in 8 bits
+DECODE_ROWS = 16  # the most rows of a step that decode kernels take; steps of more rows are prefill
 ACTIVATIONS = {
     "silu": SILU,
     "gelu_tanh": GELU_TANH,
@@ -30,8 +31,10 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The machine's sizes. `cache_bits` of a number in the cache: 32, 16, 8, 4; see `kernels/cache.py`."""
+class Capacity:
+    """The largest step that the memory suffices for, and the KV cache's size; `cache_bits` is 32, 16,
+    8 or 4.
+    """
 
     n_pages: int
     page_size: int
@@ -41,13 +44,20 @@ class Layout:
     cache_bits: int
 
     def rows(self, buffer: ops.Buffer) -> int:
-        """Rows that there is room for: products may write some behind the last."""
-        return -(-(self.max_logits if buffer.logits_rows else self.max_rows) // FEW) * FEW
+        """Rows to allocate for a buffer: a multiple of DECODE_ROWS, since kernels may write behind
+        the last row.
+        """
+        return -(-(self.max_logits if buffer.logits_rows else self.max_rows) // DECODE_ROWS) * DECODE_ROWS
 
 
 @dataclass(frozen=True)
-class Inputs:
-    """Where a step finds what it is told: int32 arrays on the card. `table_stride` is in bytes."""
+class InputAddresses:
+    """Addresses of the inputs of a step, int32 arrays in GPU memory.
+
+    `tokens`, `sequences` and `positions` have a number for each row, `logits_indices` the rows that get
+    logits, and `table` the KV cache's pages of each sequence, `table_stride` bytes from one sequence to the
+    next.
+    """
 
     tokens: int
     sequences: int
@@ -58,8 +68,12 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Coded:
-    """A buffer in 8 bits; with `partials` still to be divided by a root mean square, as said by `norm`."""
+class QuantizedRows:
+    """The address of a buffer's quantised rows, in the layout of `store_quantized`.
+
+    With `norm` they are rows of the norm's input times its weight, and still to be divided by the root mean
+    square, whose sums of squares are at `partials`, float32 [rows, width / 32].
+    """
 
     address: int
     partials: int = 0
@@ -67,123 +81,153 @@ class Coded:
 
 
 @dataclass
-class Launches:
-    """Turns `found`, the fused ops of a program, into launches on one card: what its parts share."""
+class LaunchBuilder:
+    """Turns the fused ops of a program into launches: what the lowerings of all kinds of ops share.
+
+    `matrices` are the uploaded weights by `id` of their tensor. `by_length` collects the RoPE ops whose
+    frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
+    table.
+
+    While a step is lowered, these fields describe what earlier launches of the step have left behind:
+    `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
+    quantised rows, `_f16_current` names those whose float16 copy is current, and `_angles_written` the tables
+    of RoPE angles that are filled.
+    """
 
     program: ops.Program
-    found: Sequence[FusedOp]
-    layout: Layout
+    cuda_ops: Sequence[CudaOp]
+    capacity: Capacity
     device: Device
     kernels: Kernels
     memory: Memory
     matrices: Mapping[int, Matrix]
-    inputs: Inputs
-    shapes: Shapes = field(default_factory=Shapes)
+    inputs: InputAddresses
+    tuning: Tuning = field(default_factory=Tuning)
     by_length: dict[int, tuple[ops.RoPE, Region]] = field(default_factory=dict)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        for streams in stream_groups(self.found):
+        for streams in stream_groups(self.cuda_ops):
             sizes = [4 * b.width for b in streams]
-            self.memory.slices([b.name for b in streams], self.layout.rows(streams[0]), sizes)
-        for buffers in sorted(joined_buffers(self.found), key=lambda bs: [b.name for b in bs]):
+            self.memory.slices([b.name for b in streams], self.capacity.rows(streams[0]), sizes)
+        for buffers in sorted(joined_buffers(self.cuda_ops), key=lambda bs: [b.name for b in bs]):
             sizes = [4 * b.width for b in buffers]
-            self.memory.slices([b.name for b in buffers], self.layout.rows(buffers[0]), sizes)
+            self.memory.slices([b.name for b in buffers], self.capacity.rows(buffers[0]), sizes)
         for b in self.program.buffers:
             self.region(b)
-        for layer, at in enumerate(self.program.cache_layers):
-            self.cache(layer, at)
-        for layer, kept in enumerate(self.program.state_layers):
-            self.state(layer, kept)
+        for i, layer in enumerate(self.program.cache_layers):
+            self.cache(i, layer)
+        for i, state in enumerate(self.program.state_layers):
+            self.state(i, state)
 
     def region(self, buffer: ops.Buffer) -> Region:
-        return self.memory.rows(buffer.name, self.layout.rows(buffer), 4 * buffer.width)
+        """The float32 rows of a buffer."""
+        return self.memory.rows(buffer.name, self.capacity.rows(buffer), 4 * buffer.width)
 
-    def cache(self, layer: int, at: ops.CacheLayer) -> tuple[Region, Region]:
-        """Keys and values of a layer; the same where values are the beginnings of keys."""
-        bits, tokens = self.layout.cache_bits, self.layout.n_pages * self.layout.page_size
-        dims = padded(at.head_dim, bits)
-        size = at.kv_heads * (dims * bits // 8 + (dims // 16 if bits < 16 else 0))
-        keys = self.memory.rows(f"keys {layer}", tokens, size)
-        return keys, keys if at.value_dim == 0 else self.memory.rows(f"values {layer}", tokens, size)
+    def cache(self, i: int, layer: ops.CacheLayer) -> tuple[Region, Region]:
+        """The keys and values of a layer: the same region if values are the first dimensions of keys."""
+        bits, tokens = self.capacity.cache_bits, self.capacity.n_pages * self.capacity.page_size
+        dims = padded_head_dim(layer.head_dim, bits)
+        size = layer.kv_heads * (dims * bits // 8 + (dims // 16 if bits < 16 else 0))
+        keys = self.memory.rows(f"keys {i}", tokens, size)
+        return keys, keys if layer.value_dim == 0 else self.memory.rows(f"values {i}", tokens, size)
 
-    def state(self, layer: int, kept: ops.StateLayer) -> Region:
-        """What a recurrent op keeps, a row a sequence."""
-        size = 4 * int(np.prod(kept.shape, dtype=np.int64))
-        return self.memory.rows(f"state {layer}", self.layout.max_sequences, size)
+    def state(self, i: int, layer: ops.StateLayer) -> Region:
+        """The states of a recurrent op, one row for each sequence."""
+        size = 4 * int(np.prod(layer.shape, dtype=np.int64))
+        return self.memory.rows(f"state {i}", self.capacity.max_sequences, size)
 
     def _begin(self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool) -> None:
-        """Nothing is launched yet, nothing is in 8 bits."""
+        """Start a step: see `Lowering.launches` for the parameters."""
         self._launches = []
-        self._n = {False: n_rows, True: n_logits}
-        self._all_wanted = all_logits
+        self._n_rows = {False: n_rows, True: n_logits}
+        self._all_logits = all_logits
         self._one_prompt = one_prompt
         self._alias: dict[str, ops.Buffer] = {}
-        self._coded: dict[str, Coded] = {}
-        self._halved: set[str] = set()
-        self._turned: set[str] = set()
+        self._quantized: dict[str, QuantizedRows] = {}
+        self._f16_current: set[str] = set()
+        self._angles_written: set[str] = set()
 
     def _at(self, buffer: ops.Buffer) -> Region:
-        return self.region(self._real(buffer))
+        """The rows that hold the contents of a buffer in this step."""
+        return self.region(self._resolve(buffer))
 
-    def _real(self, buffer: ops.Buffer) -> ops.Buffer:
+    def _resolve(self, buffer: ops.Buffer) -> ops.Buffer:
+        """The buffer that holds the contents of `buffer` in this step."""
         return self._alias.get(buffer.name, buffer)
 
     def _emit(
         self,
-        what: CudaKernel,
+        kernel: CudaKernel,
         grid: Sequence[int],
-        arguments: Sequence[int | float],
+        arguments: Iterable[int | float],
         shared: int = 0,
         label: str = "",
     ) -> None:
-        # The first one begins when what the step is told is there: then all may read that at any time.
+        """Add a launch to the step. `arguments` is the kernel's argument record, or a list of its parameters
+        where there are few; `shared` the bytes of shared memory; `label` is for profiles."""
+        # The first launch waits until the inputs of the step are copied, so that all kernels may read them at
+        # any
+        # time.
         early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
-        function = self.kernels.function(what, shared)
+        function = self.kernels.function(kernel, shared)
         packed = pack_arguments(*arguments)
         self._launches.append(
-            Launch(f"{what.name} {label}".strip(), function, (x, y, z), what.threads, shared, packed, early)
+            Launch(
+                f"{kernel.name} {label}".strip(), function, (x, y, z), kernel.threads, shared, packed, early
+            )
         )
 
-    def _kernel(self, module: str, name: str, threads: int, **constants: int | float | str) -> CudaKernel:
-        return kernel(module, name, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
+    def _kernel(
+        self, function: Callable[..., None], threads: int, **constants: int | float | str
+    ) -> CudaKernel:
+        """A kernel for blocks of `threads` threads, by its function."""
+        return kernel(function, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
 
-    def _wrote(self, *buffers: ops.Buffer) -> None:
+    def _vector(self, values: np.ndarray | None) -> int:
+        """The address of a float32 copy of an optional vector, or 0."""
+        return 0 if values is None else self.memory.vector(values)
+
+    def _invalidate(self, *buffers: ops.Buffer) -> None:
+        """Forget the quantised and float16 copies of buffers that a launch writes."""
         for b in buffers:
-            self._coded.pop(self._real(b).name, None)
-            self._halved.discard(self._real(b).name)
+            self._quantized.pop(self._resolve(b).name, None)
+            self._f16_current.discard(self._resolve(b).name)
 
-    def _only_products(self, i: int, buffer: ops.Buffer) -> bool:
-        """Whether what an op writes is read by products with block-quantised weights only."""
-        found = readers(self.found, i, buffer)
-        return bool(found) and all(
+    def _read_only_by_matmuls(self, i: int, buffer: ops.Buffer) -> bool:
+        """Whether only matrix products with block-quantised weights read what op number `i` writes to
+        a buffer.
+        """
+        all_readers = readers(self.cuda_ops, i, buffer)
+        return bool(all_readers) and all(
             (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))
             and r.x == buffer
-            for r in found
+            for r in all_readers
         )
 
-    def _tokens(self, buffer: ops.Buffer) -> int:
-        """TOKENS, as kernels have it: for how many rows the step's few are laid out in 8 bits."""
-        return room(self._n[buffer.logits_rows])
+    def _padded_rows(self, buffer: ops.Buffer) -> int:
+        """The constant TOKENS of kernels for the step's rows of a buffer."""
+        return padded_rows(self._n_rows[buffer.logits_rows])
 
-    def _codes(self, buffer: ops.Buffer) -> int:
+    def _quantized_address(self, buffer: ops.Buffer) -> int:
         """The address of room for the step's rows of a buffer in 8 bits: see `kernels.common.emit_codes`."""
-        tokens, blocks = self._tokens(buffer), buffer.width // 32
+        tokens, blocks = self._padded_rows(buffer), buffer.width // 32
         size = 16 * tokens * (4 * blocks + 4 * -(-blocks // 4))
-        # Memory of its own for each layout: what lies between its parts must stay zeros.
+        # Each number of rows has memory of its own, since the padding in between must stay zero.
         return self.memory.rows(f"{buffer.name} in 8 bits, {tokens} rows", 1, size).address
 
     def _partials(self, buffer: ops.Buffer) -> int:
-        return self.memory.rows(f"{buffer.name}, squares", FEW, 4 * (buffer.width // 32)).address
+        """The address for the sums of squares of a buffer, float32 [rows, width / 32]."""
+        return self.memory.rows(f"{buffer.name}, squares", DECODE_ROWS, 4 * (buffer.width // 32)).address
 
 
-def room(n: int) -> int:
-    """For how many rows `n` of them are laid out in 8 bits."""
+def padded_rows(n: int) -> int:
+    """`n` rounded up to a power of two: the rows of the layout of `store_quantized`."""
     return 1 << (n - 1).bit_length()
 
 
-def padded(dims: int, bits: int = 16) -> int:
-    """Dimensions of a head in a cache of so many bits."""
+def padded_head_dim(dims: int, bits: int = 16) -> int:
+    """The dimensions of a head in a KV cache of so many bits, padded for loads of 16 bytes."""
     return -(-dims // (32 if bits < 16 else 8)) * (32 if bits < 16 else 8)

@@ -1,4 +1,4 @@
-"""Which ops the card runs as one: found once for a program, before anything is lowered."""
+"""Fuses ops that one kernel computes together, once for a program, before it is lowered."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ GATES = {"silu": SILU, "gelu_tanh": GELU_TANH}
 
 @dataclass(frozen=True, eq=False)
 class JoinedMatMul:
-    """Products of the same rows with matrices of one format: outs[i] = x @ weights[i]ᵀ + biases[i].
+    """Products of the same rows with matrices of one format, contiguous in memory: outs[i] = x @ weights[i]ᵀ
+    + biases[i].
 
-    `biases` are those of all, or none.
+    `biases` has one bias for each matrix, or is empty. With `accumulate` the result is added to the output.
     """
 
     x: ops.Buffer
@@ -32,7 +33,7 @@ class JoinedMatMul:
 
 @dataclass(frozen=True, eq=False)
 class PreparedAttend:
-    """Attend, after norms of each head of q and k, and after turning both."""
+    """Attend, with the RMSNorm of each head of q and k and the RoPE of both in front of it."""
 
     attend: ops.Attend
     q_norm: ops.RMSNorm | None
@@ -40,26 +41,26 @@ class PreparedAttend:
     rope: ops.RoPE | None
 
 
-FusedOp = ops.Op | GatedMatMul | JoinedMatMul | PreparedAttend
+CudaOp = ops.Op | GatedMatMul | JoinedMatMul | PreparedAttend
 
 
-def fused(program: ops.Program) -> list[FusedOp]:
-    """The program's ops, matrix products all as `JoinedMatMul` or `GatedMatMul`."""
-    out: list[FusedOp] = []
+def fuse(program: ops.Program) -> list[CudaOp]:
+    """The program's ops, fused; every matrix product is a `JoinedMatMul` or a `GatedMatMul`."""
+    out: list[CudaOp] = []
     rest = list(program.ops)
-    together = _joinable(program)
+    joinable = _joinable(program)
     while rest:
-        if both := gated(rest, GATES):
-            out.append(both)
+        if product := gated(rest, GATES):
+            out.append(product)
             del rest[:GATED_OPS]
             continue
-        if found := _prepared(rest):
-            out.append(found[0])
-            del rest[: found[1]]
+        if prepared := _prepared(rest):
+            out.append(prepared[0])
+            del rest[: prepared[1]]
             continue
         op = rest.pop(0)
         if isinstance(op, ops.MatMul):
-            for group in _by_names(_take_run(op, rest), together):
+            for group in _split_unless_joinable(_take_run(op, rest), joinable):
                 biases = tuple(m.bias for m in group if m.bias is not None)
                 outs, weights = tuple(m.out for m in group), tuple(m.weight for m in group)
                 out.append(JoinedMatMul(op.x, outs, weights, biases, op.accumulate))
@@ -69,7 +70,7 @@ def fused(program: ops.Program) -> list[FusedOp]:
 
 
 def _take_run(first: ops.MatMul, rest: list[ops.Op]) -> list[ops.MatMul]:
-    """`first` and the products behind it that can be made with it, taken from the beginning of `rest`."""
+    """`first` and the following products that can be joined with it, which are removed from `rest`."""
     run = [first]
     while rest:
         following = rest[0]
@@ -81,6 +82,7 @@ def _take_run(first: ops.MatMul, rest: list[ops.Op]) -> list[ops.MatMul]:
 
 
 def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
+    """Whether a product can be computed in one launch with the products of `run`."""
     first = run[0]
     return (
         op.x == first.x
@@ -95,6 +97,7 @@ def _joins(run: Sequence[ops.MatMul], op: ops.MatMul) -> bool:
 
 
 def _runs(program: ops.Program) -> Iterator[list[ops.MatMul]]:
+    """The maximal runs of products that can be joined."""
     rest = list(program.ops)
     while rest:
         if gated(rest, GATES):
@@ -106,69 +109,78 @@ def _runs(program: ops.Program) -> Iterator[list[ops.MatMul]]:
 
 
 def _joinable(program: ops.Program) -> set[tuple[str, ...]]:
-    """The names of buffers that are always written together: each can be a part of one wide matrix only."""
-    seen: dict[str, set[tuple[str, ...]]] = {}
+    """The outputs (their names) of the runs that are joined wherever one of them is written.
+
+    The outputs of a joined product are columns of one matrix, so that a buffer can be an output of one run
+    only.
+    """
+    runs_of: dict[str, set[tuple[str, ...]]] = {}
     for run in _runs(program):
         names = tuple(m.out.name for m in run)
         for name in names:
-            seen.setdefault(name, set()).add(names)
-    runs = {names for groups in seen.values() for names in groups if len(names) > 1}
+            runs_of.setdefault(name, set()).add(names)
+    runs = {names for groups in runs_of.values() for names in groups if len(names) > 1}
     streams = {b.name for group in stream_groups(program.ops) for b in group}
-    return {names for names in runs if all(seen[name] == {names} and name not in streams for name in names)}
+    return {
+        names for names in runs if all(runs_of[name] == {names} and name not in streams for name in names)
+    }
 
 
-def stream_groups(found: Sequence[FusedOp]) -> list[tuple[ops.Buffer, ...]]:
-    """The residual streams that ops work on together: they lie side by side."""
-    streams = (op.streams for op in found if isinstance(op, ops.AltUpPredict | ops.AltUpCorrect))
+def stream_groups(cuda_ops: Sequence[CudaOp]) -> list[tuple[ops.Buffer, ...]]:
+    """The groups of residual streams of AltUp: those of a group are columns of one matrix."""
+    streams = (op.streams for op in cuda_ops if isinstance(op, ops.AltUpPredict | ops.AltUpCorrect))
     return list(dict.fromkeys(streams))
 
 
-def _by_names(run: list[ops.MatMul], together: set[tuple[str, ...]]) -> list[list[ops.MatMul]]:
-    return [run] if tuple(m.out.name for m in run) in together else [[m] for m in run]
+def _split_unless_joinable(run: list[ops.MatMul], joinable: set[tuple[str, ...]]) -> list[list[ops.MatMul]]:
+    """The run as it is if its outputs are joinable, else each product by itself."""
+    return [run] if tuple(m.out.name for m in run) in joinable else [[m] for m in run]
 
 
-def joined_buffers(found: Sequence[FusedOp]) -> set[tuple[ops.Buffer, ...]]:
-    """The buffers that are parts of one wide matrix."""
-    return {op.outs for op in found if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
+def joined_buffers(cuda_ops: Sequence[CudaOp]) -> set[tuple[ops.Buffer, ...]]:
+    """The groups of outputs of joined products: those of a group are columns of one matrix."""
+    return {op.outs for op in cuda_ops if isinstance(op, JoinedMatMul) and len(op.outs) > 1}
 
 
 def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
-    """Norms and rotations in front of an attention, if they are what `rotate.prepare` does."""
+    """An Attend and the norms and RoPE in front of it, if the kernel `prepare_qk` can compute them, and the
+    number of ops that it replaces.
+    """
     n = next((i for i, op in enumerate(rest) if not isinstance(op, ops.RMSNorm | ops.RoPE)), len(rest))
     if n == len(rest) or not isinstance(attend := rest[n], ops.Attend):
         return None
     if not attend.append or attend.value_dim != attend.head_dim:
         return None
     norms: dict[ops.Buffer, ops.RMSNorm] = {}
-    turns: dict[ops.Buffer, ops.RoPE] = {}
+    rotations: dict[ops.Buffer, ops.RoPE] = {}
     heads = {attend.q: attend.heads, attend.k: attend.kv_heads}
     for op in rest[:n]:
         if not isinstance(op, ops.RMSNorm | ops.RoPE) or op.x not in heads:
             return None
         if isinstance(op, ops.RoPE):
-            if op.x in turns or op.start or op.heads != heads[op.x]:
+            if op.x in rotations or op.start or op.heads != heads[op.x]:
                 return None
-            turns[op.x] = op
+            rotations[op.x] = op
         elif (
             isinstance(op, ops.RMSNorm)
             and op.out == op.x
             and op.x not in norms
-            and op.x not in turns
+            and op.x not in rotations
             and op.groups == heads[op.x]
             and len(op.weight) in (attend.head_dim, op.x.width)
         ):
             norms[op.x] = op
         else:
             return None
-    if len(turns) == 1 or (turns and not same_turn(turns[attend.q], turns[attend.k])):
+    if len(rotations) == 1 or (rotations and not same_rotation(rotations[attend.q], rotations[attend.k])):
         return None
     if len({norm.eps for norm in norms.values()}) > 1:
         return None
-    return PreparedAttend(attend, norms.get(attend.q), norms.get(attend.k), turns.get(attend.q)), n + 1
+    return PreparedAttend(attend, norms.get(attend.q), norms.get(attend.k), rotations.get(attend.q)), n + 1
 
 
-def turn_key(op: ops.RoPE) -> tuple[object, ...]:
-    """What rotations depend on."""
+def rotation_key(op: ops.RoPE) -> tuple[object, ...]:
+    """What the angles of a RoPE op depend on; ops with equal keys share a table of angles."""
     return (
         op.inv_freq.tobytes(),
         op.attention_factor,
@@ -177,27 +189,28 @@ def turn_key(op: ops.RoPE) -> tuple[object, ...]:
     )
 
 
-def same_turn(a: ops.RoPE, b: ops.RoPE) -> bool:
-    return a.interleaved == b.interleaved and turn_key(a) == turn_key(b)
+def same_rotation(a: ops.RoPE, b: ops.RoPE) -> bool:
+    """Whether two RoPE ops rotate by the same angles in the same pairing."""
+    return a.interleaved == b.interleaved and rotation_key(a) == rotation_key(b)
 
 
-def reads(op: FusedOp) -> list[ops.Buffer]:
-    """The buffers whose contents an op looks at."""
+def reads(op: CudaOp) -> list[ops.Buffer]:
+    """The buffers that an op reads."""
     if isinstance(op, PreparedAttend):
         return [op.attend.q, op.attend.k, op.attend.v]
     if isinstance(op, JoinedMatMul):
         return [op.x, *(op.outs if op.accumulate else ())]
-    found = []
+    buffers = []
     for field in fields(op):
         value = getattr(op, field.name)
         for b in value if isinstance(value, tuple) else (value,):
             if isinstance(b, ops.Buffer) and (field.name != "out" or isinstance(op, ops.Add)):
-                found.append(b)
-    return found
+                buffers.append(b)
+    return buffers
 
 
-def writes(op: FusedOp) -> list[ops.Buffer]:
-    """The buffers that an op changes."""
+def writes(op: CudaOp) -> list[ops.Buffer]:
+    """The buffers that an op writes."""
     match op:
         case PreparedAttend():
             return [op.attend.q, op.attend.k, op.attend.out]
@@ -219,7 +232,7 @@ def writes(op: FusedOp) -> list[ops.Buffer]:
             return [op.out]
 
 
-def readers(found: Sequence[FusedOp], after: int, buffer: ops.Buffer) -> list[FusedOp]:
+def readers(found: Sequence[CudaOp], after: int, buffer: ops.Buffer) -> list[CudaOp]:
     """The ops that see what `buffer` holds behind op number `after`."""
     out = []
     for op in found[after + 1 :]:

@@ -1,96 +1,105 @@
-"""Launches of what looks at a row, or an element, at a time."""
+"""Launches of embedding look-ups, row selection and pointwise ops."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 
 from ....quant.block import QTensor
 from ... import ops
-from ..driver.allocator import Region
-from .base import ACTIVATIONS, Launches
-from .fusing import FusedOp
+from ..compile.arguments import Region
+from ..kernels.attention import prepare_qk
+from ..kernels.common import gather, pointwise
+from ..kernels.common.pointwise import GatedActivationArguments
+from .base import ACTIVATIONS, LaunchBuilder
+from .fusing import CudaOp
 from .support import unsupported
 
 
-class RowLowering(Launches):
+class RowLowering(LaunchBuilder):
+    """Launches of ops that work on single rows or elements."""
+
     def _embed(self, op: ops.Embed) -> None:
-        self._look_up(op.table, self.inputs.tokens, self._n[op.out.logits_rows], self._at(op.out), op.scale)
-        self._wrote(op.out)
+        self._look_up(
+            op.table, self.inputs.tokens, self._n_rows[op.out.logits_rows], self._at(op.out), op.scale
+        )
+        self._invalidate(op.out)
 
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:
-        """Rows of a table, times `scale`, by their numbers at that address."""
+        """out = table[numbers] · scale, for `n` row numbers, int32, at the address `numbers`."""
         matrix = self.matrices[id(tensor)]
         table, rest = [numbers, matrix.address, matrix.tile_bytes], [matrix.n_out, *out, float(scale)]
         if tensor.format.is_float:
-            what = self._kernel("common.gather", "embed_floats", 128, FLOAT=matrix.float_kind)
-            self._emit(what, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
+            kernel = self._kernel(gather.embed_floats, 128, FLOAT=matrix.float_kind)
+            self._emit(kernel, (-(-matrix.width // 128), n), [*table, matrix.width, *rest])
         else:
-            what = self._kernel("common.gather", "embed", 128, FORMAT=tensor.format.name)
-            self._emit(what, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
+            kernel = self._kernel(gather.embed, 128, FORMAT=tensor.format.name)
+            self._emit(kernel, (-(-matrix.blocks // 128), n), [*table, matrix.blocks, *rest])
 
     def _add_positions(self, op: ops.AddPositions) -> None:
-        n, width = self._n[op.x.logits_rows], op.x.width
-        found = self.memory.rows(f"positions of {op.x.name}", self.layout.max_rows, 4 * width)
-        self._look_up(op.table, self.inputs.positions, n, found)
-        arguments = [*found, *self._at(op.x), width, 1.0, 1.0]
-        self._emit(self._kernel("common.pointwise", "add", 256), (-(-width // 256), n), arguments)
-        self._wrote(op.x)
+        n, width = self._n_rows[op.x.logits_rows], op.x.width
+        rows = self.memory.rows(f"positions of {op.x.name}", self.capacity.max_rows, 4 * width)
+        self._look_up(op.table, self.inputs.positions, n, rows)
+        arguments = [*rows, *self._at(op.x), width, 1.0, 1.0]
+        self._emit(self._kernel(pointwise.add, 256), (-(-width // 256), n), arguments)
+        self._invalidate(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
-        if self._all_wanted:
-            self._alias[op.out.name] = self._real(op.x)
+        if self._all_logits:
+            self._alias[op.out.name] = self._resolve(op.x)
             return
         x, out = self._at(op.x), self._at(op.out)
         arguments = [self.inputs.logits_indices, x.address, x.stride, out.address, out.stride, op.x.width]
         self._emit(
-            self._kernel("common.gather", "select_rows", 128),
-            (-(-op.x.width // 128), self._n[True]),
+            self._kernel(gather.select_rows, 128),
+            (-(-op.x.width // 128), self._n_rows[True]),
             arguments,
         )
-        self._wrote(op.out)
+        self._invalidate(op.out)
 
-    def _pointwise(self, op: FusedOp) -> None:
+    def _pointwise(self, op: CudaOp) -> None:
         def each(
-            name: str, width: int, arguments: Sequence[int | float], out: ops.Buffer, **constants: int
+            function: Callable[..., None],
+            width: int,
+            arguments: Iterable[int | float],
+            out: ops.Buffer,
+            **constants: int,
         ) -> None:
-            what = self._kernel("common.pointwise", name, 256, **constants)
-            self._emit(what, (-(-width // 256), self._n[out.logits_rows]), arguments)
-            self._wrote(out)
+            kernel = self._kernel(function, 256, **constants)
+            self._emit(kernel, (-(-width // 256), self._n_rows[out.logits_rows]), arguments)
+            self._invalidate(out)
 
         match op:
             case ops.GatedActivation():
-                gate, up, out = self._at(op.gate), self._at(op.up).columns(4 * op.up_start), self._at(op.out)
-                regions = [gate.address, gate.stride, up.address, up.stride, out.address, out.stride]
-                arguments = [*regions, op.gate.width, float(op.scale)]
-                each("gated_activation", op.gate.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+                gated = GatedActivationArguments(
+                    gate=self._at(op.gate),
+                    up=self._at(op.up).columns(4 * op.up_start),
+                    out=self._at(op.out),
+                    width=op.gate.width,
+                    scale=op.scale,
+                )
+                each(pointwise.gated_activation, op.gate.width, gated, op.out, KIND=ACTIVATIONS[op.kind])
             case ops.Activation():
                 x, out = self._at(op.x), self._at(op.out)
                 arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
-                each("activation", op.x.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
+                each(pointwise.activation, op.x.width, arguments, op.out, KIND=ACTIVATIONS[op.kind])
             case ops.SigmoidGate():
                 gate, x = self._at(op.gate), self._at(op.x)
                 arguments = [gate.address, gate.stride, x.address, x.stride, op.x.width]
                 narrow = int(op.gate.width == 1 and op.x.width > 1)
-                each("sigmoid_gate", op.x.width, arguments, op.x, NARROW=narrow)
+                each(pointwise.sigmoid_gate, op.x.width, arguments, op.x, NARROW=narrow)
             case ops.Add():
                 x, out = self._at(op.x), self._at(op.out)
                 arguments = [x.address, x.stride, out.address, out.stride, op.x.width]
-                each("add", op.x.width, [*arguments, float(op.scale), float(op.keep)], op.out)
+                each(pointwise.add, op.x.width, [*arguments, float(op.scale), float(op.keep)], op.out)
             case ops.SoftCap():
                 x = self._at(op.x)
-                each("soft_cap", op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
+                each(pointwise.soft_cap, op.x.width, [x.address, x.stride, op.x.width, float(op.cap)], op.x)
             case ops.ScaleQueries():
                 q = self._at(op.q)
-                arguments = [
-                    q.address,
-                    q.stride,
-                    op.q.width,
-                    self.inputs.positions,
-                    float(op.beta),
-                    op.length,
-                ]
-                what = self._kernel("attention.prepare_qk", "grow_queries", 256)
-                self._emit(what, (-(-op.q.width // 256), self._n[op.q.logits_rows]), arguments)
-                self._wrote(op.q)
+                kernel = self._kernel(prepare_qk.grow_queries, 256)
+                grid = -(-op.q.width // 256), self._n_rows[op.q.logits_rows]
+                positions, beta = self.inputs.positions, float(op.beta)
+                self._emit(kernel, grid, [*q, op.q.width, positions, beta, op.length])
+                self._invalidate(op.q)
             case _:
                 raise unsupported(op)

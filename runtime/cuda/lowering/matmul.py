@@ -1,8 +1,8 @@
-"""Launches of matrix products, and of what brings their activations into 8 bits or halves."""
+"""Launches of matrix products, and of the quantisation of their activations."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,207 +10,250 @@ import numpy as np
 from ....quant.errors import UnsupportedModel
 from ... import ops
 from ...ops.fused import GatedMatMul
-from ..driver.allocator import Region
+from ..compile.arguments import Region
+from ..kernels.common import pointwise
+from ..kernels.common.pointwise import GatedActivationArguments
+from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
+from ..kernels.matmul.decode_epilogue import EpilogueArguments
+from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
+from ..kernels.matmul.floats import FloatMatmulArguments
+from ..kernels.matmul.prefill_epilogue import PrefillArguments
+from ..kernels.matmul.prefill_sm90 import GatedPrefillArguments
 from ..weights.upload import Matrix
-from .base import FEW, Coded, room
+from .base import DECODE_ROWS, QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import PAIRED, Wide
+from .tuning import GATED_TILE, PrefillTile
 
-TILE = 128  # outputs and rows of a block of kernels/tiled.py
+SM80_TILE = 128  # outputs and rows of a block of prefill_matmul_sm80
+SM80_SHARED_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Gated:
-    """The other matrix of a gated product, where it lies, and the constants of what follows."""
+class UpMatrix:
+    """The up matrix of a gated product: its address and bias, and the kernel's constants for the
+    activation.
+    """
 
-    other: int
+    address: int
     activation: Mapping[str, int | float]
     bias: int = 0
 
 
-class ProductLowering(NormLowering):
-    def _in_codes(self, buffer: ops.Buffer) -> Coded:
-        """A buffer in 8 bits: made now, unless it is there already."""
-        real = self._real(buffer)
-        if real.name not in self._coded:
-            x, coded, blocks = self._at(buffer), self._codes(real), buffer.width // 32
-            arguments = [x.address, x.stride, blocks, 0, coded, 0]
-            what = self._kernel("matmul.quantize", "quantize", 128, NORMED=0, TOKENS=self._tokens(buffer))
-            self._emit(what, (-(-blocks // 4), self._n[buffer.logits_rows]), arguments)
-            self._coded[real.name] = Coded(coded)
-        return self._coded[real.name]
+@dataclass(frozen=True)
+class DecodeOutput:
+    """What the epilogue of a decode product does: constants (BIAS, ACCUMULATE, STORE, KIND), the address of
+    the bias, the float32 result, the address for the quantised result (or 0), and the norm that follows with
+    the address for its sums of squares.
+    """
+
+    constants: Mapping[str, int]
+    region: Region
+    bias: int = 0
+    codes: int = 0
+    norm: ops.RMSNorm | None = None
+    partials: int = 0
+
+
+class MatMulLowering(NormLowering):
+    """Launches of JoinedMatMul and GatedMatMul."""
+
+    def _quantize(self, buffer: ops.Buffer) -> QuantizedRows:
+        """A buffer's quantised rows; launches the quantisation unless they are there already."""
+        real = self._resolve(buffer)
+        if real.name not in self._quantized:
+            codes, blocks = self._quantized_address(real), buffer.width // 32
+            kernel = self._kernel(quantize.quantize, 128, NORMED=0, TOKENS=self._padded_rows(buffer))
+            grid = (-(-blocks // 4), self._n_rows[buffer.logits_rows])
+            self._emit(kernel, grid, [*self._at(buffer), blocks, 0, codes, 0])
+            self._quantized[real.name] = QuantizedRows(codes)
+        return self._quantized[real.name]
 
     def _matmul(self, i: int, op: JoinedMatMul) -> None:
         if op.weights[0].format.is_float:
             self._float_matmul(op)
             return
         matrix, out = self.matrices[id(op.weights[0])], self._at(op.outs[0])
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
-        if n > FEW:
-            self._tiled(matrix, n_out, op.x, n, out, op.biases, op.accumulate)
-            self._wrote(*op.outs)
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n_rows[op.outs[0].logits_rows]
+        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate)}
+        if n > DECODE_ROWS:
+            self._prefill_matmul(matrix, n_out, op.x, out, n, op.biases, constants)
+            self._invalidate(*op.outs)
             return
-        coded = self._in_codes(op.x)
-        next_norm = self._norm_behind(i, op) if n_out % 32 == 0 else None
-        emitted = self._codes(next_norm.out) if next_norm else 0
-        partials = self._partials(next_norm.out) if next_norm else 0
-        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "STORE": 1}
+        x = self._quantize(op.x)
+        norm = self._following_norm(i, op) if n_out % 32 == 0 else None
+        codes = self._quantized_address(norm.out) if norm else 0
+        partials = self._partials(norm.out) if norm else 0
         bias = self.memory.vector(*op.biases) if op.biases else 0
-        self._few(matrix, None, n_out, coded, n, out, constants, bias, emitted, next_norm, partials)
-        self._wrote(*op.outs)
-        if next_norm and emitted:
-            name = self._real(next_norm.x).name + " normed"
-            self._coded[name] = Coded(emitted, partials, next_norm)
+        output = DecodeOutput(constants | {"STORE": 1, "KIND": 0}, out, bias, codes, norm, partials)
+        self._decode_matmul(matrix, None, n_out, x, n, output)
+        self._invalidate(*op.outs)
+        if norm and codes:
+            self._quantized[self._resolve(norm.x).name + " normed"] = QuantizedRows(codes, partials, norm)
 
-    def _norm_behind(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
-        """The norm that reads a product's result next, if the product can begin it."""
+    def _following_norm(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
+        """The RMSNorm that reads a product's result next, if the product's epilogue can begin it."""
         if len(op.outs) != 1:
             return None
-        buffer, at = op.outs[0], i + 1
-        while (
-            at < len(self.found) and isinstance(select := self.found[at], ops.SelectRows) and self._all_wanted
-        ):
-            buffer = select.out if select.x == buffer else buffer
-            at += 1
-        if at < len(self.found):
-            norm = self.found[at]
-            if isinstance(norm, ops.RMSNorm) and norm.x == buffer and self._lazy(at, norm):
-                return norm
+        buffer = op.outs[0]
+        for at in range(i + 1, len(self.cuda_ops)):
+            following = self.cuda_ops[at]
+            if isinstance(following, ops.SelectRows) and self._all_logits:
+                buffer = following.out if following.x == buffer else buffer
+                continue
+            if isinstance(following, ops.RMSNorm) and following.x == buffer and self._deferred(at, following):
+                return following
+            break
         return None
 
     def _gated_matmul(self, i: int, op: GatedMatMul) -> None:
-        matrix, other, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
-        n, n_out = self._n[op.out.logits_rows], op.gate.shape[0]
-        if n > FEW and self.device.warpgroups and op.gate.format is op.up.format:
-            self._tiled(matrix, n_out, op.x, n, out, other=other, kind=GATES[op.kind])
-            self._wrote(op.out)
+        gate, up, out = self.matrices[id(op.gate)], self.matrices[id(op.up)], self._at(op.out)
+        n, n_out = self._n_rows[op.out.logits_rows], op.gate.shape[0]
+        if n > DECODE_ROWS:
+            self._gated_prefill(op, gate, up, out, n)
+            self._invalidate(op.out)
             return
-        if n > FEW:
-            up = self.memory.rows(f"{op.out.name}, up", self.layout.rows(op.out), 4 * n_out)
-            self._tiled(matrix, n_out, op.x, n, out)
-            self._tiled(other, n_out, op.x, n, up)
-            arguments = [out.address, out.stride, up.address, up.stride, out.address, out.stride, n_out, 1.0]
-            what = self._kernel("common.pointwise", "gated_activation", 256, KIND=GATES[op.kind])
-            self._emit(what, (-(-n_out // 256), n), arguments)
-            self._wrote(op.out)
-            return
-        coded = self._in_codes(op.x)
-        emits = n_out % 32 == 0
-        stores = not emits or not self._only_products(i, op.out)
-        emitted = self._codes(op.out) if emits else 0
+        x = self._quantize(op.x)
+        quantises = n_out % 32 == 0
+        stores = not quantises or not self._read_only_by_matmuls(i, op.out)
+        codes = self._quantized_address(op.out) if quantises else 0
         constants = {"BIAS": 0, "ACCUMULATE": 0, "STORE": int(stores), "KIND": GATES[op.kind]}
-        self._few(matrix, other, n_out, coded, n, out, constants, emitted=emitted)
-        self._wrote(op.out)
-        if emitted:
-            self._coded[self._real(op.out).name] = Coded(emitted)
+        self._decode_matmul(gate, up, n_out, x, n, DecodeOutput(constants, out, codes=codes))
+        self._invalidate(op.out)
+        if codes:
+            self._quantized[self._resolve(op.out).name] = QuantizedRows(codes)
 
-    def _few(
-        self,
-        matrix: Matrix,
-        other: Matrix | None,
-        n_out: int,
-        x: Coded,
-        n: int,
-        out: Region,
-        constants: dict[str, int],
-        bias: int = 0,
-        emitted: int = 0,
-        norm: ops.RMSNorm | None = None,
-        partials: int = 0,
+    def _gated_prefill(self, op: GatedMatMul, gate: Matrix, up: Matrix, out: Region, n: int) -> None:
+        """A gated product of many rows: in one launch with wgmma, else two products and the activation."""
+        n_out, constants = op.gate.shape[0], {"BIAS": 0, "ACCUMULATE": 0}
+        if self.device.warpgroups and op.gate.format is op.up.format:
+            other = UpMatrix(up.address, {"KIND": GATES[op.kind]})
+            self._prefill_matmul(gate, n_out, op.x, out, n, (), constants, other)
+            return
+        ups = self.memory.rows(f"{op.out.name}, up", self.capacity.rows(op.out), 4 * n_out)
+        self._prefill_matmul(gate, n_out, op.x, out, n, (), constants)
+        self._prefill_matmul(up, n_out, op.x, ups, n, (), constants)
+        kernel = self._kernel(pointwise.gated_activation, 256, KIND=GATES[op.kind])
+        arguments = GatedActivationArguments(gate=out, up=ups, out=out, width=n_out, scale=1.0)
+        self._emit(kernel, (-(-n_out // 256), n), arguments)
+
+    def _decode_matmul(
+        self, matrix: Matrix, up: Matrix | None, n_out: int, x: QuantizedRows, n: int, output: DecodeOutput
     ) -> None:
-        """The product of up to FEW rows."""
-        name, blocks, matrices = matrix.weight.format.name, matrix.blocks, 2 if other else 1
-        constants |= {
+        """The product of up to DECODE_ROWS quantised rows; with `up` a gated product of both matrices."""
+        name, blocks, matrices = matrix.weight.format.name, matrix.blocks, 2 if up else 1
+        tokens = padded_rows(n)
+        tile = self.tuning.decode(name, blocks, n_out, matrices, output.codes > 0, tokens)
+        constants = {
+            **output.constants,
+            **tile.constants,
             "GATED": matrices - 1,
             "NORMED": int(x.norm is not None),
-            "EMIT": 0 if not emitted else 2 if norm else 1,
-            "KIND": constants.get("KIND", 0),
+            "EMIT": 0 if not output.codes else 2 if output.norm else 1,
+            "TOKENS": tokens,
         }
-        before: list[int | float] = [matrix.address, other.address if other else 0, matrix.tile_bytes, blocks]
-        before += [n_out, x.address]
-        after: list[int | float] = [x.partials, blocks, 1 / matrix.width]
-        after += [float(x.norm.eps) if x.norm else 1.0, bias, out.address, out.stride, emitted]
-        after += [self.memory.vector(norm.weight) if norm else 0, partials]
-        label = f"{name} {matrices * n_out}x{matrix.width}"
-        tokens = room(n)
-        tile = self.shapes.few(name, blocks, n_out, matrices, emitted > 0, tokens)
-        constants |= tile.constants | {"TOKENS": tokens}
-        what = self._kernel("matmul.decode_matmul", "matmul_few", 32 * tile.WARPS, FORMAT=name, **constants)
-        what = replace(what, resident=tile.resident)
-        shared = 64 * tile.WARPS * tile.M * tokens
+        epilogue = EpilogueArguments(
+            partials=x.partials,
+            n_partials=blocks,
+            inverse_width=1 / matrix.width,
+            eps=x.norm.eps if x.norm else 1.0,
+            bias=output.bias,
+            out=output.region,
+            codes=output.codes,
+            norm_weight=self.memory.vector(output.norm.weight) if output.norm else 0,
+            out_partials=output.partials,
+        )
+        arguments = DecodeMatmulArguments(
+            weights=matrix.address,
+            other=up.address if up else 0,
+            tile_bytes=matrix.tile_bytes,
+            blocks=blocks,
+            n_out=n_out,
+            x=x.address,
+            rows=n,
+            epilogue=epilogue,
+        )
+        kernel = self._kernel(decode_matmul.decode_matmul, 32 * tile.WARPS, FORMAT=name, **constants)
+        kernel = replace(kernel, resident=tile.resident)
         grid = (-(-n_out // tile.outputs(matrices)),)
-        self._emit(what, grid, [*before, n, *after], shared, label)
+        label = f"{name} {matrices * n_out}x{matrix.width}"
+        self._emit(kernel, grid, arguments, 64 * tile.WARPS * tile.M * tokens, label)
 
-    def _tiled(
+    def _prefill_matmul(
         self,
         matrix: Matrix,
         n_out: int,
         x: ops.Buffer,
-        n: int,
         out: Region,
-        biases: tuple[np.ndarray, ...] = (),
-        accumulate: bool = False,
-        other: Matrix | None = None,
-        kind: int = 0,
+        n: int,
+        biases: tuple[np.ndarray, ...],
+        constants: Mapping[str, int],
+        up: UpMatrix | None = None,
     ) -> None:
-        """The product of many rows; with `other` both products and `kind`'s gate of them."""
-        halves, scales = self._halves(x)
-        constants: dict[str, int | str] = {
-            "EXPERTS": 0,
-            "FORMAT": matrix.weight.format.name,
-            "BIAS": int(bool(biases)),
-            "ACCUMULATE": int(accumulate),
-        }
-        arguments = [matrix.address, matrix.tile_bytes, matrix.blocks, n_out, halves.address, halves.stride]
-        arguments += [
-            scales.address,
-            n,
-            self.memory.vector(*biases) if biases else 0,
-            out.address,
-            out.stride,
-        ]
-        arguments += [0, 0, 0]
-        gated = Gated(other.address, {"KIND": kind}) if other else None
-        label = f"{matrix.weight.format.name} {n_out * (2 if other else 1)}x{matrix.width}"
-        self._emit_many(constants, n, n_out, arguments, label, gated=gated)
+        """The product of more than DECODE_ROWS rows of `x`; with `up` a gated product, only with wgmma."""
+        rows, scales = self._as_f16(x)
+        name = matrix.weight.format.name
+        arguments = PrefillArguments(
+            weights=matrix.address,
+            tile_bytes=matrix.tile_bytes,
+            blocks=matrix.blocks,
+            n_out=n_out,
+            x=rows,
+            scales=scales.address,
+            rows=n,
+            bias=self.memory.vector(*biases) if biases else 0,
+            out=out,
+        )
+        label = f"{name} {n_out * (2 if up else 1)}x{matrix.width}"
+        self._emit_prefill({"EXPERTS": 0, "FORMAT": name, **constants}, n, arguments, label, up=up)
 
-    def _emit_many(
+    def _emit_prefill(
         self,
         constants: Mapping[str, int | float | str],
         n: int,
-        n_out: int,
-        arguments: Sequence[int | float],
+        arguments: PrefillArguments,
         label: str,
-        wide: Wide | None = None,
-        gated: Gated | None = None,
+        tile: PrefillTile | None = None,
+        up: UpMatrix | None = None,
     ) -> None:
-        """A launch for many rows, in blocks of `wide` if the card has what they need; `gated` only if so."""
-        if self.device.warpgroups:
-            arguments = [*arguments, gated.other if gated else 0, gated.bias if gated else 0]
-            if gated:
-                n_out, constants = 2 * n_out, {**constants, **gated.activation, "GATED": 1}
-                wide = wide or PAIRED
-            wide = wide or self.shapes.many(n, n_out, self.device.multiprocessors)
-            what = self._kernel("matmul.prefill_sm90", "warpgroup_matmul", 256, **constants, **wide.constants)
-            what = replace(what, resident=wide.resident)
-            self._emit(what, wide.grid(n, n_out), arguments, wide.shared_bytes, label)
-        else:
-            what = self._kernel("matmul.prefill_sm80", "tiled_matmul", 256, **constants)
-            self._emit(what, (-(-n // TILE), -(-n_out // TILE)), arguments, 65536, label)
+        """A launch of a prefill product of `n` rows, in tiles of `tile` where the GPU has wgmma."""
+        n_out = arguments.n_out
+        if not self.device.warpgroups:
+            kernel = self._kernel(prefill_sm80.prefill_matmul_sm80, 256, **constants)
+            grid = -(-n // SM80_TILE), -(-n_out // SM80_TILE)
+            self._emit(kernel, grid, arguments, SM80_SHARED_BYTES, label)
+            return
+        if up:
+            n_out, constants = 2 * n_out, {**constants, **up.activation, "GATED": 1}
+            tile = tile or GATED_TILE
+        tile = tile or self.tuning.prefill(n, n_out, self.device.multiprocessors)
+        kernel = self._kernel(prefill_sm90.prefill_matmul_sm90, 256, **constants, **tile.constants)
+        gated = GatedPrefillArguments(
+            product=arguments, other=up.address if up else 0, other_bias=up.bias if up else 0
+        )
+        kernel = replace(kernel, resident=tile.resident)
+        self._emit(kernel, tile.grid(n, n_out), gated, tile.shared_bytes, label)
 
     def _float_matmul(self, op: JoinedMatMul) -> None:
-        matrix, out, x = self.matrices[id(op.weights[0])], self._at(op.outs[0]), self._at(op.x)
-        n_out, n = sum(w.shape[0] for w in op.weights), self._n[op.outs[0].logits_rows]
+        matrix = self.matrices[id(op.weights[0])]
+        n_out, n = sum(w.shape[0] for w in op.weights), self._n_rows[op.outs[0].logits_rows]
         if matrix.width % 4:
             raise UnsupportedModel(
                 f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
             )
-        together = 1 if n == 1 else 2 if n == 2 else 4 if n <= 4 else 8
-        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": together}
-        what = self._kernel("matmul.floats", "float_matmul", 256, FLOAT=matrix.float_kind, **constants)
-        bias = self.memory.vector(*op.biases) if op.biases else 0
-        arguments = [matrix.address, matrix.tile_bytes, matrix.width, n_out, x.address, x.stride, n, bias]
-        grid = (-(-n_out // 8), -(-n // together))
-        self._emit(what, grid, [*arguments, out.address, out.stride], 0, f"{n_out}x{matrix.width}")
-        self._wrote(*op.outs)
+        rows_per_warp = 1 if n == 1 else 2 if n == 2 else 4 if n <= 4 else 8
+        constants = {"BIAS": int(bool(op.biases)), "ACCUMULATE": int(op.accumulate), "N": rows_per_warp}
+        kernel = self._kernel(floats.float_matmul, 256, FLOAT=matrix.float_kind, **constants)
+        arguments = FloatMatmulArguments(
+            weights=matrix.address,
+            row_bytes=matrix.tile_bytes,
+            width=matrix.width,
+            n_out=n_out,
+            x=self._at(op.x),
+            rows=n,
+            bias=self.memory.vector(*op.biases) if op.biases else 0,
+            out=self._at(op.outs[0]),
+        )
+        grid = (-(-n_out // 8), -(-n // rows_per_warp))
+        self._emit(kernel, grid, arguments, 0, f"{n_out}x{matrix.width}")
+        self._invalidate(*op.outs)

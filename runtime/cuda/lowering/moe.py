@@ -1,7 +1,6 @@
-"""Launches of mixtures of experts, and of products of heads with a matrix each.
+"""Launches of mixtures of experts: the router, and prefill, in which pairs are sorted by expert.
 
-A few rows take each of their experts by itself; many are sorted by expert first, where matrices are
-block-quantised.
+In decode, and with float matrices, each pair is computed by itself (see moe_decode.py).
 """
 
 from __future__ import annotations
@@ -13,54 +12,35 @@ import numpy as np
 from ....quant.block import QTensor
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..driver.allocator import Region
-from ..kernels.common.common import CLIPPED
+from ..compile.arguments import Region
+from ..kernels.matmul import moe_permute, moe_routing
+from ..kernels.matmul.moe_permute import PermuteArguments
+from ..kernels.matmul.moe_routing import RouteArguments
+from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..weights.packing import packed_bytes
-from ..weights.upload import Matrix
-from .base import ACTIVATIONS, FEW
-from .matmul import TILE, Gated, ProductLowering
+from .base import DECODE_ROWS
+from .matmul import SM80_TILE, UpMatrix
+from .moe_decode import PairLowering
 
-LEAST_TILE = 64  # rows of a tile of dealt rows, at least
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Rows of (row, choice) pairs, `top` choices a row, `step` bytes from choice to choice."""
-
-    top: int
-    region: Region
-    step: int = 0
+MIN_TILE_ROWS = 64  # the smallest tile of places
 
 
 @dataclass(frozen=True)
-class Choices:
-    """Which matrix each pair takes: where rows have their choices, or number `choice` if there is nothing."""
+class PermutedPairs:
+    """`n` pairs sorted by expert: the most tiles that `n_experts` experts can have, and the addresses of the
+    arrays `tiles` and `sources` of `permute_by_expert`. With sources = 0 the rows of x are sorted as well.
+    """
 
-    experts: Region | None = None
-
-    @property
-    def arguments(self) -> list[int]:
-        return [*self.experts] if self.experts else [0, 0]
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """Pairs that are sorted by expert: how many, of how many experts, how many tiles there may be, and where
-    tiles and the rows' sources are told (0: x is sorted, too)."""
-
-    pairs: int
+    n: int
     n_experts: int
     n_tiles: int
     tiles: int
     sources: int
 
 
-def _digit_bytes(width: int) -> int:
-    """Of a row in 8 bits: see `kernels.common.emit_codes`."""
-    return 2 * width + 64 * -(-width // 128)
+class ExpertLowering(PairLowering):
+    """Launches of the ops Route and MoE."""
 
-
-class ExpertLowering(ProductLowering):
     def _route(self, op: ops.Route) -> None:
         n, top = op.scores.width, op.experts.width
         constants = {
@@ -72,213 +52,82 @@ class ExpertLowering(ProductLowering):
             "TOP_GROUPS": op.top_groups,
             "GROUP_BEST": op.group_best,
         }
-        vectors = [0 if v is None else self.memory.vector(v) for v in (op.bias, op.expert_scales)]
-        arguments = [*self._at(op.scores), n, *vectors, float(op.scale)]
-        arguments += [*self._at(op.experts), *self._at(op.routing_weights), top]
-        what = self._kernel("matmul.moe_routing", "route", 32, **constants)
-        self._emit(what, (self._n[op.scores.logits_rows],), arguments, 4 * (2 * n + 2 * top + op.groups))
-        self._wrote(op.experts, op.routing_weights)
+        arguments = RouteArguments(
+            scores=self._at(op.scores),
+            n_experts=n,
+            bias=self._vector(op.bias),
+            expert_scales=self._vector(op.expert_scales),
+            scale=op.scale,
+            experts=self._at(op.experts),
+            routing_weights=self._at(op.routing_weights),
+            top=top,
+        )
+        shared = 4 * (2 * n + 2 * top + op.groups)
+        kernel = self._kernel(moe_routing.route, 32, **constants)
+        self._emit(kernel, (self._n_rows[op.scores.logits_rows],), arguments, shared)
+        self._invalidate(op.experts, op.routing_weights)
 
-    def _mix_experts(self, op: ops.MoE) -> None:
-        n = self._n[op.x.logits_rows]
+    def _moe(self, op: ops.MoE) -> None:
+        n = self._n_rows[op.x.logits_rows]
         quantised = not any(w[0].format.is_float for w in (op.gate, op.up, op.down) if w)
-        if n > FEW and quantised:
-            self._dealt(op, n)
+        if n > DECODE_ROWS and quantised:
+            self._moe_prefill(op, n)
         else:
-            self._pairwise(op, n)
-        self._wrote(op.out)
+            self._moe_decode(op, n)
+        self._invalidate(op.out)
 
-    def _pairs(self, op: ops.MoE, what: str, row_bytes: int) -> Region:
-        """Room for a row of all pairs of a step."""
-        top = op.experts.width
-        name = f"{what} of {top} experts, {row_bytes}"
-        return self.memory.rows(name, self.layout.max_rows * top, row_bytes)
-
-    def _activation(self, op: ops.MoE) -> dict[str, int | float]:
-        """Constants of what follows gate and up."""
-        if op.limit:
-            return {"KIND": CLIPPED, "LIMIT": float(op.limit), "ALPHA": float(op.alpha)}
-        return {"KIND": ACTIVATIONS[op.kind]}
-
-    def _mix(self, op: ops.MoE, n: int, pairs: Region, places: int = 0) -> None:
-        what = self._kernel("matmul.moe_matmul", "mix", 256, DEALT=int(places > 0))
-        arguments = [
-            *self._at(op.routing_weights),
-            places,
-            op.experts.width,
-            *pairs,
-            *self._at(op.out),
-            op.out.width,
-        ]
-        self._emit(what, (-(-op.out.width // 256), n), arguments)
-
-    # Each pair by itself
-
-    def _pairwise(self, op: ops.MoE, n: int) -> None:
-        top, width = op.experts.width, op.up[0].shape[0]
-        choices = Choices(self._at(op.experts))
-        inner = self._pairs(op, "inner", 4 * width)
-        down = op.down[0].format
-        digits = self._digit_rows(op, width) if not down.is_float and width % 32 == 0 else None
-        together = not op.gate or op.gate[0].format is op.up[0].format
-        if not op.up[0].format.is_float and together:
-            x = Pairs(top, self._digits(Pairs(1, self._at(op.x)), op.x.width, n))
-            first, other = (op.gate, op.up) if op.gate else (op.up, ())
-            biases = (op.gate_bias, op.up_bias) if op.gate else (op.up_bias, None)
-            self._expert_matvec(
-                (first, other), x, choices, n, Pairs(top, inner), biases, self._activation(op), digits
-            )
+    def _moe_prefill(self, op: ops.MoE, n: int) -> None:
+        """A mixture of experts whose pairs are sorted by expert, for prefill products."""
+        pairs, places = self._permute_by_expert(op, n)
+        width, top = op.up[0].shape[0], op.experts.width
+        x = self._as_f16(op.x)
+        inner, out = self._pair_rows(op, "inner", 4 * width), self._pair_rows(op, "out", 4 * op.out.width)
+        same_format = op.gate and op.gate[0].format is op.up[0].format
+        if self.device.warpgroups and same_format and (op.gate_bias is None) == (op.up_bias is None):
+            up = UpMatrix(self._first(op.up).address, self._activation(op), self._vector(op.up_bias))
+            self._expert_tiles(op.gate, x, n, inner, op.gate_bias, pairs, up)
         else:
-            digits = None
-            gate = self._pairs(op, "gate", 4 * width) if op.gate else inner
-            x = Pairs(top, self._at(op.x))
+            gate = self._pair_rows(op, "gate", 4 * width) if op.gate else inner
             if op.gate:
-                self._expert_product(op.gate, x, choices, n, Pairs(top, gate), op.gate_bias)
-            self._expert_product(op.up, x, choices, n, Pairs(top, inner), op.up_bias)
+                self._expert_tiles(op.gate, x, n, gate, op.gate_bias, pairs)
+            self._expert_tiles(op.up, x, n, inner, op.up_bias, pairs)
             self._activate(op, gate, inner, inner, n * top)
-        out = self._pairs(op, "out", 4 * op.out.width)
-        if digits is not None:
-            x = Pairs(top, Region(digits.address, top * digits.stride), digits.stride)
-            self._expert_matvec((op.down, ()), x, choices, n, Pairs(top, out), (op.down_bias, None), {})
-        else:
-            x = Pairs(top, Region(inner.address, top * inner.stride), inner.stride)
-            self._expert_product(op.down, x, choices, n, Pairs(top, out), op.down_bias)
-        self._mix(op, n, out)
+        rows = self._pair_rows(op, "float16", 2 * (-(-width // 128) * 128))
+        scales = self.memory.rows(f"scales of {top}", 1, 4 * self.capacity.max_rows * top)
+        self._convert_to_f16(inner, width, n * top, rows, scales)
+        self._expert_tiles(op.down, (rows, scales), n * top, out, op.down_bias, replace(pairs, sources=0))
+        self._combine_experts(op, n, out, places)
 
-    def _activate(self, op: ops.MoE, gate: Region, up: Region, out: Region, rows: int) -> None:
-        width = op.up[0].shape[0]
-        if op.gate:
-            name, arguments = "gated_activation", [*gate, *up, *out, width, 1.0]
-        else:
-            name, arguments = "activation", [*up, *out, width]
-        what = self._kernel("common.pointwise", name, 256, **self._activation(op))
-        self._emit(what, (-(-width // 256), rows), arguments)
-
-    def _expert_product(
-        self,
-        tensors: tuple[QTensor, ...],
-        x: Pairs,
-        choices: Choices,
-        n: int,
-        out: Pairs,
-        biases: np.ndarray | None,
-    ) -> None:
-        """out = x @ weightᵀ + bias of float32 rows, whatever the matrices are."""
-        matrix = self._experts(tensors)
-        if not tensors[0].format.is_float:
-            codes = self._digits(x, matrix.width, n * x.top)
-            x = Pairs(x.top, Region(codes.address, x.top * codes.stride), codes.stride)
-            self._expert_matvec((tensors, ()), x, choices, n, out, (biases, None), {})
-            return
-        if matrix.width % 4 or x.step % 16:
-            raise UnsupportedModel(
-                f"the CUDA machine needs float matrices of widths divisible by 4, not {matrix.width}"
-            )
-        constants = {"CHOSEN": int(choices.experts is not None), "BIAS": int(biases is not None)}
-        what = self._kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=matrix.float_kind, **constants)
-        arguments = [matrix.address, packed_bytes(tensors[0]), matrix.tile_bytes, matrix.width, matrix.n_out]
-        arguments += [*choices.arguments, x.top, *x.region, x.step]
-        arguments += [0 if biases is None else self.memory.vector(biases), *self._places(out)]
-        self._emit(what, (-(-matrix.n_out // 8), n * x.top), arguments, 0, f"{matrix.n_out}x{matrix.width}")
-
-    def _expert_matvec(
-        self,
-        tensors: tuple[tuple[QTensor, ...], tuple[QTensor, ...]],
-        x: Pairs,
-        choices: Choices,
-        n: int,
-        out: Pairs,
-        biases: tuple[np.ndarray | None, np.ndarray | None],
-        activation: dict[str, int | float],
-        digits: Region | None = None,
-    ) -> None:
-        """The same of rows in digits; two matrices are gate and up. `digits`: the result, in digits."""
-        matrix = self._experts(tensors[0])
-        other = self._experts(tensors[1]) if tensors[1] else None
-        gated, n_out, blocks = int(other is not None), matrix.n_out, matrix.blocks
-        name = tensors[0][0].format.name
-        tile = self.shapes.expert(blocks, n_out, 1 + gated)
-        constants: dict[str, int | float | str] = {
-            "CHOSEN": int(choices.experts is not None),
-            **tile.constants,
-            "TOKENS": 1,
-            "GATED": gated,
-            "BIAS": int(biases[0] is not None),
-            "EMIT": int(digits is not None),
-            "STORE": int(digits is None),
-            "KIND": 0,
-        }
-        what = self._kernel(
-            "matmul.moe_matmul", "expert_matvec", 32 * tile.WARPS, FORMAT=name, **constants | activation
-        )
-        arguments: list[int | float] = [matrix.address, other.address if other else 0]
-        arguments += [packed_bytes(tensors[0][0]), matrix.tile_bytes, blocks, n_out]
-        arguments += [*choices.arguments, x.top, *x.region, x.step]
-        arguments += [0 if b is None else self.memory.vector(b) for b in biases]
-        arguments += [*self._places(out), *(digits or Region(0, 0))]
-        shared = 64 * tile.WARPS * tile.M
-        label = f"{name} {(1 + gated) * n_out}x{matrix.width}"
-        self._emit(what, (-(-n_out // tile.outputs(1 + gated)), n * x.top), arguments, shared, label)
-
-    @staticmethod
-    def _places(out: Pairs) -> list[int]:
-        """Where products write: rows, and choices in them. Without a `step` a pair has a row of its own."""
-        if out.step:
-            return [*out.region, out.step]
-        return [out.region.address, out.top * out.region.stride, out.region.stride]
-
-    def _digit_rows(self, op: ops.MoE, width: int) -> Region:
-        return self._pairs(op, "digits", _digit_bytes(width))
-
-    def _digits(self, x: Pairs, width: int, n: int) -> Region:
-        """`n` pairs' float32 rows in digits."""
-        blocks = width // 32
-        rows = self.layout.max_rows * x.top
-        out = self.memory.rows(f"digits of {x.top} times {width}", rows, _digit_bytes(width))
-        arguments = [*x.region, x.step, x.top, blocks, *out]
-        self._emit(
-            self._kernel("matmul.moe_matmul", "digits", 128, TOKENS=1), (-(-blocks // 4), n), arguments
-        )
-        return out
-
-    def _experts(self, tensors: tuple[QTensor, ...]) -> Matrix:
-        """The first of them; the others lie behind it."""
-        return self.matrices[id(tensors[0])]
-
-    # Sorted by expert
-
-    def _dealt(self, op: ops.MoE, n: int) -> None:
-        layout, memory, top, n_experts = self.layout, self.memory, op.experts.width, len(op.up)
-        most, width = layout.max_rows * top, op.up[0].shape[0]
-        size = self.shapes.dealt(n * top, n_experts, 1).ROWS if self.device.warpgroups else TILE
-        n_tiles = min(n * top, n_experts) + n * top // size
-        most_tiles = min(most, n_experts) + most // LEAST_TILE
+    def _permute_by_expert(self, op: ops.MoE, n: int) -> tuple[PermutedPairs, int]:
+        """Sort the pairs of `n` rows by expert; also returns the address of `places`."""
+        memory, top, n_experts = self.memory, op.experts.width, len(op.up)
+        max_pairs = self.capacity.max_rows * top
+        tile_rows = self._tile_rows(n * top, n_experts)
+        n_tiles = min(n * top, n_experts) + n * top // tile_rows
+        max_tiles = min(max_pairs, n_experts) + max_pairs // MIN_TILE_ROWS
         counts = memory.rows(f"counts of {n_experts} experts", 1, 4 * n_experts).address
-        tiles = memory.rows(f"tiles of {n_experts} experts", 1, 16 * (1 + most_tiles)).address
-        sources = memory.rows(f"sources of {top}", 1, 4 * most).address
-        places = memory.rows(f"places of {top}", 1, 4 * most).address
-        arguments = [*self._at(op.experts), n, top, n_experts, counts, tiles, sources, places]
-        self._emit(self._kernel("matmul.moe_matmul", "deal", 256, ROWS=size), (1,), arguments, 8 * n_experts)
-        x = self._halves(op.x)
-        inner, out = self._pairs(op, "inner", 4 * width), self._pairs(op, "out", 4 * op.out.width)
-        dealt = Dealt(n * top, n_experts, n_tiles, tiles, sources)
-        alike = op.gate and op.gate[0].format is op.up[0].format
-        if self.device.warpgroups and alike and (op.gate_bias is None) == (op.up_bias is None):
-            bias = memory.vector(op.up_bias) if op.up_bias is not None else 0
-            gated = Gated(self._experts(op.up).address, self._activation(op), bias)
-            self._expert_tiles(op.gate, x, n, inner, op.gate_bias, dealt, gated)
-        else:
-            gate = self._pairs(op, "gate", 4 * width) if op.gate else inner
-            if op.gate:
-                self._expert_tiles(op.gate, x, n, gate, op.gate_bias, dealt)
-            self._expert_tiles(op.up, x, n, inner, op.up_bias, dealt)
-            self._activate(op, gate, inner, inner, n * top)
-        halves = self._pairs(op, "halves", 2 * (-(-width // 128) * 128))
-        scales = memory.rows(f"scales of {top}", 1, 4 * most)
-        self._to_halves(inner, width, n * top, halves, scales)
-        in_order = replace(dealt, sources=0)
-        self._expert_tiles(op.down, (halves, scales), n * top, out, op.down_bias, in_order)
-        self._mix(op, n, out, places)
+        tiles = memory.rows(f"tiles of {n_experts} experts", 1, 16 * (1 + max_tiles)).address
+        sources = memory.rows(f"sources of {top}", 1, 4 * max_pairs).address
+        places = memory.rows(f"places of {top}", 1, 4 * max_pairs).address
+        arguments = PermuteArguments(
+            experts=self._at(op.experts),
+            rows=n,
+            top=top,
+            n_experts=n_experts,
+            counts=counts,
+            tiles=tiles,
+            sources=sources,
+            places=places,
+        )
+        kernel = self._kernel(moe_permute.permute_by_expert, 256, ROWS=tile_rows)
+        self._emit(kernel, (1,), arguments, 8 * n_experts)
+        return PermutedPairs(n * top, n_experts, n_tiles, tiles, sources), places
+
+    def _tile_rows(self, n_pairs: int, n_experts: int) -> int:
+        """Places of a tile."""
+        if self.device.warpgroups:
+            return self.tuning.moe_prefill(n_pairs, n_experts, 1).ROWS
+        return SM80_TILE
 
     def _expert_tiles(
         self,
@@ -286,40 +135,33 @@ class ExpertLowering(ProductLowering):
         x: tuple[Region, Region],
         rows: int,
         out: Region,
-        biases: np.ndarray | None,
-        dealt: Dealt,
-        gated: Gated | None = None,
+        bias: np.ndarray | None,
+        pairs: PermutedPairs,
+        up: UpMatrix | None = None,
     ) -> None:
-        """Products of dealt rows."""
-        matrix, matrices = self._experts(tensors), 2 if gated else 1
-        constants: dict[str, int | str] = {"FORMAT": tensors[0].format.name, "BIAS": int(biases is not None)}
-        constants |= {"ACCUMULATE": 0, "EXPERTS": 2 if dealt.sources else 1}
-        arguments = [
-            matrix.address,
-            matrix.tile_bytes,
-            matrix.blocks,
-            matrix.n_out,
-            *x[0],
-            x[1].address,
-            rows,
-        ]
-        arguments += [0 if biases is None else self.memory.vector(biases), *out]
-        arguments += [dealt.tiles, dealt.sources, packed_bytes(tensors[0])]
+        """Products of sorted pairs: `x` are float16 rows and their scales, `rows` the number of rows of x."""
+        matrix, matrices = self._first(tensors), 2 if up else 1
+        constants: dict[str, int | str] = {
+            "FORMAT": tensors[0].format.name,
+            "BIAS": int(bias is not None),
+            "ACCUMULATE": 0,
+            "EXPERTS": 2 if pairs.sources else 1,
+        }
+        arguments = PrefillArguments(
+            weights=matrix.address,
+            tile_bytes=matrix.tile_bytes,
+            blocks=matrix.blocks,
+            n_out=matrix.n_out,
+            x=x[0],
+            scales=x[1].address,
+            rows=rows,
+            bias=self._vector(bias),
+            out=out,
+            tiles=pairs.tiles,
+            sources=pairs.sources,
+            expert_bytes=packed_bytes(tensors[0]),
+        )
         label = f"{tensors[0].format.name} {matrices * matrix.n_out}x{matrix.width}"
-        wide = self.shapes.dealt(dealt.pairs, dealt.n_experts, matrices)
-        size = wide.ROWS if self.device.warpgroups else TILE
-        self._emit_many(constants, dealt.n_tiles * size, matrix.n_out, arguments, label, wide, gated)
-
-    # Heads
-
-    def _multiply_heads(self, op: ops.HeadMatMul) -> None:
-        heads, (outputs, inputs) = len(op.weights), op.weights[0].shape
-        n, x, out = self._n[op.x.logits_rows], self._at(op.x), self._at(op.out)
-        size, result = op.x.width // heads, op.out.width // heads
-        target = Pairs(heads, out, 4 * result)
-        self._expert_product(op.weights, Pairs(heads, x, 4 * size), Choices(), n, target, None)
-        if size > inputs:
-            arguments = [*x, size, inputs, *out, result, outputs, heads * (size - inputs)]
-            what = self._kernel("common.pointwise", "copy_rest", 256)
-            self._emit(what, (-(-heads * (size - inputs) // 256), n), arguments)
-        self._wrote(op.out)
+        tile = self.tuning.moe_prefill(pairs.n, pairs.n_experts, matrices)
+        n = pairs.n_tiles * self._tile_rows(pairs.n, pairs.n_experts)
+        self._emit_prefill(constants, n, arguments, label, tile, up)

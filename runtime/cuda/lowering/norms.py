@@ -1,110 +1,122 @@
-"""Launches of norms, most of which are parts of the products around them, and of rows in halves."""
+"""Launches of norms, most of which are fused with the products around them, and of conversions to float16."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ... import ops
-from ..driver.allocator import Region
-from .base import FEW, Coded, Launches
+from ..compile.arguments import Region
+from ..kernels.common import pointwise
+from ..kernels.common.pointwise import NormArguments
+from ..kernels.matmul import quantize
+from ..kernels.matmul.quantize import ConvertArguments
+from .base import DECODE_ROWS, LaunchBuilder, QuantizedRows
 
-MOST_PARTS, MOST_NORMED = 16, 8  # times 1024 columns that `to_halves` holds in registers
+MAX_PARTS, MAX_NORMED_PARTS = 16, 8  # times 1024 columns that `convert_to_f16` keeps in registers
 
 
-class NormLowering(Launches):
+class NormLowering(LaunchBuilder):
+    """Launches of RMSNorm and LayerNorm."""
+
     def _rms_norm(self, i: int, op: ops.RMSNorm) -> None:
-        if self._lazy(i, op):
-            attached = self._coded.get(self._real(op.x).name + " normed")
-            if attached is None or attached.norm is not op:
-                attached = self._quantize_normed(op)
-            self._wrote(op.out)
-            self._coded[self._real(op.out).name] = attached
+        if self._deferred(i, op):
+            rows = self._quantized.get(self._resolve(op.x).name + " normed")
+            if rows is None or rows.norm is not op:
+                rows = self._quantize_normed(op)
+            self._invalidate(op.out)
+            self._quantized[self._resolve(op.out).name] = rows
             return
-        if self._halved_at_once(i, op):
-            self._wrote(op.out)
-            self._to_halves(self._at(op.x), op.x.width, self._n[op.x.logits_rows], *self._room(op.out), op)
-            self._halved.add(self._real(op.out).name)
+        if self._normed_to_f16(i, op):
+            self._invalidate(op.out)
+            self._convert_to_f16(
+                self._at(op.x), op.x.width, self._n_rows[op.x.logits_rows], *self._f16_memory(op.out), op
+            )
+            self._f16_current.add(self._resolve(op.out).name)
             return
         each = op.groups * len(op.weight) > op.x.width
         self._norm(op, None, mean=0, size=op.x.width // op.groups if each else len(op.weight), each=int(each))
 
-    def _lazy(self, i: int, op: ops.RMSNorm) -> bool:
-        """Whether a norm's result is only needed in 8 bits, and can be made without looking at the whole
-        row.
-        """
-        return self._n[op.x.logits_rows] <= FEW and self._for_products(i, op)
+    def _deferred(self, i: int, op: ops.RMSNorm) -> bool:
+        """Whether the products that read a norm in a decode step can divide by its root mean square."""
+        return self._n_rows[op.x.logits_rows] <= DECODE_ROWS and self._whole_row_for_matmuls(i, op)
 
-    def _halved_at_once(self, i: int, op: ops.RMSNorm) -> bool:
-        """Whether a norm's result is only needed in halves, and its rows are not too long for registers."""
-        held = op.x.width <= 1024 * MOST_NORMED
-        return self._n[op.x.logits_rows] > FEW and held and self._for_products(i, op)
+    def _normed_to_f16(self, i: int, op: ops.RMSNorm) -> bool:
+        """Whether a norm can be computed in the conversion to float16 of a prefill step."""
+        fits = op.x.width <= 1024 * MAX_NORMED_PARTS
+        return self._n_rows[op.x.logits_rows] > DECODE_ROWS and fits and self._whole_row_for_matmuls(i, op)
 
-    def _for_products(self, i: int, op: ops.RMSNorm) -> bool:
-        """Whether a norm is one of whole rows, whose result only products with blocks read."""
+    def _whole_row_for_matmuls(self, i: int, op: ops.RMSNorm) -> bool:
+        """Whether a norm is one of whole rows that only products with block-quantised weights read."""
         whole = op.groups == 1 and len(op.weight) == op.x.width and op.x.width % 32 == 0
-        return whole and self._only_products(i, op.out)
+        return whole and self._read_only_by_matmuls(i, op.out)
 
-    def _quantize_normed(self, op: ops.RMSNorm) -> Coded:
-        x, coded = self._at(op.x), self._codes(op.out)
-        partials = self._partials(op.out)
+    def _quantize_normed(self, op: ops.RMSNorm) -> QuantizedRows:
+        """Quantise the norm's input times its weight, and store the sums of squares."""
+        codes, partials = self._quantized_address(op.out), self._partials(op.out)
         blocks, weight = op.x.width // 32, self.memory.vector(op.weight)
-        arguments = [x.address, x.stride, blocks, weight, coded, partials]
-        what = self._kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=self._tokens(op.x))
-        self._emit(what, (-(-blocks // 4), self._n[op.x.logits_rows]), arguments)
-        return Coded(coded, partials, op)
+        kernel = self._kernel(quantize.quantize, 128, NORMED=1, TOKENS=self._padded_rows(op.x))
+        grid = (-(-blocks // 4), self._n_rows[op.x.logits_rows])
+        self._emit(kernel, grid, [*self._at(op.x), blocks, weight, codes, partials])
+        return QuantizedRows(codes, partials, op)
 
     def _norm(
         self, op: ops.RMSNorm | ops.LayerNorm, bias: np.ndarray | None, mean: int, size: int, each: int
     ) -> None:
-        x, out = self._at(op.x), self._at(op.out)
-        arguments: list[int | float] = [x.address, x.stride, out.address, out.stride]
-        arguments += [
-            self.memory.vector(op.weight),
-            0 if bias is None else self.memory.vector(bias),
-            float(op.eps),
-            size,
-            1 / size,
-            op.x.width,
-        ]
-        what = self._kernel(
-            "common.pointwise",
-            "norm",
-            256,
-            MEAN=mean,
-            BIAS=int(bias is not None),
-            EACH=each,
-            GROUPS=op.groups,
+        """A norm by itself, of each of `op.groups` parts of `size` columns: see
+        `kernels.common.pointwise.norm`.
+        """
+        arguments = NormArguments(
+            x=self._at(op.x),
+            out=self._at(op.out),
+            weight=self.memory.vector(op.weight),
+            bias=self._vector(bias),
+            eps=op.eps,
+            size=size,
+            inverse_size=1 / size,
+            width=op.x.width,
         )
-        self._emit(what, (op.groups, self._n[op.x.logits_rows]), arguments, 64)
-        self._wrote(op.out)
+        constants = {"MEAN": mean, "BIAS": int(bias is not None), "EACH": each, "GROUPS": op.groups}
+        kernel = self._kernel(pointwise.norm, 256, **constants)
+        self._emit(kernel, (op.groups, self._n_rows[op.x.logits_rows]), arguments, 64)
+        self._invalidate(op.out)
 
-    def _halves(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """A buffer's rows as halves, and their scales: made now, unless they are there already."""
-        halves, scales = self._room(x)
-        if self._real(x).name not in self._halved:
-            self._to_halves(self._at(x), x.width, self._n[x.logits_rows], halves, scales)
-            self._halved.add(self._real(x).name)
-        return halves, scales
+    def _as_f16(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """A buffer's rows as float16 and their scales; launches the conversion unless they are there
+        already.
+        """
+        rows, scales = self._f16_memory(x)
+        if self._resolve(x).name not in self._f16_current:
+            self._convert_to_f16(self._at(x), x.width, self._n_rows[x.logits_rows], rows, scales)
+            self._f16_current.add(self._resolve(x).name)
+        return rows, scales
 
-    def _room(self, x: ops.Buffer) -> tuple[Region, Region]:
-        """For a buffer's rows in halves, and for their scales."""
-        name, rows = self._real(x).name, self.layout.rows(self._real(x))
-        halves = self.memory.rows(f"{name} in halves", rows, 2 * (-(-x.width // 128) * 128))
-        return halves, self.memory.rows(f"{name}, scales", 1, 4 * rows)
+    def _f16_memory(self, x: ops.Buffer) -> tuple[Region, Region]:
+        """Memory for a buffer's rows as float16 and for their scales."""
+        name, rows = self._resolve(x).name, self.capacity.rows(self._resolve(x))
+        f16 = self.memory.rows(f"{name} as float16", rows, 2 * (-(-x.width // 128) * 128))
+        return f16, self.memory.rows(f"{name}, scales", 1, 4 * rows)
 
-    def _to_halves(
+    def _convert_to_f16(
         self,
         x: Region,
         width: int,
         rows: int,
-        halves: Region,
+        out: Region,
         scales: Region,
         norm: ops.RMSNorm | None = None,
     ) -> None:
+        """Convert float32 rows, or their norm, to float16, and store the scales of the rows."""
         parts = -(-width // 1024)
-        constants = {"PARTS": parts if parts <= MOST_PARTS else 0, "NORMED": int(norm is not None)}
+        constants = {"PARTS": parts if parts <= MAX_PARTS else 0, "NORMED": int(norm is not None)}
         constants["WARPGROUPS"] = int(self.device.warpgroups)
-        arguments: list[int | float] = [*x, width, *halves, scales.address]
-        arguments += [self.memory.vector(norm.weight) if norm else 0, 1 / width]
-        arguments += [float(norm.eps) if norm else 0.0]
-        self._emit(self._kernel("matmul.quantize", "to_halves", 256, **constants), (1, rows), arguments, 64)
+        arguments = ConvertArguments(
+            x=x,
+            width=width,
+            out=out,
+            scales=scales.address,
+            weight=self.memory.vector(norm.weight) if norm else 0,
+            inverse_width=1 / width,
+            eps=norm.eps if norm else 0.0,
+        )
+        kernel = self._kernel(quantize.convert_to_f16, 256, **constants)
+        self._emit(kernel, (1, rows), arguments, 64)

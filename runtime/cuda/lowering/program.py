@@ -1,7 +1,7 @@
-"""From a program to launches: of a step of so many rows, of which so many have logits.
+"""From a program to the launches of a step.
 
-Everything that changes from step to step lies in the card's memory, so that the launches of a step can be
-captured in a graph once and run again.
+All inputs of a step are in GPU memory at fixed addresses, so that the launches of a shape of step can be
+captured in a CUDA graph once and run again.
 """
 
 from __future__ import annotations
@@ -9,33 +9,38 @@ from __future__ import annotations
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..driver.launch import Launch
-from .fusing import FusedOp, JoinedMatMul, PreparedAttend, writes
+from .fusing import CudaOp, JoinedMatMul, PreparedAttend, writes
 from .gather import RowLowering
-from .mla import LatentLowering
+from .mla import MLALowering
 from .moe import ExpertLowering
 from .recurrent import RecurrentLowering
 
 
-class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
-    """Turns `found`, the fused ops of a program, into launches on one card."""
+class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
+    """Turns the fused ops of a program into launches."""
 
     def launches(
         self, n_rows: int, n_logits: int, all_logits: bool, one_prompt: bool = False
     ) -> list[Launch]:
-        """Those of a step; `all_logits`: every row is, in order; `one_prompt`: rows follow each other."""
+        """The launches of a step of `n_rows` rows, `n_logits` of which get logits.
+
+        `all_logits`: these are all rows, in order. `one_prompt`: the rows are consecutive positions of one
+        sequence.
+        """
         self._begin(n_rows, n_logits, all_logits, one_prompt)
-        for i, op in enumerate(self.found):
+        for i, op in enumerate(self.cuda_ops):
             if self._rows_of(op) > 0:
                 self._lower(i, op)
         return self._launches
 
-    def _rows_of(self, op: FusedOp) -> int:
+    def _rows_of(self, op: CudaOp) -> int:
+        """The rows of this step that an op computes."""
         if isinstance(op, PreparedAttend):
-            return self._n[False]
+            return self._n_rows[False]
         out = writes(op)[0]
-        return self._n[out.logits_rows]
+        return self._n_rows[out.logits_rows]
 
-    def _lower(self, i: int, op: FusedOp) -> None:
+    def _lower(self, i: int, op: CudaOp) -> None:
         match op:
             case ops.Embed():
                 self._embed(op)
@@ -61,7 +66,7 @@ class Lowering(ExpertLowering, LatentLowering, RecurrentLowering, RowLowering):
             case ops.Route():
                 self._route(op)
             case ops.MoE():
-                self._mix_experts(op)
+                self._moe(op)
             case ops.HeadMatMul():
                 self._multiply_heads(op)
             case ops.CausalConv():

@@ -7,174 +7,274 @@ from itertools import pairwise
 
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..driver.allocator import Region
-from ..kernels.recurrent.conv_prefill import SPAN
-from ..kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
-from ..kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
-from .base import Launches
+from ..compile.arguments import Region
+from ..kernels.common import altup
+from ..kernels.recurrent import delta_prefill as delta_chunk
+from ..kernels.recurrent import scan_prefill as scan_chunk
+from ..kernels.recurrent.conv import (
+    SPLIT,
+    ConvArguments,
+    ConvEdgesArguments,
+    ConvPrefillArguments,
+    causal_conv,
+    conv_prefill,
+    conv_prefill_edges,
+)
+from ..kernels.recurrent.delta import DeltaArguments, delta_rule
+from ..kernels.recurrent.scan import ScanArguments, state_scan
+from ..kernels.recurrent.state import SequenceStates
+from .base import LaunchBuilder
 
-WARPS = 2
-ROWS = 4  # of a head's state, a warp
-PROMPT_WARPS = 4
-MOST_WHOLE = 128  # numbers of a column of the state, for four columns in registers
-MOST_PARTS = 8  # of 32 numbers that a lane keeps of each of these
+WARPS = 2  # of a block, row by row
+STATE_ROWS = 4  # R: rows or columns of a head's state that a warp takes
+MAX_PARTS = 8  # 32 numbers each of such a row that a lane keeps
+CHUNK = 4  # rows of a prompt at once: see `kernels/recurrent/chunk4.py`
+CHUNK_WARPS = 4  # of a block
+MAX_CHUNK_SIZE = 128  # numbers of a column of the state, for four columns in registers
 
 
-class RecurrentLowering(Launches):
-    def _state(self, layer: int) -> Region:
-        return self.state(layer, self.program.state_layers[layer])
+class RecurrentLowering(LaunchBuilder):
+    def _states(self, layer: int) -> SequenceStates:
+        return SequenceStates(
+            states=self.state(layer, self.program.state_layers[layer]),
+            sequences=self.inputs.sequences,
+            positions=self.inputs.positions,
+        )
 
-    def _scan_shape(self, heads: int, head_dim: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
-        """The grid of a scan over states of that size, and its constants."""
-        parts = -(-size // 32)
-        if parts > MOST_PARTS:
-            raise UnsupportedModel(f"the CUDA machine has no recurrence over states of {size} yet")
-        return (-(-head_dim // (WARPS * ROWS)), heads), {"WARPS": WARPS, "R": ROWS, "PARTS": parts}
+    # Convolutions
 
     def _causal_conv(self, op: ops.CausalConv) -> None:
         if self._one_prompt:
-            self._conv_prompt(op)
+            self._conv_prefill(op)
             return
-        memory, inputs = self.memory, self.inputs
-        taps, channels = op.weight.shape[1], op.x.width
-        constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
-        arguments = [*self._at(op.x), *self._at(op.out), memory.vector(op.weight)]
-        arguments += [0 if op.bias is None else memory.vector(op.bias), *self._state(op.state)]
-        arguments += [inputs.sequences, inputs.positions, self._n[op.x.logits_rows], channels]
-        self._emit(
-            self._kernel("recurrent.recurrent", "causal_conv", 128, **constants),
-            (-(-channels // 128),),
-            arguments,
+        channels = op.x.width
+        arguments = ConvArguments(
+            x=self._at(op.x),
+            out=self._at(op.out),
+            weight=self.memory.vector(op.weight),
+            bias=0 if op.bias is None else self.memory.vector(op.bias),
+            state=self._states(op.state),
+            rows=self._n_rows[op.x.logits_rows],
+            channels=channels,
         )
-        self._wrote(op.out)
+        what = self._kernel(causal_conv, 128, **self._conv_constants(op))
+        self._emit(what, (-(-channels // 128),), arguments)
+        self._invalidate(op.out)
 
-    def _conv_prompt(self, op: ops.CausalConv) -> None:
-        """One sequence's rows, in spans."""
-        taps, channels, rows = op.weight.shape[1], op.x.width, self._n[op.x.logits_rows]
-        spans = -(-self.layout.max_rows // SPAN)
-        edges = self.memory.rows(f"rows before spans, {taps} {channels}", spans, 4 * (taps - 1) * channels)
-        sequence = [self.inputs.sequences, self.inputs.positions]
-        grid = -(-channels // 128), -(-rows // SPAN)
-        what = self._kernel("recurrent.conv_prefill", "conv_edges", 128, TAPS=taps)
-        self._emit(what, grid, [*self._at(op.x), *edges, *self._state(op.state), *sequence, rows, channels])
-        arguments = [*self._at(op.x), *self._at(op.out), self.memory.vector(op.weight)]
-        arguments += [0 if op.bias is None else self.memory.vector(op.bias), *edges, rows, channels]
-        constants = {"TAPS": taps, "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
-        self._emit(self._kernel("recurrent.conv_prefill", "conv_spans", 128, **constants), grid, arguments)
-        self._wrote(op.out)
-
-    def _four_rows(self, rows: Region, size: int) -> bool:
-        """Whether a scan of columns of that size can take four rows at once, which lie in `rows`."""
-        aligned = rows.address % 16 == 0 and rows.stride % 16 == 0
-        return self._one_prompt and aligned and size % 4 == 0 and size <= MOST_WHOLE
-
-    def _scan_prompt(
-        self,
-        name: str,
-        pairs: Sequence[int | float],
-        size: int,
-        sizes: Sequence[int],
-        op: ops.StateScan | ops.DeltaRule,
-        **constants: int,
-    ) -> None:
-        """`pairs`: what that launch is told before where its results go, `size` float32 of each four rows and
-        head; `sizes`: groups, heads, head_dim, and of a column of the state.
-        """
-        groups, heads, head_dim, column = sizes
-        rows, most = self._n[op.out.logits_rows], -(-self.layout.max_rows // 4)
-        found = self.memory.rows(f"pairs of rows, {heads} {size}", most, 4 * size * heads).address
-        what = self._kernel(
-            f"recurrent.{name}_prefill",
-            f"{name}_pairs",
-            32 * PROMPT_WARPS,
-            WARPS=PROMPT_WARPS,
-            PARTS=-(-column // 32),
-            **constants,
+    def _conv_prefill(self, op: ops.CausalConv) -> None:
+        """The rows of one prompt, in splits that run side by side."""
+        taps, channels, rows = op.weight.shape[1], op.x.width, self._n_rows[op.x.logits_rows]
+        splits = -(-self.capacity.max_rows // SPLIT)
+        edges = self.memory.rows(f"conv edges {taps} {channels}", splits, 4 * (taps - 1) * channels)
+        grid = -(-channels // 128), -(-rows // SPLIT)
+        first = ConvEdgesArguments(
+            x=self._at(op.x), edges=edges, state=self._states(op.state), rows=rows, channels=channels
         )
-        self._emit(what, (groups, -(-rows // (4 * PROMPT_WARPS))), [*pairs, found, rows])
-        constants |= {"WARPS": PROMPT_WARPS, "PARTS": -(-column // 64), "WHOLE": int(column % 64 == 0)}
-        what = self._kernel(f"recurrent.{name}_prefill", f"{name}_prompt", 32 * PROMPT_WARPS, **constants)
-        arguments = [*pairs[:2], found, *self._at(op.out), *sizes, *self._state(op.state)]
-        arguments += [self.inputs.sequences, self.inputs.positions, rows]
-        self._emit(what, (-(-head_dim // (8 * PROMPT_WARPS)), heads), arguments)
-        self._wrote(op.out)
+        self._emit(self._kernel(conv_prefill_edges, 128, TAPS=taps), grid, first)
+        arguments = ConvPrefillArguments(
+            x=self._at(op.x),
+            out=self._at(op.out),
+            weight=self.memory.vector(op.weight),
+            bias=0 if op.bias is None else self.memory.vector(op.bias),
+            edges=edges,
+            rows=rows,
+            channels=channels,
+        )
+        self._emit(self._kernel(conv_prefill, 128, **self._conv_constants(op)), grid, arguments)
+        self._invalidate(op.out)
+
+    @staticmethod
+    def _conv_constants(op: ops.CausalConv) -> dict[str, int]:
+        return {"TAPS": op.weight.shape[1], "BIAS": int(op.bias is not None), "SILU": int(op.silu)}
+
+    # Scans
+
+    def _row_by_row(self, head_dim: int, heads: int, size: int) -> tuple[tuple[int, int], dict[str, int]]:
+        """The grid of a scan row by row over states of that size, and its constants."""
+        parts = -(-size // 32)
+        if parts > MAX_PARTS:
+            raise UnsupportedModel(f"the CUDA machine has no recurrence over states of {size} yet")
+        constants = {"WARPS": WARPS, "R": STATE_ROWS, "PARTS": parts}
+        return (-(-head_dim // (WARPS * STATE_ROWS)), heads), constants
+
+    def _in_chunks(self, x: Region, size: int) -> bool:
+        """Whether a prompt's scan over states of that size can take chunks of rows of x."""
+        aligned = x.address % 16 == 0 and x.stride % 16 == 0
+        return self._one_prompt and aligned and size % 4 == 0 and size <= MAX_CHUNK_SIZE
+
+    def _coefficients(self, heads: int, size: int) -> int:
+        """The address of `size` float32 for each chunk and head."""
+        chunks = -(-self.capacity.max_rows // CHUNK)
+        return self.memory.rows(f"chunks {heads} {size}", chunks, 4 * size * heads).address
+
+    @staticmethod
+    def _chunk_constants(size: int) -> tuple[dict[str, int], dict[str, int]]:
+        """Constants of the kernel that computes coefficients, and of the scan."""
+        first = {"WARPS": CHUNK_WARPS, "PARTS": -(-size // 32)}
+        return first, {"WARPS": CHUNK_WARPS, "PARTS": -(-size // 64), "FULL": int(size % 64 == 0)}
 
     def _state_scan(self, op: ops.StateScan) -> None:
-        if self._four_rows(self._at(op.xbc), op.state_size) and op.heads * op.head_dim % 4 == 0:
-            pairs: list[int | float] = [*self._at(op.xbc), *self._at(op.step)]
-            pairs += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
-            sizes = op.groups, op.heads, op.head_dim, op.state_size
-            self._scan_prompt("scan", [*pairs, float(op.step_scale), *sizes], SCAN_SIZE, sizes, op)
+        if self._in_chunks(self._at(op.xbc), op.state_size) and op.heads * op.head_dim % 4 == 0:
+            self._scan_prefill(op)
             return
-        grid, constants = self._scan_shape(op.heads, op.head_dim, op.state_size)
-        arguments: list[int | float] = [*self._at(op.xbc), *self._at(op.step), *self._at(op.out)]
-        arguments += [self.memory.vector(v) for v in (op.a, op.skip, op.step_bias)]
-        arguments += [float(op.step_scale), op.groups, op.heads, op.head_dim, op.state_size]
-        self._scan("state_scan", grid, constants, arguments, op)
+        grid, constants = self._row_by_row(op.head_dim, op.heads, op.state_size)
+        arguments = ScanArguments(
+            xbc=self._at(op.xbc),
+            step=self._at(op.step),
+            out=self._at(op.out),
+            a=self.memory.vector(op.a),
+            skip=self.memory.vector(op.skip),
+            step_bias=self.memory.vector(op.step_bias),
+            step_scale=op.step_scale,
+            groups=op.groups,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            state_size=op.state_size,
+            state=self._states(op.state),
+            rows=self._n_rows[op.out.logits_rows],
+        )
+        self._emit(self._kernel(state_scan, 32 * WARPS, **constants), grid, arguments)
+        self._invalidate(op.out)
+
+    def _scan_prefill(self, op: ops.StateScan) -> None:
+        rows, coefficients = self._n_rows[op.out.logits_rows], self._coefficients(op.heads, scan_chunk.SIZE)
+        first, constants = self._chunk_constants(op.state_size)
+        chunks = scan_chunk.ScanChunksArguments(
+            xbc=self._at(op.xbc),
+            step=self._at(op.step),
+            a=self.memory.vector(op.a),
+            skip=self.memory.vector(op.skip),
+            step_bias=self.memory.vector(op.step_bias),
+            step_scale=op.step_scale,
+            groups=op.groups,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            state_size=op.state_size,
+            coefficients=coefficients,
+            rows=rows,
+        )
+        what = self._kernel(scan_chunk.scan_chunks, 32 * CHUNK_WARPS, **first)
+        self._emit(what, (op.groups, -(-rows // (CHUNK * CHUNK_WARPS))), chunks)
+        arguments = scan_chunk.ScanPrefillArguments(
+            xbc=self._at(op.xbc),
+            coefficients=coefficients,
+            out=self._at(op.out),
+            groups=op.groups,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            state_size=op.state_size,
+            state=self._states(op.state),
+            rows=rows,
+        )
+        what = self._kernel(scan_chunk.scan_prefill, 32 * CHUNK_WARPS, **constants)
+        self._emit(what, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
+        self._invalidate(op.out)
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
-        if self._four_rows(self._at(op.qkv), op.key_dim):
-            pairs: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
-            pairs += [self.memory.vector(op.a), self.memory.vector(op.step_bias), float(op.eps)]
-            pairs += [op.groups, op.heads, op.key_dim, op.key_dim**-0.5]
-            sizes = op.groups, op.heads, op.head_dim, op.key_dim
-            self._scan_prompt("delta", pairs, DELTA_SIZE, sizes, op, TILED=int(op.tiled))
+        if self._in_chunks(self._at(op.qkv), op.key_dim):
+            self._delta_prefill(op)
             return
-        grid, constants = self._scan_shape(op.heads, op.head_dim, op.key_dim)
-        arguments: list[int | float] = [*self._at(op.qkv), *self._at(op.beta), *self._at(op.step)]
-        arguments += [*self._at(op.out), *(self.memory.vector(v) for v in (op.a, op.step_bias))]
-        arguments += [float(op.eps), op.groups, op.heads, op.head_dim, op.key_dim, op.key_dim**-0.5]
-        self._scan("delta_rule", grid, constants | {"TILED": int(op.tiled)}, arguments, op)
+        grid, constants = self._row_by_row(op.head_dim, op.heads, op.key_dim)
+        arguments = DeltaArguments(
+            qkv=self._at(op.qkv),
+            beta=self._at(op.beta),
+            step=self._at(op.step),
+            out=self._at(op.out),
+            a=self.memory.vector(op.a),
+            step_bias=self.memory.vector(op.step_bias),
+            eps=op.eps,
+            groups=op.groups,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            key_dim=op.key_dim,
+            inverse_root=op.key_dim**-0.5,
+            state=self._states(op.state),
+            rows=self._n_rows[op.out.logits_rows],
+        )
+        what = self._kernel(delta_rule, 32 * WARPS, TILED=int(op.tiled), **constants)
+        self._emit(what, grid, arguments)
+        self._invalidate(op.out)
 
-    def _scan(
-        self,
-        name: str,
-        grid: tuple[int, int],
-        constants: dict[str, int],
-        arguments: Sequence[int | float],
-        op: ops.StateScan | ops.DeltaRule,
-    ) -> None:
-        rows = [self.inputs.sequences, self.inputs.positions, self._n[op.out.logits_rows]]
-        what = self._kernel("recurrent.recurrent", name, 32 * WARPS, **constants)
-        self._emit(what, grid, [*arguments, *self._state(op.state), *rows])
-        self._wrote(op.out)
+    def _delta_prefill(self, op: ops.DeltaRule) -> None:
+        rows, coefficients = self._n_rows[op.out.logits_rows], self._coefficients(op.heads, delta_chunk.SIZE)
+        first, constants = self._chunk_constants(op.key_dim)
+        chunks = delta_chunk.DeltaChunksArguments(
+            qkv=self._at(op.qkv),
+            beta=self._at(op.beta),
+            step=self._at(op.step),
+            a=self.memory.vector(op.a),
+            step_bias=self.memory.vector(op.step_bias),
+            eps=op.eps,
+            groups=op.groups,
+            heads=op.heads,
+            key_dim=op.key_dim,
+            inverse_root=op.key_dim**-0.5,
+            coefficients=coefficients,
+            rows=rows,
+        )
+        what = self._kernel(delta_chunk.delta_chunks, 32 * CHUNK_WARPS, TILED=int(op.tiled), **first)
+        self._emit(what, (op.groups, -(-rows // (CHUNK * CHUNK_WARPS))), chunks)
+        arguments = delta_chunk.DeltaPrefillArguments(
+            qkv=self._at(op.qkv),
+            coefficients=coefficients,
+            out=self._at(op.out),
+            groups=op.groups,
+            heads=op.heads,
+            head_dim=op.head_dim,
+            key_dim=op.key_dim,
+            state=self._states(op.state),
+            rows=rows,
+        )
+        what = self._kernel(delta_chunk.delta_prefill, 32 * CHUNK_WARPS, TILED=int(op.tiled), **constants)
+        self._emit(what, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
+        self._invalidate(op.out)
 
     # Streams
 
     def _sparsify(self, op: ops.GaussianTopK) -> None:
         arguments = [*self._at(op.x), op.x.width, 1 / op.x.width, float(op.std_multiplier)]
-        self._emit(
-            self._kernel("common.altup", "sparsify", 256), (1, self._n[op.x.logits_rows]), arguments, 64
-        )
-        self._wrote(op.x)
+        self._emit(self._kernel(altup.sparsify, 256), (1, self._n_rows[op.x.logits_rows]), arguments, 64)
+        self._invalidate(op.x)
 
     def _match_magnitude(self, op: ops.MatchMagnitude) -> None:
         rows = [*self._at(op.x), *self._at(op.like), op.x.width]
-        what, grid = self._kernel("common.altup", "match_magnitude", 256), (1, self._n[op.x.logits_rows])
+        what, grid = self._kernel(altup.match_magnitude, 256), (1, self._n_rows[op.x.logits_rows])
         self._emit(what, grid, [*rows, 1 / op.x.width, float(op.floor)], 64)
-        self._wrote(op.x)
+        self._invalidate(op.x)
 
-    def _streams(self, streams: Sequence[ops.Buffer]) -> list[int]:
-        """Where the first lies, and the bytes from each to the next."""
+    def _streams(self, streams: Sequence[ops.Buffer]) -> tuple[Region, int]:
+        """The first of the residual streams, and the bytes from each to the next one."""
         regions = [self._at(b) for b in streams]
         steps = {b.address - a.address for a, b in pairwise(regions)}
         if len(steps) != 1:
             raise UnsupportedModel("the CUDA machine needs residual streams side by side")
-        return [*regions[0], steps.pop()]
+        return regions[0], steps.pop()
 
     def _predict_streams(self, op: ops.AltUpPredict) -> None:
-        width = op.out.width
-        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.out), width]
+        streams, step = self._streams(op.streams)
+        arguments = altup.PredictArguments(
+            streams=streams,
+            step=step,
+            coefficients=self._at(op.coefficients),
+            out=self._at(op.out),
+            width=op.out.width,
+        )
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("common.altup", "predict_streams", 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.out.logits_rows]), arguments)
-        self._wrote(op.out, *op.streams)
+        what = self._kernel(altup.predict_streams, 256, **constants)
+        self._emit(what, (-(-op.out.width // 256), self._n_rows[op.out.logits_rows]), arguments)
+        self._invalidate(op.out, *op.streams)
 
     def _correct_streams(self, op: ops.AltUpCorrect) -> None:
-        width = op.x.width
-        arguments = [*self._streams(op.streams), *self._at(op.coefficients), *self._at(op.x)]
-        arguments += [self.memory.vector(op.weight), width]
+        streams, step = self._streams(op.streams)
+        arguments = altup.CorrectArguments(
+            streams=streams,
+            step=step,
+            coefficients=self._at(op.coefficients),
+            x=self._at(op.x),
+            weight=self.memory.vector(op.weight),
+            width=op.x.width,
+        )
         constants = {"N": len(op.streams), "ACTIVE": op.active}
-        what = self._kernel("common.altup", "correct_streams", 256, **constants)
-        self._emit(what, (-(-width // 256), self._n[op.x.logits_rows]), arguments)
-        self._wrote(op.x, *op.streams)
+        what = self._kernel(altup.correct_streams, 256, **constants)
+        self._emit(what, (-(-op.x.width // 256), self._n_rows[op.x.logits_rows]), arguments)
+        self._invalidate(op.x, *op.streams)

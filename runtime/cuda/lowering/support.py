@@ -1,4 +1,4 @@
-"""Which programs the card can run, and which of their matrices it must hold."""
+"""Checks that the CUDA machine can run a program, and lists the matrices that must be uploaded."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ....quant.errors import UnsupportedModel
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..weights.packing import PARTS
-from .fusing import FusedOp, JoinedMatMul, stream_groups
+from .fusing import CudaOp, JoinedMatMul, stream_groups
 
 
 def unsupported(op: object) -> UnsupportedModel:
+    """The exception for an op without a CUDA kernel."""
     return UnsupportedModel(f"the CUDA machine cannot run this model: it has no {type(op).__name__} yet")
 
 
-def matrices(op: FusedOp) -> list[tuple[QTensor, ...]]:
-    """The matrices that an op reads; those of a group must lie one behind the other."""
+def matrices(op: CudaOp) -> list[tuple[QTensor, ...]]:
+    """The matrices that an op reads, in groups that must be contiguous in memory."""
     match op:
         case JoinedMatMul():
             return [op.weights]
@@ -36,7 +37,7 @@ def matrices(op: FusedOp) -> list[tuple[QTensor, ...]]:
 
 
 def check_supported(program: ops.Program) -> None:
-    """Raise UnsupportedModel, naming what is missing, for a program that the card cannot run yet."""
+    """Raises UnsupportedModel, with the reason, for a program that the CUDA machine cannot run."""
     refused = "the CUDA machine cannot run this model: "
     for op in program.ops:
         for group in matrices(op):
@@ -52,11 +53,11 @@ def check_supported(program: ops.Program) -> None:
         raise UnsupportedModel(f"{refused}residual streams are grouped in different ways")
 
 
-def weight_groups(found: Sequence[FusedOp]) -> list[tuple[QTensor, ...]]:
-    """The matrices that products and look-ups read; those of a group must lie one behind the other."""
+def weight_groups(cuda_ops: Sequence[CudaOp]) -> list[tuple[QTensor, ...]]:
+    """The matrices of all ops, each once, in groups that must be contiguous in memory."""
     groups: list[tuple[QTensor, ...]] = []
     seen: set[int] = set()
-    for op in found:
+    for op in cuda_ops:
         for group in matrices(op):
             if not any(id(w) in seen for w in group):
                 groups.append(group)

@@ -1,4 +1,4 @@
-"""How a product's work is shared between warps: what was measured to be fast, by the matrix's shape."""
+"""How products are divided among blocks and warps, as measured to be fastest for each shape of matrix."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Tile:
-    """M tiles of 16 rows of weights a warp, KS warps to share the columns, WARPS a block: see kernels/few.py.
-    `resident`: the blocks that a multiprocessor is to hold at once.
+class DecodeTile:
+    """The division of a decode product: M tiles of 16 matrix rows for each warp, KS warps that share the
+    columns, and WARPS warps in a block (see kernels/matmul/decode_matmul.py). `resident` is the number of
+    blocks that must fit on a multiprocessor at once.
     """
 
     M: int
@@ -17,16 +18,16 @@ class Tile:
     resident: int = 1
 
     def outputs(self, matrices: int) -> int:
-        """Outputs of a block."""
+        """Outputs of a block, for 1 or 2 matrices."""
         return self.WARPS // self.KS * 16 * self.M // matrices
 
     @property
     def constants(self) -> dict[str, int]:
-        """Of the launch."""
+        """Constants of the kernel."""
         return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS}
 
-    def fitting(self, blocks: int) -> Tile:
-        """The same with no more parts than there are chunks of four blocks."""
+    def fitting(self, blocks: int) -> DecodeTile:
+        """The same tile with KS reduced so that no warp is without a chunk of four blocks."""
         parts = self.KS
         while parts > 1 and 4 * parts > blocks:
             parts //= 2
@@ -34,10 +35,10 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Wide:
-    """64 · M outputs of ROWS rows for each of a block's two warpgroups: see kernels/warpgroup.py.
-    `resident`: the blocks that a multiprocessor is to hold at once; `speed`: of a full card, in parts of the
-    fastest one's.
+class PrefillTile:
+    """The tile of a prefill product with wgmma: 64 · M outputs of ROWS rows for each of the two warpgroups of
+    a block (see kernels/matmul/prefill_sm90.py). `resident` is the number of blocks that must fit on a
+    multiprocessor at once, and `speed` the throughput relative to that of the fastest tile.
     """
 
     M: int
@@ -52,65 +53,83 @@ class Wide:
 
     @property
     def shared_bytes(self) -> int:
+        """Bytes of shared memory: three buffers of 128 columns of x, and the alignment."""
         return 3 * 256 * self.ROWS + 1024
 
     @property
     def constants(self) -> dict[str, int]:
+        """Constants of the kernel."""
         return {"M": self.M, "ROWS": self.ROWS}
 
     def grid(self, rows: int, n_out: int) -> tuple[int, int]:
+        """Blocks for so many rows and outputs; both matrices of a gated product count."""
         return -(-rows // self.ROWS), -(-n_out // self.outputs)
 
     def cost(self, rows: int, n_out: int, multiprocessors: int) -> float:
-        """How long the multiprocessor takes that has most to do, in any unit."""
+        """The time of the multiprocessor with the most blocks, in an arbitrary unit."""
         x, y = self.grid(rows, n_out)
-        turns = -(-x * y // (multiprocessors * self.resident)) * self.resident
-        return turns * self.M * self.ROWS / self.speed
+        waves = -(-x * y // (multiprocessors * self.resident)) * self.resident
+        return waves * self.M * self.ROWS / self.speed
 
 
-# As measured on an H200 with 2,048 rows of 4,096 numbers and 6,144 outputs: the fastest has 704 TFLOP/s.
-PAIRED = Wide(2, 128, 1, 0.96)  # for outputs of two matrices
-WIDE = PAIRED, Wide(1, 256, 1, 1.0), Wide(1, 128, 1, 0.64), Wide(1, 128, 2, 0.97)
+# Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
+GATED_TILE = PrefillTile(2, 128, 1, 0.96)  # for gated products
+PREFILL_TILES = (
+    GATED_TILE,
+    PrefillTile(1, 256, 1, 1.0),
+    PrefillTile(1, 128, 1, 0.64),
+    PrefillTile(1, 128, 2, 0.97),
+)
 
 
-class Shapes:
-    """The shape for a product with `n_out` rows of `blocks` blocks of a format, of one or two `matrices`;
-    `emits`: its result is wanted in 8 bits, so 32 outputs a block.
+class Tuning:
+    """Selects tiles for products with matrices of `n_out` rows and `blocks` blocks of 32 columns.
+
+    `matrices` is 1, or 2 for a gated product. A result that is quantised (`emits`) needs a multiple of 32
+    outputs in each block. `bench_cuda.py` overrides the methods to try other tiles.
     """
 
-    def few(self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int) -> Tile:
-        """For as many rows of activations as `kernels/few.py` takes; measured on an H200 with Q4_0 and Q8_0,
-        in the shapes of Llama 3.1 8B and 3.2 1B. What matters is that warps are some 2,000 in all.
+    def decode(
+        self, name: str, blocks: int, n_out: int, matrices: int, emits: bool, tokens: int
+    ) -> DecodeTile:
+        """The tile of a decode product of `tokens` rows with a matrix of the format `name`.
+
+        Measured on an H200 with Q4_0 and Q8_0 in the shapes of Llama 3.1 8B and 3.2 1B: a launch should have
+        about 2,000 warps.
         """
         large = n_out > 16384
         if tokens > 8:
-            tile = Tile(4, 4, 8) if large or matrices == 2 else Tile(2, 8, 8) if emits else Tile(4, 8, 8)
+            tile = (
+                DecodeTile(4, 4, 8)
+                if large or matrices == 2
+                else DecodeTile(2, 8, 8)
+                if emits
+                else DecodeTile(4, 8, 8)
+            )
         elif emits and matrices == 1:
-            tile = Tile(2, 16, 16)
+            tile = DecodeTile(2, 16, 16)
         elif tokens > 4:
-            few = Tile(2, 8, 8, 2) if n_out > 4096 else Tile(2, 16, 16)
-            tile = Tile(2, 4, 8, 2) if large or matrices == 2 else few
+            one_matrix = DecodeTile(2, 8, 8, 2) if n_out > 4096 else DecodeTile(2, 16, 16)
+            tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else one_matrix
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = Tile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
+            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
         elif name == "Q8_0":
-            tile = Tile(1, 4, 4) if large else Tile(1, 8, 8)
+            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
         else:
-            tile = Tile(2, 2, 4) if large else Tile(2, 8, 8)
+            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
 
-    def expert(self, blocks: int, n_out: int, matrices: int) -> Tile:
-        """For a row and one of its experts, of some eight that are worked on at once."""
+    def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
+        """The tile for a pair of a row and an expert, of about eight in a launch."""
         parts = 8 if matrices == 2 and n_out < 1024 else 4
-        return Tile(2 * matrices, parts, parts).fitting(blocks)
+        return DecodeTile(2 * matrices, parts, parts).fitting(blocks)
 
-    def many(self, rows: int, n_out: int, multiprocessors: int) -> Wide:
-        """For more rows than these, on tensor cores of sm_90a."""
-        return min(WIDE, key=lambda wide: wide.cost(rows, n_out, multiprocessors))
+    def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
+        """The tile of a prefill product with wgmma."""
+        return min(PREFILL_TILES, key=lambda tile: tile.cost(rows, n_out, multiprocessors))
 
-    def dealt(self, pairs: int, n_experts: int, matrices: int) -> Wide:
-        """For so many rows of (row, choice) pairs that are sorted by expert, on such cards, of one or two
-        matrices. ROWS is the same for both.
-        """
+    def moe_prefill(self, pairs: int, n_experts: int, matrices: int) -> PrefillTile:
+        """The tile for pairs that are sorted by expert, with wgmma. ROWS does not depend on `matrices`."""
         rows = 64 if pairs <= 48 * n_experts else 128
-        return Wide(2, rows, 1, 1.0) if matrices == 2 else Wide(1, rows, 2, 1.0)
+        return PrefillTile(2, rows, 1, 1.0) if matrices == 2 else PrefillTile(1, rows, 2, 1.0)

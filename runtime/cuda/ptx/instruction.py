@@ -1,10 +1,10 @@
-"""What a function that stands for a PTX instruction is.
+"""PTX instructions as Python functions.
 
-Its decorator says which instruction it becomes and what its operands are: r a 32-bit integer, l a 64-bit one
-or an address, f a float32; outputs first. Its body, where there is one, says the same in Python, and is what
-the tests' simulator (`tests/runtime/cuda/simulator.py`) runs, which has the meaning of instructions that look
-at other threads. Of several outputs a tuple is returned. Words of bytes and of halves are 32-bit
-integers, the first one lowest.
+The decorator `instruction` has the PTX text and the types of the operands, outputs first: r is a 32-bit
+integer, l a 64-bit integer or address, f a float32. The function's body computes the same in Python, for the
+tests' simulator (`tests/runtime/cuda/simulator.py`), which itself has the meaning of instructions that
+exchange data with other threads. Several outputs are a tuple. Bytes and float16 are packed into 32-bit
+integers, the first in the lowest bits.
 
 Source: Parallel Thread Execution ISA.
 """
@@ -18,9 +18,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Instruction:
-    """What a function of this module becomes. `ordered`: it touches memory or other threads, and stays
-    where it is; other instructions may be moved, merged and dropped. The first `updated` operands are
-    in the registers of as many outputs, by whose numbers PTX names them; those behind keep their own.
+    """An instruction: what a function becomes when a kernel calls it.
+
+    An `ordered` instruction accesses memory or other threads and is not moved; the compiler may move, merge
+    and remove the others. The first `updated` operands share the registers of the outputs and have the
+    outputs' numbers in `ptx`; the numbers of the other operands stay as they are.
     """
 
     name: str
@@ -38,7 +40,7 @@ class Instruction:
 def instruction(
     ptx: str, outputs: str, inputs: str, ordered: bool = False, updated: int = 0
 ) -> Callable[..., Instruction]:
-    """Make a function stand for the instruction `ptx`, whose operands are $0, $1, …"""
+    """Decorator: turn a function into the instruction `ptx`, whose operands are $0, $1, …"""
 
     def mark(function: Callable[..., Any]) -> Instruction:
         return Instruction(function.__name__, ptx, outputs, inputs, ordered, function, updated)

@@ -1,4 +1,4 @@
-"""Which thread this is, and what it has to do with others."""
+"""Indices of threads and blocks, and instructions that synchronise or exchange data between threads."""
 
 from __future__ import annotations
 
@@ -8,27 +8,33 @@ from .instruction import instruction
 
 
 @instruction("mov.u32 $0, %tid.x;", "r", "")
-def thread() -> int: ...
+def thread() -> int:
+    """The thread's index in its block."""
 
 
 @instruction("mov.u32 $0, %ctaid.x;", "r", "")
-def block_x() -> int: ...
+def block_x() -> int:
+    """The block's index in the grid, x."""
 
 
 @instruction("mov.u32 $0, %ctaid.y;", "r", "")
-def block_y() -> int: ...
+def block_y() -> int:
+    """The block's index in the grid, y."""
 
 
 @instruction("mov.u32 $0, %ctaid.z;", "r", "")
-def block_z() -> int: ...
+def block_z() -> int:
+    """The block's index in the grid, z."""
 
 
 @instruction("mov.u32 $0, %nctaid.x;", "r", "")
-def blocks_x() -> int: ...
+def blocks_x() -> int:
+    """The size of the grid, x."""
 
 
 @instruction("mov.u32 $0, %nctaid.y;", "r", "")
-def blocks_y() -> int: ...
+def blocks_y() -> int:
+    """The size of the grid, y."""
 
 
 # Other threads
@@ -36,17 +42,17 @@ def blocks_y() -> int: ...
 
 @instruction("bar.sync 0;", "", "", ordered=True)
 def barrier() -> None:
-    """Wait for all threads of the block; what they wrote is seen after it."""
+    """Wait for all threads of the block; their earlier writes are visible afterwards."""
 
 
 @instruction("bar.warp.sync 0xffffffff;", "", "", ordered=True)
 def warp_barrier() -> None:
-    """The same for the threads of the warp. Loads that stand before it are not moved behind it."""
+    """Wait for all threads of the warp. The compiler does not move earlier loads behind it."""
 
 
 @instruction("shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", "f", "fr", ordered=True)
 def shuffle_xor(value: float, mask: int) -> float:
-    """The value of the lane whose number differs by `mask`."""
+    """The float32 of the lane whose number is this lane's xor `mask`."""
 
 
 @instruction(
@@ -58,32 +64,32 @@ def shuffle_xor(value: float, mask: int) -> float:
     ordered=True,
 )
 def shuffle_xor_long(value: int, mask: int) -> int:
-    """The same of a 64-bit integer."""
+    """`shuffle_xor` of a 64-bit integer."""
 
 
 @instruction("shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", "f", "fr", ordered=True)
 def shuffle(value: float, lane: int) -> float:
-    """The value of `lane`."""
+    """The float32 of `lane`."""
 
 
 @instruction("griddepcontrol.wait;", "", "", ordered=True)
 def wait_for_grid() -> None:
-    """Wait until the launches that this one depends on are done and what they wrote is seen (sm_90)."""
+    """Wait until the previous launch has ended and its writes are visible (`griddepcontrol.wait`, sm_90)."""
 
 
 @instruction("griddepcontrol.launch_dependents;", "", "", ordered=True)
-def let_next_start() -> None:
-    """The next launch may start its blocks where there is room (sm_90)."""
+def launch_dependents() -> None:
+    """Allow the next launch to start blocks on free multiprocessors (sm_90)."""
 
 
 @instruction("fence.acq_rel.gpu;", "", "", ordered=True)
 def fence() -> None:
-    """What this thread wrote before is seen by the whole card before what it does after."""
+    """Make this thread's earlier writes visible to the whole GPU before its later accesses."""
 
 
 @instruction("atom.global.add.u32 $0, [$1], $2;", "r", "lr", ordered=True)
 def atomic_add(address: int, n: int) -> int:
-    """Add to a word in global memory; what it was before."""
+    """Add to a word in global memory; returns the previous value."""
     before = ctypes.c_int32.from_address(address).value
     ctypes.c_int32.from_address(address).value = before + n
     return before

@@ -1,22 +1,27 @@
-"""How weights lie in the card's memory: the bits of the file, in the order in which tensor cores take them.
+"""The layout of weights in GPU memory: the bits of the GGUF blocks, ordered as tensor cores take them.
 
-16 rows are a tile, four neighbouring blocks of 32 weights of a row a chunk. Lane 4 · (row % 8) + s of a warp
-multiplies eight weights of each block of a chunk, 4s … 4s + 3 and 16 + 4s … 16 + 4s + 3; these 32 are a
-*piece*, number 64 · chunk + 4 · (row % 16) + s of its tile, so that what a warp reads together lies together.
-In a piece, weight k of the first (h = 0) or second (h = 1) four of block b is number 4 · (2b + h) + k.
+A quantised matrix [rows, columns] is a sequence of *tiles* of 16 rows. Along the columns, four consecutive
+blocks of 32 weights are a *chunk*. In the fragments of `mma.sync` (see ptx/tensor.py), lane 4 · (row % 8) + s
+of a warp holds eight weights of each block of a chunk: 4s … 4s + 3 and 16 + 4s … 16 + 4s + 3. These 32
+weights are a *piece*. Piece 64 · chunk + 4 · (row % 16) + s of a tile is stored at that index, so that the
+loads of a warp are contiguous. In a piece, weight k (0 … 3) of the first (h = 0) or second (h = 1) half of
+block b has index 4 · (2b + h) + k.
 
-Each tile keeps its own parts one after the other: the codes of all pieces, the further bits of codes that
-have more than 4 (or 2), the scales of all blocks (that of block s of a chunk at the number of piece s), and
-what 256 weights share.
+A tile is a structure of arrays, in this order: the low bits of the codes of all pieces; the high bits, for
+codes of more than 4 (or 2) bits; the scales of all blocks, where block s of a chunk has the index of piece s;
+and the scales that a super-block of 256 weights shares.
 
-    codes of 4 bits   byte 4b + k of a piece's 16: h = 0 low, h = 1 high
-    codes of 2 bits   byte 4h + k of a piece's 8: block b in bits 2b and 2b + 1
-    one more bit      bit 2b + h of byte k of a piece's 4
-    codes of 8 bits   blocks 0 and 1 of four pieces, 16 bytes each, then blocks 2 and 3
+    4-bit codes   byte 4b + k of a piece's 16 bytes: h = 0 in the low nibble, h = 1 in the high one
+    2-bit codes   byte 4h + k of a piece's 8 bytes: block b in bits 2b and 2b + 1
+    1 high bit    bit 2b + h of byte k of a piece's 4 bytes
+    8-bit codes   blocks 0 and 1 of four pieces, 16 bytes each, then blocks 2 and 3
 
-Rows are padded to 16, and blocks to four, with zeros. Q4_K and Q5_K keep the 16 bytes of scales that 256
-weights have as they are, Q3_K and IQ4_XS a byte for each of their 6-bit scales; all others are as large as in
-the file. `kernels/unpack.py` reads them. Floats stay as they are, a row after the other.
+Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q4_K and Q5_K keep the 16
+bytes of scales of a super-block as they are in the file; Q3_K and IQ4_XS store each 6-bit scale in a byte;
+the other formats take as many bytes as in the file. `kernels/matmul/unpack.py` and `scales.py` read this
+layout.
+
+Float matrices are stored row by row as they are, each row padded to a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -42,11 +47,11 @@ Parts = list[np.ndarray]
 BLOCK = 32  # weights
 CHUNK = 4  # blocks
 TILE = 16  # rows
-_BYTES = {"Q3_K": (114, 256), "IQ4_XS": (138, 256)}  # bytes and weights, where the file has other ones
+_BYTES = {"Q3_K": (114, 256), "IQ4_XS": (138, 256)}  # bytes per weights of formats that grow
 
 
 def tile_bytes(tensor: QTensor) -> int:
-    """Bytes from tile to tile of a matrix on the card, from row to row if it is one of floats."""
+    """Bytes of a tile of 16 rows in GPU memory; of one row for a float matrix."""
     form, width = tensor.format, tensor.shape[1]
     if form.is_float:
         return -(-width * form.type_size // 16) * 16
@@ -56,13 +61,16 @@ def tile_bytes(tensor: QTensor) -> int:
 
 
 def packed_bytes(tensor: QTensor) -> int:
-    """Bytes of a matrix on the card."""
+    """Bytes of a matrix in GPU memory."""
     rows = tensor.shape[0]
     return (rows if tensor.format.is_float else -(-rows // TILE)) * tile_bytes(tensor)
 
 
 def pack(tensor: QTensor, first: int, out: np.ndarray) -> None:
-    """Rows from `first`, a multiple of 16, on into `out`, uint8 [tiles, or rows of floats, tile_bytes]."""
+    """Write the rows from `first` (a multiple of 16) into `out`, uint8 [tiles, tile_bytes].
+
+    For a float matrix `out` is [rows, tile_bytes]. The padding of the rows of a float matrix is left alone.
+    """
     if tensor.format.is_float:
         data = tensor.data[first : first + len(out)]
         out[:, : data.shape[1]] = data
@@ -88,28 +96,30 @@ def _fields(blocks: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _per_block(values: np.ndarray) -> np.ndarray:
-    """What blocks [rows, blocks, …] have, in the order of pieces: [tiles, chunks, 16, 4, …]."""
+    """Values of blocks, [rows, blocks, …], in the order of pieces: [tiles, chunks, 16, 4, …]."""
     n_rows, n_blocks = values.shape[:2]
     values = values.reshape(n_rows // TILE, TILE, n_blocks // CHUNK, CHUNK, *values.shape[2:])
     return np.ascontiguousarray(values.swapaxes(1, 2))
 
 
-def _per_run(values: np.ndarray) -> np.ndarray:
-    """What 256 weights share, [rows, runs, …], as [tiles, runs, 16, …]."""
+def _per_super_block(values: np.ndarray) -> np.ndarray:
+    """Values of super-blocks of 256 weights, [rows, super-blocks, …], as [tiles, super-blocks, 16, …]."""
     n_rows, *shape = values.shape
     return np.ascontiguousarray(values.reshape(n_rows // TILE, TILE, *shape).swapaxes(1, 2))
 
 
 def _nibble_bytes(codes: np.ndarray) -> np.ndarray:
-    """Bytes [rows, blocks, 16] that have codes j low and j + 16 high, as pieces have them."""
+    """4-bit codes in the order of pieces, of bytes [rows, blocks, 16] with code j in the low nibble of byte j
+    and code j + 16 in the high one.
+    """
     n_rows, n_blocks, _ = codes.shape
-    words = np.ascontiguousarray(codes).view(np.uint32)  # of a block: one of each piece
+    words = np.ascontiguousarray(codes).view(np.uint32)  # [rows, blocks, 4]: one word for each s
     words = words.reshape(n_rows // TILE, TILE, n_blocks // CHUNK, CHUNK, 4)
     return np.ascontiguousarray(words.transpose(0, 2, 1, 4, 3))
 
 
 def _pieces(codes: np.ndarray) -> np.ndarray:
-    """Codes [rows, blocks, 32] as [tiles, chunks, 16, s, b, h, k]."""
+    """Codes [rows, blocks, 32] in the order of pieces: [tiles, chunks, 16, s, b, h, k]."""
     n_rows, n_blocks, _ = codes.shape
     return codes.reshape(n_rows // TILE, TILE, n_blocks // CHUNK, CHUNK, 2, 4, 4).transpose(
         0, 2, 1, 5, 3, 4, 6
@@ -117,25 +127,25 @@ def _pieces(codes: np.ndarray) -> np.ndarray:
 
 
 def _nibbles(codes: np.ndarray) -> np.ndarray:
-    """The low 4 bits of uint8 codes [rows, blocks, 32]."""
+    """The low 4 bits of uint8 codes [rows, blocks, 32], packed."""
     return _nibble_bytes(codes[..., :16] & 15 | codes[..., 16:] << 4)
 
 
 def _pairs(codes: np.ndarray) -> np.ndarray:
-    """The low 2 bits of uint8 codes [rows, blocks, 32]."""
-    four = _pieces(codes & 3)
-    return four[..., 0, :, :] | four[..., 1, :, :] << 2 | four[..., 2, :, :] << 4 | four[..., 3, :, :] << 6
+    """The low 2 bits of uint8 codes [rows, blocks, 32], packed."""
+    low = _pieces(codes & 3)
+    return low[..., 0, :, :] | low[..., 1, :, :] << 2 | low[..., 2, :, :] << 4 | low[..., 3, :, :] << 6
 
 
 def _bits(codes: np.ndarray, bit: int) -> np.ndarray:
-    """One bit of uint8 codes [rows, blocks, 32]."""
+    """Bit `bit` of uint8 codes [rows, blocks, 32], packed."""
     words = _pieces(codes >> bit & 1)
     words = words.reshape(*words.shape[:4], 8, 4)
     return (words << np.arange(8, dtype=np.uint8)[:, None]).sum(axis=-2, dtype=np.uint8)
 
 
 def _bytes(codes: np.ndarray) -> np.ndarray:
-    """8-bit codes [rows, blocks, 32]."""
+    """8-bit codes [rows, blocks, 32], in the order of pieces."""
     n_rows, n_blocks, _ = codes.shape
     words = np.ascontiguousarray(codes).view(np.uint32)
     words = words.reshape(n_rows // TILE, TILE, n_blocks // CHUNK, 2, 2, 2, 4)  # … pair of blocks, b, h, s
@@ -152,19 +162,19 @@ def _q4_1(blocks: np.ndarray) -> Parts:
     return [_nibble_bytes(f["qs"]), _per_block(np.stack([f["d"], f["m"]], axis=-1))]
 
 
-def _five(f: np.ndarray) -> np.ndarray:
-    """The fifth bits of Q5_0 and Q5_1, each block's 32 in order."""
+def _fifth_bits(f: np.ndarray) -> np.ndarray:
+    """The fifth bits of the codes of Q5_0 and Q5_1, packed."""
     return _bits(np.unpackbits(np.ascontiguousarray(f["qh"]), axis=-1, bitorder="little"), 0)
 
 
 def _q5_0(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, Q5_0_BLOCK)
-    return [_nibble_bytes(f["qs"]), _five(f), _per_block(f["d"])]
+    return [_nibble_bytes(f["qs"]), _fifth_bits(f), _per_block(f["d"])]
 
 
 def _q5_1(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, Q5_1_BLOCK)
-    return [_nibble_bytes(f["qs"]), _five(f), _per_block(np.stack([f["d"], f["m"]], axis=-1))]
+    return [_nibble_bytes(f["qs"]), _fifth_bits(f), _per_block(np.stack([f["d"], f["m"]], axis=-1))]
 
 
 def _q8_0(blocks: np.ndarray) -> Parts:
@@ -187,19 +197,19 @@ def _iq4_xs(blocks: np.ndarray) -> Parts:
     low = bit_fields(f["scales_l"][..., None], 4).reshape(*f.shape, 8)
     high = f["scales_h"][..., None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     scales = (low | high << 4).astype(np.uint8).reshape(len(blocks), -1)
-    return [_nibble_bytes(f["qs"].reshape(len(blocks), -1, 16)), _per_block(scales), _per_run(f["d"])]
+    return [_nibble_bytes(f["qs"].reshape(len(blocks), -1, 16)), _per_block(scales), _per_super_block(f["d"])]
 
 
 def _q4_k(blocks: np.ndarray) -> Parts:
     codes = bit_fields(_fields(blocks, Q4_K_BLOCK)["qs"], 4).reshape(len(blocks), -1, 32)
-    return [_nibbles(codes), _per_run(blocks[..., :16])]
+    return [_nibbles(codes), _per_super_block(blocks[..., :16])]
 
 
 def _q5_k(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, Q5_K_BLOCK)
     codes = bit_fields(f["qs"], 4).reshape(len(blocks), -1, 32)
     fifth = bit_fields(f["qh"], 1).reshape(len(blocks), -1, 32)
-    return [_nibbles(codes), _bits(fifth, 0), _per_run(blocks[..., :16])]
+    return [_nibbles(codes), _bits(fifth, 0), _per_super_block(blocks[..., :16])]
 
 
 def _q6_k(blocks: np.ndarray) -> Parts:
@@ -207,14 +217,14 @@ def _q6_k(blocks: np.ndarray) -> Parts:
     low = bit_fields(f["ql"], 4).reshape(len(blocks), -1, 32)
     high = bit_fields(f["qh"], 2).reshape(len(blocks), -1, 32)
     scales = f["scales"].reshape(len(blocks), -1, 2)
-    return [_nibbles(low), _pairs(high), _per_block(scales), _per_run(f["d"])]
+    return [_nibbles(low), _pairs(high), _per_block(scales), _per_super_block(f["d"])]
 
 
 def _q2_k(blocks: np.ndarray) -> Parts:
     f = _fields(blocks, Q2_K_BLOCK)
     codes = bit_fields(f["qs"], 2).reshape(len(blocks), -1, 32)
     scales = f["scales"].reshape(len(blocks), -1, 2)
-    return [_pairs(codes), _per_block(scales), _per_run(np.stack([f["d"], f["dmin"]], axis=-1))]
+    return [_pairs(codes), _per_block(scales), _per_super_block(np.stack([f["d"], f["dmin"]], axis=-1))]
 
 
 def _q3_k(blocks: np.ndarray) -> Parts:
@@ -224,7 +234,7 @@ def _q3_k(blocks: np.ndarray) -> Parts:
     codes = bit_fields(f["qs"], 2).reshape(len(blocks), -1, 32)
     third = bit_fields(f["hmask"], 1).reshape(len(blocks), -1, 32)
     scales = (low | high << 4).reshape(len(blocks), -1, 2)
-    return [_pairs(codes), _bits(third, 0), _per_block(scales), _per_run(f["d"])]
+    return [_pairs(codes), _bits(third, 0), _per_block(scales), _per_super_block(f["d"])]
 
 
 PARTS: dict[str, Callable[[np.ndarray], Parts]] = {

@@ -1,10 +1,12 @@
-"""Weights on the card: packed by all threads while they are copied, each once."""
+"""Copies weights to the GPU: several threads pack parts of them while earlier parts are copied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from ....quant.block import QTensor
 from ..driver.device import Device
 from .packing import BLOCK, TILE, pack, packed_bytes, tile_bytes
 
-PART_BYTES = 16 << 20  # of a matrix packed at once
+PART_BYTES = 16 << 20  # of a matrix that one thread packs at once
 _PARTS_AHEAD = 8
 
 Progress = Callable[[str, int, int], None]
@@ -20,33 +22,57 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight and where it lies on the card."""
+    """A weight and the address of its packed copy in GPU memory."""
 
     weight: QTensor
     address: int
 
     @property
     def n_out(self) -> int:
+        """Rows of the matrix: outputs of the product."""
         return self.weight.shape[0]
 
     @property
     def width(self) -> int:
+        """Columns of the matrix: inputs of the product."""
         return self.weight.shape[1]
 
     @property
     def tile_bytes(self) -> int:
-        """From 16 rows to the next, from row to row of floats."""
+        """Bytes of a tile of 16 rows; of one row for a float matrix."""
         return tile_bytes(self.weight)
 
     @property
     def blocks(self) -> int:
-        """Blocks of 32 of a row."""
+        """Blocks of 32 weights in a row."""
         return self.width // BLOCK
 
     @property
     def float_kind(self) -> int:
-        """FLOAT, as kernels have it."""
+        """The constant FLOAT of kernels: 32 for float32, 16 for float16, 0 for bfloat16."""
         return {"F32": 32, "F16": 16, "BF16": 0}[self.weight.format.name]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Rows `first` … `first` + `n_rows` - 1 of a weight, which are packed and copied to `address` at once."""
+
+    weight: QTensor
+    first: int
+    n_rows: int
+    address: int
+
+    def pack(self) -> np.ndarray:
+        """The rows in the layout of GPU memory: uint8 [tiles, tile_bytes]."""
+        tiles = self.n_rows if self.weight.format.is_float else -(-self.n_rows // TILE)
+        out = np.zeros((tiles, tile_bytes(self.weight)), np.uint8)
+        pack(self.weight, self.first, out)
+        return out
+
+    def rows(self) -> QTensor:
+        """The rows in the layout of the file."""
+        shape = self.n_rows, self.weight.shape[1]
+        return replace(self.weight, shape=shape, data=self.weight.data[self.first : self.first + self.n_rows])
 
 
 def upload_weights(
@@ -56,46 +82,58 @@ def upload_weights(
     release: Callable[[QTensor], None] | None = None,
     progress: Progress | None = None,
 ) -> dict[int, Matrix]:
-    """Matrices by the identity of their tensors; those of a group lie one behind the other."""
+    """Pack weights on `threads` threads and copy them to the GPU; returns matrices by `id` of their tensor.
+
+    The matrices of a group are allocated contiguously, in order. `release` is called with the rows of a
+    tensor that are copied, so that their file pages can be dropped; `progress` with a text, bytes copied and
+    all bytes. Raises CudaOutOfMemory.
+    """
     groups = list(groups)
     total = sum(packed_bytes(w) for group in groups for w in group)
     matrices: dict[int, Matrix] = {}
-    jobs: list[tuple[QTensor, int, int, int]] = []  # tensor, first row, rows, address
+    parts: list[_Part] = []
     for group in groups:
         address = device.allocate(sum(packed_bytes(w) for w in group))
         for w in group:
             matrices[id(w)] = Matrix(w, address)
-            together = 1 if w.format.is_float else TILE
-            rows = max(1, PART_BYTES // tile_bytes(w)) * together
-            for first in range(0, w.shape[0], rows):
-                n = min(rows, w.shape[0] - first)
-                jobs.append((w, first, n, address + first // together * tile_bytes(w)))
+            parts += _parts(w, address)
             address += packed_bytes(w)
     done = 0
-    with ThreadPoolExecutor(threads) as pool:
-        waiting: list[tuple[Future[np.ndarray], tuple[QTensor, int, int, int]]] = []
-        rest = iter(jobs)
-        for job in rest:
-            waiting.append((pool.submit(_pack, *job[:3]), job))
-            if len(waiting) == _PARTS_AHEAD + threads:
-                break
-        while waiting:
-            future, (w, first, n, address) = waiting.pop(0)
-            array = future.result()
-            if (following := next(rest, None)) is not None:
-                waiting.append((pool.submit(_pack, *following[:3]), following))
-            device.upload(address, array)
-            device.wait()
-            if release is not None:
-                release(replace(w, shape=(n, w.shape[1]), data=w.data[first : first + n]))
-            done += array.nbytes
-            if progress is not None:
-                progress("copying weights to the card", done, total)
+    for part, packed in _packed_ahead(parts, threads):
+        device.upload(part.address, packed)
+        device.wait()
+        if release is not None:
+            release(part.rows())
+        done += packed.nbytes
+        if progress is not None:
+            progress("copying weights to the card", done, total)
     return matrices
 
 
-def _pack(weight: QTensor, first: int, n_rows: int) -> np.ndarray:
-    tiles = n_rows if weight.format.is_float else -(-n_rows // TILE)
-    out = np.zeros((tiles, tile_bytes(weight)), np.uint8)
-    pack(weight, first, out)
-    return out
+def _parts(weight: QTensor, address: int) -> list[_Part]:
+    """A weight cut into parts of up to PART_BYTES, or of one tile."""
+    rows_per_tile = 1 if weight.format.is_float else TILE
+    rows = max(1, PART_BYTES // tile_bytes(weight)) * rows_per_tile
+    return [
+        _Part(
+            weight,
+            first,
+            min(rows, weight.shape[0] - first),
+            address + first // rows_per_tile * tile_bytes(weight),
+        )
+        for first in range(0, weight.shape[0], rows)
+    ]
+
+
+def _packed_ahead(parts: Sequence[_Part], threads: int) -> Iterator[tuple[_Part, np.ndarray]]:
+    """Parts and their packed rows, in order, while threads pack up to _PARTS_AHEAD + `threads` of the
+    next.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        rest = iter(parts)
+        waiting = deque((part, pool.submit(part.pack)) for part in islice(rest, _PARTS_AHEAD + threads))
+        while waiting:
+            part, future = waiting.popleft()
+            packed = future.result()
+            waiting.extend((following, pool.submit(following.pack)) for following in islice(rest, 1))
+            yield part, packed

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from kukri.runtime.cuda.compile.stage import registers, static
+from kukri.runtime.cuda.compile.stage import device, registers, static
 from kukri.runtime.cuda.ptx import (
     absolute,
-    add_halves,
+    add_f16x2,
     add_words,
     and_xor,
     as_float,
@@ -33,21 +33,16 @@ from kukri.runtime.cuda.ptx import (
     commit_copies,
     copy_async,
     cosine,
-    divide,
-    dot_signed,
-    dot_unsigned,
+    div_f32,
+    div_u32,
     exp2,
     fence,
-    finished_products_64,
-    finished_products_128,
-    finished_products_256,
-    fma,
-    fma_halves,
-    group_products_64,
-    group_products_128,
-    group_products_256,
-    high_half,
-    load4,
+    fence_async_proxy,
+    fma_f16x2,
+    high_f16,
+    ldmatrix,
+    ldmatrix_transposed,
+    load_constant,
     load_float,
     load_float2,
     load_float4,
@@ -55,8 +50,6 @@ from kukri.runtime.cuda.ptx import (
     load_int2,
     load_int4,
     load_long,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
     load_shared4,
     load_shared_int,
@@ -67,33 +60,29 @@ from kukri.runtime.cuda.ptx import (
     load_stream4,
     load_stream_byte,
     load_stream_short,
-    load_weight,
     log2,
-    low_half,
+    low_f16,
     maximum,
     minimum,
-    mma_bytes,
-    mma_bytes_16,
-    mma_halves,
+    mma_f16,
+    mma_s8,
+    mma_s8_k16,
     multiply_add,
-    pack_halves,
-    permute,
-    quotient,
-    reciprocal_root,
-    root,
+    pack_f16,
+    permute_bytes,
+    rsqrt,
     shared,
     shift_left,
     shift_right,
-    show_products,
     shuffle,
     shuffle_xor,
     shuffle_xor_long,
     sine,
+    sqrt,
     store_byte,
     store_float,
     store_float4,
     store_int,
-    store_int4,
     store_long,
     store_shared,
     store_shared_int,
@@ -104,93 +93,100 @@ from kukri.runtime.cuda.ptx import (
     to_float,
     to_int,
     wait_copies,
-    wait_copies_but_1,
-    wait_copies_but_2,
-    wait_products,
-    wait_products_but_1,
+    wait_copies_all_but_1,
     warp_barrier,
+    wgmma_64,
+    wgmma_128,
+    wgmma_256,
+    wgmma_result_64,
+    wgmma_result_128,
+    wgmma_result_256,
+    wgmma_wait_all_but_1,
 )
 
 Launch = Callable[[Callable[..., None], tuple[int, ...], int, list[Any], int], None]
-WORDS, FLOATS = 16, 18  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 14, 17  # results that a thread of `whole` and of `real` has
+
+
+@device
+def store_words(to, a, b, c, d):
+    """Store four words."""
+    store_int(to, a)
+    store_int(to + 4, b)
+    store_int(to + 8, c)
+    store_int(to + 12, d)
 
 
 def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 16 * i
-    store_int(out, dot_signed(x, y, z))
-    store_int(out + 4, dot_unsigned(x, y, z))
-    store_int(out + 8, permute(x, y, z))
-    store_int(out + 12, bits_and(x, y))
-    store_int(out + 16, bits_or(x, y))
-    store_int(out + 20, bits_xor(x, y))
-    store_int(out + 24, shift_right(x, z & 31))
-    store_int(out + 28, shift_left(x, z & 31))
-    store_int(out + 32, add_words(x, y))
-    store_int(out + 36, multiply_add(x, y, z))
-    store_int(out + 40, divide(shift_right(x, 1), shift_right(y, 9)))
-    store_int(out + 44, to_int(to_float(x) * 1e-7))
-    store_int(out + 48, as_int(to_float(x)))
-    store_int(out + 52, add_halves(x, y))
-    store_int(out + 56, fma_halves(x, y, z))
-    store_int(out + 60, and_xor(x, y, z))
+    out = out + 14 * i
+    store_int(out, permute_bytes(x, y, z))
+    store_int(out + 4, bits_and(x, y))
+    store_int(out + 8, bits_or(x, y))
+    store_int(out + 12, bits_xor(x, y))
+    store_int(out + 16, shift_right(x, z & 31))
+    store_int(out + 20, shift_left(x, z & 31))
+    store_int(out + 24, add_words(x, y))
+    store_int(out + 28, multiply_add(x, y, z))
+    store_int(out + 32, div_u32(shift_right(x, 1), shift_right(y, 9)))
+    store_int(out + 36, to_int(to_float(x) * 1e-7))
+    store_int(out + 40, as_int(to_float(x)))
+    store_int(out + 44, add_f16x2(x, y))
+    store_int(out + 48, fma_f16x2(x, y, z))
+    store_int(out + 52, and_xor(x, y, z))
 
 
 def real(a, b, c, out):
     """Instructions whose result is a float. Of 32 threads."""
     i = 4 * thread()
-    x, y, z = load_float(a + i), load_float(b + i), load_float(c + i)
-    out = out + 18 * i
-    store_float(out, fma(x, y, z))
-    store_float(out + 4, maximum(x, y))
-    store_float(out + 8, minimum(x, y))
-    store_float(out + 12, absolute(x))
-    store_float(out + 16, exp2(x))
-    store_float(out + 20, log2(absolute(x)))
-    store_float(out + 24, reciprocal_root(absolute(x)))
-    store_float(out + 28, quotient(x, y))
-    store_float(out + 32, root(absolute(x)))
-    store_float(out + 36, cosine(x * 1000.0))
-    store_float(out + 40, sine(x * 1000.0))
-    store_float(out + 44, to_float(as_int(x)))
-    store_float(out + 48, as_float(as_int(x)))
-    both = pack_halves(x, y)
-    store_float(out + 52, low_half(both))
-    store_float(out + 56, high_half(both))
-    store_float(out + 60, shuffle_xor(x, 5))
-    store_float(out + 64, shuffle(x, (thread() * 7 + 3) & 31))
+    x, y = load_float(a + i), load_float(b + i)
+    out = out + 17 * i
+    store_float(out, maximum(x, y))
+    store_float(out + 4, minimum(x, y))
+    store_float(out + 8, absolute(x))
+    store_float(out + 12, exp2(x))
+    store_float(out + 16, log2(absolute(x)))
+    store_float(out + 20, rsqrt(absolute(x)))
+    store_float(out + 24, div_f32(x, y))
+    store_float(out + 28, sqrt(absolute(x)))
+    store_float(out + 32, cosine(x * 1000.0))
+    store_float(out + 36, sine(x * 1000.0))
+    store_float(out + 40, to_float(as_int(x)))
+    store_float(out + 44, as_float(as_int(x)))
+    both = pack_f16(x, y)
+    store_float(out + 48, low_f16(both))
+    store_float(out + 52, high_f16(both))
+    store_float(out + 56, shuffle_xor(x, 5))
+    store_float(out + 60, shuffle(x, (thread() * 7 + 3) & 31))
     warp_barrier()
-    store_float(out + 68, load_weight(c + i))
+    store_float(out + 64, load_constant(c + i))
 
 
 def loads(source, out):
-    """Each kind of load of the same 16 bytes, 96 bytes out. Of 32 threads."""
+    """Each kind of load of the same 16 bytes, 80 bytes out. Of 32 threads."""
     at = source + 16 * thread()
-    to = out + 96 * thread()
+    to = out + 80 * thread()
     w = registers(4)
     w[()] = load_stream4(at)
-    store_int4(to, *w[()])
-    w[()] = load4(at)
-    for i in static(4):
-        store_int(to + 16 + 4 * i, w[i])
+    store_words(to, *w[()])
     w[()] = load_int4(at)
-    store_int4(to + 32, *w[()])
+    store_words(to + 16, *w[()])
     f = registers(4)
     f[()] = load_float4(at)
-    store_float4(to + 48, *f[()])
+    store_float4(to + 32, *f[()])
     w[0], w[1] = load_stream2(at)
-    store_int(to + 64, w[0])
-    store_int(to + 68, w[1])
+    store_int(to + 48, w[0])
+    store_int(to + 52, w[1])
     f[0], f[1] = load_float2(at + 8)
-    store_float(to + 72, f[0])
-    store_float(to + 76, f[1])
-    store_int(to + 80, load_stream1(at))
-    store_short(to + 84, load_stream_short(at + 4))
-    store_short(to + 86, load_short(at + 6))
+    store_float(to + 56, f[0])
+    store_float(to + 60, f[1])
+    store_int(to + 64, load_stream1(at))
+    store_short(to + 68, load_stream_short(at + 4))
+    store_short(to + 70, load_short(at + 6))
     for i in static(8):
-        store_byte(to + 88 + i, load_stream_byte(at + 8 + i))
+        store_byte(to + 72 + i, load_stream_byte(at + 8 + i))
 
 
 def places(out, counter):
@@ -217,11 +213,10 @@ def shares(source, out):
     w = registers(4)
     w[()] = load_int4(source + 64 * t + 48)
     store_shared_int4(here + 48, *w[()])
-    wait_copies_but_2()
+    wait_copies_all_but_1()
     barrier()
     for i in static(4):
         store_float(out + 64 * t + 4 * i, load_shared(there + 4 * i))
-    wait_copies_but_1()
     wait_copies()
     barrier()
     f = registers(4)
@@ -243,10 +238,10 @@ def fetches(source, out):
     w[()] = load_int4(source + 16 * t)
     store_shared_int4(shared() + 16 * t, *w[()])
     warp_barrier()
-    w[()] = load_matrices(shared() + 16 * t)
-    store_int4(out + 32 * t, *w[()])
-    w[()] = load_matrices_turned(shared() + 16 * t)
-    store_int4(out + 32 * t + 16, *w[()])
+    w[()] = ldmatrix(shared() + 16 * t)
+    store_words(out + 32 * t, *w[()])
+    w[()] = ldmatrix_transposed(shared() + 16 * t)
+    store_words(out + 32 * t + 16, *w[()])
 
 
 def products(a, b, c, c_whole, out):
@@ -258,15 +253,15 @@ def products(a, b, c, c_whole, out):
     f[()] = load_int4(a + 16 * t)
     g[0], g[1] = load_int2(b + 8 * t)
     h[()] = load_float4(c + 16 * t)
-    h[()] = mma_halves(*f[()], g[0], g[1], *h[()])
+    h[()] = mma_f16(*f[()], g[0], g[1], *h[()])
     store_float4(out + 48 * t, *h[()])
     w = registers(4)
     w[()] = load_int4(c_whole + 16 * t)
-    w[()] = mma_bytes(*f[()], g[0], g[1], *w[()])
-    store_int4(out + 48 * t + 16, *w[()])
+    w[()] = mma_s8(*f[()], g[0], g[1], *w[()])
+    store_words(out + 48 * t + 16, *w[()])
     w[()] = load_int4(c_whole + 16 * t)
-    w[()] = mma_bytes_16(f[0], f[1], g[0], *w[()])
-    store_int4(out + 48 * t + 32, *w[()])
+    w[()] = mma_s8_k16(f[0], f[1], g[0], *w[()])
+    store_words(out + 48 * t + 32, *w[()])
 
 
 def longs(source, out):
@@ -283,7 +278,7 @@ def group_64(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 64, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(32)
@@ -291,10 +286,10 @@ def group_64(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(32):
         acc[i] = load_float(c + 4 * (32 * t + i))
-    acc[()] = group_products_64(*acc[()], *f[()], held)
-    acc[()] = group_products_64(*acc[()], *f[()], held)
-    wait_products_but_1()
-    acc[()] = finished_products_64(*acc[()])
+    acc[()] = wgmma_64(*acc[()], *f[()], held)
+    acc[()] = wgmma_64(*acc[()], *f[()], held)
+    wgmma_wait_all_but_1()
+    acc[()] = wgmma_result_64(*acc[()])
     for i in static(32):
         store_float(out + 4 * (32 * t + i), acc[i])
 
@@ -305,7 +300,7 @@ def group_128(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 128, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(64)
@@ -313,10 +308,10 @@ def group_128(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(64):
         acc[i] = load_float(c + 4 * (64 * t + i))
-    acc[()] = group_products_128(*acc[()], *f[()], held)
-    acc[()] = group_products_128(*acc[()], *f[()], held)
-    wait_products_but_1()
-    acc[()] = finished_products_128(*acc[()])
+    acc[()] = wgmma_128(*acc[()], *f[()], held)
+    acc[()] = wgmma_128(*acc[()], *f[()], held)
+    wgmma_wait_all_but_1()
+    acc[()] = wgmma_result_128(*acc[()])
     for i in static(64):
         store_float(out + 4 * (64 * t + i), acc[i])
 
@@ -327,7 +322,7 @@ def group_256(a, b, c, out):
     held = (shared() + 1023) & -1024
     for i in range(t, 32 * 256, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    show_products()
+    fence_async_proxy()
     barrier()
     f = registers(16)
     acc = registers(128)
@@ -335,10 +330,9 @@ def group_256(a, b, c, out):
         f[i] = load_int(a + 4 * (16 * t + i))
     for i in static(128):
         acc[i] = load_float(c + 4 * (128 * t + i))
-    acc[()] = group_products_256(*acc[()], *f[()], held)
-    wait_products()
-    acc[()] = group_products_256(*acc[()], *f[()], held)
-    acc[()] = finished_products_256(*acc[()])
+    acc[()] = wgmma_256(*acc[()], *f[()], held)
+    acc[()] = wgmma_256(*acc[()], *f[()], held)
+    acc[()] = wgmma_result_256(*acc[()])
     for i in static(128):
         store_float(out + 4 * (128 * t + i), acc[i])
 
@@ -355,9 +349,7 @@ def check_whole(launch: Launch) -> None:
         x &= np.int32(0x3FFF3FFF | -0x80000000)
     out = np.zeros((32, WORDS), np.int32)
     launch(whole, (1,), 32, [a, b, c, out], 0)
-    signed, other = (np.ascontiguousarray(x)[:, None].view(np.int8).astype(int) for x in (a, b))
-    unsigned = signed & 255
-    eight = np.concatenate([unsigned, other & 255], 1)
+    eight = np.stack([a, b], 1).view(np.uint8).astype(int)
     bits = a.view(np.uint32).astype(np.uint64)
     picked = [[eight[i, c[i] >> 4 * k & 7] for k in range(4)] for i in range(32)]
     spread = [
@@ -365,8 +357,6 @@ def check_whole(launch: Launch) -> None:
     ]
     three = [halves(x).astype(np.float64) for x in (a, b, c)]
     expected = [
-        c + (signed * other).sum(1),
-        c + (unsigned * other).sum(1),
         np.array(spread, np.uint8).view(np.uint32)[:, 0],
         a & b,
         a | b,
@@ -392,37 +382,36 @@ def check_real(launch: Launch) -> None:
     a, b, c = (rng.standard_normal(32).astype(np.float32) * 8 for _ in range(3))
     out, other = np.zeros((32, FLOATS), np.float32), np.arange(32)
     launch(real, (1,), 32, [a, b, c, out], 0)
-    x, y, z = (v.astype(np.float64) for v in (a, b, c))
+    x = a.astype(np.float64)
     angle = (a * np.float32(1000)).astype(np.float64)
     exact = {
-        0: x * y + z,
-        1: np.maximum(a, b),
-        2: np.minimum(a, b),
-        3: np.abs(a),
-        7: a / b,
-        8: np.sqrt(np.abs(a)),
-        11: a.view(np.int32).astype(np.float32),
-        12: a,
-        13: a.astype(np.float16),
-        14: b.astype(np.float16),
-        15: a[other ^ 5],
-        16: a[(other * 7 + 3) & 31],
-        17: c,
+        0: np.maximum(a, b),
+        1: np.minimum(a, b),
+        2: np.abs(a),
+        6: a / b,
+        7: np.sqrt(np.abs(a)),
+        10: a.view(np.int32).astype(np.float32),
+        11: a,
+        12: a.astype(np.float16),
+        13: b.astype(np.float16),
+        14: a[other ^ 5],
+        15: a[(other * 7 + 3) & 31],
+        16: c,
     }
     for k, e in exact.items():
         np.testing.assert_array_equal(out[:, k], e.astype(np.float32), f"result {k} of real")
-    near = {4: np.exp2(x), 5: np.log2(np.abs(x)), 6: 1 / np.sqrt(np.abs(x))}
+    near = {3: np.exp2(x), 4: np.log2(np.abs(x)), 5: 1 / np.sqrt(np.abs(x))}
     for k, e in near.items():
         np.testing.assert_allclose(out[:, k], e, 1e-6, 1e-6, err_msg=f"result {k} of real")
-    np.testing.assert_allclose(out[:, 9:11], np.stack([np.cos(angle), np.sin(angle)], 1), 0, 2.0**-19)
+    np.testing.assert_allclose(out[:, 8:10], np.stack([np.cos(angle), np.sin(angle)], 1), 0, 2.0**-19)
 
 
 def check_loads(launch: Launch) -> None:
     source = np.random.default_rng(2).integers(0, 256, (32, 16), dtype=np.uint8)
     source[:, 3::4] &= 0x3F  # floats that are no NaN
-    out = np.zeros((32, 96), np.uint8)
+    out = np.zeros((32, 80), np.uint8)
     launch(loads, (1,), 32, [source, out], 0)
-    expected = np.concatenate([source] * 4 + [source, source[:, :8], source[:, 8:]], 1)
+    expected = np.concatenate([source] * 3 + [source, source[:, :8], source[:, 8:]], 1)
     np.testing.assert_array_equal(out, expected)
 
 

@@ -8,7 +8,7 @@ one ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import product
 from typing import Any
@@ -32,10 +32,10 @@ def run(
     constants: Mapping[str, Any],
     grid: tuple[int, ...],
     threads: int,
-    arguments: list[Any],
+    arguments: Iterable[Any],
     shared_bytes: int = 0,
 ) -> None:
-    """Launch a kernel; arrays among the arguments stand for their addresses."""
+    """Launch a kernel with its parameters or its argument record; arrays stand for their addresses."""
     staged = _staged(kernel, tuple(sorted(constants.items())))
     values = [_value(a) for a in arguments]
     grid = (*grid, 1, 1)[:3]
@@ -105,13 +105,13 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
     for first in sorted({i // 128 * 128 for i in waiting}):
         threads = [i for i in range(first, first + 128) if i in waiting]
         names = {waiting[i][0] for i in threads}
-        if len(threads) == 128 and names <= {"group_products"}:
+        if len(threads) == 128 and names <= {"wgmma"}:
             answers = _group_products([waiting[i][1] for i in threads])
             results |= dict(zip(threads, answers, strict=True))
     for warp in sorted({i // 32 for i in waiting}):
         lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
         names = {waiting[i][0] for i in lanes}
-        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "group_products"}:
+        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "wgmma"}:
             answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
             results |= dict(zip(lanes, answers, strict=True))
     return results
@@ -217,15 +217,15 @@ _WARP = {
     "shuffle_xor": _shuffle_xor,
     "shuffle_xor_long": _shuffle_xor,
     "shuffle": _shuffle,
-    "load_matrices": _load_matrices,
-    "load_matrices_turned": _load_matrices_turned,
-    "mma_halves": _mma_halves,
-    "mma_bytes": _mma_bytes,
-    "mma_bytes_16": _mma_bytes,
+    "ldmatrix": _load_matrices,
+    "ldmatrix_transposed": _load_matrices_turned,
+    "mma_f16": _mma_halves,
+    "mma_s8": _mma_bytes,
+    "mma_s8_k16": _mma_bytes,
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {
-    **{name: _together(name) for name in ("barrier", "group_products", *_WARP)},
+    **{name: _together(name) for name in ("barrier", "wgmma", *_WARP)},
     "thread": lambda: getcurrent().number,
     "block_x": lambda: getcurrent().block[0],
     "block_y": lambda: getcurrent().block[1],
@@ -234,13 +234,13 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "blocks_y": lambda: getcurrent().grid[1],
     "shared": lambda: getcurrent().shared,
     "wait_for_grid": lambda: None,
-    "let_next_start": lambda: None,
+    "launch_dependents": lambda: None,
     "fence": lambda: None,
     "commit_copies": lambda: None,
     "wait_copies": lambda: None,
-    "wait_copies_but_1": lambda: None,
+    "wait_copies_all_but_1": lambda: None,
     "wait_copies_but_2": lambda: None,
     "wait_products": lambda: None,
-    "wait_products_but_1": lambda: None,
-    "show_products": lambda: None,
+    "wgmma_wait_all_but_1": lambda: None,
+    "fence_async_proxy": lambda: None,
 }

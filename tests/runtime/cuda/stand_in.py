@@ -1,8 +1,7 @@
-"""A card that is none: its memory is this machine's, and the simulator runs what is launched."""
+"""A stand-in for the GPU: its memory is the host's, and the simulator runs the launches."""
 
 from __future__ import annotations
 
-import inspect
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from kukri.runtime.cuda.compile.kernel import CudaKernel
+from kukri.runtime.cuda.compile.stage import parameter_types
 from kukri.runtime.cuda.driver.launch import Launch
 
 from .simulator import run
 
 
 class StandInDevice:
-    """As `driver.Device`; each piece of memory is poisoned with NaN until it is cleared or written."""
+    """The interface of `driver.device.Device`. Memory is filled with NaN until it is cleared or written."""
 
     capability = (9, 0)
     multiprocessors = 4
@@ -52,18 +52,18 @@ class StandInDevice:
     def clear(self, address: int, n_bytes: int) -> None:
         self._at(address, n_bytes)[:] = 0
 
-    def launch(self, what: Launch) -> None:
-        kernel = self.kernels[what.function]
+    def launch(self, launch: Launch) -> None:
+        kernel = self.kernels[launch.function]
         values: list[Any] = []
         at = 0
-        for parameter in inspect.signature(kernel.function()).parameters.values():
-            kind = "f" if parameter.annotation == "float" else "q"
+        for parameter in parameter_types(kernel.function()):
+            kind = "f" if parameter is float else "q"
             at = at if kind == "f" else -(-at // 8) * 8
-            values += struct.unpack_from(kind, what.arguments, at)
+            values += struct.unpack_from(kind, launch.arguments, at)
             at += struct.calcsize(kind)
-        assert at == len(what.arguments), what.name
+        assert at == len(launch.arguments), launch.name
         self.launched.append(kernel.name)
-        run(kernel.function(), kernel.values(), what.grid, what.threads, values, what.shared_bytes)
+        run(kernel.function(), kernel.values(), launch.grid, launch.threads, values, launch.shared_bytes)
 
     @contextmanager
     def capture(self) -> Iterator[list[Launch]]:
@@ -88,7 +88,7 @@ class StandInDevice:
 
 
 class StandInKernels:
-    """As `kernel.Kernels`."""
+    """The interface of `compile.kernel.Kernels`."""
 
     def __init__(self, device: StandInDevice) -> None:
         self.device = device

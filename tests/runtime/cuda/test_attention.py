@@ -1,17 +1,22 @@
-"""Attention over pages: spans, windows, caps and sinks against NumPy."""
+"""Attention over pages: splits, windows, soft caps and sinks against NumPy."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.kernels.attention.attention import attend
-from kukri.runtime.cuda.kernels.attention.decode import attend_group
-from kukri.runtime.cuda.kernels.attention.mla import attend_latent, merge_spans
-from kukri.runtime.cuda.kernels.attention.prefill import attend_prompt
-from kukri.runtime.cuda.kernels.attention.prepare_qk import prepare
+from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.kernels.attention.cache import PagedCache
+from kukri.runtime.cuda.kernels.attention.decode import DecodeAttentionArguments, decode_attention
+from kukri.runtime.cuda.kernels.attention.mla import MLAArguments, mla_attention
+from kukri.runtime.cuda.kernels.attention.mla_merge import MergeArguments, mla_merge_splits
+from kukri.runtime.cuda.kernels.attention.prefill import PrefillAttentionArguments, prefill_attention
+from kukri.runtime.cuda.kernels.attention.prepare_qk import PrepareArguments, QKPreparation, prepare_qk
+from kukri.runtime.cuda.kernels.attention.scores import ScoreArguments
+from kukri.runtime.cuda.kernels.attention.simt import SimtAttentionArguments, simt_attention
+from kukri.runtime.cuda.kernels.attention.split_kv_merge import SplitOutput
 
-from .codes import decoded, empty
+from .codes import dequantized, empty
 from .simulator import run
 
 LOG2_E = float(np.log2(np.e))
@@ -34,11 +39,31 @@ def quantised(values: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(np.concatenate(parts, -1)), stands
 
 
-NOT_PREPARED = [0, 0, 0, 0, 1.0, 0, 0]  # what attend_group is told where it does not prepare
+NO_PREPARATION = QKPreparation(q_norm=0, k_norm=0, eps=1.0, pairs=0, angles=0)
+
+
+def matrix(array: np.ndarray) -> Region:
+    """An array of rows as kernels take it."""
+    return Region(array, array.strides[0])
+
+
+def paged_cache(keys, values, table, sequences, positions) -> PagedCache:
+    return PagedCache(
+        keys=keys, values=values, block_tables=matrix(table), sequences=sequences, positions=positions
+    )
+
+
+def score_arguments(softcap, window, sink, scale=0.3) -> ScoreArguments:
+    return ScoreArguments(
+        scale=scale / softcap if softcap else scale * LOG2_E,
+        softcap=softcap * LOG2_E,
+        window=window,
+        sinks=sink * np.float32(LOG2_E),
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spans", [1, 3])
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
     ("dims", "lanes", "window", "softcap", "sinks", "bits"),
     [
@@ -49,7 +74,7 @@ NOT_PREPARED = [0, 0, 0, 0, 1.0, 0, 0]  # what attend_group is told where it doe
         (32, 4, 37, 0.0, 1, 4),
     ],
 )
-def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
+def test_simt_attention(splits, dims, lanes, window, softcap, sinks, bits):
     rng, heads, kv_heads, pages, position = np.random.default_rng(0), 4, 2, 3, 150
     padded = -(-dims // 8) * 8
     shape = (pages, kv_heads, 64, padded)
@@ -61,7 +86,10 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((1, heads * dims), np.nan, np.float32)
     codes = empty(heads * dims, 8)
-    partials, counters = np.full((heads, spans, padded + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
+    partials, counters = (
+        np.full((heads, splits, padded + 4), np.nan, np.float32),
+        np.zeros(kv_heads, np.int32),
+    )
     constants = {
         "G": 2,
         "HD": dims,
@@ -79,7 +107,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         "WARPS": 2,
         "CHUNKS": 1,
         "PAGE": 6,
-        "SPAN": 16,
+        "MIN_SPLIT": 16,
         "SOFTCAP": int(softcap > 0),
     }
     constants |= {
@@ -89,25 +117,16 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         "PDL": 0,
         "TOKENS": 8,
     }
-    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
     zero, at = np.zeros(1, np.int32), np.array([position], np.int32)
-    arguments = [
-        q,
-        q.nbytes,
-        keys_held,
-        values_held,
-        table,
-        12,
-        zero,
-        at,
-        scale,
-        softcap * LOG2_E,
-        window,
-        sink * np.float32(LOG2_E),
-    ]
-    arguments += [partials, counters, out, out.nbytes, codes, heads, kv_heads]
+    arguments = SimtAttentionArguments(
+        q=matrix(q),
+        cache=paged_cache(keys_held, values_held, table, zero, at),
+        scores=score_arguments(softcap, window, sink),
+        output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=codes, heads=heads),
+        kv_heads=kv_heads,
+    )
     for _ in range(2):  # counters are left as they were
-        run(attend, constants, (kv_heads, spans, 1), 64, arguments, 8192)
+        run(simt_attention, constants, (kv_heads, splits, 1), 64, arguments, 8192)
         assert not counters.any()
     expected = np.empty((heads, dims))
     for h in range(heads):
@@ -120,12 +139,12 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         expected[h] = weights @ v / (weights.sum() + (np.exp(sink[h]) if sinks else 0))
     np.testing.assert_allclose(out.reshape(heads, dims), expected, rtol=1e-4, atol=1e-5)
     if dims % 32 == 0:
-        np.testing.assert_allclose(decoded(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(dequantized(codes, heads * dims, 1, 8)[0], out, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dims", "heads", "stages", "spans", "window", "softcap", "sinks", "bits"),
+    ("dims", "heads", "stages", "splits", "window", "softcap", "sinks", "bits"),
     [
         (64, 4, 3, 1, 0, 0.0, 0, 16),
         (32, 24, 2, 3, 37, 0.0, 1, 16),
@@ -134,7 +153,7 @@ def test_attend(spans, dims, lanes, window, softcap, sinks, bits):
         (32, 6, 3, 2, 0, 0.0, 0, 4),
     ],
 )
-def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
+def test_decode_attention(dims, heads, stages, splits, window, softcap, sinks, bits):
     rng, kv_heads, position = np.random.default_rng(0), 2, 150
     keys, values = (rng.standard_normal((3, kv_heads, 64, dims)).astype(np.float16) for _ in range(2))
     keys[1, :, 150 % 64 + 1 :] = values[1, :, 150 % 64 + 1 :] = np.nan if bits == 16 else 0
@@ -143,17 +162,23 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
     table, zero, at = np.array([[2, 0, 1]], np.int32), np.zeros(1, np.int32), np.array([position], np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((1, heads * dims), np.nan, np.float32)
-    partials, counters = np.full((heads, spans, dims + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
+    partials, counters = np.full((heads, splits, dims + 4), np.nan, np.float32), np.zeros(kv_heads, np.int32)
     constants = {"G": heads // 2, "HD": dims, "DP": dims, "VD": dims, "VP": dims, "KV": bits, "WARPS": 2}
-    constants |= {"CHUNKS": 1, "PAGE": 6, "TURN": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
+    constants |= {"CHUNKS": 1, "PAGE": 6, "SWIZZLE": min(8, dims // 8 & -(dims // 8)) - 1, "STAGES": stages}
     constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "EMIT": 0, "PDL": 0}
-    constants |= {"ALONE": int(spans > 1), "PREPARE": 0}
-    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
-    arguments = [q, q.nbytes, keys_held, values_held, table, 12, zero, at, scale, softcap * LOG2_E, window]
-    arguments += [sink * np.float32(LOG2_E), partials, counters, out, out.nbytes, 0, heads, kv_heads]
-    arguments += NOT_PREPARED
+    constants |= {"SINGLE_ROW": int(splits > 1), "PREPARE": 0}
+    arguments = DecodeAttentionArguments(
+        q=matrix(q),
+        cache=paged_cache(keys_held, values_held, table, zero, at),
+        scores=score_arguments(softcap, window, sink),
+        output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=0, heads=heads),
+        kv_heads=kv_heads,
+        k=0,
+        v=0,
+        preparation=NO_PREPARATION,
+    )
     for _ in range(2):
-        run(attend_group, constants, (kv_heads, spans, 1), 64, arguments, 65536)
+        run(decode_attention, constants, (kv_heads, splits, 1), 64, arguments, 65536)
         assert not counters.any()
     for h in range(heads):
         seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
@@ -172,7 +197,7 @@ def test_attend_group(dims, heads, stages, spans, window, softcap, sinks, bits):
 )
 def test_a_single_row_prepared(dims, norms, rope, bits, position):
     """Norms, rotation and cache where attention is: the same as with a launch of its own in front."""
-    rng, heads, kv_heads, spans = np.random.default_rng(1), 6, 2, 2
+    rng, heads, kv_heads, splits = np.random.default_rng(1), 6, 2, 2
     shape = (3, kv_heads, 64, dims)
     held = [quantised(rng.standard_normal(shape).astype(np.float16), bits)[0] for _ in range(2)]
     if bits == 16:  # the new token's place
@@ -185,29 +210,55 @@ def test_a_single_row_prepared(dims, norms, rope, bits, position):
     cache = {"HD": dims, "DP": dims, "KV": bits, "PAGE": 6, "PDL": 0}
     before = {"Q_NORM": norms[0], "K_NORM": norms[1], "ROPE": rope, "INTERLEAVED": 0, "INVERSE_HD": 1 / dims}
     group = {"G": heads // kv_heads, "VD": dims, "VP": dims, "WARPS": 2, "CHUNKS": 1, "STAGES": 3}
-    group |= {"TURN": min(8, dims // 8 & -(dims // 8)) - 1, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0}
+    group |= {
+        "SWIZZLE": min(8, dims // 8 & -(dims // 8)) - 1,
+        "SOFTCAP": 0,
+        "SINKS": 0,
+        "WINDOW": 0,
+        "EMIT": 0,
+    }
     results = []
     for together in (0, 1):
         q, k, v = (b.copy() for b in fresh)
         keys, values = (h.copy() for h in held)
         out, counters = np.full((1, heads * dims), np.nan, np.float32), np.zeros(kv_heads, np.int32)
-        partials = np.full((heads, spans, dims + 4), np.nan, np.float32)
-        where = [keys, values, table, 12, zero, at]
+        partials = np.full((heads, splits, dims + 4), np.nan, np.float32)
+        pages = paged_cache(keys, values, table, zero, at)
+        preparation = QKPreparation(
+            q_norm=weights[0], k_norm=weights[1], eps=1e-5, pairs=dims // 2, angles=angles
+        )
         if not together:
-            arguments = [q, q.nbytes, k, k.nbytes, v, v.nbytes, *weights, 1e-5, dims // 2, angles, 0, *where]
-            how = cache | before | {"WARPS": 2, "LATENT": 0}
-            run(prepare, how, (5, 1), 64, [*arguments, heads, kv_heads], 4 * 2 * dims)
-        how = cache | group | before | {"ALONE": together, "PREPARE": together}
-        arguments = [q, q.nbytes, *where, 0.2, 0.0, 0, 0, partials, counters, out, out.nbytes, 0]
-        arguments += [heads, kv_heads, k, v, *weights, 1e-5, dims // 2, angles]
-        run(attend_group, how, (kv_heads, spans, 1), 64, arguments, 65536)
+            arguments = PrepareArguments(
+                q=matrix(q),
+                k=matrix(k),
+                v=matrix(v),
+                preparation=preparation,
+                angle_stride=0,
+                cache=pages,
+                heads=heads,
+                kv_heads=kv_heads,
+            )
+            constants = cache | before | {"WARPS": 2, "LATENT": 0}
+            run(prepare_qk, constants, (5, 1), 64, arguments, 4 * 2 * dims)
+        constants = cache | group | before | {"SINGLE_ROW": together, "PREPARE": together}
+        arguments = DecodeAttentionArguments(
+            q=matrix(q),
+            cache=pages,
+            scores=ScoreArguments(scale=0.2, softcap=0.0, window=0, sinks=0),
+            output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=0, heads=heads),
+            kv_heads=kv_heads,
+            k=k,
+            v=v,
+            preparation=preparation,
+        )
+        run(decode_attention, constants, (kv_heads, splits, 1), 64, arguments, 65536)
         results.append((out, keys, values))
     for expected, got in zip(*results, strict=True):
         np.testing.assert_array_equal(got, expected)
     assert np.isfinite(results[1][0]).all()
 
 
-def test_attend_latent():
+def test_simt_attention_latent():
     """Values are the beginnings of the keys; two vectors of 8 dimensions a lane."""
     rng, heads, dims, value_dims, position = np.random.default_rng(0), 3, 48, 40, 75
     keys = rng.standard_normal((2, 1, 64, dims)).astype(np.float32)
@@ -217,10 +268,15 @@ def test_attend_latent():
     partials, counters = np.full((heads, 2, value_dims + 4), np.nan, np.float32), np.zeros(3, np.int32)
     constants = {"G": 1, "HD": dims, "DP": dims, "VD": value_dims, "VP": value_dims, "LATENT": 1, "KV": 32}
     constants |= {"LANES": 4, "LANE_BITS": 2, "VEC": 2, "U": 1, "WARPS": 2, "CHUNKS": 3, "PAGE": 6}
-    constants |= {"SPAN": 16, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0, "PDL": 0}
-    arguments = [q, q.nbytes, keys, keys, table, 8, zero, at, 0.3 * LOG2_E, 0.0, 0, 0, partials, counters]
-    arguments += [out, out.nbytes, 0, heads, 1]
-    run(attend, constants, (3, 2, 1), 64, arguments, 8192)
+    constants |= {"MIN_SPLIT": 16, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 0, "PDL": 0}
+    arguments = SimtAttentionArguments(
+        q=matrix(q),
+        cache=paged_cache(keys, keys, table, zero, at),
+        scores=ScoreArguments(scale=0.3 * LOG2_E, softcap=0.0, window=0, sinks=0),
+        output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=0, heads=heads),
+        kv_heads=1,
+    )
+    run(simt_attention, constants, (3, 2, 1), 64, arguments, 8192)
     seen = np.arange(position + 1)
     k = keys[table[0, seen // 64], 0, seen % 64].astype(np.float64)
     weights = np.exp(0.3 * q.reshape(heads, dims) @ k.T)
@@ -228,10 +284,10 @@ def test_attend_latent():
     np.testing.assert_allclose(out.reshape(heads, -1), expected, rtol=1e-4, atol=1e-5)
 
 
-class LatentCase:
-    """Keys of three pages, queries of rows of one sequence, and what a launch of latent attention needs."""
+class MLACase:
+    """Keys of three pages, queries of rows of one sequence, and the arguments of launches of MLA kernels."""
 
-    def __init__(self, rows, heads, sixteens, dims, value_dims, tokens, warps, window, softcap, sinks, bits):
+    def __init__(self, rows, heads, m_tiles, dims, value_dims, tokens, warps, window, softcap, sinks, bits):
         rng = np.random.default_rng(0)
         self.heads, self.value_dims, self.window, self.softcap = heads, value_dims, window, softcap
         self.rows, self.at, self.sinks = len(rows), np.array(rows, np.int32), sinks
@@ -243,25 +299,40 @@ class LatentCase:
         self.sink = rng.standard_normal(heads).astype(np.float32)
         self.sinks2 = self.sink * np.float32(LOG2_E)
         self.out = np.full((self.rows, heads * value_dims), np.nan, np.float32)
-        together, units = max(d for d in range(1, 16 * sixteens + 1) if heads % d == 0), value_dims // 16
+        together, units = max(d for d in range(1, 16 * m_tiles + 1) if heads % d == 0), value_dims // 16
         self.constants = {"G": together, "HD": dims, "DP": keys.shape[-1], "VP": value_dims, "KV": bits}
-        self.constants |= {"TURN": min(8, dims // 8 & -(dims // 8)) - 1}
-        self.constants |= {"MT": sixteens, "T": tokens, "NT": tokens * sixteens // (8 * warps), "PAGE": 6}
-        self.constants |= {"GROUPS": warps // sixteens, "UNITS": units, "UW": -(-units // warps), "PDL": 0}
-        self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
-        self.constants |= {"WARPS": warps, "THREADS": 64, "KEPT": max(2, dims // 16 - 2)}
-
-    def attend(self, grid, partials, direct, prompt):
-        constants = self.constants | {
-            "DIRECT": int(direct),
-            "PROMPT": int(prompt),
-            "ALONE": int(self.rows == 1),
+        self.constants |= {"SWIZZLE": min(8, dims // 8 & -(dims // 8)) - 1}
+        self.constants |= {
+            "M_TILES": m_tiles,
+            "TILE": tokens,
+            "N_TILES": tokens * m_tiles // (8 * warps),
+            "PAGE": 6,
         }
-        scale = 0.3 / self.softcap if self.softcap else 0.3 * LOG2_E
-        arguments = [self.q, self.q.strides[0], self.held, 0, self.table, 0, self.zero, self.at, scale]
-        arguments += [self.softcap * LOG2_E, self.window, self.sinks2, partials, self.out]
-        arguments += [self.out.strides[0], self.heads, self.rows]
-        run(attend_latent, constants, grid, 32 * constants["WARPS"], arguments, 65536)
+        self.constants |= {
+            "HEAD_WARPS": warps // m_tiles,
+            "V_TILES": units,
+            "WARP_V_TILES": -(-units // warps),
+            "PDL": 0,
+        }
+        self.constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0)}
+        self.constants |= {"WARPS": warps, "THREADS": 64, "Q_KEPT": max(2, dims // 16 - 2)}
+
+    def attend(self, grid, partials, one_split, prompt):
+        constants = self.constants | {
+            "ONE_SPLIT": int(one_split),
+            "PREFILL": int(prompt),
+            "SINGLE_ROW": int(self.rows == 1),
+        }
+        arguments = MLAArguments(
+            q=matrix(self.q),
+            cache=paged_cache(self.held, 0, self.table, self.zero, self.at),
+            scores=score_arguments(self.softcap, self.window, self.sink),
+            partials=partials,
+            out=matrix(self.out),
+            heads=self.heads,
+            rows=self.rows,
+        )
+        run(mla_attention, constants, grid, 32 * constants["WARPS"], arguments, 65536)
 
     def check(self):
         for row, at in enumerate(self.at):
@@ -277,7 +348,7 @@ class LatentCase:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "dims", "value_dims", "tokens", "warps", "spans", "window", "softcap", "sinks", "bits"),
+    ("heads", "dims", "value_dims", "tokens", "warps", "splits", "window", "softcap", "sinks", "bits"),
     [
         (3, 48, 32, 32, 4, 2, 0, 0.0, 0, 16),
         (40, 48, 48, 64, 8, 1, 0, 0.0, 0, 16),
@@ -287,12 +358,12 @@ class LatentCase:
         (16, 144, 128, 32, 4, 2, 0, 0.0, 0, 16),
     ],
 )
-def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, window, softcap, sinks, bits):
-    sixteens = 1 if heads <= 16 else 2
-    case = LatentCase(
-        [150, 70][: 3 - sixteens],
+def test_mla_in_splits(heads, dims, value_dims, tokens, warps, splits, window, softcap, sinks, bits):
+    m_tiles = 1 if heads <= 16 else 2
+    case = MLACase(
+        [150, 70][: 3 - m_tiles],
         heads,
-        sixteens,
+        m_tiles,
         dims,
         value_dims,
         tokens,
@@ -302,30 +373,40 @@ def test_attend_latent_in_spans(heads, dims, value_dims, tokens, warps, spans, w
         sinks,
         bits,
     )
-    partials = np.full((case.rows, heads, spans, value_dims + 4), np.nan, np.float32)
-    case.attend((heads // case.constants["G"], spans, case.rows), partials, direct=spans == 1, prompt=False)
-    if spans > 1:
-        arguments = [partials, case.at, window, case.sinks2, case.out, case.out.strides[0], heads, spans]
-        run(merge_spans, case.constants, (heads, case.rows), 64, arguments, 4096)
+    partials = np.full((case.rows, heads, splits, value_dims + 4), np.nan, np.float32)
+    case.attend(
+        (heads // case.constants["G"], splits, case.rows), partials, one_split=splits == 1, prompt=False
+    )
+    if splits > 1:
+        arguments = MergeArguments(
+            partials=partials,
+            positions=case.at,
+            window=window,
+            sinks=case.sinks2,
+            out=matrix(case.out),
+            heads=heads,
+            splits=splits,
+        )
+        run(mla_merge_splits, case.constants, (heads, case.rows), 64, arguments, 4096)
     case.check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("heads", "first", "sixteens", "tokens", "warps", "window", "sinks"),
+    ("heads", "first", "m_tiles", "tokens", "warps", "window", "sinks"),
     [(5, 120, 2, 64, 8, 0, 0), (3, 55, 1, 32, 4, 40, 1), (7, 62, 2, 32, 8, 0, 0)],
 )
-def test_attend_latent_of_a_prompt(heads, first, sixteens, tokens, warps, window, sinks):
-    """Rows' heads are dealt to blocks, whatever there is of them."""
+def test_mla_of_a_prompt(heads, first, m_tiles, tokens, warps, window, sinks):
+    """Blocks take heads of several rows, and the last block has fewer heads than it has room for."""
     rows = range(first, first + 17)
-    case = LatentCase(rows, heads, sixteens, 48, 32, tokens, warps, window, 0.0, sinks, 16)
-    case.attend((-(-17 * heads // (16 * sixteens)),), 0, direct=True, prompt=True)
+    case = MLACase(rows, heads, m_tiles, 48, 32, tokens, warps, window, 0.0, sinks, 16)
+    case.attend((-(-17 * heads // (16 * m_tiles)),), 0, one_split=True, prompt=True)
     case.check()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("window", "softcap", "sinks", "bits"), [(0, 0.0, 0, 16), (50, 1.5, 1, 8)])
-def test_attend_prompt(window, softcap, sinks, bits):
+def test_prefill_attention(window, softcap, sinks, bits):
     rng, heads, dims, first, rows = np.random.default_rng(0), 2, 64, 70, 67
     keys, values = (rng.standard_normal((4, 1, 64, dims)).astype(np.float16) for _ in range(2))
     (keys_held, keys), (values_held, values) = quantised(keys, bits), quantised(values, bits)
@@ -334,13 +415,18 @@ def test_attend_prompt(window, softcap, sinks, bits):
     positions = np.arange(first, first + rows, dtype=np.int32)
     sink = rng.standard_normal(heads).astype(np.float32)
     out = np.full((rows, heads * dims), np.nan, np.float32)
-    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "TURN": 7}
+    constants = {"HD": dims, "GROUP": 2, "KV": bits, "DP": dims, "PAGE": 6, "SWIZZLE": 7}
     constants |= {"SOFTCAP": int(softcap > 0), "SINKS": sinks, "WINDOW": int(window > 0), "PDL": 0}
-    constants |= {"HELD": int(bits == 16)}
-    scale = 0.3 / softcap if softcap else 0.3 * LOG2_E
-    arguments = [q, 4 * heads * dims, keys_held, values_held, table, 12, sequences, positions, scale]
-    arguments += [softcap * LOG2_E, window, sink * np.float32(LOG2_E), out, 4 * heads * dims, rows, 1]
-    run(attend_prompt, constants, (2, heads), 128, arguments, 640 * dims)
+    constants |= {"Q_IN_REGISTERS": int(bits == 16)}
+    arguments = PrefillAttentionArguments(
+        q=matrix(q),
+        cache=paged_cache(keys_held, values_held, table, sequences, positions),
+        scores=score_arguments(softcap, window, sink),
+        out=matrix(out),
+        rows=rows,
+        kv_heads=1,
+    )
+    run(prefill_attention, constants, (2, heads), 128, arguments, 640 * dims)
     for row in range(0, rows, 11):
         at = first + row
         seen = np.arange(max(0, at - window + 1) if window else 0, at + 1)

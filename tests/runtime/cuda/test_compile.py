@@ -7,17 +7,30 @@ import importlib.util
 import pytest
 
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
+from kukri.runtime.cuda.kernels.attention import decode, mla, mla_merge, prefill, prepare_qk, simt
+from kukri.runtime.cuda.kernels.common import altup, gather, mapped, pointwise, top_k
+from kukri.runtime.cuda.kernels.matmul import (
+    decode_matmul,
+    floats,
+    moe_matmul,
+    moe_permute,
+    moe_routing,
+    prefill_sm80,
+    prefill_sm90,
+    quantize,
+)
+from kukri.runtime.cuda.kernels.recurrent import conv, delta, delta_prefill, scan, scan_prefill
 
-FEW = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
-FEW |= {"STORE": 1, "KIND": 1}
+DECODE = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
+DECODE |= {"STORE": 1, "KIND": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
-ATTEND |= {"CHUNKS": 1, "PAGE": 6, "SPAN": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
+ATTEND |= {"CHUNKS": 1, "PAGE": 6, "MIN_SPLIT": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
-BEST = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
+TOP_K = {"K": 64, "R": 2, "LOG_K": 6, "WARPS": 8, "LOG_WARPS": 3}
 PREPARE = {"HD": 64, "DP": 64, "KV": 16, "PAGE": 6, "WARPS": 4, "Q_NORM": 1, "K_NORM": 1, "ROPE": 1}
 PREPARE |= {"LATENT": 0}
-ALONE = {
-    "ALONE": 1,
+PREPARED = {
+    "SINGLE_ROW": 1,
     "PREPARE": 1,
     "Q_NORM": 1,
     "K_NORM": 2,
@@ -39,62 +52,70 @@ EXPERT = {
     "KIND": 8,
 }
 EXPERT |= {"TOKENS": 1}
-PROMPT = {"TURN": 7, "HELD": 0, "KV": 4, "DP": 64, "PAGE": 6, "WINDOW": 1, "SOFTCAP": 1, "SINKS": 1}
-MANY = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
-LATENT = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "TURN": 3, "MT": 2, "T": 64, "NT": 2}
-LATENT |= {"WARPS": 8, "GROUPS": 4, "KEPT": 5, "UNITS": 5, "UW": 1, "SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
+PROMPT = {
+    "SWIZZLE": 7,
+    "Q_IN_REGISTERS": 0,
+    "KV": 4,
+    "DP": 64,
+    "PAGE": 6,
+    "WINDOW": 1,
+    "SOFTCAP": 1,
+    "SINKS": 1,
+}
+PREFILL = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
+MLA = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "SWIZZLE": 3, "M_TILES": 2, "TILE": 64}
+MLA |= {"WARPS": 8, "HEAD_WARPS": 4, "Q_KEPT": 5, "V_TILES": 5, "WARP_V_TILES": 1, "N_TILES": 2}
+MLA |= {"SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
 KERNELS = [
-    kernel("common.gather", "embed", 128, FORMAT="Q6_K", PDL=0),
-    kernel("common.gather", "embed_floats", 128, FLOAT=0, PDL=0),
-    kernel("common.gather", "select_rows", 128, PDL=0),
-    kernel("matmul.quantize", "quantize", 128, NORMED=1, TOKENS=1, PDL=0),
-    kernel("matmul.quantize", "to_halves", 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
-    kernel("matmul.decode_matmul", "matmul_few", 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **FEW),
-    kernel("matmul.decode_matmul", "matmul_few", 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **FEW),
-    kernel("matmul.prefill_sm80", "tiled_matmul", 256, PDL=0, **MANY),
-    kernel("matmul.prefill_sm90", "warpgroup_matmul", 256, PDL=1, M=1, ROWS=128, **MANY),
-    kernel("matmul.floats", "float_matmul", 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
-    kernel("attention.attention", "attend", 64, PDL=0, **ATTEND),
-    kernel("attention.decode", "attend_group", 128, PDL=0, TURN=7, STAGES=3, **(ATTEND | ALONE)),
-    kernel("attention.mla", "attend_latent", 256, DIRECT=0, PROMPT=0, ALONE=1, PDL=0, **LATENT),
-    kernel("attention.mla", "attend_latent", 256, DIRECT=1, PROMPT=1, ALONE=0, PDL=0, **LATENT),
-    kernel("attention.mla", "merge_spans", 64, VP=80, T=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
-    kernel("attention.prefill", "attend_prompt", 128, HD=64, GROUP=2, PDL=0, **PROMPT),
-    kernel("attention.prepare_qk", "rotations", 128, PDL=0),
-    kernel("attention.prepare_qk", "rope", 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
-    kernel("attention.prepare_qk", "prepare", 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),
-    kernel("attention.prepare_qk", "grow_queries", 256, PDL=0),
-    kernel("common.pointwise", "norm", 256, MEAN=1, BIAS=1, EACH=0, GROUPS=1, PDL=0),
-    kernel("common.pointwise", "gated_activation", 256, KIND=3, PDL=0),
-    kernel("common.pointwise", "activation", 256, KIND=4, PDL=0),
-    kernel("common.pointwise", "sigmoid_gate", 256, NARROW=0, PDL=0),
-    kernel("common.pointwise", "add", 256, PDL=0),
-    kernel("common.pointwise", "soft_cap", 256, PDL=0),
-    kernel("common.top_k", "best", 256, FIRST=1, LAST=0, PDL=0, **BEST),
-    kernel("common.top_k", "best_one", 256, FIRST=0, LAST=1, K=1, WARPS=8, PDL=0),
-    kernel("common.pointwise", "copy_rest", 256, PDL=0),
-    kernel("common.mapped", "copy_words", 256, PDL=0),
-    kernel("matmul.moe_routing", "route", 32, PDL=0, **ROUTE),
-    kernel(
-        "matmul.moe_matmul", "expert_matvec", 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT
-    ),
-    kernel("matmul.moe_matmul", "expert_floats", 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
-    kernel("matmul.moe_matmul", "digits", 128, TOKENS=1, PDL=0),
-    kernel("matmul.moe_matmul", "mix", 256, DEALT=1, PDL=0),
-    kernel("matmul.moe_matmul", "deal", 256, ROWS=64, PDL=0),
-    kernel("recurrent.recurrent", "causal_conv", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
-    kernel("recurrent.recurrent", "state_scan", 64, WARPS=2, R=4, PARTS=4, PDL=0),
-    kernel("recurrent.recurrent", "delta_rule", 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
-    kernel("recurrent.conv_prefill", "conv_edges", 128, TAPS=4, PDL=0),
-    kernel("recurrent.conv_prefill", "conv_spans", 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
-    kernel("recurrent.delta_prefill", "delta_pairs", 128, WARPS=4, PARTS=4, TILED=1, PDL=0),
-    kernel("recurrent.delta_prefill", "delta_prompt", 128, WARPS=4, PARTS=2, TILED=0, WHOLE=1, PDL=0),
-    kernel("recurrent.scan_prefill", "scan_pairs", 128, WARPS=4, PARTS=4, PDL=0),
-    kernel("recurrent.scan_prefill", "scan_prompt", 128, WARPS=4, PARTS=1, WHOLE=0, PDL=0),
-    kernel("common.altup", "sparsify", 256, PDL=0),
-    kernel("common.altup", "match_magnitude", 256, PDL=0),
-    kernel("common.altup", "predict_streams", 256, N=4, ACTIVE=0, PDL=0),
-    kernel("common.altup", "correct_streams", 256, N=4, ACTIVE=0, PDL=0),
+    kernel(gather.embed, 128, FORMAT="Q6_K", PDL=0),
+    kernel(gather.embed_floats, 128, FLOAT=0, PDL=0),
+    kernel(gather.select_rows, 128, PDL=0),
+    kernel(quantize.quantize, 128, NORMED=1, TOKENS=1, PDL=0),
+    kernel(quantize.convert_to_f16, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **DECODE),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE),
+    kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
+    kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
+    kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
+    kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
+    kernel(decode.decode_attention, 128, PDL=0, SWIZZLE=7, STAGES=3, **(ATTEND | PREPARED)),
+    kernel(mla.mla_attention, 256, ONE_SPLIT=0, PREFILL=0, SINGLE_ROW=1, PDL=0, **MLA),
+    kernel(mla.mla_attention, 256, ONE_SPLIT=1, PREFILL=1, SINGLE_ROW=0, PDL=0, **MLA),
+    kernel(mla_merge.mla_merge_splits, 64, VP=80, TILE=64, SINKS=1, WINDOW=0, THREADS=64, PDL=0),
+    kernel(prefill.prefill_attention, 128, HD=64, GROUP=2, PDL=0, **PROMPT),
+    kernel(prepare_qk.rope_angles, 128, PDL=0),
+    kernel(prepare_qk.rope, 128, HD=64, WARPS=4, INTERLEAVED=1, PDL=0),
+    kernel(prepare_qk.prepare_qk, 128, INTERLEAVED=0, INVERSE_HD=1 / 64, PDL=0, **PREPARE),
+    kernel(prepare_qk.grow_queries, 256, PDL=0),
+    kernel(pointwise.norm, 256, MEAN=1, BIAS=1, EACH=0, GROUPS=1, PDL=0),
+    kernel(pointwise.gated_activation, 256, KIND=3, PDL=0),
+    kernel(pointwise.activation, 256, KIND=4, PDL=0),
+    kernel(pointwise.sigmoid_gate, 256, NARROW=0, PDL=0),
+    kernel(pointwise.add, 256, PDL=0),
+    kernel(pointwise.soft_cap, 256, PDL=0),
+    kernel(top_k.top_k, 256, FROM_LOGITS=1, FINAL=0, PDL=0, **TOP_K),
+    kernel(top_k.top_1, 256, FROM_LOGITS=0, FINAL=1, K=1, WARPS=8, PDL=0),
+    kernel(pointwise.copy_rest, 256, PDL=0),
+    kernel(mapped.copy_words, 256, PDL=0),
+    kernel(moe_routing.route, 32, PDL=0, **ROUTE),
+    kernel(moe_matmul.moe_decode_matmul, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),
+    kernel(moe_matmul.moe_float_matmul, 256, FLOAT=0, CHOSEN=1, BIAS=1, PDL=0),
+    kernel(moe_matmul.quantize_pairs, 128, TOKENS=1, PDL=0),
+    kernel(moe_permute.combine_experts, 256, PERMUTED=1, PDL=0),
+    kernel(moe_permute.permute_by_expert, 256, ROWS=64, PDL=0),
+    kernel(conv.causal_conv, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
+    kernel(scan.state_scan, 64, WARPS=2, R=4, PARTS=4, PDL=0),
+    kernel(delta.delta_rule, 64, WARPS=2, R=4, PARTS=4, TILED=0, PDL=0),
+    kernel(conv.conv_prefill_edges, 128, TAPS=4, PDL=0),
+    kernel(conv.conv_prefill, 128, TAPS=4, BIAS=1, SILU=1, PDL=0),
+    kernel(delta_prefill.delta_chunks, 128, WARPS=4, PARTS=4, TILED=1, PDL=0),
+    kernel(delta_prefill.delta_prefill, 128, WARPS=4, PARTS=2, TILED=0, FULL=1, PDL=0),
+    kernel(scan_prefill.scan_chunks, 128, WARPS=4, PARTS=4, PDL=0),
+    kernel(scan_prefill.scan_prefill, 128, WARPS=4, PARTS=1, FULL=0, PDL=0),
+    kernel(altup.sparsify, 256, PDL=0),
+    kernel(altup.match_magnitude, 256, PDL=0),
+    kernel(altup.predict_streams, 256, N=4, ACTIVE=0, PDL=0),
+    kernel(altup.correct_streams, 256, N=4, ACTIVE=0, PDL=0),
 ]
 
 
@@ -117,4 +138,4 @@ def test_compiles(what):
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda is not installed")
 def test_early_launches_need_sm_90():
-    assert "griddepcontrol" in kernel("common.pointwise", "add", 256, PDL=1).ptx((9, 0))
+    assert "griddepcontrol" in kernel(pointwise.add, 256, PDL=1).ptx((9, 0))

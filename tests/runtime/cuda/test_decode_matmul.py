@@ -1,4 +1,4 @@
-"""Products of few rows, and what brings their activations into 8 bits, against NumPy."""
+"""Decode products, and the quantisation of their activations, against NumPy."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
-from kukri.runtime.cuda.kernels.matmul.decode_matmul import matmul_few
-from kukri.runtime.cuda.kernels.matmul.quantize import quantize, to_halves
+from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul
+from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16, quantize
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import silu
 
-from .codes import coded, decoded, empty
+from .codes import dequantized, empty, quantized
 from .simulator import run
 from .test_unpack import packed, random_tensor
 
@@ -27,23 +27,23 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("room", [1, 8])
-def test_quantize(room):
-    rows = min(room, 2)
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_quantize(tokens):
+    rows = min(tokens, 2)
     x = np.random.default_rng(0).standard_normal((rows, 160)).astype(np.float32)
     x[0, 32:64] = 0
     x[-1, 96] = 300
     weight = np.random.default_rng(1).standard_normal(160).astype(np.float32)
-    out, partials = empty(160, room), np.full((rows, 5), np.nan, np.float32)
+    out, partials = empty(160, tokens), np.full((rows, 5), np.nan, np.float32)
     arguments = [x, 640, 5, weight, out, partials]
     for normed in (0, 1):
-        run(quantize, {"NORMED": normed, "PDL": 0, "TOKENS": room}, (2, rows), 128, arguments)
+        run(quantize, {"NORMED": normed, "PDL": 0, "TOKENS": tokens}, (2, rows), 128, arguments)
         expected = x * weight if normed else x
         peak = np.abs(expected).reshape(rows, 5, 32).max(-1)
-        got, scales = decoded(out, 160, rows, room)
+        got, scales = dequantized(out, 160, rows, tokens)
         np.testing.assert_allclose(scales[0], peak / 32512, rtol=1e-5)
         assert (np.abs(got - expected).reshape(rows, 5, 32) <= peak[..., None] / 60000).all()
-        assert len(out) == len(coded(x, room)[0])
+        assert len(out) == len(quantized(x, tokens)[0])
     np.testing.assert_allclose(partials, (x * x).reshape(rows, 5, 32).sum(-1), rtol=1e-5)
 
 
@@ -51,7 +51,7 @@ def test_to_halves():
     x = np.random.default_rng(0).standard_normal((2, 160)).astype(np.float32)
     x[1] *= 1e6
     out, scales = np.zeros((2, 256), np.float16), np.zeros(2, np.float32)
-    run(to_halves, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales, 0, 0.0, 0.0], 64)
+    run(convert_to_f16, {"PDL": 0}, (1, 2), 256, [x, 640, 160, out, 512, scales, 0, 0.0, 0.0], 64)
     values = out.reshape(2, 2, 4, 4, 2, 4).transpose(0, 1, 3, 4, 2, 5).reshape(2, 256)  # s, b, h, k
     np.testing.assert_allclose(values[:, :160].astype(np.float32) * scales[:, None], x, rtol=1e-3, atol=1e-2)
     assert not values[:, 160:].any()
@@ -59,35 +59,35 @@ def test_to_halves():
     assert scales[1] > 1
 
 
-def room(n):
+def padded(n):
     """TOKENS for n rows."""
     return 1 << (n - 1).bit_length()
 
 
-def multiply(n, how, weights, n_out, x, follow):
-    """A product of n rows, with what `finish` takes."""
+def multiply(n, constants, weights, n_out, x, epilogue):
+    """A product of n rows; `epilogue` are the fields of EpilogueArguments."""
     rows = packed(weights[0])
     others = packed(weights[1]) if len(weights) > 1 else 0
     blocks = weights[0].shape[1] // 32
-    how = READERS[weights[0].format.name] | PLAIN | how | {"TOKENS": room(n)}
-    grid = -(-n_out * len(weights) // (16 * how["M"] * (how["WARPS"] // how["KS"])))
-    shared = 64 * how["WARPS"] * how["M"] * how["TOKENS"]
-    arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *follow]
-    run(matmul_few, how, (grid,), 32 * how["WARPS"], arguments, shared)
+    constants = READERS[weights[0].format.name] | PLAIN | constants | {"TOKENS": padded(n)}
+    grid = -(-n_out * len(weights) // (16 * constants["M"] * (constants["WARPS"] // constants["KS"])))
+    shared = 64 * constants["WARPS"] * constants["M"] * constants["TOKENS"]
+    arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *epilogue]
+    run(decode_matmul, constants, (grid,), 32 * constants["WARPS"], arguments, shared)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
-    how = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
-    width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
+    constants = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
+    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
     x[0, 7] = 100
-    raw, values = coded(x, room(n))
+    raw, values = quantized(x, padded(n))
     out = np.full((n, 19), np.nan, np.float32)
-    multiply(n, how, [tensor], 19, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0])
+    multiply(n, constants, [tensor], 19, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0])
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
@@ -106,33 +106,35 @@ def test_formats(name, n):
     ],
     ids=["1", "1 in parts", "9"],
 )
-def test_what_follows(n, gated, plain):
-    """Gate, up and activation of normed rows; then a residual add that emits the next norm's codes."""
+def test_epilogue(n, gated, plain):
+    """Gate, up and activation of normed rows; then a residual add that emits the quantised input of
+    the next norm's product.
+    """
     rng = np.random.default_rng(3)
     gate, up = random_tensor("Q4_0", 64, 256, 1), random_tensor("Q4_0", 64, 256, 2)
     x = rng.standard_normal((n, 256)).astype(np.float32) * 4
-    raw, values = coded(x, room(n))
+    raw, values = quantized(x, padded(n))
     partials = (x * x).reshape(n, 8, 32).sum(-1).astype(np.float32)
-    out, codes = np.full((n, 64), np.nan, np.float32), empty(64, room(n))
-    follow = [partials, 8, 1 / 256, 1e-5, 0, out, 256, codes, 0, 0]
-    how = gated | {"GATED": 1, "NORMED": 1, "EMIT": 1, "KIND": SILU}
-    multiply(n, how, [gate, up], 64, raw, follow)
+    out, codes = np.full((n, 64), np.nan, np.float32), empty(64, padded(n))
+    epilogue = [partials, 8, 1 / 256, 1e-5, 0, out, 256, codes, 0, 0]
+    constants = gated | {"GATED": 1, "NORMED": 1, "EMIT": 1, "KIND": SILU}
+    multiply(n, constants, [gate, up], 64, raw, epilogue)
     normed = values / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     expected = silu(normed @ gate.dequantize().T) * (normed @ up.dequantize().T)
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(
-        decoded(codes, 64, n, room(n))[0], out, rtol=1e-4, atol=1e-4 * np.abs(out).max()
+        dequantized(codes, 64, n, padded(n))[0], out, rtol=1e-4, atol=1e-4 * np.abs(out).max()
     )
 
     down, bias = random_tensor("Q8_0", 64, 64, 3), rng.standard_normal(64).astype(np.float32)
     weight, x = rng.standard_normal(64).astype(np.float32), rng.standard_normal((n, 64)).astype(np.float32)
-    raw, values = coded(out, room(n))
-    out, codes, partials = x.copy(), empty(64, room(n)), np.zeros((n, 2), np.float32)
-    follow = [0, 0, 1.0, 1.0, bias, out, 256, codes, weight, partials]
-    multiply(n, plain | {"BIAS": 1, "ACCUMULATE": 1, "EMIT": 2}, [down], 64, raw, follow)
+    raw, values = quantized(out, padded(n))
+    out, codes, partials = x.copy(), empty(64, padded(n)), np.zeros((n, 2), np.float32)
+    epilogue = [0, 0, 1.0, 1.0, bias, out, 256, codes, weight, partials]
+    multiply(n, plain | {"BIAS": 1, "ACCUMULATE": 1, "EMIT": 2}, [down], 64, raw, epilogue)
     np.testing.assert_allclose(out, x + bias + values @ down.dequantize().T, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(partials, (out * out).reshape(n, 2, 32).sum(-1), rtol=1e-5)
     expected = out * weight
     np.testing.assert_allclose(
-        decoded(codes, 64, n, room(n))[0], expected, atol=1e-4 * np.abs(expected).max()
+        dequantized(codes, 64, n, padded(n))[0], expected, atol=1e-4 * np.abs(expected).max()
     )

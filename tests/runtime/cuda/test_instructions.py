@@ -41,4 +41,4 @@ def test_all_are_here():
     """But those that only order launches, whose effect no kernel sees alone."""
     used = "".join(inspect.getsource(kernel) for kernel in instructions.CHECKED)
     every = {name for name in ptx.__all__ if name != "Instruction"}
-    assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "let_next_start"}
+    assert every - set(re.findall(r"\w+(?=\()", used)) == {"wait_for_grid", "launch_dependents"}

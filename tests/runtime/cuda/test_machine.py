@@ -51,9 +51,9 @@ def card() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("warpgroups", "many"), [(True, "warpgroup_matmul"), (False, "tiled_matmul")])
-def test_steps(program, feed, warpgroups, many):
-    """A prompt in two steps, of few rows and of many, then a token; twice, the same."""
+@pytest.mark.parametrize(("warpgroups", "suffix"), [(True, "sm90"), (False, "sm80")])
+def test_steps(program, feed, warpgroups, suffix):
+    """A prompt in two steps, the second short enough for decode kernels, then a token; twice, the same."""
     ids = np.arange(21, dtype=np.int32) * 5 % 64
     expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
     device = StandInDevice()
@@ -63,15 +63,14 @@ def test_steps(program, feed, warpgroups, many):
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {many, "matmul_few", "attend_group"} <= set(device.launched)
+    assert {f"prefill_matmul_{suffix}", "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mapped", [True, False])
-def test_the_best_tokens_come_back(program, monkeypatch, mapped):
-    """Through memory that the card reads and writes itself, and copied."""
-    monkeypatch.setattr(machine_module, "MAPPED", mapped)
+def test_top_k(program, monkeypatch, mapped):
+    """The top k are those of the logits, which a kernel or the driver copies to the host."""
     monkeypatch.setattr(machine_module, "MAPPED_LOGITS", mapped << 20)
     device = StandInDevice()
     machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
@@ -85,7 +84,8 @@ def test_the_best_tokens_come_back(program, monkeypatch, mapped):
         for a, b in zip(got, expected, strict=True):
             np.testing.assert_array_equal(a.ids, b.ids)
             np.testing.assert_array_equal(a.logits, b.logits)
-    assert ("copy_words" in device.launched) == mapped
+    steps = 4
+    assert device.launched.count("copy_words") == steps + 2 * mapped
 
 
 @pytest.mark.slow

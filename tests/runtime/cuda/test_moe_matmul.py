@@ -1,4 +1,4 @@
-"""Mixtures of experts against the reference: who is chosen, and products with what was chosen."""
+"""Mixtures of experts against the reference: routing, decode products of pairs, and prefill by expert."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
-from kukri.runtime.cuda.kernels.matmul.moe_matmul import deal, digits, expert_floats, expert_matvec, mix
+from kukri.runtime.cuda.kernels.matmul.moe_matmul import moe_decode_matmul, moe_float_matmul, quantize_pairs
+from kukri.runtime.cuda.kernels.matmul.moe_permute import combine_experts, permute_by_expert
 from kukri.runtime.cuda.kernels.matmul.moe_routing import route
-from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
-from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
+from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import prefill_matmul_sm80
+from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import sigmoid, silu
 from kukri.runtime.reference.moe import route as expected_route
@@ -45,7 +46,7 @@ def test_route(scoring, n, top, groups, extras):
     np.testing.assert_allclose(routing_weights, buffers["w"], rtol=1e-5)
 
 
-def test_scores_that_are_no_numbers_choose_an_expert_that_exists():
+def test_nan_scores_select_an_expert_that_exists():
     scores, (experts, routing_weights) = np.full((1, 5), np.nan, np.float32), np.zeros((2, 1, 2), np.float32)
     constants = {"SIGMOID": 0, "BIAS": 0, "SCALES": 0, "NORMALISED": 1, "GROUPS": 1, "PDL": 0}
     run(route, constants, (1,), 32, [scores, 20, 5, 0, 0, 1.0, experts, 8, routing_weights, 8, 2], 64)
@@ -53,12 +54,12 @@ def test_scores_that_are_no_numbers_choose_an_expert_that_exists():
     assert np.isnan(routing_weights).all()
 
 
-def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
-    """Rows as `expert_matvec` reads them."""
+def quantized(x: np.ndarray, top: int = 1) -> np.ndarray:
+    """Rows as `moe_decode_matmul` reads them."""
     width = x.shape[1]
     out = np.zeros((len(x), 2 * width + 64 * -(-width // 128)), np.uint8)
     arguments = [x, 4 * width, 0, top, width // 32, out, out.shape[1]]
-    run(digits, {"PDL": 0, "TOKENS": 1}, (-(-width // 128), len(x)), 128, arguments)
+    run(quantize_pairs, {"PDL": 0, "TOKENS": 1}, (-(-width // 128), len(x)), 128, arguments)
     return out
 
 
@@ -66,15 +67,15 @@ def in_digits(x: np.ndarray, top: int = 1) -> np.ndarray:
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name):
     """Two rows, each with two of three experts."""
-    width = 512 if READERS[name]["HALVES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 96
+    width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 96
     rng, tensors = np.random.default_rng(2), [random_tensor(name, 21, width, seed) for seed in range(3)]
     x = rng.standard_normal((2, width)).astype(np.float32)
     x[0, 3] = 40  # an outlier
     rows, chosen = np.stack([packed(t) for t in tensors]), np.array([[2, 0], [1, 2]], np.float32)
-    coded, out = in_digits(x), np.full((4, 21), np.nan, np.float32)
+    codes_of_x, out = quantized(x), np.full((4, 21), np.nan, np.float32)
     arguments = [rows, 0, rows[0].size, rows.shape[2], width // 32, 21, chosen, 8, 2]
-    arguments += [coded, coded.shape[1], 0, 0, 0, out, 2 * 84, 84, 0, 0]
-    run(expert_matvec, READERS[name] | PLAIN, (2, 4), 64, arguments, 128)
+    arguments += [codes_of_x, codes_of_x.shape[1], 0, 0, 0, out, 2 * 84, 84, 0, 0]
+    run(moe_decode_matmul, READERS[name] | PLAIN, (2, 4), 64, arguments, 128)
     weights = np.stack([t.dequantize() for t in tensors]).astype(np.float64)
     expected = np.einsum("pow,pw->po", weights[[2, 0, 1, 2]], x[[0, 0, 1, 1]])
     np.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
@@ -82,20 +83,33 @@ def test_formats(name):
 
 @pytest.mark.parametrize("kind", [SILU, CLIPPED])
 def test_gate_and_up(kind):
-    """Biases, activation, and the result in digits, which the next product reads."""
+    """Biases, activation, and the quantised result, which the next product reads."""
     rng, width, inner = np.random.default_rng(3), 64, 32
     gate, up = (random_tensor("Q8_0", 2 * inner, width, i) for i in range(2))
     downs = [random_tensor("Q8_0", 6, inner, 2 + i) for i in range(2)]
     biases = rng.standard_normal((2, 2, inner)).astype(np.float32)
     x, chosen = rng.standard_normal((1, width)).astype(np.float32), np.array([[1, 0]], np.float32)
-    a, b, coded = packed(gate), packed(up), in_digits(x)
+    a, b, codes_of_x = packed(gate), packed(up), quantized(x)
     codes = np.zeros((2, 2 * inner + 64), np.uint8)
-    how = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7}
-    arguments = [a, b, inner // 16 * a.shape[1], a.shape[1], 2, inner, chosen, 8, 2, coded, coded.shape[1], 0]
+    constants = {"GATED": 1, "BIAS": 1, "EMIT": 1, "STORE": 0, "KIND": kind, "LIMIT": 0.5, "ALPHA": 1.7}
+    arguments = [
+        a,
+        b,
+        inner // 16 * a.shape[1],
+        a.shape[1],
+        2,
+        inner,
+        chosen,
+        8,
+        2,
+        codes_of_x,
+        codes_of_x.shape[1],
+        0,
+    ]
     arguments += [biases[0], biases[1], 0, 0, 0, codes, codes.shape[1]]
     run(
-        expert_matvec,
-        READERS["Q8_0"] | PLAIN | how | {"M": 4, "KS": 1, "WARPS": 1},
+        moe_decode_matmul,
+        READERS["Q8_0"] | PLAIN | constants | {"M": 4, "KS": 1, "WARPS": 1},
         (1, 2),
         32,
         arguments,
@@ -104,7 +118,7 @@ def test_gate_and_up(kind):
     c, out = np.stack([packed(down) for down in downs]), np.full((2, 6), np.nan, np.float32)
     arguments = [c, 0, c[0].size, c.shape[2], 1, 6, chosen, 8, 2]
     arguments += [codes, 2 * codes.shape[1], codes.shape[1], 0, 0, out, 48, 24, 0, 0]
-    run(expert_matvec, READERS["Q8_0"] | PLAIN, (1, 2), 64, arguments, 128)
+    run(moe_decode_matmul, READERS["Q8_0"] | PLAIN, (1, 2), 64, arguments, 128)
     for pair, expert in enumerate((1, 0)):
         part = slice(expert * inner, expert * inner + inner)
         g = gate.dequantize()[part] @ x[0] + biases[0, expert]
@@ -125,7 +139,7 @@ def test_floats_and_heads():
     x = rng.standard_normal((2, 36)).astype(np.float32)
     out = np.full((2, 33), np.nan, np.float32)
     arguments = [weights, 9 * 32, 32, 8, 9, 0, 0, 3, x, 4 * 36, 48, 0, out, 4 * 33, 44]
-    run(expert_floats, {"FLOAT": 32, "CHOSEN": 0, "BIAS": 0, "PDL": 0}, (2, 6), 256, arguments)
+    run(moe_float_matmul, {"FLOAT": 32, "CHOSEN": 0, "BIAS": 0, "PDL": 0}, (2, 6), 256, arguments)
     expected = np.einsum("hoi,rhi->rho", weights, x.reshape(2, 3, 12)[..., :8])
     np.testing.assert_allclose(out.reshape(2, 3, 11)[..., :9], expected, rtol=1e-4, atol=1e-5)
     assert np.isnan(out.reshape(2, 3, 11)[..., 9:]).all()
@@ -133,17 +147,17 @@ def test_floats_and_heads():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_experts", "size"), [(3, 64), (300, 128)])
-def test_many_rows(n_experts, size):
-    """Rows dealt out to experts, multiplied in tiles, and mixed again."""
+def test_prefill(n_experts, size):
+    """Pairs sorted by expert, multiplied in tiles, and their results added up for each row."""
     rng, rows, top, width, outputs = np.random.default_rng(5), 130, 2, 64, 20
     used = [0, 1, 2] if n_experts == 3 else [7, 299, 0]
-    held = random_tensor("Q4_0", outputs, width)
-    weights = packed(held)
-    everyone = np.zeros((n_experts, *weights.shape), np.uint8)
-    stands = {}
+    first = random_tensor("Q4_0", outputs, width)
+    weights = packed(first)
+    matrices = np.zeros((n_experts, *weights.shape), np.uint8)
+    dequantized = {}
     for e in used:
         tensor = random_tensor("Q4_0", outputs, width, e)
-        everyone[e], stands[e] = packed(tensor), tensor.dequantize()
+        matrices[e], dequantized[e] = packed(tensor), tensor.dequantize()
     x = rng.standard_normal((rows, width)).astype(np.float32)
     chosen = np.array([rng.permutation(used)[:top] for _ in range(rows)], np.float32)
     chosen[:, 0] = used[0]
@@ -153,24 +167,31 @@ def test_many_rows(n_experts, size):
     counts, tiles = np.full(n_experts, -1, np.int32), np.full((8, 4), -1, np.int32)
     sources, places = np.full((2, rows * top), -1, np.int32)
     arguments = [chosen, 4 * top, rows, top, n_experts, counts, tiles, sources, places]
-    run(deal, {"ROWS": size, "PDL": 0}, (1,), 256, arguments, 8 * n_experts)
+    run(permute_by_expert, {"ROWS": size, "PDL": 0}, (1,), 256, arguments, 8 * n_experts)
     n_tiles = {64: 6, 128: 4}[size]  # more than 128 pairs of one expert
     assert tiles[0, 0] == n_tiles
     assert sorted(places) == list(range(rows * top))
     np.testing.assert_array_equal(sources[places.reshape(rows, top)], np.arange(rows)[:, None].repeat(top, 1))
-    halves, scales = np.zeros((rows, 128), np.float16), np.zeros(rows, np.float32)
-    run(to_halves, {"PDL": 0}, (1, rows), 256, [x, 4 * width, width, halves, 256, scales, 0, 0.0, 0.0], 64)
+    rows_f16, scales = np.zeros((rows, 128), np.float16), np.zeros(rows, np.float32)
+    run(
+        convert_to_f16,
+        {"PDL": 0},
+        (1, rows),
+        256,
+        [x, 4 * width, width, rows_f16, 256, scales, 0, 0.0, 0.0],
+        64,
+    )
     product = np.full((rows * top, outputs), np.nan, np.float32)
-    arguments = [everyone, weights.shape[1], width // 32, outputs, halves, 256, scales, rows, biases]
+    arguments = [matrices, weights.shape[1], width // 32, outputs, rows_f16, 256, scales, rows, biases]
     arguments += [product, 4 * outputs, tiles, sources, weights.size]
-    how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
-    run(tiled_matmul, how, (n_tiles, 1), 256, arguments, 65536)
+    constants = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 2, "PDL": 0}
+    run(prefill_matmul_sm80, constants, (n_tiles, 1), 256, arguments, 65536)
     out = np.full((rows, outputs), np.nan, np.float32)
     arguments = [routing_weights, 4 * top, places, top, product, 4 * outputs, out, 4 * outputs, outputs]
-    run(mix, {"DEALT": 1, "PDL": 0}, (1, rows), 256, arguments)
+    run(combine_experts, {"PERMUTED": 1, "PDL": 0}, (1, rows), 256, arguments)
     expected = np.zeros((rows, outputs))
     for row in range(rows):
         for j in range(top):
             e = int(chosen[row, j])
-            expected[row] += routing_weights[row, j] * (stands[e] @ x[row] + biases[e])
+            expected[row] += routing_weights[row, j] * (dequantized[e] @ x[row] + biases[e])
     assert np.linalg.norm(out - expected) < 1e-3 * np.linalg.norm(expected)

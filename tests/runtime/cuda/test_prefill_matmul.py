@@ -1,4 +1,4 @@
-"""Products of many rows against NumPy."""
+"""Prefill products against NumPy."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
-from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import tiled_matmul
-from kukri.runtime.cuda.kernels.matmul.prefill_sm90 import warpgroup_matmul
-from kukri.runtime.cuda.kernels.matmul.quantize import to_halves
+from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import prefill_matmul_sm80
+from kukri.runtime.cuda.kernels.matmul.prefill_sm90 import prefill_matmul_sm90
+from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
-from kukri.runtime.cuda.lowering.tuning import PAIRED, Wide
+from kukri.runtime.cuda.lowering.tuning import GATED_TILE, PrefillTile
 
 from .simulator import run
 from .test_unpack import packed, random_tensor
@@ -18,12 +18,12 @@ from .test_unpack import packed, random_tensor
 SHARED = 65536
 
 
-def halves(x: np.ndarray, warpgroups: int, parts: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """x as `to_halves` leaves it, and its rows' scales."""
+def as_f16(x: np.ndarray, warpgroups: int, parts: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """x as `convert_to_f16` stores it, and the scales of its rows."""
     out = np.zeros((len(x), -(-x.shape[1] // 128) * 128), np.float16)
     scales = np.zeros(len(x), np.float32)
     arguments = [x, 4 * x.shape[1], x.shape[1], out, 2 * out.shape[1], scales, 0, 0.0, 0.0]
-    run(to_halves, {"WARPGROUPS": warpgroups, "PARTS": parts, "PDL": 0}, (1, len(x)), 256, arguments, 64)
+    run(convert_to_f16, {"WARPGROUPS": warpgroups, "PARTS": parts, "PDL": 0}, (1, len(x)), 256, arguments, 64)
     return out, scales
 
 
@@ -35,25 +35,25 @@ def close(got, expected):
 @pytest.mark.parametrize(
     ("name", "width", "bias"), [("Q4_0", 160, 1), ("Q6_K", 256, 0), ("Q4_K", 256, 1), ("Q2_K", 256, 0)]
 )
-def test_tiled(name, width, bias):
+def test_sm80(name, width, bias):
     rng, tensor = np.random.default_rng(0), random_tensor(name, 37, width)
     x = rng.standard_normal((9, width)).astype(np.float32) * 30000
     biases = rng.standard_normal(37).astype(np.float32)
     before = rng.standard_normal((9, 37)).astype(np.float32)
     out, rows = before.copy(), packed(tensor)
-    h, scales = halves(x, 0)
+    h, scales = as_f16(x, 0)
     arguments = [rows, rows.shape[1], width // 32, 37, h, 2 * h.shape[1], scales, 9, biases, out, 4 * 37]
     arguments += [0, 0, 0]
-    how = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
-    run(tiled_matmul, how, (1, 1), 256, arguments, SHARED)
+    constants = READERS[name] | {"BIAS": bias, "ACCUMULATE": 1, "EXPERTS": 0, "PDL": 0}
+    run(prefill_matmul_sm80, constants, (1, 1), 256, arguments, SHARED)
     close(out, x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T + biases * bias + before)
 
 
 @pytest.mark.parametrize("parts", [0, 2])
 def test_long_rows(parts):
-    """Rows that are read twice, and such that threads hold; the scales of large numbers."""
+    """Rows that are read twice and rows that stay in registers; the scales of large numbers."""
     x = np.random.default_rng(1).standard_normal((2, 1040)).astype(np.float32) * [[1], [1e6]]
-    got, scales = halves(x.astype(np.float32), 1, parts)
+    got, scales = as_f16(x.astype(np.float32), 1, parts)
     assert scales[0] == 1
     assert 32768 / 2 < np.abs(x[1]).max() / scales[1] <= 32768
     plain = got.reshape(2, 72, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)
@@ -61,7 +61,7 @@ def test_long_rows(parts):
     assert not plain[:, 1040:].any()
 
 
-def test_normed_halves():
+def test_norm_to_f16():
     rng, width = np.random.default_rng(2), 1184
     x, weight = (
         rng.standard_normal((2, width)).astype(np.float32),
@@ -69,22 +69,22 @@ def test_normed_halves():
     )
     out, scales = np.zeros((2, 1280), np.float16), np.zeros(2, np.float32)
     arguments = [x, 4 * width, width, out, 2 * 1280, scales, weight, 1 / width, 1e-3]
-    how = {"WARPGROUPS": 1, "PARTS": 2, "NORMED": 1, "PDL": 0}
-    run(to_halves, how, (1, 2), 256, arguments, 64)
+    constants = {"WARPGROUPS": 1, "PARTS": 2, "NORMED": 1, "PDL": 0}
+    run(convert_to_f16, constants, (1, 2), 256, arguments, 64)
     plain = out.reshape(2, 80, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)[:, :width]
     expected = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weight
     np.testing.assert_allclose(plain * scales[:, None], expected, 1e-3, 1e-6)
 
 
-def test_order_of_halves():
+def test_column_order():
     x = np.random.default_rng(0).standard_normal((2, 272)).astype(np.float32)
     plain = np.zeros((2, 384), np.float16)
     plain[:, :272] = x
-    got, scales = halves(x, 0)  # from [b, h, s, k]
+    got, scales = as_f16(x, 0)  # from [b, h, s, k]
     turned = plain.reshape(2, 3, 4, 2, 4, 4).transpose(0, 1, 4, 2, 3, 5)
     np.testing.assert_array_equal(got, turned.reshape(2, -1))
     np.testing.assert_array_equal(scales, 1)
-    got, _ = halves(x, 1)  # from [s, j, k]
+    got, _ = as_f16(x, 1)  # from [s, j, k]
     turned = plain.reshape(2, 24, 4, 2, 2).transpose(0, 1, 3, 2, 4)
     np.testing.assert_array_equal(got, turned.reshape(2, -1))
 
@@ -101,26 +101,33 @@ def test_order_of_halves():
         ("Q2_K", 127, 257, 512, (2, 128), 1, 1),
     ],
 )
-def test_warpgroup(name, n, n_out, width, shape, bias, accumulate):
+def test_sm90(name, n, n_out, width, shape, bias, accumulate):
     rng, tensor = np.random.default_rng(0), random_tensor(name, n_out, width)
     x = rng.standard_normal((n, width)).astype(np.float32) * 30000
     biases = rng.standard_normal(n_out).astype(np.float32)
     before = rng.standard_normal((n, n_out)).astype(np.float32)
     out, rows = before.copy(), packed(tensor)
-    h, scales = halves(x, 1)
+    h, scales = as_f16(x, 1)
     arguments = [rows, rows.shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases]
     arguments += [out, 4 * n_out, 0, 0, 0, 0, 0]
-    how = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
-    wide = Wide(*shape, 1, 1.0)
-    run(warpgroup_matmul, how | wide.constants, wide.grid(n, n_out), 256, arguments, wide.shared_bytes)
+    constants = READERS[name] | {"BIAS": bias, "ACCUMULATE": accumulate, "EXPERTS": 0, "PDL": 0}
+    tile = PrefillTile(*shape, 1, 1.0)
+    run(
+        prefill_matmul_sm90,
+        constants | tile.constants,
+        tile.grid(n, n_out),
+        256,
+        arguments,
+        tile.shared_bytes,
+    )
     expected = x.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     close(out, expected + biases * bias + before * accumulate)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tile", [Wide(1, 128, 2, 1.0), Wide(2, 64, 1, 1.0)])
-def test_warpgroup_of_experts(tile):
-    """Tiles of dealt rows, x dealt or by their sources."""
+@pytest.mark.parametrize("tile", [PrefillTile(1, 128, 2, 1.0), PrefillTile(2, 64, 1, 1.0)])
+def test_sm90_of_experts(tile):
+    """Tiles of pairs sorted by expert, with x sorted as well or read through `sources`."""
     rng, n_out, width, experts = np.random.default_rng(1), 40, 96, 3
     tensors = [random_tensor("Q4_0", n_out, width) for _ in range(experts)]
     matrices = np.stack([packed(t) for t in tensors])
@@ -131,30 +138,44 @@ def test_warpgroup_of_experts(tile):
     biases = rng.standard_normal((experts, n_out)).astype(np.float32)
     which = np.repeat(np.arange(experts), counts)
     for kind in (1, 2):
-        h, scales = halves(x, 1)
+        h, scales = as_f16(x, 1)
         out = np.zeros((8, n_out), np.float32)
         arguments = [matrices, matrices.shape[2], width // 32, n_out, h, 2 * h.shape[1], scales, 8, biases]
         arguments += [out, 4 * n_out, tiles, sources, matrices[0].nbytes, 0, 0]
-        how = READERS["Q4_0"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": kind, "PDL": 0, **tile.constants}
-        run(warpgroup_matmul, how, (3, 1), 256, arguments, tile.shared_bytes)
+        constants = READERS["Q4_0"] | {
+            "BIAS": 1,
+            "ACCUMULATE": 0,
+            "EXPERTS": kind,
+            "PDL": 0,
+            **tile.constants,
+        }
+        run(prefill_matmul_sm90, constants, (3, 1), 256, arguments, tile.shared_bytes)
         taken = x[sources] if kind == 2 else x
         expected = [tensors[e].dequantize() @ v + biases[e] for e, v in zip(which, taken, strict=True)]
         close(out, np.array(expected))
 
 
 @pytest.mark.slow
-def test_warpgroup_of_two_matrices():
+def test_sm90_of_two_matrices():
     rng, n, n_out, width = np.random.default_rng(2), 5, 130, 160
     gate, up = (random_tensor("Q4_1", n_out, width, seed) for seed in (0, 1))
     rows = [packed(gate), packed(up)]
     x = rng.standard_normal((n, width)).astype(np.float32)
     biases = rng.standard_normal((2, n_out)).astype(np.float32)
-    h, scales = halves(x, 1)
+    h, scales = as_f16(x, 1)
     out = np.zeros((n, n_out), np.float32)
     arguments = [rows[0], rows[0].shape[1], width // 32, n_out, h, 2 * h.shape[1], scales, n, biases[0]]
     arguments += [out, 4 * n_out, 0, 0, 0, rows[1], biases[1]]
-    how = READERS["Q4_1"] | {"BIAS": 1, "ACCUMULATE": 0, "EXPERTS": 0, "PDL": 0, "GATED": 1, "KIND": SILU}
-    grid = PAIRED.grid(n, 2 * n_out)
-    run(warpgroup_matmul, how | PAIRED.constants, grid, 256, arguments, PAIRED.shared_bytes)
+    constants = READERS["Q4_1"] | {
+        "BIAS": 1,
+        "ACCUMULATE": 0,
+        "EXPERTS": 0,
+        "PDL": 0,
+        "GATED": 1,
+        "KIND": SILU,
+    }
+    grid = GATED_TILE.grid(n, 2 * n_out)
+    constants |= GATED_TILE.constants
+    run(prefill_matmul_sm90, constants, grid, 256, arguments, GATED_TILE.shared_bytes)
     a, b = (x.astype(float) @ m.dequantize().T + bias for m, bias in zip((gate, up), biases, strict=True))
     close(out, a / (1 + np.exp(-a)) * b)

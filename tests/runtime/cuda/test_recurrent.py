@@ -6,13 +6,17 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
+from kukri.runtime.cuda.compile.arguments import Region
 from kukri.runtime.cuda.kernels.common.altup import (
     correct_streams,
     match_magnitude,
     predict_streams,
     sparsify,
 )
-from kukri.runtime.cuda.kernels.recurrent.recurrent import causal_conv, delta_rule, state_scan
+from kukri.runtime.cuda.kernels.recurrent.conv import ConvArguments, causal_conv
+from kukri.runtime.cuda.kernels.recurrent.delta import DeltaArguments, delta_rule
+from kukri.runtime.cuda.kernels.recurrent.scan import ScanArguments, state_scan
+from kukri.runtime.cuda.kernels.recurrent.state import SequenceStates
 from kukri.runtime.reference import activations as expected_activations
 from kukri.runtime.reference import altup as expected
 from kukri.runtime.reference.recurrent import causal_conv as expected_conv
@@ -24,6 +28,15 @@ from .simulator import run
 SEQUENCES = np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1], np.int32)
 POSITIONS = np.array([5, 0, 6, 7, 1, 8, 9, 10, 11, 12, 2], np.int32)  # one goes on, one begins
 ROWS = len(SEQUENCES)
+
+
+def matrix(array):
+    """An array of rows as kernels take it."""
+    return Region(array, array.strides[0])
+
+
+def sequence_states(states):
+    return SequenceStates(states=matrix(states), sequences=SEQUENCES, positions=POSITIONS)
 
 
 def feed(scan, op, state, *inputs):
@@ -45,9 +58,17 @@ def test_causal_conv(bias):
     op = ops.CausalConv(buffer, buffer, weight, b if bias else None, 0, bool(bias))
     state = rng.standard_normal((2, taps - 1, channels)).astype(np.float32)
     held, out = state.copy(), x.copy()
-    arguments = [out, 4 * channels, out, 4 * channels, weight, b, held, held[0].nbytes, SEQUENCES, POSITIONS]
+    arguments = ConvArguments(
+        x=matrix(out),
+        out=matrix(out),
+        weight=weight,
+        bias=b,
+        state=sequence_states(held),
+        rows=ROWS,
+        channels=channels,
+    )
     constants = {"TAPS": taps, "BIAS": bias, "SILU": bias, "PDL": 0}
-    run(causal_conv, constants, (1,), 128, [*arguments, ROWS, channels])
+    run(causal_conv, constants, (1,), 128, arguments)
     np.testing.assert_allclose(out, feed(expected_conv, op, state, x), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(held, state)
 
@@ -64,8 +85,21 @@ def test_state_scan():
     )
     state = rng.standard_normal((2, heads, dim, size)).astype(np.float32)
     held, out = state.copy(), np.full((ROWS, heads * dim), np.nan, np.float32)
-    arguments = [xbc, xbc[0].nbytes, step, 4 * heads, out, 4 * heads * dim, a, skip, bias, 1.5, groups, heads]
-    arguments += [dim, size, held, held[0].nbytes, SEQUENCES, POSITIONS, ROWS]
+    arguments = ScanArguments(
+        xbc=matrix(xbc),
+        step=matrix(step),
+        out=matrix(out),
+        a=a,
+        skip=skip,
+        step_bias=bias,
+        step_scale=1.5,
+        groups=groups,
+        heads=heads,
+        head_dim=dim,
+        state_size=size,
+        state=sequence_states(held),
+        rows=ROWS,
+    )
     run(state_scan, {"WARPS": 1, "R": 4, "PARTS": 2, "PDL": 0}, (2, heads), 32, arguments)
     np.testing.assert_allclose(out, feed(expected_scan, op, state, xbc, step), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(held, state, rtol=1e-4, atol=1e-5)
@@ -82,8 +116,22 @@ def test_delta_rule(tiled):
     op = ops.DeltaRule(*buffers, ops.Buffer("out", heads * dim), a, bias, groups, heads, keys, 0, bool(tiled))
     state = rng.standard_normal((2, heads, keys, dim)).astype(np.float32)
     held, out = state.copy(), np.full((ROWS, heads * dim), np.nan, np.float32)
-    arguments = [qkv, qkv[0].nbytes, beta, 4 * heads, step, 4 * heads, out, 4 * heads * dim, a, bias, op.eps]
-    arguments += [groups, heads, dim, keys, keys**-0.5, held, held[0].nbytes, SEQUENCES, POSITIONS, ROWS]
+    arguments = DeltaArguments(
+        qkv=matrix(qkv),
+        beta=matrix(beta),
+        step=matrix(step),
+        out=matrix(out),
+        a=a,
+        step_bias=bias,
+        eps=op.eps,
+        groups=groups,
+        heads=heads,
+        head_dim=dim,
+        key_dim=keys,
+        inverse_root=keys**-0.5,
+        state=sequence_states(held),
+        rows=ROWS,
+    )
     constants = {"WARPS": 1, "R": 4, "PARTS": 2, "TILED": tiled, "PDL": 0}
     run(delta_rule, constants, (2, heads), 32, arguments)
     np.testing.assert_allclose(out, feed(expected_delta, op, state, qkv, beta, step), rtol=1e-4, atol=1e-5)

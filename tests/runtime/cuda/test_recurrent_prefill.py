@@ -10,11 +10,29 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.kernels.recurrent.conv_prefill import SPAN, conv_edges, conv_spans
+from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.kernels.recurrent.conv import (
+    SPLIT,
+    ConvEdgesArguments,
+    ConvPrefillArguments,
+    conv_prefill,
+    conv_prefill_edges,
+)
 from kukri.runtime.cuda.kernels.recurrent.delta_prefill import SIZE as DELTA_SIZE
-from kukri.runtime.cuda.kernels.recurrent.delta_prefill import delta_pairs, delta_prompt
+from kukri.runtime.cuda.kernels.recurrent.delta_prefill import (
+    DeltaChunksArguments,
+    DeltaPrefillArguments,
+    delta_chunks,
+    delta_prefill,
+)
 from kukri.runtime.cuda.kernels.recurrent.scan_prefill import SIZE as SCAN_SIZE
-from kukri.runtime.cuda.kernels.recurrent.scan_prefill import scan_pairs, scan_prompt
+from kukri.runtime.cuda.kernels.recurrent.scan_prefill import (
+    ScanChunksArguments,
+    ScanPrefillArguments,
+    scan_chunks,
+    scan_prefill,
+)
+from kukri.runtime.cuda.kernels.recurrent.state import SequenceStates
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.reference.recurrent import causal_conv as expected_conv
@@ -29,6 +47,16 @@ SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_bench/recurrent.py"
 SEQUENCE = np.array([1], np.int32)  # of three, so that the others' states must stay as they are
 STEPS = [(1,), (2, 1), (3,), (4,), (5, 4), (15,), (16, 1), (17, 3)]
 LONG_STEPS = [(63, 2), (64,), (65,)]
+
+
+def matrix(array):
+    """An array of rows as kernels take it."""
+    return Region(array, array.strides[0])
+
+
+def sequence_states(held, position):
+    """The state of SEQUENCE, of which `position` rows were before."""
+    return SequenceStates(states=matrix(held), sequences=SEQUENCE, positions=np.array([position], np.int32))
 
 
 def states(rng, first, *shape):
@@ -47,7 +75,7 @@ def cut(steps):
 
 
 @pytest.mark.parametrize("first", [0, 7])
-@pytest.mark.parametrize("steps", [*STEPS, *LONG_STEPS, (31, 33), (2 * SPAN + 2,)])
+@pytest.mark.parametrize("steps", [*STEPS, *LONG_STEPS, (31, 33), (2 * SPLIT + 2,)])
 def test_causal_conv(steps, first):
     rng, channels, taps, n = np.random.default_rng(0), 5, 4, sum(steps)
     bias = int(first > 0)
@@ -56,18 +84,30 @@ def test_causal_conv(steps, first):
     buffer = ops.Buffer("x", channels)
     op = ops.CausalConv(buffer, buffer, weight, b if bias else None, 0, bool(bias))
     held, state = states(rng, first, taps - 1, channels)
-    out, stride = x.copy(), 4 * channels
+    out = x.copy()
     for start, end in cut(steps):
-        spans = -(-(end - start) // SPAN)
-        edges = np.full((spans, taps - 1, channels), np.nan, np.float32)
-        own, size = [out[start:], stride], [end - start, channels]
-        at = [SEQUENCE, np.array([first + start], np.int32)]
+        splits = -(-(end - start) // SPLIT)
+        edges = np.full((splits, taps - 1, channels), np.nan, np.float32)
         constants = {"TAPS": taps, "PDL": 0}
-        arguments = [*own, edges, edges[0].nbytes, held, held[0].nbytes, *at, *size]
-        run(conv_edges, constants, (1, spans), 128, arguments)
+        arguments = ConvEdgesArguments(
+            x=matrix(out[start:]),
+            edges=matrix(edges),
+            state=sequence_states(held, first + start),
+            rows=end - start,
+            channels=channels,
+        )
+        run(conv_prefill_edges, constants, (1, splits), 128, arguments)
         constants |= {"BIAS": bias, "SILU": bias}
-        arguments = [*own, *own, weight, b, edges, edges[0].nbytes, *size]
-        run(conv_spans, constants, (1, spans), 128, arguments)
+        arguments = ConvPrefillArguments(
+            x=matrix(out[start:]),
+            out=matrix(out[start:]),
+            weight=weight,
+            bias=b,
+            edges=matrix(edges),
+            rows=end - start,
+            channels=channels,
+        )
+        run(conv_prefill, constants, (1, splits), 128, arguments)
     np.testing.assert_allclose(out, expected_conv(op, state[1], x), rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(held, state)
 
@@ -91,17 +131,37 @@ def check_delta(steps, first, tiled, groups, heads, dim, keys):
     out = np.full((n + 1, heads * dim), np.nan, np.float32)
     for start, end in cut(steps):
         rows = end - start
-        pairs = np.full((-(-rows // 4), heads, DELTA_SIZE), np.nan, np.float32)
-        at = [SEQUENCE, np.array([first + start], np.int32)]
-        mine = qkv[start:end].copy()  # nothing lies behind it
-        arguments = [mine, mine[0].nbytes, beta[start:], 4 * heads, step[start:], 4 * heads, a, bias, op.eps]
-        arguments += [groups, heads, keys, keys**-0.5, pairs, rows]
+        coefficients = np.full((-(-rows // 4), heads, DELTA_SIZE), np.nan, np.float32)
+        part = matrix(qkv[start:end].copy())  # no rows lie behind it
+        arguments = DeltaChunksArguments(
+            qkv=part,
+            beta=matrix(beta[start:]),
+            step=matrix(step[start:]),
+            a=a,
+            step_bias=bias,
+            eps=op.eps,
+            groups=groups,
+            heads=heads,
+            key_dim=keys,
+            inverse_root=keys**-0.5,
+            coefficients=coefficients,
+            rows=rows,
+        )
         constants = {"WARPS": 1, "PARTS": -(-keys // 32), "TILED": tiled, "PDL": 0}
-        run(delta_pairs, constants, (groups, -(-rows // 4)), 32, arguments)
-        arguments = [mine, mine[0].nbytes, pairs, out[start:], 4 * heads * dim, groups, heads, dim, keys]
-        arguments += [held, held[0].nbytes, *at, rows]
-        constants |= {"PARTS": -(-keys // 64), "WHOLE": int(keys % 64 == 0)}
-        run(delta_prompt, constants, (-(-dim // 8), heads), 32, arguments)
+        run(delta_chunks, constants, (groups, -(-rows // 4)), 32, arguments)
+        arguments = DeltaPrefillArguments(
+            qkv=part,
+            coefficients=coefficients,
+            out=matrix(out[start:]),
+            groups=groups,
+            heads=heads,
+            head_dim=dim,
+            key_dim=keys,
+            state=sequence_states(held, first + start),
+            rows=rows,
+        )
+        constants |= {"PARTS": -(-keys // 64), "FULL": int(keys % 64 == 0)}
+        run(delta_prefill, constants, (-(-dim // 8), heads), 32, arguments)
     np.testing.assert_allclose(out[:n], expected_delta(op, state[1], qkv, beta, step), rtol=1e-4, atol=2e-5)
     np.testing.assert_allclose(held, state, rtol=1e-4, atol=2e-5)
     assert np.isnan(out[n]).all()
@@ -121,7 +181,7 @@ def test_delta_rule_long(steps):
 
 
 @pytest.mark.slow
-def test_delta_rule_whole():
+def test_delta_rule_full():
     check_delta((6, 3), 3, 0, groups=1, heads=1, dim=11, keys=128)
 
 
@@ -135,17 +195,37 @@ def check_scan(steps, first, groups, heads, dim, size):
     out = np.full((n + 1, heads * dim), np.nan, np.float32)
     for start, end in cut(steps):
         rows = end - start
-        pairs = np.full((-(-rows // 4), heads, SCAN_SIZE), np.nan, np.float32)
-        at = [SEQUENCE, np.array([first + start], np.int32)]
-        mine = xbc[start:end].copy()
-        arguments = [mine, mine[0].nbytes, step[start:], 4 * heads, a, skip, bias, 1.5]
-        arguments += [groups, heads, dim, size, pairs, rows]
+        coefficients = np.full((-(-rows // 4), heads, SCAN_SIZE), np.nan, np.float32)
+        part = matrix(xbc[start:end].copy())
+        arguments = ScanChunksArguments(
+            xbc=part,
+            step=matrix(step[start:]),
+            a=a,
+            skip=skip,
+            step_bias=bias,
+            step_scale=1.5,
+            groups=groups,
+            heads=heads,
+            head_dim=dim,
+            state_size=size,
+            coefficients=coefficients,
+            rows=rows,
+        )
         constants = {"WARPS": 1, "PARTS": -(-size // 32), "PDL": 0}
-        run(scan_pairs, constants, (groups, -(-rows // 4)), 32, arguments)
-        arguments = [mine, mine[0].nbytes, pairs, out[start:], 4 * heads * dim, groups, heads, dim, size]
-        arguments += [held, held[0].nbytes, *at, rows]
-        constants |= {"PARTS": -(-size // 64), "WHOLE": int(size % 64 == 0)}
-        run(scan_prompt, constants, (-(-dim // 8), heads), 32, arguments)
+        run(scan_chunks, constants, (groups, -(-rows // 4)), 32, arguments)
+        arguments = ScanPrefillArguments(
+            xbc=part,
+            coefficients=coefficients,
+            out=matrix(out[start:]),
+            groups=groups,
+            heads=heads,
+            head_dim=dim,
+            state_size=size,
+            state=sequence_states(held, first + start),
+            rows=rows,
+        )
+        constants |= {"PARTS": -(-size // 64), "FULL": int(size % 64 == 0)}
+        run(scan_prefill, constants, (-(-dim // 8), heads), 32, arguments)
     np.testing.assert_allclose(out[:n], expected_scan(op, state[1], xbc, step), rtol=1e-4, atol=2e-4)
     np.testing.assert_allclose(held, state, rtol=1e-4, atol=2e-5)
     assert np.isnan(out[n]).all()
@@ -163,7 +243,7 @@ def test_state_scan_long(steps):
     check_scan(steps, 0, groups=1, heads=2, dim=4, size=8)
 
 
-def test_state_scan_whole():
+def test_state_scan_full():
     check_scan((6, 3), 3, groups=1, heads=1, dim=11, size=128)
 
 
@@ -197,6 +277,6 @@ def test_machine(kind, sizes, together):
     got = script().run(machine, steps)
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-6 * np.abs(expected).max())
     np.testing.assert_array_equal(script().run(machine, steps), got)
-    assert (f"{kind}_prompt" in device.launched) == together
-    assert "conv_spans" in device.launched
+    assert (f"{kind}_prefill" in device.launched) == together
+    assert "conv_prefill" in device.launched
     assert "causal_conv" in device.launched

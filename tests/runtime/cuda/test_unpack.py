@@ -1,4 +1,4 @@
-"""Packing, and the kernels' reading of what was packed, for every block format."""
+"""Packing of weights, and unpacking in the kernels, for every block format."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:
 
 
 def packed(tensor: QTensor) -> np.ndarray:
-    """A tile of the matrix, or a row of floats, a row."""
+    """The packed matrix: a row of the array for each tile, or for each row of a float matrix."""
     size = tile_bytes(tensor)
     out = np.full((packed_bytes(tensor) // size, size), 0xFF, np.uint8)
     pack(tensor, 0, out)

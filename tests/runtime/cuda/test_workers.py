@@ -12,8 +12,9 @@ from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
 from kukri.runtime.cuda.driver import device as driver
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
+from kukri.runtime.cuda.kernels.common import pointwise
 
-KERNELS = [kernel("common.pointwise", "add", 256, PDL=0), kernel("common.pointwise", "soft_cap", 256, PDL=0)]
+KERNELS = [kernel(pointwise.add, 256, PDL=0), kernel(pointwise.soft_cap, 256, PDL=0)]
 
 
 @pytest.mark.slow

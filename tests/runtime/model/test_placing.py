@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
-from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCard
+from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
 from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
@@ -169,7 +169,7 @@ def test_without_a_compiler(gpu, folder, monkeypatch, tmp_path):
 
 def test_layers_without_a_gpu(folder, monkeypatch):
     def none():
-        raise NoCard("no NVIDIA driver was found on this machine")
+        raise NoCudaDevice("no NVIDIA driver was found on this machine")
 
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", none)
     model, said = load(folder, gpu_layers=2)

@@ -1,13 +1,20 @@
-"""The paged cache as kernels see it: 8 dimensions of a token at a time.
+"""The paged KV cache: its layout, its argument record, and device functions that read and write it.
 
-A page keeps one piece for each key-value head, for keys and for values: [token][dimension], a head's
-dimensions padded with zeros (`DP`), of float32, halves, or codes of 8 or 4 bits (`KV`). Codes are signed, of
-groups of 32 dimensions that share a scale; those of 4 bits lie 8 in a word, number i and i + 4 in byte i.
-Behind the codes of a piece come its scales, halves [token][group].
+A layer has a pool of pages for keys and one for values. A page holds 2^PAGE tokens, and in it each key-value
+head has a contiguous part [tokens, DP], DP being the dimensions of a head padded with zeros. The numbers are
+float32, float16, or signed codes of 8 or 4 bits. 32 dimensions in a row share a float16 scale; the scales of
+a head's part lie behind its codes, [tokens, DP / 32]. A 32-bit word holds eight 4-bit codes, codes i and
+i + 4 in byte i. The block table of a sequence lists the pages that hold its tokens.
+
+Constants:
+    KV      bits of a number in the cache: 32, 16, 8 or 4
+    DP      dimensions of a head in the cache; a multiple of 32 for codes, otherwise of 8
+    PAGE    log2 of the tokens of a page
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     absolute,
@@ -15,17 +22,17 @@ from ...ptx import (
     bits_and,
     bits_or,
     bits_xor,
-    high_half,
+    div_f32,
+    high_f16,
     load_int,
     load_int4,
     load_short,
     load_stream2,
-    low_half,
+    low_f16,
     maximum,
     minimum,
-    pack_halves,
-    permute,
-    quotient,
+    pack_f16,
+    permute_bytes,
     shift_left,
     shift_right,
     shuffle_xor,
@@ -38,27 +45,45 @@ from ...ptx import (
 )
 from ..common.common import warp_maximum, warp_sum
 
-# Constants of the launch. DP: dimensions of a head in the cache, of 4 and 8 bits a multiple of 32. PAGE: log2
-# of the tokens of a page.
 KV = DP = PAGE = 0
 
 
-@device
-def page_of(pages, position):
-    """The page that holds a position, of a sequence whose block table is `pages`."""
-    return load_int(pages + 4 * (position >> PAGE))
+class PagedCache(KernelArguments):
+    """One layer's cache, and where in it the rows of a step are."""
+
+    keys: int  # the pool of pages
+    values: int  # the pool of pages
+    block_tables: Region  # int32 [sequences, pages of a sequence]: numbers of pages
+    sequences: int  # int32 [rows]: the sequence of each row
+    positions: int  # int32 [rows]: the position of each row in its sequence
 
 
 @device
-def piece_of(pool, page, kv_head, kv_heads):
-    """Where a page's piece of a head begins."""
+def block_table_of(cache: PagedCache, row):
+    """The address of the block table of the sequence that a row of the step belongs to."""
+    return cache.block_tables.address + load_int(cache.sequences + 4 * row) * cache.block_tables.stride
+
+
+@device
+def page_of(block_table, position):
+    """The number of the page that holds a position."""
+    return load_int(block_table + 4 * (position >> PAGE))
+
+
+@device
+def head_in_page(pool, page, kv_head, kv_heads):
+    """The address of a head's part of a page."""
     return pool + (page * kv_heads + kv_head) * ((DP * KV // 8 + (DP // 16 if KV < 16 else 0)) << PAGE)
 
 
 @device
-def load_eight(piece, slot, dim):
-    """8 numbers of a token's, from `dim` on, as they lie there."""
-    at = piece + slot * (DP * KV // 8)
+def load_eight(part, slot, dim):
+    """Dimensions dim … dim + 7 of a token as they are stored, in 8 words; `eight_floats` decodes them.
+
+    `part` is a head's part of a page, `slot` the token's number in the page. With codes of 8 bits, words 0
+    and 1 are codes, with codes of 4 bits word 0 is, and word 2 is the scale.
+    """
+    at = part + slot * (DP * KV // 8)
     if KV == 16:
         a, b, c, d = load_int4(at + 2 * dim)
         e, f, g, h = 0, 0, 0, 0
@@ -71,24 +96,24 @@ def load_eight(piece, slot, dim):
         else:
             a = load_int(at + (dim >> 1))
             b = 0
-        c = load_short(piece + ((DP * KV // 8) << PAGE) + slot * (DP // 16) + 2 * (dim >> 5))
+        c = load_short(part + ((DP * KV // 8) << PAGE) + slot * (DP // 16) + 2 * (dim >> 5))
         d, e, f, g, h = 0, 0, 0, 0, 0
     return a, b, c, d, e, f, g, h
 
 
 @device
 def eight_floats(a, b, c, d, e, f, g, h):
-    """What `load_eight` gave, as numbers."""
+    """The 8 words of `load_eight` as 8 float32."""
     if KV == 16:
         values = (
-            low_half(a),
-            high_half(a),
-            low_half(b),
-            high_half(b),
-            low_half(c),
-            high_half(c),
-            low_half(d),
-            high_half(d),
+            low_f16(a),
+            high_f16(a),
+            low_f16(b),
+            high_f16(b),
+            low_f16(c),
+            high_f16(c),
+            low_f16(d),
+            high_f16(d),
         )
     elif KV == 32:
         values = (
@@ -102,7 +127,7 @@ def eight_floats(a, b, c, d, e, f, g, h):
             as_float(h),
         )
     elif KV == 8:
-        scale = low_half(c)
+        scale = low_f16(c)
         first, second = bits_xor(a, 0x80808080), bits_xor(b, 0x80808080)
         values = (
             code(first, 0x7440, 8388736.0) * scale,
@@ -115,7 +140,7 @@ def eight_floats(a, b, c, d, e, f, g, h):
             code(second, 0x7443, 8388736.0) * scale,
         )
     else:
-        scale = low_half(c)
+        scale = low_f16(c)
         turned = bits_xor(a, 0x88888888)
         first, second = bits_and(turned, 0x0F0F0F0F), bits_and(shift_right(turned, 4), 0x0F0F0F0F)
         values = (
@@ -133,21 +158,26 @@ def eight_floats(a, b, c, d, e, f, g, h):
 
 @device
 def code(word, selector, zero):
-    """A byte of a word, less what `zero` is above 2^23: as the last bits of a float32 that begins there."""
-    return as_float(permute(word, 0x4B000000, selector)) - zero
+    """A byte of a word as a float32, minus `zero` - 2^23.
+
+    The byte becomes the lowest bits of the float32 2^23, whose value then is 2^23 + byte: no conversion.
+    """
+    return as_float(permute_bytes(word, 0x4B000000, selector)) - zero
 
 
 @device
-def store_cached(piece, slot, dim, value):
-    """A number into a token's place; with codes, a whole warp's, of 32 dimensions from a multiple of 32 on.
+def store_cached(part, slot, dim, value):
+    """Store dimension `dim` of a token.
 
-    8 bits: the largest is at 127 or -127; 4 bits: the one farthest from 0 is at -8, as in GGUF's formats.
+    With codes a whole warp stores 32 dimensions that share a scale, lane i dimension i of them. The scale
+    maps the largest magnitude to the code 127 or -127 (8 bits), or to -8 (4 bits), as in GGUF's Q8_0 and
+    Q4_0. If a number is not finite, all 32 become NaN.
     """
-    at = piece + slot * (DP * KV // 8)
+    at = part + slot * (DP * KV // 8)
     if KV == 32:
         store_float(at + 4 * dim, value)
     elif KV == 16:
-        store_short(at + 2 * dim, pack_halves(value, 0.0))
+        store_short(at + 2 * dim, pack_f16(value, 0.0))
     else:
         if KV == 8:
             unit = warp_maximum(absolute(value)) * 0.007874015748031496
@@ -156,18 +186,18 @@ def store_cached(piece, slot, dim, value):
             unit = low * 0.125
             if high > low:
                 unit = high * -0.125
-        half = pack_halves(unit + warp_sum(value * 0.0), 0.0)  # one that is not finite makes all of them so
-        unit = low_half(half)  # codes are made for the scale as it is kept
+        half = pack_f16(unit + warp_sum(value * 0.0), 0.0)  # NaN if a number is not finite
+        unit = low_f16(half)  # the scale as float16 rounds it
         inverse = 0.0
         if unit > 0.0 or unit < 0.0:
-            inverse = quotient(1.0, unit)
+            inverse = div_f32(1.0, unit)
         if KV == 8:
             store_byte(at + dim, to_int(maximum(-127.0, minimum(127.0, value * inverse))))
         else:
-            mine = to_int(maximum(-8.0, minimum(7.0, value * inverse)))
-            other = to_int(shuffle_xor(to_float(mine), 4))
+            low_code = to_int(maximum(-8.0, minimum(7.0, value * inverse)))
+            high_code = to_int(shuffle_xor(to_float(low_code), 4))
             if (thread() & 4) == 0:
-                both = bits_or(bits_and(mine, 15), shift_left(bits_and(other, 15), 4))
+                both = bits_or(bits_and(low_code, 15), shift_left(bits_and(high_code, 15), 4))
                 store_byte(at + 4 * (dim >> 3) + (dim & 3), both)
         if (thread() & 31) == 0:
-            store_short(piece + ((DP * KV // 8) << PAGE) + slot * (DP // 16) + 2 * (dim >> 5), half)
+            store_short(part + ((DP * KV // 8) << PAGE) + slot * (DP // 16) + 2 * (dim >> 5), half)

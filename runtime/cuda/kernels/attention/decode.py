@@ -1,12 +1,14 @@
-"""Attention over the paged cache for single rows, as in `attention.py`, on tensor cores.
+"""Split-KV attention of single rows on tensor cores, as `simt.py` does it on CUDA cores.
 
-The up to 16 query heads of a block are the rows of a product with 16 tokens at a time, a warp's tile.
-A warp brings keys and values of its tiles into shared memory by itself, `STAGES` - 1 tiles ahead; the warps
-of a block take tiles in turn and meet at the end. Rows of shared memory as in `prompt_attention.py`.
+A block's query heads are the rows of the matrix products: mma needs 16 rows, and up to 16 heads share a
+key-value head, so that one load of the cache serves all of them.
+
+Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     barrier,
@@ -16,56 +18,64 @@ from ...ptx import (
     blocks_y,
     commit_copies,
     copy_async,
-    divide,
-    exp2,
-    let_next_start,
+    div_u32,
+    launch_dependents,
+    ldmatrix,
+    ldmatrix_transposed,
     load_float2,
     load_int,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
-    maximum,
-    mma_halves,
-    pack_halves,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
-    shuffle_xor,
     store_shared,
     store_shared_int4,
     thread,
     wait_copies,
-    wait_copies_but_1,
+    wait_copies_all_but_1,
     wait_for_grid,
     warp_barrier,
 )
 from ..common.common import tanh
-from .cache import load_eight, page_of, piece_of, store_cached
-from .prefill import place, store_halves
-from .prepare_qk import bring_head, prepared
-from .split_kv_merge import combine
+from .cache import PagedCache, block_table_of, head_in_page, load_eight, page_of, store_cached
+from .prepare_qk import QKPreparation, load_normed_head, rotated_dim
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_16_tokens, window_start
+from .split_kv_merge import SplitOutput, merge_splits
+from .tile import store_halves, swizzled
 
-# Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block, 16 at most.
-# STAGES: 2 or 3 tiles that a warp has room for. ALONE: the step has a single row, so that what the cache has
-# of tokens before it was there before the step; it is asked for before the launches in front are done.
-# PREPARE: then this kernel also does what `rotate.prepare` does: each block for its queries, and the one
-# whose part of the context ends with this row for its key and value.
-G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = ALONE = PREPARE = Q_NORM = K_NORM = PAGE = PDL = 0
-NOTHING = -1e30
-HIDDEN = -2e30
+G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = PAGE = PDL = 0  # constants: see `decode_attention`
+SINGLE_ROW = PREPARE = Q_NORM = K_NORM = 0
+
+
+class DecodeAttentionArguments(KernelArguments):
+    """What `decode_attention` takes."""
+
+    q: Region  # float32 [rows, heads · HD]
+    cache: PagedCache
+    scores: ScoreArguments
+    output: SplitOutput
+    kv_heads: int
+    k: int  # with PREPARE: the row's keys, float32 [kv_heads · HD]
+    v: int  # with PREPARE: the row's values
+    preparation: QKPreparation
 
 
 @device
-def fetch_tile(stage, keys, values, pages, tile, end, position, kv_head, kv_heads):
-    """Begin to bring the keys and values of a tile, if it is in front of `end`; zeros behind `position`."""
+def fetch_tile(stage, cache: PagedCache, block_table, tile, end, position, kv_head, kv_heads):
+    """Start copying a tile, the keys and values of 16 tokens, to shared memory, by a warp, as float16.
+
+    Nothing is copied from tile `end` on; tokens behind `position` become zeros.
+    """
     if tile < end:
-        page = load_int(pages + 4 * (tile >> 2))
-        keys = piece_of(keys, page, kv_head, kv_heads)
-        values = piece_of(values, page, kv_head, kv_heads)
+        page = load_int(block_table + 4 * (tile >> 2))
+        keys = head_in_page(cache.keys, page, kv_head, kv_heads)
+        values = head_in_page(cache.values, page, kv_head, kv_heads)
         for i in range(thread() & 31, 2 * HD, 32):
-            row = divide(i, HD // 8)
+            row = div_u32(i, HD // 8)
             piece = i - row * (HD // 8)
             slot = 16 * (tile & 3) + row
-            to = stage + place(row, piece)
+            to = stage + swizzled(row, piece)
             inside = 16
             if 16 * tile + row > position:
                 inside = 0
@@ -81,111 +91,105 @@ def fetch_tile(stage, keys, values, pages, tile, end, position, kv_head, kv_head
     commit_copies()
 
 
-def attend_group(
-    q,
-    q_stride,
-    keys,
-    values,
-    table,
-    table_stride,
-    sequences,
-    positions,
-    scale: float,
-    softcap: float,
-    window,
-    sinks,
-    partials,
-    counters,
-    out,
-    out_stride,
-    codes,
-    heads,
-    kv_heads,
-    k,
-    v,
-    q_norm,
-    k_norm,
-    eps: float,
-    pairs,
-    angles,
-):
-    """out = softmax(scale · q·k) v; grid and arguments as for `attention.attend`. Pages have 64 tokens.
+def decode_attention(args: DecodeAttentionArguments):
+    """out = softmax(scores) v, float32 [rows, heads · HD]; pages have 64 tokens.
 
-    With PREPARE q, k and v are as the products in front have left them.
+    Grid: (kv_heads · CHUNKS, most splits of a context, rows), of 32 · WARPS threads. A block takes G query
+    heads of one key-value head and one split of the row's context. The warps of a block take its tiles of 16
+    tokens in turn; each copies its own tiles to shared memory, STAGES - 1 ahead, and keeps an online softmax
+    of its own. `merge_splits` merges the results of warps and blocks.
+
+    With PREPARE this kernel also does what `prepare_qk` does, for a step with one row: each block prepares
+    its own queries, and the block whose split ends with the row writes the row's key and value to the cache.
+
+    Constants besides those of `cache.py`, `scores.py`, `tile.py` and `prepare_qk.py`:
+        G           query heads of a block, 16 at most
+        HD          dimensions of a head, a multiple of 16; as DP, VD and VP
+        WARPS       of a block
+        CHUNKS      blocks that share a key-value head
+        STAGES      2 or 3 tiles that a warp has room for
+        SINGLE_ROW  1: the step has one row. Older tokens were in the cache before the step, so that their
+                    tiles are copied before the launches in front are done
+        PREPARE     1: queries and keys are neither normed nor rotated yet, nor in the cache
+        EMIT        1: the result is also written in 8 bits
     """
     if PDL:
-        let_next_start()
-    if PDL and not ALONE:
+        launch_dependents()
+    if PDL and not SINGLE_ROW:
         wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = block_z()
-    position = load_int(positions + 4 * row)
-    pages = table + load_int(sequences + 4 * row) * table_stride
-    low = 0
-    if WINDOW:
-        low = position - window + 1
-        if low < 0:
-            low = 0
+    position = load_int(args.cache.positions + 4 * row)
+    block_table = block_table_of(args.cache, row)
+    low = window_start(position, args.scores.window)
     first = low >> 4
     count = (position >> 4) + 1 - first
-    span = divide(count + blocks_y() - 1, blocks_y())
-    span = (span + WARPS - 1) // WARPS * WARPS
-    live = divide(count + span - 1, span)
-    if block_y() >= live:
+    split = div_u32(count + blocks_y() - 1, blocks_y())
+    split = (split + WARPS - 1) // WARPS * WARPS
+    splits = div_u32(count + split - 1, split)
+    if block_y() >= splits:
         return
-    first = first + block_y() * span
-    end = first + span
+    first = first + block_y() * split
+    end = first + split
     if end > (position >> 4) + 1:
         end = (position >> 4) + 1
     head = block_x() * G
-    kv_head = divide(block_x(), CHUNKS)
-    mine = shared() + warp * (STAGES * 64 * HD)
+    kv_head = div_u32(block_x(), CHUNKS)
+    stages = shared() + warp * (STAGES * 64 * HD)
     first = first + warp
-    older = position >> 4 if ALONE else 0  # tiles in front of this have only tokens from before the step
-    if ALONE:
+    older = position >> 4 if SINGLE_ROW else 0  # tiles before this one hold no token of the step
+    if SINGLE_ROW:
         for s in static(STAGES - 1):
             tile = first + s * WARPS
             if tile < older:
-                fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
+                fetch_tile(
+                    stages + s * 64 * HD, args.cache, block_table, tile, end, position, kv_head, args.kv_heads
+                )
         if PDL:
             wait_for_grid()
-    fresh = shared() + WARPS * STAGES * 64 * HD
+    prepared = shared() + WARPS * STAGES * 64 * HD
     if PREPARE:
         items = G
         if end > position >> 4:
             items = G + 2
         for item in range(warp, items, WARPS):
             kind = 0
-            source = q + 4 * (head + item) * HD
+            source = args.q.address + 4 * (head + item) * HD
             if item >= G:
                 kind = item - G + 1
-                source = k + 4 * kv_head * HD
+                source = args.k + 4 * kv_head * HD
                 if kind == 2:
-                    source = v + 4 * kv_head * HD
-            held = fresh + 4 * item * HD
-            weights = q_norm + 4 * HD * (head + item) * (Q_NORM - 1)
-            bring_head(source, held, kind, weights, k_norm + 4 * HD * kv_head * (K_NORM - 1), eps)
+                    source = args.v + 4 * kv_head * HD
+            copy = prepared + 4 * item * HD
+            q_norm = args.preparation.q_norm + 4 * HD * (head + item) * (Q_NORM - 1)
+            k_norm = args.preparation.k_norm + 4 * HD * kv_head * (K_NORM - 1)
+            load_normed_head(source, copy, kind, q_norm, k_norm, args.preparation.eps)
             if kind == 0:
                 value = registers((HD + 31) // 32, 0.0)
                 for j in static((HD + 31) // 32):
                     if 32 * j + lane < HD:
-                        value[j] = prepared(held, 32 * j + lane, 0, pairs, angles)
+                        value[j] = rotated_dim(
+                            copy, 32 * j + lane, 0, args.preparation.pairs, args.preparation.angles
+                        )
                 warp_barrier()
                 for j in static((HD + 31) // 32):
                     if 32 * j + lane < HD:
-                        store_shared(held + 4 * (32 * j + lane), value[j])
+                        store_shared(copy + 4 * (32 * j + lane), value[j])
             else:
-                page = page_of(pages, position)
-                piece = piece_of(keys if kind == 1 else values, page, kv_head, kv_heads)
+                page = page_of(block_table, position)
+                pool = args.cache.keys if kind == 1 else args.cache.values
+                part = head_in_page(pool, page, kv_head, args.kv_heads)
                 for dim in range(lane, HD, 32):
-                    entry = prepared(held, dim, kind, pairs, angles)
-                    store_cached(piece, position & ((1 << PAGE) - 1), dim, entry)
+                    entry = rotated_dim(copy, dim, kind, args.preparation.pairs, args.preparation.angles)
+                    store_cached(part, position & ((1 << PAGE) - 1), dim, entry)
         barrier()
     for s in static(STAGES - 1):
         tile = first + s * WARPS
         if tile >= older:
-            fetch_tile(mine + s * 64 * HD, keys, values, pages, tile, end, position, kv_head, kv_heads)
+            fetch_tile(
+                stages + s * 64 * HD, args.cache, block_table, tile, end, position, kv_head, args.kv_heads
+            )
     query = registers((HD // 16, 4))
     for k in static(HD // 16):
         for i in static(4):
@@ -195,22 +199,24 @@ def attend_group(
                 if of_head < G:
                     dim = 16 * k + 2 * (lane & 3) + 8 * (i // 2)
                     if PREPARE:
-                        at = fresh + 4 * (of_head * HD + dim)
+                        at = prepared + 4 * (of_head * HD + dim)
                         a, b = load_shared(at), load_shared(at + 4)
                     else:
-                        a, b = load_float2(q + row * q_stride + 4 * ((head + of_head) * HD + dim))
-                    query[k, i] = pack_halves(a * scale, b * scale)
-    best = registers(2, NOTHING)
+                        a, b = load_float2(
+                            args.q.address + row * args.q.stride + 4 * ((head + of_head) * HD + dim)
+                        )
+                    query[k, i] = pack_f16(a * args.scores.scale, b * args.scores.scale)
+    best = registers(2, NO_MAXIMUM)
     total = registers(2, 0.0)
     acc = registers((HD // 8, 4), 0.0)
     stage = 0
     for tile in range(first, end, WARPS):
         if STAGES == 3:
-            wait_copies_but_1()
+            wait_copies_all_but_1()
         else:
             wait_copies()
         warp_barrier()
-        held = mine + stage * (64 * HD)
+        current = stages + stage * (64 * HD)
         stage = stage + 1
         if stage == STAGES:
             stage = 0
@@ -218,68 +224,54 @@ def attend_group(
         if following >= STAGES:
             following = following - STAGES
         fetch_tile(
-            mine + following * (64 * HD),
-            keys,
-            values,
-            pages,
+            stages + following * (64 * HD),
+            args.cache,
+            block_table,
             tile + (STAGES - 1) * WARPS,
             end,
             position,
             kv_head,
-            kv_heads,
+            args.kv_heads,
         )
         score = registers((2, 4), 0.0)
         for k in static(HD // 16):
             b = registers((2, 2))
-            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(
-                held + place((lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1))
+            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix(
+                current + swizzled((lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1))
             )
             for n in static(2):
-                score[n] = mma_halves(*query[k], *b[n], *score[n])
+                score[n] = mma_f16(*query[k], *b[n], *score[n])
         for n in static(2):
             for i in static(4):
                 if SOFTCAP:
-                    score[n, i] = softcap * tanh(score[n, i])
+                    score[n, i] = args.scores.softcap * tanh(score[n, i])
                 token = 16 * tile + 8 * n + 2 * (lane & 3) + i % 2
                 if token > position:
-                    score[n, i] = HIDDEN
+                    score[n, i] = MASKED
                 if WINDOW:
                     if token < low:
-                        score[n, i] = HIDDEN
+                        score[n, i] = MASKED
         shrink = registers(2)
-        for r in static(2):
-            highest = best[r]
-            for n in static(2):
-                highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
-            highest = maximum(highest, shuffle_xor(highest, 1))
-            highest = maximum(highest, shuffle_xor(highest, 2))
-            shrink[r] = exp2(best[r] - highest)
-            best[r] = highest
-            total[r] = total[r] * shrink[r]
-            for n in static(2):
-                for i in static(2):
-                    score[n, 2 * r + i] = exp2(score[n, 2 * r + i] - highest)
-                    total[r] = total[r] + score[n, 2 * r + i]
+        score[()], best[()], total[()], shrink[()] = softmax_16_tokens(*score[()], *best[()], *total[()])
         p = registers(4)
-        p[0] = pack_halves(score[0, 0], score[0, 1])
-        p[1] = pack_halves(score[0, 2], score[0, 3])
-        p[2] = pack_halves(score[1, 0], score[1, 1])
-        p[3] = pack_halves(score[1, 2], score[1, 3])
+        p[0] = pack_f16(score[0, 0], score[0, 1])
+        p[1] = pack_f16(score[0, 2], score[0, 3])
+        p[2] = pack_f16(score[1, 0], score[1, 1])
+        p[3] = pack_f16(score[1, 2], score[1, 3])
         for n in static(HD // 8):
             for i in static(4):
                 acc[n, i] = acc[n, i] * shrink[i // 2]
         for n in static(HD // 16):
             b = registers((2, 2))
-            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
-                held + 32 * HD + place((lane & 7) + ((lane >> 3) & 1) * 8, 2 * n + (lane >> 4))
+            b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(
+                current + 32 * HD + swizzled((lane & 7) + ((lane >> 3) & 1) * 8, 2 * n + (lane >> 4))
             )
             for m in static(2):
-                acc[2 * n + m] = mma_halves(*p[()], *b[m], *acc[2 * n + m])
+                acc[2 * n + m] = mma_f16(*p[()], *b[m], *acc[2 * n + m])
     wait_copies()
     barrier()
     for r in static(2):
-        total[r] = total[r] + shuffle_xor(total[r], 1)
-        total[r] = total[r] + shuffle_xor(total[r], 2)
+        total[r] = quad_sum(total[r])
         of_head = (lane >> 2) + 8 * r
         if of_head < G:
             to = shared() + 4 * (warp * G + of_head) * (HD + 2)
@@ -289,4 +281,4 @@ def attend_group(
             for n in static(HD // 8):
                 for i in static(2):
                     store_shared(to + 4 * (8 * n + 2 * (lane & 3) + i), acc[n, 2 * r + i])
-    combine(row, head, heads, live, sinks, partials, counters, out, out_stride, codes)
+    merge_splits(row, head, splits, args.scores.sinks, args.output)

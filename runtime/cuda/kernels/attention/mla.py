@@ -1,22 +1,16 @@
-"""Latent attention over the paged cache on tensor cores: keys of many dimensions (576 of DeepSeek's models),
-whose first ones (512) are the values, for all query heads the same.
+"""Multi-head latent attention (MLA) over the paged cache, on tensor cores.
 
-A block takes up to 16 · `MT` heads of a row and a span of its context, a tile of `T` tokens at a time, which
-all warps bring into shared memory together, the next one while the present one is used. Warps share its
-work in two ways. For the scores, a warp has 16 heads, whose queries stay in its registers, and
-`T` · `MT` / `WARPS` tokens; for the result it has all heads, and its part of the values' dimensions. In
-between, probabilities go through shared memory, in halves. Of a tile of 64 tokens and 32 heads that makes
-144 KB read for scores, 64 KB for values, 4 KB written and 32 KB read of probabilities. If warps had shared
-the dimensions of the scores instead, keys would be read once, 72 KB, but float32 sums of 8 warps, 64 KB, be
-written and read.
+All query heads share one key-value head of many dimensions (DeepSeek-V2: 576), the first of which (512) are
+the values. `mla_merge.py` merges the splits of a context in a launch of its own: 32 heads of 512 dimensions
+are too many for a single block.
 
-Rows of shared memory as in `prompt_attention.py`. What blocks have of a row is merged by another launch:
-with 512 dimensions of 32 heads it is too much for a single block.
+DeepSeek-AI 2024, "DeepSeek-V2"; Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
 
 from __future__ import annotations
 
-from ...compile.stage import device, registers, static
+from ...compile.arguments import KernelArguments, Region
+from ...compile.stage import registers, static
 from ...ptx import (
     barrier,
     block_x,
@@ -25,25 +19,22 @@ from ...ptx import (
     blocks_x,
     blocks_y,
     commit_copies,
-    copy_async,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
-    let_next_start,
-    load_float,
+    launch_dependents,
+    ldmatrix,
+    ldmatrix_transposed,
+    load_constant,
     load_float4,
     load_int,
-    load_matrices,
-    load_matrices_turned,
     load_shared,
     load_shared4,
-    load_weight,
     maximum,
-    mma_halves,
-    pack_halves,
-    quotient,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
-    shuffle_xor,
     store_float,
     store_shared,
     store_shared_int,
@@ -52,403 +43,294 @@ from ...ptx import (
     wait_copies,
     wait_for_grid,
 )
-from ..common.common import begin, tanh, warp_maximum, warp_sum
-from .cache import load_eight, piece_of
-from .prefill import place, store_halves
+from ..common.common import tanh
+from .cache import PagedCache, block_table_of
+from .mla_tile import fetch_tile, head_of, load_query, row_of, swizzled_probabilities
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_maximum, quad_sum, window_start
+from .tile import swizzled
 
-# Constants of the launch, as in attention.py and prompt_attention.py. G: heads of a block. T: tokens of a
-# tile, 32 or 64. NT: 8 tokens of a warp's scores each, T · MT / (8 · WARPS), 1 or 2. GROUPS: warps with the
-# same heads, WARPS / MT, a multiple of 4. VP: dimensions of a value. UNITS: 16 of them each; UW of these are
-# a warp's. DIRECT: there is one span, and nothing to merge. PROMPT: a step's rows are
-# consecutive positions of a sequence; their heads, one row's behind the other's, are dealt to blocks.
-# KEPT: 16 dimensions each of the queries that stay in registers. ALONE: as in group_attention.py.
-G = HD = VP = KV = MT = T = NT = GROUPS = UNITS = UW = WARPS = SOFTCAP = WINDOW = SINKS = DIRECT = 0
-THREADS = PROMPT = DP = TURN = KEPT = ALONE = PDL = 0
-NOTHING = -1e30
-HIDDEN = -2e30
+G = HD = VP = TILE = M_TILES = N_TILES = HEAD_WARPS = V_TILES = WARP_V_TILES = WARPS = Q_KEPT = 0
+SOFTCAP = WINDOW = SINKS = ONE_SPLIT = PREFILL = SINGLE_ROW = PDL = 0  # constants: see `mla_attention`
 
 
-@device
-def seen_from(position, window):
-    """The first position that one sees."""
-    low = 0
-    if WINDOW:
-        low = position - window + 1
-        if low < 0:
-            low = 0
-    return low
+class MLAArguments(KernelArguments):
+    """What `mla_attention` takes."""
+
+    q: Region  # float32 [rows, heads · HD]
+    cache: PagedCache  # float16, or codes; `values` is not read
+    scores: ScoreArguments
+    partials: int  # float32 [rows, heads, splits, VP + 4]: sums, the maximum and the total of each split
+    out: Region  # float32 [rows, heads · VP]; with ONE_SPLIT
+    heads: int
+    rows: int
 
 
-@device
-def row_of(row, head, heads):
-    """The step's row that the head `head`, counted through all rows with PROMPT, belongs to."""
-    if PROMPT:
-        row = divide(head, heads)
-    return row
+def mla_attention(args: MLAArguments):
+    """softmax(scores) v of one split of the context, into `partials`, or into `out` with ONE_SPLIT.
 
+    Grid: (heads / G, most splits of a context, rows), or with PREFILL (rows · heads / (16 · M_TILES)), of
+    32 · WARPS threads; pages have 64 tokens. A block takes G heads of a row and a split of its context; with
+    PREFILL the step's rows are consecutive positions of one sequence, their heads are counted row after row,
+    and a block takes 16 · M_TILES of these and the whole context.
 
-@device
-def head_of(head, heads):
-    """Which of its row's heads it is."""
-    if PROMPT:
-        head = head - divide(head, heads) * heads
-    return head
+    All warps copy a tile of TILE tokens to shared memory together, the next one while the current one is
+    used. For the scores, a warp takes 16 heads and TILE · M_TILES / WARPS tokens; for the result it takes all
+    heads and a part of the values' dimensions. Probabilities go from one to the other through shared memory,
+    as float16. For a tile of 64 tokens, 32 heads and 576 dimensions, 144 KB are read for scores, 64 KB for
+    values, 32 KB for probabilities, and 4 KB are written. If instead warps shared the dimensions of the
+    scores, keys would be read once (72 KB), but the float32 sums of 8 warps (64 KB) written and read.
 
+    Shared memory: two tiles, queries, probabilities, and a maximum for each head and warp: see
+    `lowering.mla.BlockShape`.
 
-@device
-def fetch_tile(stage, keys, page, tile, position):
-    """Begin to bring a tile's keys; zeros behind `position`."""
-    keys = piece_of(keys, page, 0, 1)
-    lane = thread() & 31
-    for u in static(T // (4 * WARPS)):  # 8 lanes take a row
-        row = 4 * WARPS * u + divide(thread(), 8)
-        slot = T * (tile & (64 // T - 1)) + row
-        to = stage + place(row, lane & 7)
-        source = keys + 2 * (slot * DP + 8 * (lane & 7))
-        inside = 16
-        if T * tile + row > position:
-            inside = 0
-        for j in static((HD + 63) // 64):
-            if HD >= 64 * j + 64 or 64 * j + 8 * (lane & 7) < HD:
-                if KV == 16:
-                    copy_async(to + 128 * j, source + 128 * j, inside)
-                elif inside > 0:
-                    store_halves(to + 128 * j, *load_eight(keys, slot, 64 * j + 8 * (lane & 7)))
-                else:
-                    store_shared_int4(to + 128 * j, 0, 0, 0, 0)
-
-
-@device
-def place_of_probabilities(row, piece):
-    """Where 8 tokens' probabilities of a head lie."""
-    return 2 * T * row + 16 * (piece ^ ((row >> (64 // T - 1)) & (T // 8 - 1)))
-
-
-@device
-def load_query(queries, k):
-    """Dimensions 16 k … of a warp's queries, of which `queries` is where the lane's row begins."""
-    lane = thread() & 31
-    return load_matrices(queries + 16 * ((2 * k + (lane >> 4)) ^ (lane & TURN)))
-
-
-def attend_latent(
-    q,
-    q_stride,
-    keys,
-    values,
-    table,
-    table_stride,
-    sequences,
-    positions,
-    scale: float,
-    softcap: float,
-    window,
-    sinks,
-    partials,
-    out,
-    out_stride,
-    heads,
-    rows,
-):
-    """Parts of softmax(scale · q·k) v, or with DIRECT `out` itself. Grid: (heads / G, spans at most,
-    rows), or with PROMPT (rows · heads / (16 · MT)), of 32 · WARPS threads.
-
-    Arguments as for `attention.attend`; `values` are not looked at. Pages have 64 tokens. `partials` is as
-    `spans.combine` leaves it, for `merge_spans`: of each row, head and span VP values, to be divided by their
-    sum; the highest score; the sum.
+    Constants besides those of `cache.py`, `scores.py` and `tile.py`:
+        G             heads of a block
+        HD, VP        dimensions of a key and of a value, multiples of 16
+        WARPS         of a block
+        TILE          tokens of a tile, 32 or 64
+        M_TILES       mma tiles of 16 heads in a block, 1 or 2
+        N_TILES       mma tiles of 8 tokens in a warp's scores, TILE · M_TILES / (8 · WARPS), 1 or 2
+        HEAD_WARPS    warps that take the same heads, WARPS / M_TILES, a multiple of 4
+        V_TILES       16 dimensions each of the values, VP / 16; WARP_V_TILES of a warp
+        Q_KEPT        16 dimensions each of the queries that stay in registers; the rest is read each time
+        ONE_SPLIT     1: a block takes the whole context of its rows
+        PREFILL       1: see above
+        SINGLE_ROW    1: the step has one row; as in `decode.py`
     """
     if PDL:
-        let_next_start()
-    if PDL and not ALONE:
+        launch_dependents()
+    if PDL and not SINGLE_ROW:
         wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_x() * G
     row = block_z()
-    if PROMPT:
-        head = (blocks_x() - 1 - block_x()) * (16 * MT)  # the longest contexts first
-    position = load_int(positions + 4 * row)
+    if PREFILL:
+        head = (blocks_x() - 1 - block_x()) * (16 * M_TILES)  # the longest contexts first
+    position = load_int(args.cache.positions + 4 * row)
     lowest = position  # the first that a row of this block has
-    if PROMPT:
-        lowest = position + divide(head, heads)
-        position = position + divide(head + 16 * MT - 1, heads)
-        if position > load_int(positions + 4 * (rows - 1)):
-            position = load_int(positions + 4 * (rows - 1))
-    pages = table + load_int(sequences + 4 * row) * table_stride
-    low = seen_from(lowest, window)
-    count = divide(position, T) + 1 - divide(low, T)
-    span = divide(count + blocks_y() - 1, blocks_y())
-    first = divide(low, T) + block_y() * span
+    if PREFILL:
+        lowest = position + div_u32(head, args.heads)
+        position = position + div_u32(head + 16 * M_TILES - 1, args.heads)
+        if position > load_int(args.cache.positions + 4 * (args.rows - 1)):
+            position = load_int(args.cache.positions + 4 * (args.rows - 1))
+    block_table = block_table_of(args.cache, row)
+    low = window_start(lowest, args.scores.window)
+    count = div_u32(position, TILE) + 1 - div_u32(low, TILE)
+    span = div_u32(count + blocks_y() - 1, blocks_y())
+    first = div_u32(low, TILE) + block_y() * span
     end = first + span
-    if end > divide(position, T) + 1:
-        end = divide(position, T) + 1
+    if end > div_u32(position, TILE) + 1:
+        end = div_u32(position, TILE) + 1
     if first >= end:
         return
     live = G
-    if PROMPT:
-        live = rows * heads - head
-    queries = shared() + 4 * T * HD
-    probabilities = queries + 32 * MT * HD
-    tops = probabilities + 32 * MT * T
-    page = load_int(pages + 4 * divide(first * T, 64))
-    if ALONE:
-        older = divide(position, T)  # tiles in front of this have only tokens from before the step
+    if PREFILL:
+        live = args.rows * args.heads - head
+    queries = shared() + 4 * TILE * HD
+    probabilities = queries + 32 * M_TILES * HD
+    maxima = probabilities + 32 * M_TILES * TILE
+    page = load_int(block_table + 4 * div_u32(first * TILE, 64))
+    if SINGLE_ROW:
+        older = div_u32(position, TILE)  # tiles before this one hold no token of the step
         if first < older:
-            fetch_tile(shared(), keys, page, first, position)
+            fetch_tile(shared(), args.cache.keys, page, first, position)
         if PDL:
             wait_for_grid()
         if first >= older:
-            fetch_tile(shared(), keys, page, first, position)
+            fetch_tile(shared(), args.cache.keys, page, first, position)
     else:
-        fetch_tile(shared(), keys, page, first, position)
+        fetch_tile(shared(), args.cache.keys, page, first, position)
     commit_copies()
     following = first + 1
     if following >= end:
         following = first
-    page = load_int(pages + 4 * divide(following * T, 64))
+    page = load_int(block_table + 4 * div_u32(following * TILE, 64))
 
-    for i in range(thread(), 2 * MT * HD, 32 * WARPS):
-        of_head = divide(i, HD // 8)
+    for i in range(thread(), 2 * M_TILES * HD, 32 * WARPS):
+        of_head = div_u32(i, HD // 8)
         piece = i - of_head * (HD // 8)
         x = registers(8, 0.0)
         if of_head < live:
-            line = row_of(row, head + of_head, heads)
-            source = q + line * q_stride + 4 * (head_of(head + of_head, heads) * HD + 8 * piece)
+            line = row_of(row, head + of_head, args.heads)
+            source = (
+                args.q.address
+                + line * args.q.stride
+                + 4 * (head_of(head + of_head, args.heads) * HD + 8 * piece)
+            )
             x[0], x[1], x[2], x[3] = load_float4(source)
             x[4], x[5], x[6], x[7] = load_float4(source + 16)
         store_shared_int4(
-            queries + place(of_head, piece),
-            pack_halves(x[0] * scale, x[1] * scale),
-            pack_halves(x[2] * scale, x[3] * scale),
-            pack_halves(x[4] * scale, x[5] * scale),
-            pack_halves(x[6] * scale, x[7] * scale),
+            queries + swizzled(of_head, piece),
+            pack_f16(x[0] * args.scores.scale, x[1] * args.scores.scale),
+            pack_f16(x[2] * args.scores.scale, x[3] * args.scores.scale),
+            pack_f16(x[4] * args.scores.scale, x[5] * args.scores.scale),
+            pack_f16(x[6] * args.scores.scale, x[7] * args.scores.scale),
         )
     barrier()
-    own = warp & (MT - 1)  # which 16 of the heads
-    group = divide(warp, MT)  # which of the tokens
+    own = warp & (M_TILES - 1)  # the number of the 16 heads of this warp
+    group = div_u32(warp, M_TILES)  # the number of its tokens
     own_queries = queries + 2 * HD * (16 * own + (lane & 7) + ((lane >> 3) & 1) * 8)
     query = registers((HD // 16, 4))
-    for k in static(KEPT):
+    for k in static(Q_KEPT):
         query[k] = load_query(own_queries, k)
-    unit = registers(UW)
-    for u in static(UW):
-        unit[u] = warp * UW + u
-        if UNITS < UW * WARPS:
-            if unit[u] >= UNITS:
-                unit[u] = UNITS - 1
-    seen = registers(2, position)  # of the heads of this lane's scores
-    if PROMPT:
+    unit = registers(WARP_V_TILES)
+    for u in static(WARP_V_TILES):
+        unit[u] = warp * WARP_V_TILES + u
+        if V_TILES < WARP_V_TILES * WARPS:
+            if unit[u] >= V_TILES:
+                unit[u] = V_TILES - 1
+    last_seen = registers(2, position)  # the last position that the rows of this lane's scores see
+    if PREFILL:
         for r in static(2):
-            seen[r] = load_int(positions) + divide(head + 16 * own + 8 * r + (lane >> 2), heads)
-    best = registers((MT, 2), NOTHING)
+            last_seen[r] = load_int(args.cache.positions) + div_u32(
+                head + 16 * own + 8 * r + (lane >> 2), args.heads
+            )
+    best = registers((M_TILES, 2), NO_MAXIMUM)
     total = registers(2, 0.0)
-    acc = registers((MT, 2 * UW, 4), 0.0)
-    held = shared()
-    other = shared() + 2 * T * HD
+    acc = registers((M_TILES, 2 * WARP_V_TILES, 4), 0.0)
+    stage = shared()
+    following_stage = shared() + 2 * TILE * HD
     for tile in range(first, end):
         wait_copies()
         barrier()
         if tile + 1 < end:
-            fetch_tile(other, keys, page, tile + 1, position)
+            fetch_tile(following_stage, args.cache.keys, page, tile + 1, position)
             following = tile + 2
             if following >= end:
                 following = tile
-            page = load_int(pages + 4 * divide(following * T, 64))
+            page = load_int(block_table + 4 * div_u32(following * TILE, 64))
         commit_copies()
-        # Sums of every few steps, so that products wait less for each other.
-        part = registers((4 // NT, NT, 4), 0.0)
+        # Several accumulators, so that products wait less for each other.
+        part = registers((4 // N_TILES, N_TILES, 4), 0.0)
         b = registers((2, 2))
-        for j in static(0, 4, 3 - NT):  # which of the pieces in 128 bytes
-            if NT == 2:
-                source = held + place(16 * group + (lane & 7) + (lane >> 4) * 8, 2 * j + ((lane >> 3) & 1))
+        for j in static(0, 4, 3 - N_TILES):  # the 16 dimensions in a line of 128 bytes
+            if N_TILES == 2:
+                source = stage + swizzled(
+                    16 * group + (lane & 7) + (lane >> 4) * 8, 2 * j + ((lane >> 3) & 1)
+                )
             else:
-                source = held + place(8 * group + (lane & 7), 2 * j + (lane >> 3))
+                source = stage + swizzled(8 * group + (lane & 7), 2 * j + (lane >> 3))
             for k in static(j, HD // 16, 4):
-                if NT == 1 and HD // 16 == k + 1:
-                    source = held + place(8 * group + (lane & 7), 2 * j + ((lane >> 3) & 1))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices(source + 128 * (k // 4))
-                if k >= KEPT:
+                if N_TILES == 1 and HD // 16 == k + 1:
+                    source = stage + swizzled(8 * group + (lane & 7), 2 * j + ((lane >> 3) & 1))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix(source + 128 * (k // 4))
+                if k >= Q_KEPT:
                     query[k] = load_query(own_queries, k)
-                if NT == 1 and HD // 16 > k + 1 and k + 1 >= KEPT:
+                if N_TILES == 1 and HD // 16 > k + 1 and k + 1 >= Q_KEPT:
                     query[k + 1] = load_query(own_queries, k + 1)
                 for n in static(2):
-                    if NT == 2:
-                        part[k // 4 % 2, n] = mma_halves(*query[k], *b[n], *part[k // 4 % 2, n])
+                    if N_TILES == 2:
+                        part[k // 4 % 2, n] = mma_f16(*query[k], *b[n], *part[k // 4 % 2, n])
                     elif HD // 16 > k + n:
-                        part[2 * (k // 4 % 2) + n, 0] = mma_halves(
+                        part[2 * (k // 4 % 2) + n, 0] = mma_f16(
                             *query[k + n], *b[n], *part[2 * (k // 4 % 2) + n, 0]
                         )
-        score = registers((NT, 4))
-        for n in static(NT):
+        score = registers((N_TILES, 4))
+        for n in static(N_TILES):
             for i in static(4):
                 score[n, i] = part[0, n, i] + part[1, n, i]
-                if NT == 1:
+                if N_TILES == 1:
                     score[n, i] = score[n, i] + (part[2, n, i] + part[3, n, i])
                 if SOFTCAP:
-                    score[n, i] = softcap * tanh(score[n, i])
-        if T * tile + T - 1 > lowest or WINDOW:
-            for n in static(NT):
+                    score[n, i] = args.scores.softcap * tanh(score[n, i])
+        if TILE * tile + TILE - 1 > lowest or WINDOW:
+            for n in static(N_TILES):
                 for i in static(4):
-                    token = T * tile + 8 * (NT * group + n) + 2 * (lane & 3) + i % 2
-                    if token > seen[i // 2]:
-                        score[n, i] = HIDDEN
+                    token = TILE * tile + 8 * (N_TILES * group + n) + 2 * (lane & 3) + i % 2
+                    if token > last_seen[i // 2]:
+                        score[n, i] = MASKED
                     if WINDOW:
-                        if token <= seen[i // 2] - window:
-                            score[n, i] = HIDDEN
+                        if token <= last_seen[i // 2] - args.scores.window:
+                            score[n, i] = MASKED
         for r in static(2):
-            highest = NOTHING
-            for n in static(NT):
+            highest = NO_MAXIMUM
+            for n in static(N_TILES):
                 highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
-            highest = maximum(highest, shuffle_xor(highest, 1))
-            highest = maximum(highest, shuffle_xor(highest, 2))
+            highest = quad_maximum(highest)
             if (lane & 3) == 0:
-                store_shared(tops + 4 * ((16 * own + 8 * r + (lane >> 2)) * GROUPS + group), highest)
+                store_shared(maxima + 4 * ((16 * own + 8 * r + (lane >> 2)) * HEAD_WARPS + group), highest)
         barrier()
-        shrink = registers((MT, 2))
-        for m in static(MT):
+        shrink = registers((M_TILES, 2))
+        for m in static(M_TILES):
             for r in static(2):
                 highest = best[m, r]
-                for j in static(GROUPS // 4):
+                for j in static(HEAD_WARPS // 4):
                     x = registers(4)
-                    x[()] = load_shared4(tops + 4 * ((16 * m + 8 * r + (lane >> 2)) * GROUPS + 4 * j))
+                    x[()] = load_shared4(maxima + 4 * ((16 * m + 8 * r + (lane >> 2)) * HEAD_WARPS + 4 * j))
                     for i in static(4):
                         highest = maximum(highest, x[i])
                 shrink[m, r] = exp2(best[m, r] - highest)
                 best[m, r] = highest
         for r in static(2):
             highest = best[0, r]
-            grown = shrink[0, r]
-            if MT == 2:
+            factor = shrink[0, r]
+            if M_TILES == 2:
                 if own == 1:
-                    highest = best[MT - 1, r]
-                    grown = shrink[MT - 1, r]
-            total[r] = total[r] * grown
+                    highest = best[M_TILES - 1, r]
+                    factor = shrink[M_TILES - 1, r]
+            total[r] = total[r] * factor
             of_head = 16 * own + 8 * r + (lane >> 2)
-            for n in static(NT):
+            for n in static(N_TILES):
                 even = exp2(score[n, 2 * r] - highest)
                 odd = exp2(score[n, 2 * r + 1] - highest)
                 total[r] = total[r] + even + odd
-                to = probabilities + place_of_probabilities(of_head, NT * group + n)
-                store_shared_int(to + 4 * (lane & 3), pack_halves(even, odd))
-        for m in static(MT):
-            for n in static(2 * UW):
+                to = probabilities + swizzled_probabilities(of_head, N_TILES * group + n)
+                store_shared_int(to + 4 * (lane & 3), pack_f16(even, odd))
+        for m in static(M_TILES):
+            for n in static(2 * WARP_V_TILES):
                 for i in static(4):
                     acc[m, n, i] = acc[m, n, i] * shrink[m, i // 2]
         barrier()
-        value = registers(UW)
-        for u in static(UW):
-            value[u] = held + place((lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
-        for k in static(T // 16):
-            p = registers((MT, 4))
-            for m in static(MT):
+        value = registers(WARP_V_TILES)
+        for u in static(WARP_V_TILES):
+            value[u] = stage + swizzled((lane & 7) + ((lane >> 3) & 1) * 8, 2 * unit[u] + (lane >> 4))
+        for k in static(TILE // 16):
+            p = registers((M_TILES, 4))
+            for m in static(M_TILES):
                 of_head = 16 * m + (lane & 7) + ((lane >> 3) & 1) * 8
-                p[m] = load_matrices(probabilities + place_of_probabilities(of_head, 2 * k + (lane >> 4)))
-            for u in static(UW):
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(value[u] + 32 * HD * k)
-                for m in static(MT):
+                p[m] = ldmatrix(probabilities + swizzled_probabilities(of_head, 2 * k + (lane >> 4)))
+            for u in static(WARP_V_TILES):
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(value[u] + 32 * HD * k)
+                for m in static(M_TILES):
                     for n in static(2):
-                        acc[m, 2 * u + n] = mma_halves(*p[m], *b[n], *acc[m, 2 * u + n])
-        following = held
-        held = other
-        other = following
+                        acc[m, 2 * u + n] = mma_f16(*p[m], *b[n], *acc[m, 2 * u + n])
+        following = stage
+        stage = following_stage
+        following_stage = following
     barrier()
     for r in static(2):
-        total[r] = total[r] + shuffle_xor(total[r], 1)
-        total[r] = total[r] + shuffle_xor(total[r], 2)
+        total[r] = quad_sum(total[r])
         if (lane & 3) == 0:
-            store_shared(tops + 4 * ((16 * own + 8 * r + (lane >> 2)) * GROUPS + group), total[r])
+            store_shared(maxima + 4 * ((16 * own + 8 * r + (lane >> 2)) * HEAD_WARPS + group), total[r])
     barrier()
-    for m in static(MT):
+    for m in static(M_TILES):
         for r in static(2):
             of_head = 16 * m + 8 * r + (lane >> 2)
             if of_head < live:
                 sum_ = 0.0
-                for j in static(GROUPS):
-                    sum_ = sum_ + load_shared(tops + 4 * (of_head * GROUPS + j))
-                to = partials + 4 * ((row * heads + head + of_head) * blocks_y() + block_y()) * (VP + 4)
-                share = 1.0
-                if DIRECT:
-                    which = head_of(head + of_head, heads)
-                    to = out + row_of(row, head + of_head, heads) * out_stride + 4 * which * VP
-                    share = quotient(1.0, sum_)
+                for j in static(HEAD_WARPS):
+                    sum_ = sum_ + load_shared(maxima + 4 * (of_head * HEAD_WARPS + j))
+                to = args.partials + 4 * ((row * args.heads + head + of_head) * blocks_y() + block_y()) * (
+                    VP + 4
+                )
+                factor = 1.0
+                if ONE_SPLIT:
+                    row_head = head_of(head + of_head, args.heads)
+                    to = args.out.address + row_of(row, head + of_head, args.heads) * args.out.stride
+                    to = to + 4 * row_head * VP
+                    factor = div_f32(1.0, sum_)
                     if SINKS:
-                        sink = load_weight(sinks + 4 * which)
+                        sink = load_constant(args.scores.sinks + 4 * row_head)
                         highest = maximum(best[m, r], sink)
-                        share = exp2(best[m, r] - highest)
-                        share = quotient(share, sum_ * share + exp2(sink - highest))
+                        factor = exp2(best[m, r] - highest)
+                        factor = div_f32(factor, sum_ * factor + exp2(sink - highest))
                 elif warp == 0 and (lane & 3) == 0:
                     store_float(to + 4 * VP, best[m, r])
                     store_float(to + 4 * VP + 4, sum_)
-                for u in static(UW):
-                    if warp * UW + u < UNITS:
+                for u in static(WARP_V_TILES):
+                    if warp * WARP_V_TILES + u < V_TILES:
                         for n in static(2):
                             for i in static(2):
                                 dim = 16 * unit[u] + 8 * n + 2 * (lane & 3) + i
-                                store_float(to + 4 * dim, acc[m, 2 * u + n, 2 * r + i] * share)
-
-
-def merge_spans(partials, positions, window, sinks, out, out_stride, heads, spans):
-    """What the spans of a row's context have become, into `out`. Grid: (heads, rows), of THREADS threads.
-
-    THREADS is a multiple of 32, VP / 4 at least. `spans` are those of the launch of `attend_latent`, 64 at
-    most.
-    """
-    begin()
-    lane = thread() & 31
-    row = block_y()
-    head = block_x()
-    position = load_int(positions + 4 * row)
-    low = seen_from(position, window)
-    count = divide(position, T) + 1 - divide(low, T)
-    span = divide(count + spans - 1, spans)
-    live = divide(count + span - 1, span)
-    part = partials + 4 * (row * heads + head) * spans * (VP + 4)
-    if thread() < 32:  # each span's share of the result
-        top = registers(2, NOTHING)
-        sums = registers(2, 0.0)
-        for j in static(2):
-            if 32 * j + lane < live:
-                at = part + 4 * ((32 * j + lane) * (VP + 4) + VP)
-                top[j] = load_float(at)
-                sums[j] = load_float(at + 4)
-        highest = warp_maximum(maximum(top[0], top[1]))
-        sum_ = 0.0
-        if SINKS:
-            sink = load_weight(sinks + 4 * head)
-            highest = maximum(highest, sink)
-            if lane == 0:
-                sum_ = exp2(sink - highest)
-        for j in static(2):
-            top[j] = exp2(top[j] - highest)
-            sum_ = sum_ + top[j] * sums[j]
-        sum_ = warp_sum(sum_)
-        for j in static(2):
-            store_shared(shared() + 4 * (32 * j + lane), quotient(top[j], sum_))
-    barrier()
-    # Threads have four dimensions each, of every so many spans.
-    results = shared() + 256
-    which = divide(thread(), VP // 4)
-    dim = 4 * (thread() - which * (VP // 4))
-    if which < THREADS // (VP // 4):
-        value = registers(4, 0.0)
-        for start in range(which, live, 8 * (THREADS // (VP // 4))):
-            x = registers((8, 4))
-            for u in static(8):
-                m = start + u * (THREADS // (VP // 4))
-                if m >= live:
-                    m = start
-                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(part + 4 * (m * (VP + 4) + dim))
-            for u in static(8):
-                share = 0.0
-                if start + u * (THREADS // (VP // 4)) < live:
-                    share = load_shared(shared() + 4 * (start + u * (THREADS // (VP // 4))))
-                for j in static(4):
-                    value[j] = value[j] + share * x[u, j]
-        for j in static(4):
-            store_shared(results + 4 * (which * VP + dim + j), value[j])
-    barrier()
-    for i in range(thread(), VP, THREADS):
-        value = 0.0
-        for m in static(THREADS // (VP // 4)):
-            value = value + load_shared(results + 4 * (m * VP + i))
-        store_float(out + row * out_stride + 4 * (head * VP + i), value)
+                                store_float(to + 4 * dim, acc[m, 2 * u + n, 2 * r + i] * factor)

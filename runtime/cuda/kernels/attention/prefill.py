@@ -1,16 +1,11 @@
-"""Attention of a prompt's rows over the paged cache, on tensor cores.
+"""Attention of the rows of one prompt over the paged cache, on tensor cores.
 
-A block takes 64 rows, consecutive positions of one sequence, of one head; a warp takes 16 of them. Keys and
-values come into shared memory a page of 64 tokens at a time, the next one while the present one is used.
-Scores, their softmax of powers of two, and the result never leave the registers; nor do queries, if heads
-are not too large. Rows of shared memory have their 16-byte pieces exchanged by the row's number, as in
-`tiled.py`.
-
-Dao et al. 2022, "FlashAttention".
+Dao et al. 2022, "FlashAttention"; Dao 2023, "FlashAttention-2".
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     barrier,
@@ -18,49 +13,52 @@ from ...ptx import (
     block_y,
     commit_copies,
     copy_async,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
+    ldmatrix,
+    ldmatrix_transposed,
+    load_constant,
     load_float4,
     load_int,
-    load_matrices,
-    load_matrices_turned,
-    load_weight,
     maximum,
-    mma_halves,
-    pack_halves,
-    quotient,
+    mma_f16,
+    pack_f16,
     shared,
     shift_right,
-    shuffle_xor,
     store_float,
     store_shared_int4,
     thread,
     wait_copies,
 )
 from ..common.common import begin, tanh
-from .cache import eight_floats, load_eight, piece_of
+from .cache import PagedCache, block_table_of, head_in_page, load_eight
+from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_64_tokens, window_start
+from .tile import store_halves, swizzled
 
-# Constants of the launch. HD: dimensions of a head, a multiple of 16. GROUP: heads that share a key-value
-# head. TURN: how many pieces of a row are exchanged, less 1. HELD: queries stay in registers.
-HD = GROUP = KV = TURN = HELD = WINDOW = SOFTCAP = SINKS = 0
-HIDDEN = -1e30
+HD = GROUP = KV = Q_IN_REGISTERS = WINDOW = SOFTCAP = SINKS = 0  # constants: see `prefill_attention`
+
+
+class PrefillAttentionArguments(KernelArguments):
+    """What `prefill_attention` takes."""
+
+    q: Region  # float32 [rows, heads · HD]
+    cache: PagedCache
+    scores: ScoreArguments
+    out: Region  # float32 [rows, heads · HD]
+    rows: int
+    kv_heads: int
 
 
 @device
-def place(row, piece):
-    """Where a 16-byte piece of a row of 64 lies."""
-    return 2 * HD * row + 16 * (piece ^ (row & TURN))
-
-
-@device
-def fetch(stage, keys, values, page, kv_head, kv_heads):
-    """Begin to bring a page's keys and values; codes come as halves."""
-    keys = piece_of(keys, page, kv_head, kv_heads)
-    values = piece_of(values, page, kv_head, kv_heads)
+def fetch_page(stage, cache: PagedCache, page, kv_head, kv_heads):
+    """Start copying the keys and values of a page to shared memory, by all warps, as float16."""
+    keys = head_in_page(cache.keys, page, kv_head, kv_heads)
+    values = head_in_page(cache.values, page, kv_head, kv_heads)
     for i in range(thread(), 8 * HD, 128):
-        row = divide(i, HD // 8)
+        row = div_u32(i, HD // 8)
         piece = i - row * (HD // 8)
-        to = stage + place(row, piece)
+        to = stage + swizzled(row, piece)
         if KV == 16:
             copy_async(to, keys + 16 * i, 16)
             copy_async(to + 128 * HD, values + 16 * i, 16)
@@ -70,92 +68,65 @@ def fetch(stage, keys, values, page, kv_head, kv_heads):
     commit_copies()
 
 
-@device
-def store_halves(to, a, b, c, d, e, f, g, h):
-    """What `load_eight` gave, into shared memory."""
-    x = registers(8)
-    x[()] = eight_floats(a, b, c, d, e, f, g, h)
-    store_shared_int4(
-        to,
-        pack_halves(x[0], x[1]),
-        pack_halves(x[2], x[3]),
-        pack_halves(x[4], x[5]),
-        pack_halves(x[6], x[7]),
-    )
+def prefill_attention(args: PrefillAttentionArguments):
+    """out = softmax(scores) v of rows that are consecutive positions of one sequence; pages have 64 tokens.
 
+    Grid: (rows / 64, heads), of 128 threads. A block takes 64 rows of one head, a warp 16 of these. Keys and
+    values come to shared memory a page at a time, the next page while the current one is used. Scores, the
+    online softmax and the result stay in registers. Shared memory: two pages of keys and values, 512 · HD
+    bytes, and 128 · HD more for the queries unless Q_IN_REGISTERS.
 
-def attend_prompt(
-    q,
-    q_stride,
-    keys,
-    values,
-    table,
-    table_stride,
-    sequences,
-    positions,
-    scale: float,
-    softcap: float,
-    window,
-    sinks,
-    out,
-    out_stride,
-    rows,
-    kv_heads,
-):
-    """out = softmax(scale · q·k) v. Grid: (rows / 64, heads), of 128 threads.
-
-    `scale`, `softcap` and `sinks` as for `attention.attend`. Pages have 64 tokens.
+    Constants besides those of `cache.py`, `scores.py` and `tile.py`:
+        GROUP           query heads that share a key-value head
+        Q_IN_REGISTERS  1: queries stay in registers; 0: heads are too large for that, queries are read from
+                        shared memory for each page
     """
     begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     head = block_y()
-    kv_head = divide(head, GROUP)
+    kv_head = div_u32(head, GROUP)
     first_row = block_x() * 64
-    first = load_int(positions + 4 * first_row)
-    pages = table + load_int(sequences) * table_stride
+    first = load_int(args.cache.positions + 4 * first_row)
+    block_table = block_table_of(args.cache, 0)
     last = first + 63
-    if last > load_int(positions + 4 * (rows - 1)):
-        last = load_int(positions + 4 * (rows - 1))
-    at = 0
-    if WINDOW:
-        at = first - window + 1
-        if at < 0:
-            at = 0
-        at = at >> 6
+    if last > load_int(args.cache.positions + 4 * (args.rows - 1)):
+        last = load_int(args.cache.positions + 4 * (args.rows - 1))
+    at = window_start(first, args.scores.window) >> 6
     end = (last >> 6) + 1
-    fetch(shared() + (at & 1) * (256 * HD), keys, values, load_int(pages + 4 * at), kv_head, kv_heads)
+    page = load_int(block_table + 4 * at)
+    fetch_page(shared() + (at & 1) * (256 * HD), args.cache, page, kv_head, args.kv_heads)
 
-    # Queries go into fragments, through the other stage's memory; or they stay in memory of their own.
-    if HELD:
+    # Queries become mma fragments by way of the stage that is free, or of shared memory of their own.
+    if Q_IN_REGISTERS:
         staged = shared() + (1 - (at & 1)) * (256 * HD)
     else:
         staged = shared() + 512 * HD
     for i in range(thread(), 8 * HD, 128):
-        row = divide(i, HD // 8)
+        row = div_u32(i, HD // 8)
         piece = i - row * (HD // 8)
         line = first_row + row
-        if line >= rows:
-            line = rows - 1
-        source = q + line * q_stride + 4 * (head * HD + 8 * piece)
+        if line >= args.rows:
+            line = args.rows - 1
+        source = args.q.address + line * args.q.stride + 4 * (head * HD + 8 * piece)
         a, b, c, d = load_float4(source)
         e, f, g, h = load_float4(source + 16)
         store_shared_int4(
-            staged + place(row, piece),
-            pack_halves(a * scale, b * scale),
-            pack_halves(c * scale, d * scale),
-            pack_halves(e * scale, f * scale),
-            pack_halves(g * scale, h * scale),
+            staged + swizzled(row, piece),
+            pack_f16(a * args.scores.scale, b * args.scores.scale),
+            pack_f16(c * args.scores.scale, d * args.scores.scale),
+            pack_f16(e * args.scores.scale, f * args.scores.scale),
+            pack_f16(g * args.scores.scale, h * args.scores.scale),
         )
     barrier()
     query = registers((HD // 16, 4))
     own = 16 * warp + (lane & 7) + ((lane >> 3) & 1) * 8
-    if HELD:
+    if Q_IN_REGISTERS:
         for k in static(HD // 16):
-            query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+            query[k] = ldmatrix(staged + swizzled(own, 2 * k + (lane >> 4)))
         barrier()
 
-    best = registers(2, HIDDEN)
+    best = registers(2, NO_MAXIMUM)
     total = registers(2, 0.0)
     acc = registers((HD // 8, 4), 0.0)
     lowest = first + 16 * warp
@@ -164,78 +135,66 @@ def attend_prompt(
         wait_copies()
         barrier()
         if page + 1 < end:
-            following = load_int(pages + 4 * (page + 1))
-            fetch(shared() + ((page + 1) & 1) * (256 * HD), keys, values, following, kv_head, kv_heads)
+            following = load_int(block_table + 4 * (page + 1))
+            following_stage = shared() + ((page + 1) & 1) * (256 * HD)
+            fetch_page(following_stage, args.cache, following, kv_head, args.kv_heads)
         score = registers((8, 4), 0.0)
         for k in static(HD // 16):
             b = registers((8, 2))
             for n in static(4):
                 row = 16 * n + (lane & 7) + (lane >> 4) * 8
-                b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = load_matrices(
-                    stage + place(row, 2 * k + ((lane >> 3) & 1))
+                b[2 * n, 0], b[2 * n, 1], b[2 * n + 1, 0], b[2 * n + 1, 1] = ldmatrix(
+                    stage + swizzled(row, 2 * k + ((lane >> 3) & 1))
                 )
-            if not HELD:
-                query[k] = load_matrices(staged + place(own, 2 * k + (lane >> 4)))
+            if not Q_IN_REGISTERS:
+                query[k] = ldmatrix(staged + swizzled(own, 2 * k + (lane >> 4)))
             for n in static(8):
-                score[n] = mma_halves(*query[k], *b[n], *score[n])
+                score[n] = mma_f16(*query[k], *b[n], *score[n])
         if SOFTCAP:
             for n in static(8):
                 for i in static(4):
-                    score[n, i] = softcap * tanh(score[n, i])
+                    score[n, i] = args.scores.softcap * tanh(score[n, i])
         if 64 * page + 63 > lowest or WINDOW:
             for n in static(8):
                 for i in static(4):
                     token = 64 * page + 8 * n + 2 * (lane & 3) + i % 2
                     position = lowest + (lane >> 2) + 8 * (i // 2)
                     if token > position:
-                        score[n, i] = HIDDEN * 2.0
+                        score[n, i] = MASKED
                     if WINDOW:
-                        if token <= position - window:
-                            score[n, i] = HIDDEN * 2.0
+                        if token <= position - args.scores.window:
+                            score[n, i] = MASKED
         shrink = registers(2)
-        for r in static(2):
-            highest = best[r]
-            for n in static(8):
-                highest = maximum(highest, maximum(score[n, 2 * r], score[n, 2 * r + 1]))
-            highest = maximum(highest, shuffle_xor(highest, 1))
-            highest = maximum(highest, shuffle_xor(highest, 2))
-            shrink[r] = exp2(best[r] - highest)
-            best[r] = highest
-            total[r] = total[r] * shrink[r]
-            for n in static(8):
-                for i in static(2):
-                    score[n, 2 * r + i] = exp2(score[n, 2 * r + i] - highest)
-                    total[r] = total[r] + score[n, 2 * r + i]
+        score[()], best[()], total[()], shrink[()] = softmax_64_tokens(*score[()], *best[()], *total[()])
         for n in static(HD // 8):
             for i in static(4):
                 acc[n, i] = acc[n, i] * shrink[i // 2]
         for k in static(4):
             p = registers(4)
-            p[0] = pack_halves(score[2 * k, 0], score[2 * k, 1])
-            p[1] = pack_halves(score[2 * k, 2], score[2 * k, 3])
-            p[2] = pack_halves(score[2 * k + 1, 0], score[2 * k + 1, 1])
-            p[3] = pack_halves(score[2 * k + 1, 2], score[2 * k + 1, 3])
+            p[0] = pack_f16(score[2 * k, 0], score[2 * k, 1])
+            p[1] = pack_f16(score[2 * k, 2], score[2 * k, 3])
+            p[2] = pack_f16(score[2 * k + 1, 0], score[2 * k + 1, 1])
+            p[3] = pack_f16(score[2 * k + 1, 2], score[2 * k + 1, 3])
             for n in static(HD // 16):
                 row = 16 * k + (lane & 7) + ((lane >> 3) & 1) * 8
                 b = registers((2, 2))
-                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = load_matrices_turned(
-                    stage + 128 * HD + place(row, 2 * n + (lane >> 4))
+                b[0, 0], b[0, 1], b[1, 0], b[1, 1] = ldmatrix_transposed(
+                    stage + 128 * HD + swizzled(row, 2 * n + (lane >> 4))
                 )
                 for m in static(2):
-                    acc[2 * n + m] = mma_halves(*p[()], *b[m], *acc[2 * n + m])
+                    acc[2 * n + m] = mma_f16(*p[()], *b[m], *acc[2 * n + m])
     for r in static(2):
-        total[r] = total[r] + shuffle_xor(total[r], 1)
-        total[r] = total[r] + shuffle_xor(total[r], 2)
+        total[r] = quad_sum(total[r])
         row = first_row + 16 * warp + (lane >> 2) + 8 * r
-        if row < rows:
+        if row < args.rows:
             if SINKS:
-                sink = load_weight(sinks + 4 * head)
+                sink = load_constant(args.scores.sinks + 4 * head)
                 highest = maximum(best[r], sink)
                 shrunk = exp2(best[r] - highest)
-                inverse = quotient(shrunk, total[r] * shrunk + exp2(sink - highest))
+                inverse = div_f32(shrunk, total[r] * shrunk + exp2(sink - highest))
             else:
-                inverse = quotient(1.0, total[r])
-            to = out + row * out_stride + 4 * (head * HD + 2 * (lane & 3))
+                inverse = div_f32(1.0, total[r])
+            to = args.out.address + row * args.out.stride + 4 * (head * HD + 2 * (lane & 3))
             for n in static(HD // 8):
                 for i in static(2):
                     store_float(to + 32 * n + 4 * i, acc[n, 2 * r + i] * inverse)

@@ -1,22 +1,24 @@
-"""What happens to queries and keys before attention: norms, rotation, and where the cache takes them.
+"""What happens to queries and keys before attention: RMSNorm of heads, RoPE, and writing keys and values to
+the cache.
 
-Rotations are made once a step, for all layers that turn alike: [rows, 2 · pairs] of cosines, then sines.
+Su et al. 2021, "RoFormer" (RoPE).
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     block_x,
     block_y,
     cosine,
-    divide,
+    div_u32,
+    load_constant,
     load_float,
     load_int,
     load_shared,
-    load_weight,
     log2,
-    reciprocal_root,
+    rsqrt,
     shared,
     shift_right,
     sine,
@@ -27,15 +29,42 @@ from ...ptx import (
     warp_barrier,
 )
 from ..common.common import begin, warp_sum
-from .cache import page_of, piece_of, store_cached
+from .cache import PagedCache, block_table_of, head_in_page, page_of, store_cached
 
-# Constants of the launch. HD: dimensions of a head, DP padded. WARPS: of a block. NORM: 0 none, 1 with
-# weights for all heads, 2 with each head's own.
-HD = DP = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = LATENT = 0
+HD = DP = PAGE = WARPS = Q_NORM = K_NORM = ROPE = INTERLEAVED = LATENT = 0  # constants: see `prepare_qk`
+INVERSE_HD = 0.0
 
 
-def rotations(positions, frequencies, frequency_stride, pairs, factor: float, out, out_stride):
-    """Grid: (pairs / 128, rows), of 128 threads."""
+class QKPreparation(KernelArguments):
+    """Norms and RoPE of a layer's queries and keys."""
+
+    q_norm: int  # float32 [HD], or [heads, HD]: see Q_NORM
+    k_norm: int  # float32 [HD], or [kv_heads, HD]: see K_NORM
+    eps: float
+    pairs: int  # pairs of dimensions that RoPE turns, at the start of a head
+    angles: int  # float32 [rows, 2 · pairs]: see `rope_angles`
+
+
+class PrepareArguments(KernelArguments):
+    """What `prepare_qk` takes."""
+
+    q: Region  # float32 [rows, heads · HD], changed in place
+    k: Region  # float32 [rows, kv_heads · HD]
+    v: Region  # float32 [rows, kv_heads · HD]
+    preparation: QKPreparation
+    angle_stride: int  # bytes from row to row of the angles
+    cache: PagedCache
+    heads: int
+    kv_heads: int
+
+
+def rope_angles(positions, frequencies, frequency_stride, pairs, factor: float, out, out_stride):
+    """Cosines and sines of RoPE, float32 [rows, 2 · pairs], first all cosines: once a step for all layers
+    with the same frequencies.
+
+    Grid: (pairs / 128, rows), of 128 threads: a thread computes one angle. `positions` is int32 [rows],
+    `frequencies` float32 [rows, pairs], or [pairs] if the stride is 0; `factor` multiplies both results.
+    """
     begin()
     i = block_x() * 128 + thread()
     if i < pairs:
@@ -47,8 +76,11 @@ def rotations(positions, frequencies, frequency_stride, pairs, factor: float, ou
 
 
 @device
-def turned(x, dim, start, pairs, angles):
-    """Dimension `dim` of a head of shared memory at x, rotated."""
+def rotated(x, dim, start, pairs, angles):
+    """Dimension `dim` of a head in shared memory at x after RoPE of the dimensions from `start` on.
+
+    With INTERLEAVED a pair is two neighbours, otherwise dimensions i and i + pairs.
+    """
     value = load_shared(x + 4 * dim)
     i = dim - start
     if i >= 0 and i < 2 * pairs:
@@ -71,127 +103,122 @@ def turned(x, dim, start, pairs, angles):
 
 
 def rope(x, x_stride, heads, start, pairs, angles, angle_stride):
-    """Rotate heads in place. Grid: (heads / WARPS, rows): a warp takes a head."""
+    """RoPE of heads in place, x float32 [rows, heads · HD].
+
+    Grid: (heads / WARPS, rows), of 32 · WARPS threads: a warp takes a head. Shared memory: HD float32 a warp.
+    """
     begin()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
     if head < heads:
         at = x + block_y() * x_stride + 4 * head * HD
-        held = shared() + 4 * warp * HD
+        copy = shared() + 4 * warp * HD
         for dim in range(lane, HD, 32):
-            store_shared(held + 4 * dim, load_float(at + 4 * dim))
+            store_shared(copy + 4 * dim, load_float(at + 4 * dim))
         warp_barrier()
         for dim in range(lane, HD, 32):
-            store_float(at + 4 * dim, turned(held, dim, start, pairs, angles + block_y() * angle_stride))
+            store_float(at + 4 * dim, rotated(copy, dim, start, pairs, angles + block_y() * angle_stride))
 
 
 @device
-def scale_head(held, weight, factor):
+def scale_head(head, weight, factor):
+    """Multiply HD numbers in shared memory by `factor` and by weights, by a warp."""
     for dim in range(thread() & 31, HD, 32):
-        store_shared(held + 4 * dim, load_shared(held + 4 * dim) * factor * load_weight(weight + 4 * dim))
+        store_shared(head + 4 * dim, load_shared(head + 4 * dim) * factor * load_constant(weight + 4 * dim))
 
 
 @device
-def bring_head(source, held, kind, q_norm, k_norm, eps):
-    """A head of HD numbers into shared memory by a warp, normed if queries (kind 0) or keys (1) are."""
+def load_normed_head(source, head, kind, q_norm, k_norm, eps):
+    """Load HD numbers into shared memory at `head`, by a warp, and apply RMSNorm if there is one.
+
+    `kind`: 0 a query, 1 a key, 2 a value, which has no norm.
+    """
     squares = 0.0
     for dim in range(thread() & 31, HD, 32):
         value = load_float(source + 4 * dim)
-        store_shared(held + 4 * dim, value)
+        store_shared(head + 4 * dim, value)
         squares = squares + value * value
     warp_barrier()
     if Q_NORM or K_NORM:
-        factor = reciprocal_root(warp_sum(squares) * INVERSE_HD + eps)
+        factor = rsqrt(warp_sum(squares) * INVERSE_HD + eps)
         if kind == 0 and Q_NORM:
-            scale_head(held, q_norm, factor)
+            scale_head(head, q_norm, factor)
         if kind == 1 and K_NORM:
-            scale_head(held, k_norm, factor)
+            scale_head(head, k_norm, factor)
         warp_barrier()
 
 
 @device
-def prepared(held, dim, kind, pairs, angles):
-    """Dimension `dim` of what `bring_head` brought; values (kind 2) are not rotated."""
-    value = load_shared(held + 4 * dim)
+def rotated_dim(head, dim, kind, pairs, angles):
+    """Dimension `dim` of what `load_normed_head` loaded, after RoPE; values (kind 2) are not rotated."""
+    value = load_shared(head + 4 * dim)
     if ROPE:
         if kind < 2:
-            value = turned(held, dim, 0, pairs, angles)
+            value = rotated(head, dim, 0, pairs, angles)
     return value
 
 
-def prepare(
-    q,
-    q_stride,
-    k,
-    k_stride,
-    v,
-    v_stride,
-    q_norm,
-    k_norm,
-    eps: float,
-    pairs,
-    angles,
-    angle_stride,
-    keys,
-    values,
-    table,
-    table_stride,
-    sequences,
-    positions,
-    heads,
-    kv_heads,
-):
-    """Norm and rotate queries in place, and keys on their way into the cache; append values.
+def prepare_qk(args: PrepareArguments):
+    """Norm and rotate queries in place; write keys, normed and rotated, and values to the cache.
 
-    Grid: ((heads + 2 · kv_heads) / WARPS, rows): a warp takes a head. With `heads` 0 only the cache is
-    filled; with `LATENT` there are no values.
+    Grid: ((heads + 2 · kv_heads) / WARPS, rows), of 32 · WARPS threads: a warp takes a head of one row. With
+    heads = 0 only the cache is written. Shared memory: DP float32 a warp.
+
+    Constants besides those of `cache.py`:
+        HD              dimensions of a head; INVERSE_HD is 1 / HD
+        WARPS           of a block
+        Q_NORM, K_NORM  RMSNorm: 0 none, 1 one weight for all heads, 2 each head has weights of its own
+        ROPE            1: queries and keys are rotated; INTERLEAVED: see `rotated`
+        LATENT          1: there are no values, they are part of the keys
     """
     begin()
     warp, lane = shift_right(thread(), 5), thread() & 31
     head = block_x() * WARPS + warp
     row = block_y()
-    held = shared() + 4 * warp * DP
-    if head < heads + (2 - LATENT) * kv_heads:
+    copy = shared() + 4 * warp * DP
+    if head < args.heads + (2 - LATENT) * args.kv_heads:
         kind = 0
-        source = q + row * q_stride
-        if head >= heads:
+        source = args.q.address + row * args.q.stride
+        if head >= args.heads:
             kind = 1
-            head = head - heads
-            source = k + row * k_stride
-            if not LATENT and head >= kv_heads:
+            head = head - args.heads
+            source = args.k.address + row * args.k.stride
+            if not LATENT and head >= args.kv_heads:
                 kind = 2
-                head = head - kv_heads
-                source = v + row * v_stride
+                head = head - args.kv_heads
+                source = args.v.address + row * args.v.stride
         source = source + 4 * head * HD
-        weights = q_norm + 4 * HD * head * (Q_NORM - 1), k_norm + 4 * HD * head * (K_NORM - 1)
-        bring_head(source, held, kind, *weights, eps)
-        piece = keys
+        q_norm = args.preparation.q_norm + 4 * HD * head * (Q_NORM - 1)
+        k_norm = args.preparation.k_norm + 4 * HD * head * (K_NORM - 1)
+        load_normed_head(source, copy, kind, q_norm, k_norm, args.preparation.eps)
+        part = args.cache.keys
         if kind == 2:
-            piece = values
-        position = load_int(positions + 4 * row)
+            part = args.cache.values
+        position = load_int(args.cache.positions + 4 * row)
         slot = position & ((1 << PAGE) - 1)
         if kind > 0:
-            page = page_of(table + load_int(sequences + 4 * row) * table_stride, position)
-            piece = piece_of(piece, page, head, kv_heads)
+            page = page_of(block_table_of(args.cache, row), position)
+            part = head_in_page(part, page, head, args.kv_heads)
+        angles = args.preparation.angles + row * args.angle_stride
         for dim in range(lane, DP, 32):
             value = 0.0
             if dim < HD:
-                value = prepared(held, dim, kind, pairs, angles + row * angle_stride)
+                value = rotated_dim(copy, dim, kind, args.preparation.pairs, angles)
             if kind == 0:
                 if dim < HD:
                     store_float(source + 4 * dim, value)
             else:
-                store_cached(piece, slot, dim, value)
+                store_cached(part, slot, dim, value)
 
 
 def grow_queries(x, x_stride, width, positions, beta: float, length):
-    """x · (1 + beta · ln(1 + position // length)). Grid: (width / 256, rows)."""
+    """x · (1 + beta · ln(1 + position // length)) in place, x float32 [rows, width], positions int32 [rows].
+
+    Grid: (width / 256, rows), of 256 threads: a thread takes one number. See `ops.ScaleQueries`.
+    """
     begin()
     i = block_x() * 256 + thread()
     if i < width:
-        passed = to_float(divide(load_int(positions + 4 * block_y()), length))
+        lengths = to_float(div_u32(load_int(positions + 4 * block_y()), length))
         at = x + block_y() * x_stride + 4 * i
-        store_float(at, load_float(at) * (1.0 + beta * 0.6931471805599453 * log2(1.0 + passed)))
-
-
-INVERSE_HD = 0.0  # 1 / HD, another constant
+        store_float(at, load_float(at) * (1.0 + beta * 0.6931471805599453 * log2(1.0 + lengths)))

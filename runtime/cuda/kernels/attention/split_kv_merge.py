@@ -1,10 +1,14 @@
-"""How the spans of a context become one result: of the warps of a block, then of the blocks.
+"""The end of split-KV attention: merges the softmaxes of a block's warps, then those of the blocks.
 
-Blocks are merged by the one that is done last, in an order that does not depend on which that is.
+The last block that is done with a row merges the blocks' results, in an order that does not depend on which
+block that is, so that results are repeatable.
+
+Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     atomic_add,
@@ -13,16 +17,16 @@ from ...ptx import (
     block_y,
     blocks_x,
     blocks_y,
-    divide,
+    div_f32,
+    div_u32,
     exp2,
     fence,
+    load_constant,
     load_float,
     load_float4,
     load_shared,
     load_shared_int,
-    load_weight,
     maximum,
-    quotient,
     shared,
     shift_right,
     store_float,
@@ -31,29 +35,39 @@ from ...ptx import (
     store_shared_int,
     thread,
 )
-from ..common.common import emit_codes, warp_maximum, warp_sum
+from ..common.common import store_quantized, warp_maximum, warp_sum
+from .scores import NO_MAXIMUM
 
-# Constants of the launch: see attention.py.
-G = VD = VP = WARPS = SINKS = EMIT = 0
-NOTHING = -1e30  # a maximum of no scores
+G = VD = VP = WARPS = SINKS = EMIT = 0  # constants: see `simt.simt_attention`
+
+
+class SplitOutput(KernelArguments):
+    """Where splits are merged, and where the result goes."""
+
+    partials: int  # float32 [rows, heads, splits, VP + 4]: sums, the maximum and the total of each split
+    counters: int  # int32 [rows, blocks of x]: blocks that are done; zeros before and after the launch
+    out: Region  # float32 [rows, heads · VD]
+    codes: int  # `out` in 8 bits, see `common.emit_codes`
+    heads: int
 
 
 @device
-def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, codes):
-    """Merge what the warps of this block have left in shared memory.
+def merge_splits(row, head, splits, sinks, output: SplitOutput):
+    """Merge the results that the warps of this block have left in shared memory, then those of all blocks.
 
-    That is, of warp w and head g, from 4 · (w · G + g) · (VP + 2) on, VP values that are still to be divided
-    by their sum, the maximum, and the sum. `live` blocks of the grid's y have a part of the same context.
+    Shared memory holds float32 [WARPS, G, VP + 2]: for each warp and head VP sums of probability · value, the
+    maximum of the scores, and the sum of the probabilities. `head` is the first head of the block; `splits`
+    is the number of blocks (grid y) that have a part of the row's context.
     """
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     barrier()
     flag = shared() + 4 * WARPS * G * (VP + 2)
-    part = partials + 4 * ((row * heads + head) * blocks_y() + block_y()) * (VP + 4)
+    part = output.partials + 4 * ((row * output.heads + head) * blocks_y() + block_y()) * (VP + 4)
     for i in range(thread(), G * VP, 32 * WARPS):
-        g = divide(i, VP)
+        g = div_u32(i, VP)
         dim = i - g * VP
-        highest = NOTHING
+        highest = NO_MAXIMUM
         for m in static(WARPS):
             highest = maximum(highest, load_shared(shared() + 4 * ((m * G + g) * (VP + 2) + VP)))
         sum_ = 0.0
@@ -63,97 +77,88 @@ def combine(row, head, heads, live, sinks, partials, counters, out, out_stride, 
             share = exp2(load_shared(at + 4 * VP) - highest)
             sum_ = sum_ + share * load_shared(at + 4 * VP + 4)
             value = value + share * load_shared(at + 4 * dim)
-        if live == 1:
+        if splits == 1:
             if SINKS:
-                sink = load_weight(sinks + 4 * (head + g))
+                sink = load_constant(sinks + 4 * (head + g))
                 above = maximum(highest, sink)
                 value = value * exp2(highest - above)
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
-            finish(
-                out + row * out_stride,
-                codes,
-                row,
-                heads,
-                head + g,
-                dim,
-                quotient(value, sum_),
-            )
+            store_result(output, row, head + g, dim, div_f32(value, sum_))
         else:
             to = part + 4 * g * blocks_y() * (VP + 4)
             store_float(to + 4 * dim, value)
             if dim == 0:
                 store_float(to + 4 * VP, highest)
                 store_float(to + 4 * VP + 4, sum_)
-    if live == 1:
+    if splits == 1:
         return
     fence()
     barrier()
-    counter = counters + 4 * (row * blocks_x() + block_x())
+    counter = output.counters + 4 * (row * blocks_x() + block_x())
     if thread() == 0:
         store_shared_int(flag, atomic_add(counter, 1))
     barrier()
-    if load_shared_int(flag) != live - 1:
+    if load_shared_int(flag) != splits - 1:
         return
     fence()
     if thread() == 0:
         store_int(counter, 0)
-    part = partials + 4 * (row * heads + head) * blocks_y() * (VP + 4)
-    for i in range(thread(), G * live, 32 * WARPS):
-        g = divide(i, live)
-        at = part + 4 * (g * blocks_y() + i - g * live) * (VP + 4) + 4 * VP
+    part = output.partials + 4 * (row * output.heads + head) * blocks_y() * (VP + 4)
+    for i in range(thread(), G * splits, 32 * WARPS):
+        g = div_u32(i, splits)
+        at = part + 4 * (g * blocks_y() + i - g * splits) * (VP + 4) + 4 * VP
         store_shared(shared() + 8 * i, load_float(at))
         store_shared(shared() + 8 * i + 4, load_float(at + 4))
     barrier()
-    for g in range(warp, G, WARPS):  # each span's share of the result, divided by the sum
-        held = shared() + 8 * g * live
-        highest = NOTHING
-        for m in range(lane, live, 32):
-            highest = maximum(highest, load_shared(held + 8 * m))
+    for g in range(warp, G, WARPS):  # the weight of each split: its share of the sum of all probabilities
+        sums = shared() + 8 * g * splits
+        highest = NO_MAXIMUM
+        for m in range(lane, splits, 32):
+            highest = maximum(highest, load_shared(sums + 8 * m))
         highest = warp_maximum(highest)
         sum_ = 0.0
         if SINKS:
-            sink = load_weight(sinks + 4 * (head + g))
+            sink = load_constant(sinks + 4 * (head + g))
             highest = maximum(highest, sink)
             if lane == 0:
                 sum_ = exp2(sink - highest)
-        for m in range(lane, live, 32):
-            sum_ = sum_ + exp2(load_shared(held + 8 * m) - highest) * load_shared(held + 8 * m + 4)
+        for m in range(lane, splits, 32):
+            sum_ = sum_ + exp2(load_shared(sums + 8 * m) - highest) * load_shared(sums + 8 * m + 4)
         sum_ = warp_sum(sum_)
-        for m in range(lane, live, 32):
-            store_shared(held + 8 * m, quotient(exp2(load_shared(held + 8 * m) - highest), sum_))
+        for m in range(lane, splits, 32):
+            store_shared(sums + 8 * m, div_f32(exp2(load_shared(sums + 8 * m) - highest), sum_))
     barrier()
     results = shared() + 8 * G * blocks_y()
     for i in range(4 * thread(), G * VP, 128 * WARPS):
-        g = divide(i, VP)
+        g = div_u32(i, VP)
         source = part + 4 * (g * blocks_y() * (VP + 4) + i - g * VP)
         value = registers(4, 0.0)
-        for start in range(0, live, 8):
+        for start in range(0, splits, 8):
             x = registers((8, 4))
             for u in static(8):
                 m = start + u
-                if m >= live:
-                    m = live - 1
+                if m >= splits:
+                    m = splits - 1
                 x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(source + 4 * m * (VP + 4))
             for u in static(8):
                 share = 0.0
-                if start + u < live:
-                    share = load_shared(shared() + 8 * (g * live + start + u))
+                if start + u < splits:
+                    share = load_shared(shared() + 8 * (g * splits + start + u))
                 for j in static(4):
                     value[j] = value[j] + share * x[u, j]
         for j in static(4):
             store_shared(results + 4 * (i + j), value[j])
     barrier()
     for i in range(thread(), G * VP, 32 * WARPS):
-        g = divide(i, VP)
-        to = out + row * out_stride
-        finish(to, codes, row, heads, head + g, i - g * VP, load_shared(results + 4 * i))
+        g = div_u32(i, VP)
+        store_result(output, row, head + g, i - g * VP, load_shared(results + 4 * i))
 
 
 @device
-def finish(out, codes, row, heads, head, dim, value):
-    """A result into its row, and a warp's 32 of them in 8 bits."""
+def store_result(output: SplitOutput, row, head, dim, value):
+    """Store dimension `dim` of a head; with EMIT a warp also stores its 32 dimensions in 8 bits."""
     i = head * VD + dim
     if dim < VD:
-        store_float(out + 4 * i, value)
+        store_float(output.out.address + row * output.out.stride + 4 * i, value)
     if EMIT:
-        emit_codes(codes, heads * VD // 32, row, i, value)
+        store_quantized(output.codes, output.heads * VD // 32, row, i, value)

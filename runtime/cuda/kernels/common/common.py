@@ -1,4 +1,6 @@
-"""What several kernels do: sums over a warp, activations, activations in 8 bits."""
+"""Device functions of several kernels: reductions over a warp, activation functions, and the quantisation of
+activations.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ from ...compile.stage import device
 from ...ptx import (
     absolute,
     bits_and,
+    div_f32,
     exp2,
-    let_next_start,
+    launch_dependents,
     maximum,
     minimum,
     multiply_add,
-    quotient,
     shift_right,
     shuffle_xor,
     store_byte,
@@ -22,17 +24,18 @@ from ...ptx import (
     wait_for_grid,
 )
 
-SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)  # kinds of activations
+# Values of KIND: the activation functions.
+SILU, GELU_TANH, GELU, RELU2, IDENTITY, TANH, SIGMOID, CLIPPED = range(1, 9)
 
-# Constants of the launch. TOKENS: rows that there is room for in activations in 8 bits. LIMIT and ALPHA are
-# those of `CLIPPED`, see `ops.MoE`.
+# Constants of the launch. TOKENS: rows of quantised activations, rounded up to a power of two. LIMIT and
+# ALPHA are the parameters of `CLIPPED`: see `ops.MoE`.
 KIND = TOKENS = PDL = 0
 LIMIT = ALPHA = 0.0
 
 
 @device
 def warp_sum(value):
-    """The sum over the lanes of a warp, in each of them."""
+    """The sum over the lanes of a warp, in every lane."""
     value = value + shuffle_xor(value, 16)
     value = value + shuffle_xor(value, 8)
     value = value + shuffle_xor(value, 4)
@@ -42,6 +45,7 @@ def warp_sum(value):
 
 @device
 def warp_maximum(value):
+    """The maximum over the lanes of a warp, in every lane."""
     value = maximum(value, shuffle_xor(value, 16))
     value = maximum(value, shuffle_xor(value, 8))
     value = maximum(value, shuffle_xor(value, 4))
@@ -51,19 +55,21 @@ def warp_maximum(value):
 
 @device
 def sigmoid(x):
-    return quotient(1.0, 1.0 + exp2(x * -1.4426950408889634))
+    """1 / (1 + e^-x)."""
+    return div_f32(1.0, 1.0 + exp2(x * -1.4426950408889634))
 
 
 @device
 def tanh(x):
-    return 1.0 - quotient(2.0, 1.0 + exp2(x * 2.8853900817779268))
+    """tanh(x), as 1 - 2 / (1 + e^2x)."""
+    return 1.0 - div_f32(2.0, 1.0 + exp2(x * 2.8853900817779268))
 
 
 @device
 def error_function(x):
     """erf within 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26)."""
     a = absolute(x)
-    t = quotient(1.0, 1.0 + a * 0.3275911)
+    t = div_f32(1.0, 1.0 + a * 0.3275911)
     p = ((((t * 1.061405429 - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     y = 1.0 - p * exp2(a * a * -1.4426950408889634)
     if x < 0.0:
@@ -73,7 +79,7 @@ def error_function(x):
 
 @device
 def activate(x):
-    """f(x) of `KIND`."""
+    """The activation function KIND."""
     if KIND == 1:
         y = x * sigmoid(x)
     elif KIND == 2:
@@ -94,7 +100,9 @@ def activate(x):
 
 @device
 def gated(gate, up):
-    """f(gate) · up of `KIND`."""
+    """f(gate) · up with the activation function KIND; for CLIPPED the gated unit of gpt-oss: see
+    `ops.MoE`.
+    """
     if KIND == 8:
         gate = minimum(gate, LIMIT)
         value = gate * sigmoid(ALPHA * gate) * (maximum(-LIMIT, minimum(LIMIT, up)) + 1.0)
@@ -104,47 +112,47 @@ def gated(gate, up):
 
 
 @device
-def codes_plane(blocks):
-    """Bytes between the planes of codes: see `emit_codes`."""
+def code_plane_bytes(blocks):
+    """Bytes of a plane of codes: see `store_quantized`."""
     return 16 * TOKENS * blocks
 
 
 @device
-def scales_plane(blocks):
-    """Bytes between the planes of scales."""
+def scale_plane_bytes(blocks):
+    """Bytes of a plane of scales: see `store_quantized`."""
     return 16 * TOKENS * ((blocks + 3) // 4)
 
 
 @device
-def two_digits(first, second):
-    """Sums over first and over second digits, together."""
-    return to_float(multiply_add(first, 256, second))
+def join_bytes(high, low):
+    """The sum of products with 16-bit codes, of the sums with their high and with their low bytes."""
+    return to_float(multiply_add(high, 256, low))
 
 
 @device
-def emit_codes(codes, blocks, token, i, value):
-    """A warp's 32 values, number i of each lane one of the same 32 of row `token`, in two digits of 8 bits:
-    16-bit codes d · (256 · first + second) with one scale d for 32 of them.
+def store_quantized(codes, blocks, token, i, value):
+    """Quantise and store a block of 32 values, one for each lane of a warp: element i of row `token`.
 
-    `codes` has the rows of a step, `TOKENS` of them, beside each other in pieces of 16 bytes, so that lanes
-    that take a block each read without gaps, and fragments for tensor cores are pieces:
+    The values are d · (256 · high + low), 16-bit codes in two signed bytes with one float32 scale d for each
+    block. NaN and infinity make d NaN. At `codes`, the TOKENS rows of a step are interleaved in pieces of 16
+    bytes, which are B fragments of `mma.sync`, and which lanes that take one block each read contiguously:
 
-        planes t = 0 … 3    [blocks][TOKENS]: first digits 4t …, first digits 16 + 4t …, second digits 4t …,
-                            second digits 16 + 4t … of a block
-        planes 4 … 7        [blocks / 4][TOKENS]: of four blocks d, d · (sum of codes), the same of the first
-                            halves, of the second halves
+        planes t = 0 … 3    [blocks][TOKENS]: of a block the high bytes 4t …, the high bytes 16 + 4t …,
+                            the low bytes 4t …, and the low bytes 16 + 4t …
+        planes 4 … 7        [blocks / 4][TOKENS]: float32 of four blocks: d; d · (sum of the codes); the same
+                            for the first half of each block; for the second half
     """
     peak = warp_maximum(absolute(value))
     inverse = 0.0
     if peak > 0.0:
-        inverse = quotient(32512.0, peak)
+        inverse = div_f32(32512.0, peak)
     code = to_int(value * inverse)
     block = shift_right(i, 5)
-    to = codes + bits_and(shift_right(i, 2), 3) * codes_plane(blocks) + 16 * (block * TOKENS + token)
+    to = codes + bits_and(shift_right(i, 2), 3) * code_plane_bytes(blocks) + 16 * (block * TOKENS + token)
     to = to + 4 * bits_and(shift_right(i, 4), 1) + bits_and(i, 3)
     store_byte(to, (code + 128) >> 8)
     store_byte(to + 8, code)
-    half = to_float(code) + value * 0.0  # what is no number stays so
+    half = to_float(code) + value * 0.0  # NaN stays NaN
     half = half + shuffle_xor(half, 1)
     half = half + shuffle_xor(half, 2)
     half = half + shuffle_xor(half, 4)
@@ -152,8 +160,8 @@ def emit_codes(codes, blocks, token, i, value):
     other = shuffle_xor(half, 16)
     d = peak * 3.0757874015748033e-05 + (half + other) * 0.0  # 1 / 32512
     if (thread() & 31) == 0:
-        plane = scales_plane(blocks)
-        to = codes + 4 * codes_plane(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
+        plane = scale_plane_bytes(blocks)
+        to = codes + 4 * code_plane_bytes(blocks) + 16 * (shift_right(block, 2) * TOKENS + token)
         to = to + 4 * bits_and(block, 3)
         store_float(to, d)
         store_float(to + plane, d * (half + other))
@@ -163,7 +171,9 @@ def emit_codes(codes, blocks, token, i, value):
 
 @device
 def begin():
-    """With programmatic dependent launch: let the next kernel come, and wait for what was before this one."""
+    """The beginning of a kernel with programmatic dependent launch: allow the next launch to start, and wait
+    until the previous one has ended.
+    """
     if PDL:
-        let_next_start()
+        launch_dependents()
         wait_for_grid()

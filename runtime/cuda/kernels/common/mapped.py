@@ -1,4 +1,4 @@
-"""Between the card's memory and this machine's, where that is pinned: a launch begins sooner than a copy."""
+"""Copies between GPU memory and pinned host memory by a kernel, which starts sooner than a driver copy."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PDL = 0  # constant of the launch
 
 
 def copy_words(source, out, n):
-    """out[i] = source[i], n words of 4 bytes. Grid: (n / 256,), of 256 threads."""
+    """out[i] = source[i], for n words of 4 bytes. Grid: (⌈n / 256⌉,), blocks of 256 threads."""
     begin()
     i = 256 * block_x() + thread()
     if i < n:

@@ -1,32 +1,41 @@
-"""Ops that look at a row, or an element, at a time. Rows are float32, `…_stride` bytes apart."""
+"""Norms and pointwise ops. All matrices are float32, their rows `…_stride` bytes apart.
+
+Pointwise kernels have the grid (⌈width / 256⌉, rows) and blocks of 256 threads, one for each element.
+"""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     barrier,
     block_x,
     block_y,
-    divide,
+    div_f32,
+    div_u32,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
-    quotient,
-    root,
     shared,
     shift_right,
+    sqrt,
     store_float,
     store_shared,
     thread,
 )
 from .common import activate, begin, gated, sigmoid, tanh, warp_sum
 
-MEAN = BIAS = EACH = NARROW = PDL = 0  # constants of the launch
+# Constants of the launch. MEAN: LayerNorm, else RMSNorm. BIAS: with a bias. EACH: each group has
+# weights of its own. GROUPS: groups of a row. NARROW: the gate has one column.
+MEAN = BIAS = EACH = NARROW = PDL = 0
+GROUPS = 1
 
 
 @device
 def block_sum(value, at):
-    """The sum over 256 threads; `at`: 8 float32 of shared memory."""
+    """The sum over the 256 threads of a block, in each of them; `at` is the address of 8 float32 in
+    shared memory.
+    """
     value = warp_sum(value)
     if (thread() & 31) == 0:
         store_shared(at + 4 * shift_right(thread(), 5), value)
@@ -37,58 +46,84 @@ def block_sum(value, at):
     return total
 
 
-def norm(x, x_stride, out, out_stride, weight, bias, eps: float, size, inverse_size: float, width):
-    """RMSNorm, or LayerNorm if MEAN, of each part of `size` columns; EACH: parts have weights of their own.
+class NormArguments(KernelArguments):
+    """Arguments of `norm`: x and out [rows, width], weight and bias [size], or [GROUPS · size] with EACH.
 
-    Grid: (parts, rows), of 256 threads. What is behind the last part is copied.
+    A row has GROUPS groups of `size` columns; inverse_size is 1 / size.
+    """
+
+    x: Region
+    out: Region
+    weight: int
+    bias: int = 0
+    eps: float
+    size: int
+    inverse_size: float
+    width: int
+
+
+def norm(args: NormArguments):
+    """RMSNorm, or LayerNorm with MEAN, of each group of columns; columns behind the last group are copied.
+
+    Grid: (GROUPS, rows), blocks of 256 threads. Shared memory: 64 bytes.
     """
     begin()
-    start = block_x() * size
-    row = x + block_y() * x_stride + 4 * start
+    start = block_x() * args.size
+    row = args.x.address + block_y() * args.x.stride + 4 * start
     mean = 0.0
     if MEAN:
         total = 0.0
-        for i in range(thread(), size, 256):
+        for i in range(thread(), args.size, 256):
             total = total + load_float(row + 4 * i)
-        mean = block_sum(total, shared()) * inverse_size
+        mean = block_sum(total, shared()) * args.inverse_size
     squares = 0.0
-    for i in range(thread(), size, 256):
+    for i in range(thread(), args.size, 256):
         value = load_float(row + 4 * i) - mean
         squares = squares + value * value
-    deviation = root(block_sum(squares, shared() + 32) * inverse_size + eps)
-    to = out + block_y() * out_stride + 4 * start
+    deviation = sqrt(block_sum(squares, shared() + 32) * args.inverse_size + args.eps)
+    to = args.out.address + block_y() * args.out.stride + 4 * start
     first = 0
     if EACH:
         first = start
-    for i in range(thread(), size, 256):
-        value = quotient(load_float(row + 4 * i) - mean, deviation) * load_weight(weight + 4 * (first + i))
+    for i in range(thread(), args.size, 256):
+        value = div_f32(load_float(row + 4 * i) - mean, deviation) * load_constant(
+            args.weight + 4 * (first + i)
+        )
         if BIAS:
-            value = value + load_weight(bias + 4 * (first + i))
+            value = value + load_constant(args.bias + 4 * (first + i))
         store_float(to + 4 * i, value)
     if block_x() == 0:
-        for i in range(thread(), width, 256):
-            at = i + size * GROUPS
-            if at < width:
+        for i in range(thread(), args.width, 256):
+            at = i + args.size * GROUPS
+            if at < args.width:
                 store_float(
-                    out + block_y() * out_stride + 4 * at, load_float(x + block_y() * x_stride + 4 * at)
+                    args.out.address + block_y() * args.out.stride + 4 * at,
+                    load_float(args.x.address + block_y() * args.x.stride + 4 * at),
                 )
 
 
-GROUPS = 1  # parts, another constant
+class GatedActivationArguments(KernelArguments):
+    """Arguments of `gated_activation`: gate, up and out [rows, width]."""
+
+    gate: Region
+    up: Region
+    out: Region
+    width: int
+    scale: float
 
 
-def gated_activation(gate, gate_stride, up, up_stride, out, out_stride, width, scale: float):
-    """out = f(scale · gate) · up. Grid: (width / 256, rows)."""
+def gated_activation(args: GatedActivationArguments):
+    """out = f(scale · gate) · up, with the activation KIND."""
     begin()
     i = block_x() * 256 + thread()
-    if i < width:
-        value = scale * load_float(gate + block_y() * gate_stride + 4 * i)
-        value = gated(value, load_float(up + block_y() * up_stride + 4 * i))
-        store_float(out + block_y() * out_stride + 4 * i, value)
+    if i < args.width:
+        value = args.scale * load_float(args.gate.address + block_y() * args.gate.stride + 4 * i)
+        value = gated(value, load_float(args.up.address + block_y() * args.up.stride + 4 * i))
+        store_float(args.out.address + block_y() * args.out.stride + 4 * i, value)
 
 
 def activation(x, x_stride, out, out_stride, width):
-    """out = f(x). Grid: (width / 256, rows)."""
+    """out = f(x), with the activation KIND."""
     begin()
     i = block_x() * 256 + thread()
     if i < width:
@@ -96,22 +131,42 @@ def activation(x, x_stride, out, out_stride, width):
         store_float(out + block_y() * out_stride + 4 * i, value)
 
 
-def copy_rest(x, x_stride, size, start, out, out_stride, out_size, out_start, width):
-    """Of parts of `size` columns, those from `start` on, to the end of parts of `out_size`.
+class CopyRestArguments(KernelArguments):
+    """Arguments of `copy_rest`: x has parts of `size` columns, out parts of `out_size`; `width` is the number
+    of columns that are copied in all.
+    """
 
-    Grid: (width / 256, rows); `width` columns are copied in all.
+    x: Region
+    size: int
+    start: int
+    out: Region
+    out_size: int
+    out_start: int
+    width: int
+
+
+def copy_rest(args: CopyRestArguments):
+    """Copy the columns from `start` on of each part of x to the columns from `out_start` on of each
+    part of out.
     """
     begin()
     i = block_x() * 256 + thread()
-    if i < width:
-        part = divide(i, size - start)
-        column = i - part * (size - start)
-        value = load_float(x + block_y() * x_stride + 4 * (part * size + start + column))
-        store_float(out + block_y() * out_stride + 4 * (part * out_size + out_start + column), value)
+    if i < args.width:
+        part = div_u32(i, args.size - args.start)
+        column = i - part * (args.size - args.start)
+        value = load_float(
+            args.x.address + block_y() * args.x.stride + 4 * (part * args.size + args.start + column)
+        )
+        store_float(
+            args.out.address
+            + block_y() * args.out.stride
+            + 4 * (part * args.out_size + args.out_start + column),
+            value,
+        )
 
 
 def sigmoid_gate(gate, gate_stride, x, x_stride, width):
-    """x = sigmoid(gate) · x; NARROW: the gate has one column. Grid: (width / 256, rows)."""
+    """x = sigmoid(gate) · x; with NARROW all columns have the same gate."""
     begin()
     i = block_x() * 256 + thread()
     if i < width:
@@ -123,7 +178,7 @@ def sigmoid_gate(gate, gate_stride, x, x_stride, width):
 
 
 def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
-    """out = keep · out + scale · x. Grid: (width / 256, rows)."""
+    """out = keep · out + scale · x."""
     begin()
     i = block_x() * 256 + thread()
     if i < width:
@@ -133,9 +188,9 @@ def add(x, x_stride, out, out_stride, width, scale: float, keep: float):
 
 
 def soft_cap(x, x_stride, width, cap: float):
-    """x = cap · tanh(x / cap). Grid: (width / 256, rows)."""
+    """x = cap · tanh(x / cap)."""
     begin()
     i = block_x() * 256 + thread()
     if i < width:
         at = x + block_y() * x_stride + 4 * i
-        store_float(at, cap * tanh(quotient(load_float(at), cap)))
+        store_float(at, cap * tanh(div_f32(load_float(at), cap)))

@@ -1,12 +1,13 @@
-"""The K largest logits of a row, in order: warps find those of parts of it, others those of what these found.
+"""Selects the K largest logits of each row, in descending order.
 
-A logit and its id are one 64-bit key, so that no two are equal: the float32's bits, turned so that they are
-in order as an integer, above the bits of the id, turned so that the lowest is first among equals. NaN is
+A first launch selects the top K of parts of a row, a second one the top K of these. A logit and its id form
+one 64-bit key, so that all keys are different: the high word is the float32, mapped to an integer of the same
+order, the low word is the inverted id, so that the lowest id comes first among equal logits. NaN is the
 largest.
 
-A warp has a run of K keys in its registers, the largest first, number 32r + lane in register r. Another run
-is put in order by a bitonic sort; the larger ones of opposite keys of two runs are the K largest of both, and
-bitonic, and are merged (Batcher 1968, "Sorting networks and their applications").
+A warp keeps its K largest keys sorted in registers, key 32r + lane in register r. It sorts the next K keys
+with a bitonic network and merges: the larger of each key and its opposite in the other sequence are the K
+largest of both, and a bitonic sequence (Batcher 1968, "Sorting networks and their applications").
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from ...ptx import (
     block_x,
     block_y,
     blocks_x,
-    let_next_start,
     load_float,
     load_long,
     load_shared_long,
@@ -30,25 +30,26 @@ from ...ptx import (
     store_long,
     store_shared_long,
     thread,
-    wait_for_grid,
 )
+from .common import begin
 
-# Constants of the launch: K is 32 R and 2 to the power LOG_K; WARPS is 2 to the power LOG_WARPS. FIRST: the
-# source is logits, else keys, of `best_keys` in runs. LAST: K ids and K logits are written, not keys.
-K = R = WARPS = FIRST = LAST = 1
+# Constants of the launch: K = 32 · R = 2^LOG_K; WARPS = 2^LOG_WARPS. FROM_LOGITS: the source are logits, else
+# the sorted keys of the first launch, K of each block. FINAL: K ids and K logits are written, else keys.
+K = R = WARPS = FROM_LOGITS = FINAL = 1
 LOG_K = LOG_WARPS = PDL = 0
-SMALLEST = -(1 << 63)  # the key of nothing
+LOWEST_KEY = -(1 << 63)  # a key below all others
 IDS = 1 << 32
 
 
 @device
-def key_of(value, i):
+def sort_key(value, i):
+    """The key of logit `value` with id i."""
     bits = as_int(value)
     if value != value:
         order = 0x7FFFFFFF
     elif bits >= 0:
         order = bits
-    elif bits == -0x80000000:  # -0 is 0
+    elif bits == -0x80000000:  # -0 equals 0
         order = 0
     else:
         order = bits_xor(bits, 0x7FFFFFFF)
@@ -57,11 +58,11 @@ def key_of(value, i):
 
 @device
 def load_key(source, i, n):
-    """Key number i of n."""
-    key = SMALLEST
+    """Key i of the n of a row; LOWEST_KEY from n on."""
+    key = LOWEST_KEY
     if i < n:
-        if FIRST:
-            key = key_of(load_float(source + 4 * i), i)
+        if FROM_LOGITS:
+            key = sort_key(load_float(source + 4 * i), i)
         else:
             key = load_long(source + 8 * i)
     return key
@@ -69,8 +70,8 @@ def load_key(source, i, n):
 
 @device
 def store_key(out, i, key):
-    """At place i of a run: the key, or K ids and then as many logits."""
-    if LAST:
+    """Store a key at index i of the result, or with FINAL its id and its logit."""
+    if FINAL:
         order = key >> 32
         if order < 0:
             order = bits_xor(order, 0x7FFFFFFF)
@@ -81,8 +82,8 @@ def store_key(out, i, key):
 
 
 @device
-def exchanged(key, stride, larger):
-    """The `larger` or the smaller of this lane's key and that of the lane at distance `stride`."""
+def compare_exchange(key, stride, larger):
+    """The larger (or smaller, if not `larger`) of this lane's key and that of lane xor `stride`."""
     other = shuffle_xor_long(key, stride)
     if (other > key) == larger:
         key = other
@@ -90,8 +91,8 @@ def exchanged(key, stride, larger):
 
 
 @device
-def in_order(keys: registers(R), lane):
-    """A run in any order, sorted: runs of 2, 4, … keys, every second one backwards but the last."""
+def bitonic_sort(keys: registers(R), lane):
+    """Sort K keys, descending, with a bitonic network."""
     for i in static(1, LOG_K + 1):
         for j in static(i):
             for r in static(R):
@@ -100,7 +101,7 @@ def in_order(keys: registers(R), lane):
                     down = 1 - (shift_right(32 * r + lane, i) & 1)
                 if i - 1 - j < 5:
                     lower = 1 - (shift_right(lane, i - 1 - j) & 1)
-                    keys[r] = exchanged(keys[r], 1 << (i - 1 - j), lower == down)
+                    keys[r] = compare_exchange(keys[r], 1 << (i - 1 - j), lower == down)
                 elif (32 * r >> (i - 1 - j)) & 1 == 0 and (keys[r + (1 << (i - 1 - j)) // 32] > keys[r]) == (
                     down == 1
                 ):
@@ -111,8 +112,8 @@ def in_order(keys: registers(R), lane):
 
 
 @device
-def merged(keys: registers(R), others: registers(R), lane):
-    """The larger keys of two runs, the second of them backwards, in order."""
+def merge_sorted(keys: registers(R), others: registers(R), lane):
+    """The K largest keys of two sequences, sorted; `keys` is descending and `others` ascending."""
     for r in static(R):
         if others[r] > keys[r]:
             keys[r] = others[r]
@@ -120,7 +121,7 @@ def merged(keys: registers(R), others: registers(R), lane):
         for r in static(R):
             if LOG_K - 1 - j < 5:
                 lower = 1 - (shift_right(lane, LOG_K - 1 - j) & 1)
-                keys[r] = exchanged(keys[r], 1 << (LOG_K - 1 - j), lower == 1)
+                keys[r] = compare_exchange(keys[r], 1 << (LOG_K - 1 - j), lower == 1)
             elif (32 * r >> (LOG_K - 1 - j)) & 1 == 0 and keys[r + (1 << (LOG_K - 1 - j)) // 32] > keys[r]:
                 key = keys[r]
                 keys[r] = keys[r + (1 << (LOG_K - 1 - j)) // 32]
@@ -128,60 +129,58 @@ def merged(keys: registers(R), others: registers(R), lane):
     return keys[()]
 
 
-def best(source, stride, n, out, out_stride):
-    """The K largest of n logits, or keys, of a row: each block's of the runs that its warps take in turn.
+def top_k(source, stride, n, out, out_stride):
+    """Select the K largest of the n logits or keys of each row that a block gets.
 
-    Grid: (blocks, rows), of WARPS warps. A row of `out` has a run for each block.
+    Grid: (blocks, rows), blocks of WARPS warps. Shared memory: int64 [WARPS, K]. Groups of K elements are
+    dealt to the warps of all blocks in turn. A row of `out` has K results for each block.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     row = source + block_y() * stride
-    mine = registers(R, SMALLEST)
+    largest = registers(R, LOWEST_KEY)
     keys = registers(R)
     others = registers(R)
     for start in range((block_x() * WARPS + warp) * K, n, blocks_x() * WARPS * K):
         for r in static(R):
             keys[r] = load_key(row, start + 32 * r + lane, n)
-        if FIRST:
-            keys[()] = in_order(*keys[()], lane)
+        if FROM_LOGITS:
+            keys[()] = bitonic_sort(*keys[()], lane)
         for r in static(R):
             others[r] = shuffle_xor_long(keys[R - 1 - r], 31)
-        mine[()] = merged(*mine[()], *others[()], lane)
+        largest[()] = merge_sorted(*largest[()], *others[()], lane)
     for half in static(LOG_WARPS):
         for r in static(R):
-            store_shared_long(shared() + 8 * (warp * K + 32 * r + lane), mine[r])
+            store_shared_long(shared() + 8 * (warp * K + 32 * r + lane), largest[r])
         barrier()
         if warp < WARPS >> (half + 1):
             for r in static(R):
                 at = (warp + (WARPS >> (half + 1))) * K + K - 1 - 32 * r - lane
                 others[r] = load_shared_long(shared() + 8 * at)
-            mine[()] = merged(*mine[()], *others[()], lane)
+            largest[()] = merge_sorted(*largest[()], *others[()], lane)
         barrier()
     if warp == 0:
         for r in static(R):
-            store_key(out + block_y() * out_stride + 8 * K * block_x(), 32 * r + lane, mine[r])
+            store_key(out + block_y() * out_stride + 8 * K * block_x(), 32 * r + lane, largest[r])
 
 
 @device
 def larger_key(key, other):
+    """The larger of two keys."""
     if other > key:
         key = other
     return key
 
 
-def best_one(source, stride, n, out, out_stride):
-    """The same for K = 1: each thread takes its share, one value after another.
+def top_1(source, stride, n, out, out_stride):
+    """`top_k` for K = 1, in which each thread keeps a maximum.
 
-    Grid: (blocks, rows), of WARPS warps.
+    Grid: (blocks, rows), blocks of WARPS warps. Shared memory: int64 [WARPS].
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     row = source + block_y() * stride
-    key = SMALLEST
+    key = LOWEST_KEY
     for i in range(block_x() * 32 * WARPS + thread(), n, blocks_x() * 32 * WARPS):
         key = larger_key(key, load_key(row, i, n))
     for j in static(5):

@@ -1,73 +1,86 @@
-"""What follows a product of few rows, where it is made: sums over parts, the norm in front, the gate, bias,
-residual, and the result's codes for the next product, already times the weight of the norm in between, whose
-mean square is only needed behind that product.
+"""The epilogue of a decode product: what happens to its sums before they are stored.
+
+It adds the partial sums of the warps that share the columns, divides by the root mean square of an RMSNorm in
+front of the product, applies the gate's activation, adds bias and residual, and stores the result, in
+float32, quantised for the next product, or both. If an RMSNorm follows, it also multiplies by that norm's
+weight and stores sums of squares: the division by the root mean square is left to the epilogue of the next
+product.
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     block_x,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
-    reciprocal_root,
+    rsqrt,
     shared,
     shift_right,
     store_float,
     thread,
 )
-from ..common.common import activate, emit_codes, warp_sum
+from ..common.common import activate, store_quantized, warp_sum
 
-# Constants of the launch. NORMED: x is to be divided by its root mean square. EMIT: 0 no codes, 1 codes, 2
-# codes of a normed row. STORE: the result itself is wanted. UNIT: what products are too large by.
+# Constants of the launch. NORMED: x must still be divided by its root mean square. EMIT: 0 the result is not
+# quantised, 1 it is, 2 it is multiplied by the weight of the next RMSNorm and quantised. STORE: the result is
+# stored in float32. UNIT: divisor of all products.
 WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = 0
 
 
+class EpilogueArguments(KernelArguments):
+    """Arguments of the epilogue of a decode product with `n_out` outputs; addresses that are not used are 0.
+
+    `partials`, float32 [rows, n_partials], are the sums of squares of x, `inverse_width` one over its width
+    and `eps` the norm's. `bias` is float32 [n_out], `out` float32 [rows, n_out]. `codes` has the layout of
+    `store_quantized`, `norm_weight` is float32 [n_out], and `out_partials` float32 [rows, n_out / 32].
+    """
+
+    partials: int = 0
+    n_partials: int
+    inverse_width: float
+    eps: float
+    bias: int = 0
+    out: Region
+    codes: int = 0
+    norm_weight: int = 0
+    out_partials: int = 0
+
+
 @device
-def ask(rows, outputs, n_out, partials, n_partials, bias, out, out_stride, norm_weight):
-    """Begin to load what a warp's first row and outputs need in the end: four of the sums of squares in front
-    of the product, what it is added to, the bias, and the weight of the norm behind it. Called before the
-    product, which takes as long.
+def load_epilogue(rows, outputs, n_out, args: EpilogueArguments):
+    """Load what a warp needs in `decode_epilogue` for its first row and first 32 outputs.
+
+    Called before the product, so that these loads are hidden behind it. Returns seven registers: four sums of
+    squares of x, the previous value of the output, the bias, and the weight of the next norm.
     """
     lane = thread() & 31
     warp = shift_right(thread(), 5)
-    before = registers(7, 0.0)
+    loaded = registers(7, 0.0)
     at = block_x() * outputs + lane
     if warp < rows:
         if NORMED:
             for k in static(4):
-                if 32 * k + lane < n_partials:
-                    before[k] = load_float(partials + 4 * (warp * n_partials + 32 * k + lane))
+                if 32 * k + lane < args.n_partials:
+                    loaded[k] = load_float(args.partials + 4 * (warp * args.n_partials + 32 * k + lane))
         if lane < outputs and at < n_out:
             if ACCUMULATE:
-                before[4] = load_float(out + warp * out_stride + 4 * at)
+                loaded[4] = load_float(args.out.address + warp * args.out.stride + 4 * at)
             if BIAS:
-                before[5] = load_float(bias + 4 * at)
+                loaded[5] = load_float(args.bias + 4 * at)
             if EMIT == 2:
-                before[6] = load_float(norm_weight + 4 * at)
-    return before[()]
+                loaded[6] = load_float(args.norm_weight + 4 * at)
+    return loaded[()]
 
 
 @device
-def finish(
-    before: registers(7),
-    rows,
-    outputs,
-    n_out,
-    partials,
-    n_partials,
-    inverse_width,
-    eps,
-    bias,
-    out,
-    out_stride,
-    codes,
-    norm_weight,
-    out_partials,
-):
-    """Of `rows` rows, this block's `outputs`, whose KS parts lie in shared memory: float32 [rows, KS, 1 +
-    GATED, outputs]. `before` is what `ask` gave.
+def decode_epilogue(loaded: registers(7), rows, outputs, n_out, args: EpilogueArguments):
+    """Finish this block's `outputs` outputs of all rows; warp w takes rows w, w + WARPS, ….
+
+    The partial sums are in shared memory: float32 [rows, KS, 1 + GATED, outputs]. `loaded` is what
+    `load_epilogue` returned.
     """
     lane = thread() & 31
     warp = shift_right(thread(), 5)
@@ -77,11 +90,11 @@ def finish(
             squares = 0.0
             start = lane
             if n == warp:
-                squares = before[0] + before[1] + before[2] + before[3]
+                squares = loaded[0] + loaded[1] + loaded[2] + loaded[3]
                 start = lane + 128
-            for i in range(start, n_partials, 32):
-                squares = squares + load_float(partials + 4 * (n * n_partials + i))
-            factor = factor * reciprocal_root(warp_sum(squares) * inverse_width + eps)
+            for i in range(start, args.n_partials, 32):
+                squares = squares + load_float(args.partials + 4 * (n * args.n_partials + i))
+            factor = factor * rsqrt(warp_sum(squares) * args.inverse_width + args.eps)
         for i in range(lane, (outputs + 31) // 32 * 32, 32):
             at = block_x() * outputs + i
             value = 0.0
@@ -96,23 +109,23 @@ def finish(
                     value = activate(value) * (up * factor)
                 if BIAS:
                     if i == lane:
-                        value = value + before[5]
+                        value = value + loaded[5]
                     else:
-                        value = value + load_weight(bias + 4 * at)
+                        value = value + load_constant(args.bias + 4 * at)
                 if ACCUMULATE:
                     if n == warp and i == lane:
-                        value = value + before[4]
+                        value = value + loaded[4]
                     else:
-                        value = value + load_float(out + n * out_stride + 4 * at)
+                        value = value + load_float(args.out.address + n * args.out.stride + 4 * at)
                 if STORE:
-                    store_float(out + n * out_stride + 4 * at, value)
-            if EMIT and at < n_out:  # the same for a whole warp
+                    store_float(args.out.address + n * args.out.stride + 4 * at, value)
+            if EMIT and at < n_out:  # uniform in a warp, since n_out is a multiple of 32
                 if EMIT == 2:
                     squares = warp_sum(value * value)
                     if lane == 0:
-                        store_float(out_partials + 4 * (n * (n_out // 32) + shift_right(at, 5)), squares)
+                        store_float(args.out_partials + 4 * (n * (n_out // 32) + shift_right(at, 5)), squares)
                     if i == lane:
-                        value = value * before[6]
+                        value = value * loaded[6]
                     else:
-                        value = value * load_weight(norm_weight + 4 * at)
-                emit_codes(codes, n_out // 32, n, at, value)
+                        value = value * load_constant(args.norm_weight + 4 * at)
+                store_quantized(args.codes, n_out // 32, n, at, value)

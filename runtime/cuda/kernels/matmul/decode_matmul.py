@@ -1,17 +1,18 @@
-"""Products of up to 16 rows of activations in 8 bits with block-quantised weights, at the speed of memory.
+"""Decode products: up to 16 rows of quantised activations with a block-quantised matrix.
 
-A warp takes `M` tiles of 16 rows of weights, half of them of gate and half of up if `GATED`, and all rows of
-activations; `KS` warps share the columns. How is said in fragments.py, what follows in results.py.
+These products are limited by the memory bandwidth. Weights go from global memory through registers into
+`mma.sync` (see decode_mma.py) and meet all rows of activations at once.
 """
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments
 from ...compile.stage import registers, static
 from ...ptx import (
     barrier,
     block_x,
-    divide,
-    let_next_start,
+    div_u32,
+    launch_dependents,
     shared,
     shift_right,
     shuffle_xor,
@@ -20,65 +21,72 @@ from ...ptx import (
     wait_for_grid,
     warp_barrier,
 )
-from .decode_epilogue import ask, finish
-from .decode_mma import first_chunk, sums_of_4, sums_of_8
+from .decode_epilogue import EpilogueArguments, decode_epilogue, load_epilogue
+from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
 
-CODES = SCALES = M = KS = WARPS = GATED = TOKENS = PDL = 0  # constants of the launch. WARPS: of a block
+# Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
+# TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up.
+CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = PDL = 0
 
 
-def matmul_few(
-    weights,
-    other,
-    tile_bytes,
-    blocks,
-    n_out,
-    x,
-    rows,
-    partials,
-    n_partials,
-    inverse_width: float,
-    eps: float,
-    bias,
-    out,
-    out_stride,
-    codes,
-    norm_weight,
-    out_partials,
-):
-    """out = x @ weightsᵀ, or f(x @ weightsᵀ) · (x @ otherᵀ). Grid: (outputs / (WARPS / KS · 16 · M / (1 +
-    GATED)),)."""
+class DecodeMatmulArguments(KernelArguments):
+    """Arguments of `decode_matmul`.
+
+    `weights`, and `other` for the up matrix of a gated product, are packed matrices [n_out, 32 · blocks] with
+    `tile_bytes` bytes for 16 rows (see weights/packing.py). `x` are `rows` quantised rows in the layout of
+    `store_quantized`.
+    """
+
+    weights: int
+    other: int = 0
+    tile_bytes: int
+    blocks: int
+    n_out: int
+    x: int
+    rows: int
+    epilogue: EpilogueArguments
+
+
+def decode_matmul(args: DecodeMatmulArguments):
+    """out = x @ weightsᵀ, or with GATED f(x @ weightsᵀ) · (x @ otherᵀ), and what the epilogue adds.
+
+    Grid: (⌈n_out / outputs⌉,), blocks of 32 · WARPS threads, where outputs = WARPS / KS · 16 · M / (1 +
+    GATED). Groups of KS warps take M tiles of 16 matrix rows, with GATED M / 2 tiles of each matrix, and each
+    warp of a group takes every KS-th chunk of columns. The partial sums go to shared memory, float32 [TOKENS,
+    KS, 1 + GATED, outputs], where the epilogue adds them.
+    """
     if PDL:
-        let_next_start()
+        launch_dependents()
     lane = thread() & 31
     sub = lane & 3
     warp = shift_right(thread(), 5)
-    team = divide(warp, KS)
-    part = warp - team * KS
+    group = div_u32(warp, KS)
+    part = warp - group * KS
     tile = registers(M)
     for m in static(M):
-        at = (block_x() * (WARPS // KS) + team) * (M // (1 + GATED)) + m % (M // (1 + GATED))
-        if 16 * at >= n_out:
-            at = shift_right(n_out - 1, 4)
+        at = (block_x() * (WARPS // KS) + group) * (M // (1 + GATED)) + m % (M // (1 + GATED))
+        if 16 * at >= args.n_out:
+            at = shift_right(args.n_out - 1, 4)
         if m < M // (1 + GATED):
-            tile[m] = weights + at * tile_bytes
+            tile[m] = args.weights + at * args.tile_bytes
         else:
-            tile[m] = other + at * tile_bytes
-    loaded = registers(M * 2 * (CODES + SCALES))
-    loaded[()] = first_chunk(*tile[()], blocks, part)
+            tile[m] = args.other + at * args.tile_bytes
+    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunk(*tile[()], args.blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
-    first = team * (16 * M // (1 + GATED)) + shift_right(lane, 2)
+    first = group * (16 * M // (1 + GATED)) + shift_right(lane, 2)
     if PDL:
         wait_for_grid()
     else:
         warp_barrier()
     before = registers(7)
-    before[()] = ask(rows, outputs, n_out, partials, n_partials, bias, out, out_stride, norm_weight)
+    before[()] = load_epilogue(args.rows, outputs, args.n_out, args.epilogue)
     if TOKENS <= 4:
-        few = registers((M, 2))
-        few[()] = sums_of_4(*tile[()], *loaded[()], x, blocks, part)
+        acc = registers((M, 2))
+        acc[()] = decode_mma_4(*tile[()], *loaded[()], args.x, args.blocks, part)
         for m in static(M):
             for i in static(2):
-                total = few[m, i]
+                total = acc[m, i]
                 if TOKENS == 1:
                     total = total + shuffle_xor(total, 1)
                 if TOKENS <= 2:
@@ -89,7 +97,7 @@ def matmul_few(
                     store_shared(shared() + 4 * at, total)
     else:
         acc = registers((M, TOKENS // 8, 4))
-        acc[()] = sums_of_8(*tile[()], *loaded[()], x, blocks, part)
+        acc[()] = decode_mma_8(*tile[()], *loaded[()], args.x, args.blocks, part)
         for m in static(M):
             for n in static(TOKENS // 8):
                 for i in static(4):
@@ -98,19 +106,4 @@ def matmul_few(
                     at = at * outputs + first + (16 * (m % (M // (1 + GATED))) + 8 * (i // 2))
                     store_shared(shared() + 4 * at, acc[m, n, i])
     barrier()
-    finish(
-        *before[()],
-        rows,
-        outputs,
-        n_out,
-        partials,
-        n_partials,
-        inverse_width,
-        eps,
-        bias,
-        out,
-        out_stride,
-        codes,
-        norm_weight,
-        out_partials,
-    )
+    decode_epilogue(*before[()], args.rows, outputs, args.n_out, args.epilogue)

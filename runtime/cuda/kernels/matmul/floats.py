@@ -1,20 +1,21 @@
-"""Products with float weights, in float32."""
+"""Products with float matrices, on CUDA cores in float32."""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     as_float,
     bits_and,
     block_x,
     block_y,
-    high_half,
+    high_f16,
+    load_constant,
     load_float,
     load_float4,
     load_stream2,
     load_stream4,
-    load_weight,
-    low_half,
+    low_f16,
     shift_left,
     shift_right,
     store_float,
@@ -22,18 +23,18 @@ from ...ptx import (
 )
 from ..common.common import begin, warp_sum
 
-FLOAT = N = BIAS = ACCUMULATE = PDL = 0  # constants of the launch
+FLOAT = N = BIAS = ACCUMULATE = PDL = 0  # constants of the launch; N: rows of x of a warp
 
 
 @device
-def four_weights(row, i):
-    """Weights i … i + 3 of a row of float32, halves, or bf16 (`FLOAT` 32, 16, 0)."""
+def load_four_weights(row, i):
+    """Weights i … i + 3 of a row as float32; FLOAT is 32 for float32, 16 for float16, 0 for bfloat16."""
     if FLOAT == 32:
         a, b, c, d = load_stream4(row + 4 * i)
         values = (as_float(a), as_float(b), as_float(c), as_float(d))
     elif FLOAT == 16:
         a, b = load_stream2(row + 2 * i)
-        values = (low_half(a), high_half(a), low_half(b), high_half(b))
+        values = (low_f16(a), high_f16(a), low_f16(b), high_f16(b))
     else:
         a, b = load_stream2(row + 2 * i)
         values = (
@@ -45,32 +46,47 @@ def four_weights(row, i):
     return values
 
 
-def float_matmul(weights, row_bytes, width, n_out, x, x_stride, rows, bias, out, out_stride):
-    """out = x @ weightsᵀ. Grid: (outputs / 8, rows / N), of 256 threads: a warp takes an output and N rows.
+class FloatMatmulArguments(KernelArguments):
+    """Arguments of `float_matmul`: weights [n_out, width] whose rows are `row_bytes` apart, x float32 [rows,
+    width], bias float32 [n_out], out float32 [rows, n_out]. The width is a multiple of 4.
+    """
 
-    The width is a multiple of 4.
+    weights: int
+    row_bytes: int
+    width: int
+    n_out: int
+    x: Region
+    rows: int
+    bias: int = 0
+    out: Region
+
+
+def float_matmul(args: FloatMatmulArguments):
+    """out = x @ weightsᵀ + bias, plus the previous `out` with ACCUMULATE.
+
+    Grid: (⌈n_out / 8⌉, ⌈rows / N⌉), blocks of 256 threads: a warp computes one output of N rows.
     """
     begin()
     at = block_x() * 8 + shift_right(thread(), 5)
-    if at < n_out:
-        row = weights + at * row_bytes
+    if at < args.n_out:
+        weights = args.weights + at * args.row_bytes
         first = block_y() * N
         acc = registers(N, 0.0)
-        for i in range(4 * (thread() & 31), width, 128):
+        for i in range(4 * (thread() & 31), args.width, 128):
             w = registers(4)
-            w[()] = four_weights(row, i)
+            w[()] = load_four_weights(weights, i)
             for n in static(N):
-                line = first + n
-                if line >= rows:
-                    line = rows - 1
-                a, b, c, d = load_float4(x + line * x_stride + 4 * i)
+                row = first + n
+                if row >= args.rows:
+                    row = args.rows - 1
+                a, b, c, d = load_float4(args.x.address + row * args.x.stride + 4 * i)
                 acc[n] = acc[n] + a * w[0] + b * w[1] + c * w[2] + d * w[3]
         for n in static(N):
             value = warp_sum(acc[n])
-            if (thread() & 31) == 0 and first + n < rows:
-                to = out + (first + n) * out_stride + 4 * at
+            if (thread() & 31) == 0 and first + n < args.rows:
+                to = args.out.address + (first + n) * args.out.stride + 4 * at
                 if BIAS:
-                    value = value + load_weight(bias + 4 * at)
+                    value = value + load_constant(args.bias + 4 * at)
                 if ACCUMULATE:
                     value = value + load_float(to)
                 store_float(to, value)

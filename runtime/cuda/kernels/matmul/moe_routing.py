@@ -1,16 +1,17 @@
-"""Which experts a row goes to."""
+"""The router of a mixture of experts: selects the experts of each row and their routing weights."""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, static
 from ...ptx import (
     block_x,
+    div_f32,
     exp2,
+    load_constant,
     load_float,
     load_shared,
-    load_weight,
     maximum,
-    quotient,
     shared,
     shuffle_xor,
     store_float,
@@ -22,24 +23,29 @@ from ...ptx import (
 )
 from ..common.common import begin, sigmoid, warp_maximum, warp_sum
 
-# Constants of the launch; the last three as `ops.Route` has them.
+# Constants of the launch, with the meaning of the fields of `ops.Route`. SIGMOID: else softmax. BIAS: scores
+# are
+# selected with a bias. SCALES: experts have scales of their own.
 SIGMOID = BIAS = SCALES = NORMALISED = GROUPS = TOP_GROUPS = GROUP_BEST = 0
-TAKEN = -3e38  # what is not to be chosen any more
+TAKEN = -3e38  # the selection score of an expert that cannot be selected any more
 
 
 @device
-def leave_best_groups(choice, merits, n):
-    """Only the groups whose best add up to most may be chosen from."""
+def mask_groups(selection, group_scores, n):
+    """Leave only the experts of the TOP_GROUPS groups with the largest sums of their GROUP_BEST scores.
+
+    `selection`, float32 [n], and `group_scores`, scratch of float32 [GROUPS], are in shared memory.
+    """
     size = n // GROUPS
     for g in range(thread(), GROUPS, 32):
         last = 3e38
         last_at = -1
-        merit = 0.0
+        group_score = 0.0
         for _ in range(GROUP_BEST):
             best = TAKEN
             best_at = g * size
             for i in range(g * size, g * size + size):
-                value = load_shared(choice + 4 * i)
+                value = load_shared(selection + 4 * i)
                 behind = value < last
                 if value == last:
                     behind = i > last_at
@@ -47,79 +53,83 @@ def leave_best_groups(choice, merits, n):
                     if value > best:
                         best = value
                         best_at = i
-            merit = merit + best
+            group_score = group_score + best
             last = best
             last_at = best_at
-        store_shared(merits + 4 * g, merit)
+        store_shared(group_scores + 4 * g, group_score)
     warp_barrier()
     for g in range(thread(), GROUPS, 32):
-        merit = load_shared(merits + 4 * g)
-        better = 0
+        group_score = load_shared(group_scores + 4 * g)
+        rank = 0
         for i in range(GROUPS):
-            value = load_shared(merits + 4 * i)
-            if value > merit:
-                better = better + 1
-            if value == merit:
+            value = load_shared(group_scores + 4 * i)
+            if value > group_score:
+                rank = rank + 1
+            if value == group_score:
                 if i < g:
-                    better = better + 1
-        if better >= TOP_GROUPS:
+                    rank = rank + 1
+        if rank >= TOP_GROUPS:
             for i in range(g * size, g * size + size):
-                store_shared(choice + 4 * i, TAKEN)
+                store_shared(selection + 4 * i, TAKEN)
     warp_barrier()
 
 
-def route(
-    scores,
-    scores_stride,
-    n,
-    bias,
-    expert_scales,
-    scale: float,
-    experts,
-    experts_stride,
-    routing_weights,
-    routing_weights_stride,
-    top,
-):
-    """Numbers and routing weights of the top of n experts; see `ops.Route`. Grid: (rows,), of 32 threads.
+class RouteArguments(KernelArguments):
+    """Arguments of `route`: scores float32 [rows, n_experts], bias and expert_scales float32 [n_experts],
+    experts (numbers as float32) and routing_weights float32 [rows, top]. `scale` multiplies all weights.
+    """
 
-    A row of scores that are no numbers chooses expert 0, with routing weights that are none either.
+    scores: Region
+    n_experts: int
+    bias: int = 0
+    expert_scales: int = 0
+    scale: float
+    experts: Region
+    routing_weights: Region
+    top: int
+
+
+def route(args: RouteArguments):
+    """Select the `top` experts of each row and compute their routing weights: see `ops.Route`.
+
+    Grid: (rows,), blocks of one warp. Shared memory: float32 [2 · n_experts + 2 · top + GROUPS]. A row of NaN
+    scores selects expert 0 with NaN weights.
     """
     begin()
     lane = thread()
-    row = scores + block_x() * scores_stride
-    held = shared()
-    choice = held + 4 * n
-    chosen = choice + 4 * n
-    chosen_shares = chosen + 4 * top
+    row = args.scores.address + block_x() * args.scores.stride
+    probabilities = shared()
+    selection = probabilities + 4 * args.n_experts
+    selected = selection + 4 * args.n_experts
+    selected_weights = selected + 4 * args.top
     total = 1.0
     peak = TAKEN
     if not SIGMOID:
-        for i in range(lane, n, 32):
+        for i in range(lane, args.n_experts, 32):
             peak = maximum(peak, load_float(row + 4 * i))
         peak = warp_maximum(peak)
         total = 0.0
-        for i in range(lane, n, 32):
+        for i in range(lane, args.n_experts, 32):
             total = total + exp2((load_float(row + 4 * i) - peak) * 1.4426950408889634)
         total = warp_sum(total)
-    for i in range(lane, n, 32):
+    for i in range(lane, args.n_experts, 32):
         if SIGMOID:
             p = sigmoid(load_float(row + 4 * i))
         else:
-            p = quotient(exp2((load_float(row + 4 * i) - peak) * 1.4426950408889634), total)
-        store_shared(held + 4 * i, p)
+            p = div_f32(exp2((load_float(row + 4 * i) - peak) * 1.4426950408889634), total)
+        store_shared(probabilities + 4 * i, p)
         if BIAS:
-            p = p + load_weight(bias + 4 * i)
-        store_shared(choice + 4 * i, p)
+            p = p + load_constant(args.bias + 4 * i)
+        store_shared(selection + 4 * i, p)
     warp_barrier()
     if GROUPS > 1:
-        leave_best_groups(choice, chosen_shares + 4 * top, n)
+        mask_groups(selection, selected_weights + 4 * args.top, args.n_experts)
     total = 0.0
-    for j in range(top):
+    for j in range(args.top):
         best = TAKEN
         at = 0
-        for i in range(lane, n, 32):
-            value = load_shared(choice + 4 * i)
+        for i in range(lane, args.n_experts, 32):
+            value = load_shared(selection + 4 * i)
             if value > best:
                 best = value
                 at = i
@@ -132,19 +142,22 @@ def route(
             if other > best:
                 best = other
                 at = other_at
-        share = load_shared(held + 4 * at)
-        total = total + share
+        weight = load_shared(probabilities + 4 * at)
+        total = total + weight
         if lane == (at & 31):
-            store_shared(choice + 4 * at, TAKEN)
-            store_shared(chosen + 4 * j, to_float(at))
-            store_shared(chosen_shares + 4 * j, share)
+            store_shared(selection + 4 * at, TAKEN)
+            store_shared(selected + 4 * j, to_float(at))
+            store_shared(selected_weights + 4 * j, weight)
         warp_barrier()
-    for j in range(lane, top, 32):
-        number = load_shared(chosen + 4 * j)
-        share = load_shared(chosen_shares + 4 * j)
+    for j in range(lane, args.top, 32):
+        number = load_shared(selected + 4 * j)
+        weight = load_shared(selected_weights + 4 * j)
         if NORMALISED:
-            share = quotient(share, maximum(total, 1e-20))
+            weight = div_f32(weight, maximum(total, 1e-20))
         if SCALES:
-            share = share * load_weight(expert_scales + 4 * to_int(number))
-        store_float(experts + block_x() * experts_stride + 4 * j, number)
-        store_float(routing_weights + block_x() * routing_weights_stride + 4 * j, share * scale)
+            weight = weight * load_constant(args.expert_scales + 4 * to_int(number))
+        store_float(args.experts.address + block_x() * args.experts.stride + 4 * j, number)
+        store_float(
+            args.routing_weights.address + block_x() * args.routing_weights.stride + 4 * j,
+            weight * args.scale,
+        )

@@ -1,46 +1,43 @@
-"""Activations for the products: in two digits of 8 bits for few rows (see `common.emit_codes`), as halves for
-many.
-"""
+"""Converts activations for the products: to 16-bit codes for decode, to float16 for prefill."""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     absolute,
     barrier,
     block_x,
     block_y,
-    let_next_start,
+    div_f32,
+    load_constant,
     load_float,
     load_float4,
     load_shared,
-    load_weight,
     maximum,
-    pack_halves,
-    quotient,
-    root,
+    pack_f16,
     shared,
     shift_right,
+    sqrt,
     store_float,
     store_int,
     store_shared,
     thread,
-    wait_for_grid,
 )
-from ..common.common import emit_codes, warp_maximum, warp_sum
+from ..common.common import begin, store_quantized, warp_maximum, warp_sum
 from ..common.pointwise import block_sum
 
-NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch
+NORMED = WARPGROUPS = PARTS = PDL = 0  # constants of the launch: see the kernels
 
 
 def quantize(x, x_stride, blocks, weight, out, partials):
-    """x in codes; if NORMED x · weight, and each block's sum of x² into partials[row, block].
+    """Quantise x, float32 [rows, 32 · blocks], into `out`, in the layout of `store_quantized`.
 
-    Grid: (blocks / 4, rows), of 128 threads: a warp takes a block of 32.
+    With NORMED x · weight is quantised, and the sum of x² of each block is stored in partials, float32 [rows,
+    blocks]: an RMSNorm whose division is left to the epilogue of the product. Grid: (⌈blocks / 4⌉, rows),
+    blocks of 128 threads: a warp takes a block of 32 values.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
+    begin()
     block = 4 * block_x() + shift_right(thread(), 5)
     if block < blocks:
         i = 32 * block + (thread() & 31)
@@ -49,13 +46,13 @@ def quantize(x, x_stride, blocks, weight, out, partials):
             squares = warp_sum(value * value)
             if (thread() & 31) == 0:
                 store_float(partials + 4 * (block_y() * blocks + block), squares)
-            value = value * load_weight(weight + 4 * i)
-        emit_codes(out, blocks, block_y(), i, value)
+            value = value * load_constant(weight + 4 * i)
+        store_quantized(out, blocks, block_y(), i, value)
 
 
 @device
-def store_halves(to, i, a, b, c, d):
-    """Columns i … i + 3 of a row of halves, in the order that `to_halves` says."""
+def store_four_f16(to, i, a, b, c, d):
+    """Store columns i … i + 3 of a row as float16, in the order that `convert_to_f16` describes."""
     sub = shift_right(i, 2) & 3
     if WARPGROUPS:  # column 4s + 2j + k of 16 becomes 8j + 2s + k
         to = to + 2 * ((i & -16) + 2 * sub)
@@ -63,18 +60,22 @@ def store_halves(to, i, a, b, c, d):
     else:  # column 32b + 16h + 4s of 128 becomes 32s + 8b + 4h
         to = to + 2 * ((i & -128) + 32 * sub + 8 * (shift_right(i, 5) & 3) + (shift_right(i, 2) & 4))
         second = to + 4
-    store_int(to, pack_halves(a, b))
-    store_int(second, pack_halves(c, d))
+    store_int(to, pack_f16(a, b))
+    store_int(second, pack_f16(c, d))
 
 
 @device
 def largest(peak, a, b, c, d):
+    """The largest of `peak` and the absolute values of the others."""
     return maximum(peak, maximum(maximum(absolute(a), absolute(b)), maximum(absolute(c), absolute(d))))
 
 
 @device
 def scale_for(peak):
-    """The smallest power of two, at least 1, that brings the block's peak into halves."""
+    """The smallest power of two, at least 1, by which the row must be divided to fit float16.
+
+    `peak` is the largest absolute value of this thread.
+    """
     peak = warp_maximum(peak)
     if (thread() & 31) == 0:
         store_shared(shared() + 4 * shift_right(thread(), 5), peak)
@@ -86,57 +87,69 @@ def scale_for(peak):
     return scale
 
 
-def to_halves(x, x_stride, width, out, out_stride, scales, weight, inverse_width: float, eps: float):
-    """x / scale as halves, scale a power of two for each row so that none overflows, and the scales, float32
-    [rows]. If NORMED x is RMSNorm(x) · weight.
-
-    Grid: (1, rows), of 256 threads, which hold PARTS times 4 columns each; 0: as many as there are, read
-    twice, and not NORMED. Columns are in the order of weights in pieces (see packing.py), 128 at a time, or
-    with WARPGROUPS as the lanes that have these pieces hold them for tensor cores, 16 at a time; what is
-    behind the width, up to a multiple of 128, stays as it is.
+class ConvertArguments(KernelArguments):
+    """Arguments of `convert_to_f16`: x float32 [rows, width], out float16 [rows, width up to a multiple of
+    128], scales float32 [rows], weight float32 [width] and eps of the RMSNorm, inverse_width = 1 / width.
     """
-    if PDL:
-        let_next_start()
-        wait_for_grid()
-    row = x + block_y() * x_stride
-    to = out + block_y() * out_stride
+
+    x: Region
+    width: int
+    out: Region
+    scales: int
+    weight: int = 0
+    inverse_width: float
+    eps: float
+
+
+def convert_to_f16(args: ConvertArguments):
+    """out = x / scale as float16, where `scales` gets a power of two for each row so that no value overflows.
+    With NORMED x is RMSNorm(x) · weight.
+
+    Grid: (1, rows), blocks of 256 threads. A thread keeps PARTS times 4 columns in registers; with PARTS = 0,
+    which excludes NORMED, x is read twice. The columns of each 128 are in the order of pieces (see
+    weights/packing.py); with WARPGROUPS, those of each 16 are in the order in which the lanes that hold these
+    pieces pass them to `wgmma`. The padding of `out` is not written.
+    """
+    begin()
+    row = args.x.address + block_y() * args.x.stride
+    to = args.out.address + block_y() * args.out.stride
     first = 4 * thread()
     peak = 0.0
     if PARTS:
         v = registers((PARTS, 4), 0.0)
         w = registers((PARTS, 4), 0.0)
-        for k in static(PARTS):  # all of them at once
-            if first + 1024 * k < width:
+        for k in static(PARTS):  # all loads are issued before the first use
+            if first + 1024 * k < args.width:
                 v[k] = load_float4(row + (4 * first + 4096 * k))
                 if NORMED:
-                    w[k] = load_float4(weight + (4 * first + 4096 * k))
+                    w[k] = load_float4(args.weight + (4 * first + 4096 * k))
         if NORMED:
             squares = 0.0
             for k in static(PARTS):
                 for j in static(4):
                     squares = squares + v[k, j] * v[k, j]
-            deviation = root(block_sum(squares, shared() + 32) * inverse_width + eps)
+            deviation = sqrt(block_sum(squares, shared() + 32) * args.inverse_width + args.eps)
             for k in static(PARTS):
                 for j in static(4):
-                    v[k, j] = quotient(v[k, j], deviation) * w[k, j]
+                    v[k, j] = div_f32(v[k, j], deviation) * w[k, j]
         for k in static(PARTS):
             peak = largest(peak, *v[k])
         scale = scale_for(peak)
-        inverse = quotient(1.0, scale)
+        inverse = div_f32(1.0, scale)
         for k in static(PARTS):
-            if first + 1024 * k < width:
+            if first + 1024 * k < args.width:
                 i = first + 1024 * k
-                store_halves(
+                store_four_f16(
                     to, i, v[k, 0] * inverse, v[k, 1] * inverse, v[k, 2] * inverse, v[k, 3] * inverse
                 )
     else:
-        for i in range(first, width, 1024):
+        for i in range(first, args.width, 1024):
             a, b, c, d = load_float4(row + 4 * i)
             peak = largest(peak, a, b, c, d)
         scale = scale_for(peak)
-        inverse = quotient(1.0, scale)
-        for i in range(first, width, 1024):
+        inverse = div_f32(1.0, scale)
+        for i in range(first, args.width, 1024):
             a, b, c, d = load_float4(row + 4 * i)
-            store_halves(to, i, a * inverse, b * inverse, c * inverse, d * inverse)
+            store_four_f16(to, i, a * inverse, b * inverse, c * inverse, d * inverse)
     if thread() == 0:
-        store_float(scales + 4 * block_y(), scale)
+        store_float(args.scales + 4 * block_y(), scale)

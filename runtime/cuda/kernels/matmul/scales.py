@@ -1,7 +1,8 @@
-"""Scales of blocks, by format: how they are loaded, and what they make of codes. See unpack.py.
+"""Loads and unpacks the scales of blocks: the functions LOAD_SCALES and UNPACK_SCALES of each format.
 
-The number in a function's name is that of the bytes of codes that a piece has: scales lie behind them. What
-loads and what unpacks are tuples of as many words.
+The layout is that of weights/packing.py, the parameters are those in unpack.py. The number in the name of a
+load is the number of bytes of codes of a piece, behind which the scales are stored. A load returns as many
+words as the format's SCALE_WORDS; an unpack function returns the factors a, b, a', b' as float32.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from ...ptx import (
     as_float,
     bits_and,
     bits_or,
-    high_half,
+    high_f16,
     load_stream1,
     load_stream4,
     load_stream_byte,
     load_stream_short,
-    low_half,
+    low_f16,
     shift_left,
     shift_right,
     to_float,
@@ -25,99 +26,116 @@ from ...ptx import (
 
 @device
 def load_half_16(tile, pieces, piece):
+    """A float16 scale, behind 16 bytes of codes."""
     return (load_stream_short(tile + 16 * pieces + 2 * piece),)
 
 
 @device
 def load_half_20(tile, pieces, piece):
+    """A float16 scale, behind 20 bytes of codes."""
     return (load_stream_short(tile + 20 * pieces + 2 * piece),)
 
 
 @device
 def load_half_32(tile, pieces, piece):
+    """A float16 scale, behind 32 bytes of codes."""
     return (load_stream_short(tile + 32 * pieces + 2 * piece),)
 
 
 @device
 def load_two_16(tile, pieces, piece):
+    """A float16 scale and minimum, behind 16 bytes of codes."""
     return (load_stream1(tile + 16 * pieces + 4 * piece),)
 
 
 @device
 def load_two_20(tile, pieces, piece):
+    """A float16 scale and minimum, behind 20 bytes of codes."""
     return (load_stream1(tile + 20 * pieces + 4 * piece),)
 
 
 @device
 def load_exponent(tile, pieces, piece):
+    """The E8M0 scale of MXFP4."""
     return (load_stream_byte(tile + 16 * pieces + piece),)
 
 
 @device
 def half_scale(scale, piece):
-    s = low_half(scale)
+    """Q4_0, Q8_0 and IQ4_NL: weights are s · code."""
+    s = low_f16(scale)
     return s, 0.0, s, 0.0
 
 
 @device
 def q5_0_scale(scale, piece):
-    s = low_half(scale)
+    """Q5_0: weights are s · (code - 16)."""
+    s = low_f16(scale)
     return s, s * -16.0, s, s * -16.0
 
 
 @device
 def two_halves(scale, piece):
-    s, m = low_half(scale), high_half(scale)
+    """Q4_1 and Q5_1: weights are s · code + m."""
+    s, m = low_f16(scale), high_f16(scale)
     return s, m, s, m
 
 
 @device
 def power_of_two(exponent, piece):
+    """MXFP4: weights are 2^(exponent - 128) · code, with codes twice the E2M1 values."""
     # 2^(exponent - 128) as the bits of a float32; the two smallest are subnormal.
     s = as_float(shift_left(exponent - 1, 23) if exponent > 1 else shift_left(exponent + 1, 21))
     return s, 0.0, s, 0.0
 
 
-# Scales of blocks that are an eighth of one with a scale of its own.
+# Formats with super-blocks of 256 weights
 
 
 @device
-def run_of(piece):
-    """The number, in a tile, of the 256 weights that the block of a piece is in."""
+def super_block_of(piece):
+    """The index in the tile of the super-block that contains the block of a piece."""
     return 16 * shift_right(piece, 7) + bits_and(shift_right(piece, 2), 15)
 
 
 @device
 def block_of(piece):
-    """Which of the eight blocks it is there."""
+    """The index of the block of a piece in its super-block, 0 … 7."""
     return bits_or(bits_and(shift_right(piece, 4), 4), bits_and(piece, 3))
 
 
 @device
 def load_iq4_xs(tile, pieces, piece):
+    """A 6-bit scale, and the float16 scale of the super-block."""
     scale = load_stream_byte(tile + 16 * pieces + piece)
-    return scale, load_stream_short(tile + 17 * pieces + 2 * run_of(piece))
+    return scale, load_stream_short(tile + 17 * pieces + 2 * super_block_of(piece))
 
 
 @device
 def iq4_xs_scale(scale, super_scale, piece):
-    s = low_half(super_scale) * to_float(scale - 32)
+    """IQ4_XS: weights are d · (scale - 32) · code."""
+    s = low_f16(super_scale) * to_float(scale - 32)
     return s, 0.0, s, 0.0
 
 
 @device
-def load_run_16(tile, pieces, piece):
-    return load_stream4(tile + 16 * pieces + 16 * run_of(piece))
+def load_super_block_16(tile, pieces, piece):
+    """The 16 bytes of scales of a super-block of Q4_K."""
+    return load_stream4(tile + 16 * pieces + 16 * super_block_of(piece))
 
 
 @device
-def load_run_20(tile, pieces, piece):
-    return load_stream4(tile + 20 * pieces + 16 * run_of(piece))
+def load_super_block_20(tile, pieces, piece):
+    """The 16 bytes of scales of a super-block of Q5_K."""
+    return load_stream4(tile + 20 * pieces + 16 * super_block_of(piece))
 
 
 @device
-def run_factors(halves, low, middle, high, piece):
-    """Of Q4_K and Q5_K, whose 6-bit scales and minimums lie as quant/formats/q4_k.py says."""
+def q4_k_scale(halves, low, middle, high, piece):
+    """Q4_K and Q5_K: weights are d · scale · code - dmin · minimum.
+
+    The words are d and dmin, and the 6-bit scales and minimums as in quant/formats/q4_k.py.
+    """
     block = block_of(piece)
     at = 8 * (block & 3)
     first, second, third = (
@@ -131,37 +149,41 @@ def run_factors(halves, low, middle, high, piece):
     else:
         scale = bits_and(first, 63)
         minimum = bits_and(second, 63)
-    s, m = low_half(halves) * to_float(scale), high_half(halves) * -to_float(minimum)
+    s, m = low_f16(halves) * to_float(scale), high_f16(halves) * -to_float(minimum)
     return s, m, s, m
 
 
 @device
 def signed_byte(word, at):
-    """A byte of a word, with its sign."""
+    """The signed byte of a word at bit `at`."""
     return (bits_and(shift_right(word, at), 255) ^ 128) - 128
 
 
 @device
 def load_q6_k(tile, pieces, piece):
+    """The two int8 scales of a block, and the float16 scale of the super-block."""
     scales = load_stream_short(tile + 24 * pieces + 2 * piece)
-    return scales, load_stream_short(tile + 26 * pieces + 2 * run_of(piece))
+    return scales, load_stream_short(tile + 26 * pieces + 2 * super_block_of(piece))
 
 
 @device
 def q6_k_scale(scales, super_scale, piece):
-    s = low_half(super_scale)
+    """Q6_K: weights are d · scale · code, with a scale for each 16."""
+    s = low_f16(super_scale)
     return s * to_float(signed_byte(scales, 0)), 0.0, s * to_float(signed_byte(scales, 8)), 0.0
 
 
 @device
 def load_q2_k(tile, pieces, piece):
+    """The two bytes of 4-bit scales and minimums of a block, and d and dmin of the super-block."""
     scales = load_stream_short(tile + 8 * pieces + 2 * piece)
-    return scales, load_stream1(tile + 10 * pieces + 4 * run_of(piece))
+    return scales, load_stream1(tile + 10 * pieces + 4 * super_block_of(piece))
 
 
 @device
 def q2_k_scale(scales, super_scales, piece):
-    s, m = low_half(super_scales), -high_half(super_scales)
+    """Q2_K: weights are d · scale · code - dmin · minimum, with a scale for each 16."""
+    s, m = low_f16(super_scales), -high_f16(super_scales)
     s0, m0 = s * to_float(bits_and(scales, 15)), m * to_float(bits_and(shift_right(scales, 4), 15))
     s1, m1 = s * to_float(bits_and(shift_right(scales, 8), 15)), m * to_float(shift_right(scales, 12))
     return s0, m0, s1, m1
@@ -169,11 +191,13 @@ def q2_k_scale(scales, super_scales, piece):
 
 @device
 def load_q3_k(tile, pieces, piece):
+    """The two 6-bit scales of a block, a byte each, and the float16 scale of the super-block."""
     scales = load_stream_short(tile + 12 * pieces + 2 * piece)
-    return scales, load_stream_short(tile + 14 * pieces + 2 * run_of(piece))
+    return scales, load_stream_short(tile + 14 * pieces + 2 * super_block_of(piece))
 
 
 @device
 def q3_k_scale(scales, super_scale, piece):
-    s = low_half(super_scale)
+    """Q3_K: weights are d · (scale - 32) · code, with a scale for each 16."""
+    s = low_f16(super_scale)
     return s * to_float(bits_and(scales, 255) - 32), 0.0, s * to_float(shift_right(scales, 8) - 32), 0.0

@@ -1,18 +1,26 @@
-"""Mamba-2's recurrence over the rows of one prompt: see `four_rows.py` and `runtime/ops/recurrent.py`."""
+"""Mamba-2's selective scan over the rows of one prompt, in chunks of 4 rows: see `chunk4.py` and
+`ops.StateScan`.
+
+Dao and Gu 2024, "Transformers are SSMs" (Mamba-2).
+
+Constants besides those of `chunk4.py`:
+    WARPS  of a block
+"""
 
 from __future__ import annotations
 
+from ...compile.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     bits_xor,
     block_x,
     block_y,
-    divide,
+    div_u32,
     exp2,
+    load_constant,
     load_float,
     load_float4,
     load_int,
-    load_weight,
     shift_right,
     shuffle_xor,
     store_float,
@@ -21,49 +29,74 @@ from ...ptx import (
     warp_barrier,
 )
 from ..common.common import begin
-from .chunk4 import own_column, own_row, piece
-from .recurrent import LOG2_E, part_of, softplus
+from .chunk4 import column_sum, load_chunk, load_part, row_sum, updated_state
+from .state import LOG2_E, SequenceStates, load_spread, softplus, state_of
 
-# Constants of the launch. A state's column has up to 64 · PARTS numbers, in `scan_pairs` 32 · PARTS.
 WARPS = PARTS = 0
-SIZE = 28  # numbers of a head and four rows in `pairs`
+SIZE = 28  # coefficients of a head and a chunk
 
 
-def scan_pairs(
-    xbc,
-    xbc_stride,
-    step,
-    step_stride,
-    a,
-    skip,
-    step_bias,
-    step_scale: float,
-    groups,
-    heads,
-    head_dim,
-    size,
-    pairs,
-    rows,
-):
-    """What `scan_prompt` takes from `pairs`. Grid: (groups, rows / (4 · WARPS)); a warp takes four rows.
+class ScanChunksArguments(KernelArguments):
+    """What `scan_chunks` takes; fields as in `scan.ScanArguments`."""
 
-    With g_j the product of a head's decays up to row j of the four, in four numbers each: what x_j ⊗ B_j is
-    added to S t_j g_3 / g_j times; g_3 and zeros; how often the outputs of each row take x_i; what S @ C_j is
-    taken g_j times.
+    xbc: Region
+    step: Region
+    a: int
+    skip: int
+    step_bias: int
+    step_scale: float
+    groups: int
+    heads: int
+    head_dim: int
+    state_size: int
+    coefficients: int  # float32 [chunks, heads, SIZE]
+    rows: int
+
+
+class ScanPrefillArguments(KernelArguments):
+    """What `scan_prefill` takes; fields as in `scan.ScanArguments`."""
+
+    xbc: Region
+    coefficients: int  # float32 [chunks, heads, SIZE]
+    out: Region
+    groups: int
+    heads: int
+    head_dim: int
+    state_size: int
+    state: SequenceStates
+    rows: int
+
+
+def scan_chunks(args: ScanChunksArguments):
+    """The coefficients of all chunks.
+
+    Grid: (groups, chunks / WARPS), of 32 · WARPS threads: a warp takes a chunk. PARTS counts 32 numbers of B
+    here, state_size / 32.
+
+    With g_j the product of a head's decays from the first row of the chunk to row j, in four numbers each:
+        0    dt_j g_3 / g_j, the factor of x_j ⊗ B_j where it is added to S
+        4    g_3 and zeros
+        8    4 × 4: how often the output of each row takes x_i
+        24   g_j, the factor of S @ C_j
     """
     begin()
+    head_dim, size = args.head_dim, args.state_size
     lane = thread() & 31
     group = block_x()
-    four = block_y() * WARPS + shift_right(thread(), 5)
-    if 4 * four < rows:
+    chunk = block_y() * WARPS + shift_right(thread(), 5)
+    if 4 * chunk < args.rows:
         b = registers((4, PARTS), 0.0)
         c = registers((4, PARTS), 0.0)
         for j in static(4):
-            if 4 * four + j < rows:
-                row = xbc + (4 * four + j) * xbc_stride + 4 * (heads * head_dim + group * size)
+            if 4 * chunk + j < args.rows:
+                row = (
+                    args.xbc.address
+                    + (4 * chunk + j) * args.xbc.stride
+                    + 4 * (args.heads * head_dim + group * size)
+                )
                 for s in static(PARTS):
-                    b[j, s] = part_of(row, lane, s, size)
-                    c[j, s] = part_of(row + 4 * groups * size, lane, s, size)
+                    b[j, s] = load_spread(row, lane, s, size)
+                    c[j, s] = load_spread(row + 4 * args.groups * size, lane, s, size)
         cb = registers((4, 4), 0.0)
         for j in static(4):
             for s in static(PARTS):
@@ -73,147 +106,120 @@ def scan_pairs(
             for j in static(4):
                 for i in static(j + 1):
                     cb[j, i] = cb[j, i] + shuffle_xor(cb[j, i], 1 << bit)
-        each = divide(heads, groups)
-        for n in range(lane, each, 32):
-            head = group * each + n
-            rate = load_weight(a + 4 * head) * LOG2_E
-            bias = load_weight(step_bias + 4 * head)
-            time = registers(4, 0.0)
+        group_heads = div_u32(args.heads, args.groups)
+        for n in range(lane, group_heads, 32):
+            head = group * group_heads + n
+            a = load_constant(args.a + 4 * head) * LOG2_E
+            bias = load_constant(args.step_bias + 4 * head)
+            dt = registers(4, 0.0)
             for j in static(4):
-                line = 4 * four + j
-                if line < rows:
-                    moved = load_float(step + line * step_stride + 4 * head)
-                    time[j] = softplus(moved * step_scale + bias)
+                row = 4 * chunk + j
+                if row < args.rows:
+                    raw_step = load_float(args.step.address + row * args.step.stride + 4 * head)
+                    dt[j] = softplus(raw_step * args.step_scale + bias)
             g = registers(4)
-            passed = 0.0
+            log_decays = 0.0
             for j in static(4):
-                passed = passed + rate * time[j]
-                g[j] = exp2(passed)
+                log_decays = log_decays + a * dt[j]
+                g[j] = exp2(log_decays)
             take = registers((4, 4), 0.0)
             for i in static(4):
-                passed = 0.0
-                take[i, i] = time[i]
+                log_decays = 0.0
+                take[i, i] = dt[i]
                 for j in static(i + 1, 4):
-                    passed = passed + rate * time[j]
-                    take[j, i] = exp2(passed) * time[i]
-            to = pairs + 4 * SIZE * (four * heads + head)
+                    log_decays = log_decays + a * dt[j]
+                    take[j, i] = exp2(log_decays) * dt[i]
+            to = args.coefficients + 4 * SIZE * (chunk * args.heads + head)
             store_float4(to, *take[3])
             store_float4(to + 16, g[3], 0.0, 0.0, 0.0)
             for j in static(4):
                 for i in static(j + 1):
                     take[j, i] = take[j, i] * cb[j, i]
-                take[j, j] = take[j, j] + load_weight(skip + 4 * head)
+                take[j, j] = take[j, j] + load_constant(args.skip + 4 * head)
                 store_float4(to + 32 + 16 * j, *take[j])
                 store_float(to + 96 + 4 * j, g[j])
 
 
-def scan_prompt(
-    xbc,
-    xbc_stride,
-    pairs,
-    out,
-    out_stride,
-    groups,
-    heads,
-    head_dim,
-    size,
-    state,
-    state_bytes,
-    sequences,
-    positions,
-    rows,
-):
-    """Mamba-2's recurrence, the state [head, head_dim, size]. Grid: (head_dim / (8 · WARPS), heads).
+def scan_prefill(args: ScanPrefillArguments):
+    """The output of all rows, and the state after the last row.
 
-    With S before four rows, the output of row j is S @ C_j + Σ x_i over i <= j, and
-    S = g_3 · S + Σ x_i ⊗ B_i, all of it as often as `pairs` says. Columns are those of S transposed.
+    Grid: (head_dim / (8 · WARPS), heads), of 32 · WARPS threads: half a warp takes four rows of the state
+    [head_dim, state_size], which are the columns of `chunk4.py`.
+
+    With S before a chunk, the output of row j is S @ C_j + Σ x_i over i <= j, and the next S = g_3 · S +
+    Σ x_i ⊗ B_i, each term times its coefficient.
     """
     begin()
+    head_dim, size = args.head_dim, args.state_size
     lane = thread() & 31
-    mine = lane & 3
-    part = 4 * (lane & 15)
+    lane_column = lane & 3
+    lane_part = 4 * (lane & 15)
     head = block_y()
     base = 8 * (block_x() * WARPS + shift_right(thread(), 5)) + 4 * shift_right(lane, 4)
-    group = divide(head, divide(heads, groups))
+    group = div_u32(head, div_u32(args.heads, args.groups))
     if base - 4 * shift_right(lane, 4) < head_dim:
-        own = state + load_int(sequences) * state_bytes + 4 * head * head_dim * size
-        memory = registers((4, PARTS, 4), 0.0)
+        of_head = state_of(args.state, load_int(args.state.sequences)) + 4 * head * head_dim * size
+        state = registers((4, PARTS, 4), 0.0)
         column = registers(4)
         for c in static(4):
-            column[c] = base + bits_xor(mine, c)
+            column[c] = base + bits_xor(lane_column, c)
             if column[c] >= head_dim:
                 column[c] = head_dim - 1
-            if load_int(positions) > 0:
+            if load_int(args.state.positions) > 0:
                 for s in static(PARTS):
-                    memory[c, s] = piece(own + 4 * column[c] * size, part + 64 * s, size)
-        of_x = xbc + 4 * head * head_dim
-        of_b = xbc + 4 * (heads * head_dim + group * size)
-        of_c = of_b + 4 * groups * size
+                    state[c, s] = load_part(of_head + 4 * column[c] * size, lane_part + 64 * s, size)
+        of_x = args.xbc.address + 4 * head * head_dim
+        of_b = args.xbc.address + 4 * (args.heads * head_dim + group * size)
+        of_c = of_b + 4 * args.groups * size
         b = registers((4, PARTS, 4))
         read = registers((4, PARTS, 4))  # C
-        after = registers((4, PARTS, 4))  # the next B
-        for j in static(4):
-            line = j
-            if line >= rows:
-                line = rows - 1
-            for s in static(PARTS):
-                b[j, s] = piece(of_b + line * xbc_stride, part + 64 * s, size)
-                read[j, s] = piece(of_c + line * xbc_stride, part + 64 * s, size)
-        turn = shift_right(lane, 2) & 3  # whose output this lane writes
-        for t in range(0, rows, 4):
-            found = pairs + 4 * SIZE * (shift_right(t, 2) * heads + head)
+        after = registers((4, PARTS, 4))  # B of the next chunk
+        b[()], read[()] = load_chunk(of_b, of_c, args.xbc.stride, 0, args.rows, lane_part, size)
+        lane_row = shift_right(lane, 2) & 3  # the row of a chunk whose output this lane stores
+        for t in range(0, args.rows, 4):
+            at = args.coefficients + 4 * SIZE * (shift_right(t, 2) * args.heads + head)
             add = registers((1, 4))
-            add[0] = load_float4(found)
-            decay = load_float(found + 16)
-            mix = registers((1, 4))
-            mix[0] = load_float4(found + 32 + 16 * turn)
-            of_state = load_float(found + 96 + 4 * turn)
+            add[0] = load_float4(at)
+            decay = load_float(at + 16)
+            of_new = registers((1, 4))
+            of_new[0] = load_float4(at + 32 + 16 * lane_row)
+            state_factor = load_float(at + 96 + 4 * lane_row)
             x = registers((4, 4))
             for j in static(4):
-                line = t + j
-                if line >= rows:
-                    line = rows - 1
+                row = t + j
+                if row >= args.rows:
+                    row = args.rows - 1
                 for c in static(4):
-                    x[j, c] = load_float(of_x + line * xbc_stride + 4 * column[c])
-            seen_by = registers((4, 4), 0.0)
+                    x[j, c] = load_float(of_x + row * args.xbc.stride + 4 * column[c])
+            c_state = registers((4, 4), 0.0)
             for s in static(PARTS):
                 for i in static(4):
                     for j in static(4):
                         for c in static(4):
-                            seen_by[j, c] = seen_by[j, c] + read[j, s, i] * memory[c, s, i]
+                            c_state[j, c] = c_state[j, c] + read[j, s, i] * state[c, s, i]
+            after[()], read[()] = load_chunk(of_b, of_c, args.xbc.stride, t + 4, args.rows, lane_part, size)
+            warp_barrier()  # otherwise ptxas moves some of these loads to where they are used
             for j in static(4):
-                line = t + 4 + j
-                if line >= rows:
-                    line = rows - 1
-                for s in static(PARTS):
-                    after[j, s] = piece(of_b + line * xbc_stride, part + 64 * s, size)
-                    read[j, s] = piece(of_c + line * xbc_stride, part + 64 * s, size)
-            warp_barrier()  # else the assembler moves some of these loads to where they are used
+                c_state[j, 0] = column_sum(*c_state[j])
+            y = row_sum(c_state[0, 0], c_state[1, 0], c_state[2, 0], c_state[3, 0], lane)
+            y = y * state_factor
             for j in static(4):
-                seen_by[j, 0] = own_column(*seen_by[j])
-            seen = own_row(seen_by[0, 0], seen_by[1, 0], seen_by[2, 0], seen_by[3, 0], lane)
-            seen = seen * of_state
-            for j in static(4):
-                seen = seen + mix[0, j] * x[j, 0]
-            if t + turn < rows:
-                if base + mine < head_dim:
-                    store_float(out + (t + turn) * out_stride + 4 * (head * head_dim + column[0]), seen)
+                y = y + of_new[0, j] * x[j, 0]
+            if t + lane_row < args.rows:
+                if base + lane_column < head_dim:
+                    store_float(
+                        args.out.address
+                        + (t + lane_row) * args.out.stride
+                        + 4 * (head * head_dim + column[0]),
+                        y,
+                    )
             for j in static(4):
                 for c in static(4):
                     x[j, c] = x[j, c] * add[0, j]
-            for c in static(4):
-                for s in static(PARTS):
-                    for i in static(4):
-                        value = decay * memory[c, s, i]
-                        for j in static(4):
-                            value = value + b[j, s, i] * x[j, c]
-                        memory[c, s, i] = value
-            for j in static(4):
-                for s in static(PARTS):
-                    for i in static(4):
-                        b[j, s, i] = after[j, s, i]
+            state[()] = updated_state(*state[()], decay, *b[()], *x[()])
+            b[()] = after[()]
         for c in static(4):
-            if base + bits_xor(mine, c) < head_dim:
+            if base + bits_xor(lane_column, c) < head_dim:
                 for s in static(PARTS):
-                    if part + 64 * s < size:
-                        store_float4(own + 4 * (column[c] * size + part + 64 * s), *memory[c, s])
+                    if lane_part + 64 * s < size:
+                        store_float4(of_head + 4 * (column[c] * size + lane_part + 64 * s), *state[c, s])
