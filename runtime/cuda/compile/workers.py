@@ -103,5 +103,5 @@ def help_out() -> None:
     """Answer kernels on stdin by their PTX on stdout, both lines of JSON: what a helper runs."""
     for line in sys.stdin:
         (module, name, threads, constants, resident), (major, minor) = json.loads(line)
-        kernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
+        kernel: CudaKernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
         print(json.dumps(kernel.ptx((major, minor))), flush=True)

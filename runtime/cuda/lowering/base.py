@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, overload
 
 import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..compile.arguments import Region
-from ..compile.kernel import CudaKernel, Kernels, kernel, pack_arguments
+from ..compile.kernel import Arguments, CudaKernel, Kernels, kernel, pack_arguments
 from ..driver.allocator import Memory
 from ..driver.device import Device
 from ..driver.launch import Launch
@@ -133,9 +134,9 @@ class Launches:
 
     def _emit(
         self,
-        what: CudaKernel,
+        what: CudaKernel[Arguments],
         grid: Sequence[int],
-        arguments: Iterable[int | float],
+        arguments: Arguments,
         shared: int = 0,
         label: str = "",
     ) -> None:
@@ -150,9 +151,19 @@ class Launches:
             Launch(f"{what.name} {label}".strip(), function, (x, y, z), what.threads, shared, packed, early)
         )
 
+    @overload
+    def _kernel(
+        self, function: Callable[[Arguments], None], threads: int, **constants: int | float | str
+    ) -> CudaKernel[Arguments]: ...
+
+    @overload
     def _kernel(
         self, function: Callable[..., None], threads: int, **constants: int | float | str
-    ) -> CudaKernel:
+    ) -> CudaKernel[Any]: ...
+
+    def _kernel(
+        self, function: Callable[..., None], threads: int, **constants: int | float | str
+    ) -> CudaKernel[Any]:
         """A kernel for blocks of `threads` threads, by its function."""
         return kernel(function, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
 
