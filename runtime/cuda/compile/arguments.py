@@ -33,9 +33,9 @@ class KernelArguments:
     It is not one, because `dataclass` compiles methods for each class when the module is imported, 1 ms a
     class, and all records are imported at every start.
 
-    A kernel has a single parameter, annotated with the record's class: `stage` turns the fields into the
-    kernel's parameters, in the order of their declaration, in which `pack_arguments` packs them.
-    Subclasses of subclasses are not supported.
+    A kernel has a single parameter, annotated with the record's class, and returns `None`: `stage` turns the
+    fields into the kernel's parameters, in the order of their declaration, in which `pack_arguments` packs
+    them. Subclasses of subclasses are not supported.
     """
 
     def __init__(self, **values: Any) -> None:

@@ -14,11 +14,11 @@ import importlib
 import importlib.metadata
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 from ....quant.jit.file_cache import FileCache
 from ....quant.jit.kernel_cache import cache_folder
@@ -38,14 +38,17 @@ MISSING = (
 )
 
 
+Arguments = TypeVar("Arguments", bound=Iterable[int | float])
+
+
 @dataclass(frozen=True)
-class CudaKernel:
+class CudaKernel(Generic[Arguments]):
     """A kernel for blocks of `threads` threads, with these constants: what is compiled, and what is cached.
 
     The kernel is the function `name` of the module `module`, counted from kernels/; both are strings, so that
     a kernel can be sent to another process and gives the same file name in each. `kernel` makes one of the
-    function itself. The constant FORMAT, the name of a block format, stands for the constants of
-    `kernels/matmul/unpack.READERS[FORMAT]`.
+    function itself, from which type checkers know its argument record. The constant FORMAT, the name of a
+    block format, stands for the constants of `kernels/matmul/unpack.READERS[FORMAT]`.
     """
 
     module: str
@@ -95,7 +98,19 @@ def compiled(
     return text.replace(entry_point(text), ENTRY)
 
 
-def kernel(function: Callable[..., None], threads: int, **constants: int | float | str) -> CudaKernel:
+@overload
+def kernel(
+    function: Callable[[Arguments], None], threads: int, **constants: int | float | str
+) -> CudaKernel[Arguments]: ...
+
+
+@overload
+def kernel(
+    function: Callable[..., None], threads: int, **constants: int | float | str
+) -> CudaKernel[Any]: ...
+
+
+def kernel(function: Callable[..., None], threads: int, **constants: int | float | str) -> CudaKernel[Any]:
     """The `CudaKernel` of a function of a module in kernels/, its constants in the order of their names."""
     module = function.__module__.removeprefix(f"{KERNELS}.")
     return CudaKernel(module, function.__name__, threads, tuple(sorted(constants.items())))

@@ -85,5 +85,5 @@ def serve(arguments: Sequence[str]) -> None:
     """
     for line in sys.stdin:
         (module, name, threads, constants, resident), (major, minor) = json.loads(line)
-        kernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
+        kernel: CudaKernel = CudaKernel(module, name, threads, tuple((k, v) for k, v in constants), resident)
         print(json.dumps(kernel.ptx((major, minor))), flush=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, overload
 
 import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
 from ..compile.arguments import Region
-from ..compile.kernel import CudaKernel, Kernels, kernel, pack_arguments
+from ..compile.kernel import Arguments, CudaKernel, Kernels, kernel, pack_arguments
 from ..driver.allocator import Memory
 from ..driver.device import Device
 from ..driver.launch import Launch
@@ -159,17 +160,16 @@ class LaunchBuilder:
 
     def _emit(
         self,
-        kernel: CudaKernel,
+        kernel: CudaKernel[Arguments],
         grid: Sequence[int],
-        arguments: Iterable[int | float],
+        arguments: Arguments,
         shared: int = 0,
         label: str = "",
     ) -> None:
         """Add a launch to the step. `arguments` is the kernel's argument record, or a list of its parameters
         where there are few; `shared` the bytes of shared memory; `label` is for profiles."""
         # The first launch waits until the inputs of the step are copied, so that all kernels may read them at
-        # any
-        # time.
+        # any time.
         early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(kernel, shared)
@@ -180,9 +180,19 @@ class LaunchBuilder:
             )
         )
 
+    @overload
+    def _kernel(
+        self, function: Callable[[Arguments], None], threads: int, **constants: int | float | str
+    ) -> CudaKernel[Arguments]: ...
+
+    @overload
     def _kernel(
         self, function: Callable[..., None], threads: int, **constants: int | float | str
-    ) -> CudaKernel:
+    ) -> CudaKernel[Any]: ...
+
+    def _kernel(
+        self, function: Callable[..., None], threads: int, **constants: int | float | str
+    ) -> CudaKernel[Any]:
         """A kernel for blocks of `threads` threads, by its function."""
         return kernel(function, threads, PDL=int(self.device.capability >= (9, 0)), **constants)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ....quant.block import QTensor
-from ....quant.errors import UnsupportedModel
 from ... import ops
 from ..compile.arguments import Region
 from ..kernels.matmul import moe_permute, moe_routing

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ....quant.block import QTensor
-from ... import ops
 from ....quant.errors import UnsupportedModel
+from ... import ops
 from ..compile.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.common import CLIPPED

@@ -166,8 +166,8 @@ class RecurrentLowering(LaunchBuilder):
             state=self._states(op.state),
             rows=rows,
         )
-        what = self._kernel(scan_chunk.scan_prefill, 32 * CHUNK_WARPS, **constants)
-        self._emit(what, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
+        scan = self._kernel(scan_chunk.scan_prefill, 32 * CHUNK_WARPS, **constants)
+        self._emit(scan, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
         self._invalidate(op.out)
 
     def _delta_rule(self, op: ops.DeltaRule) -> None:
@@ -225,8 +225,8 @@ class RecurrentLowering(LaunchBuilder):
             state=self._states(op.state),
             rows=rows,
         )
-        what = self._kernel(delta_chunk.delta_prefill, 32 * CHUNK_WARPS, TILED=int(op.tiled), **constants)
-        self._emit(what, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
+        scan = self._kernel(delta_chunk.delta_prefill, 32 * CHUNK_WARPS, TILED=int(op.tiled), **constants)
+        self._emit(scan, (-(-op.head_dim // (8 * CHUNK_WARPS)), op.heads), arguments)
         self._invalidate(op.out)
 
     # Streams

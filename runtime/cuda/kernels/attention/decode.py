@@ -91,7 +91,7 @@ def fetch_tile(stage, cache: PagedCache, block_table, tile, end, position, kv_he
     commit_copies()
 
 
-def decode_attention(args: DecodeAttentionArguments):
+def decode_attention(args: DecodeAttentionArguments) -> None:
     """out = softmax(scores) v, float32 [rows, heads · HD]; pages have 64 tokens.
 
     Grid: (kv_heads · CHUNKS, most splits of a context, rows), of 32 · WARPS threads. A block takes G query

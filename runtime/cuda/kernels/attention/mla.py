@@ -65,7 +65,7 @@ class MLAArguments(KernelArguments):
     rows: int
 
 
-def mla_attention(args: MLAArguments):
+def mla_attention(args: MLAArguments) -> None:
     """softmax(scores) v of one split of the context, into `partials`, or into `out` with ONE_SPLIT.
 
     Grid: (heads / G, most splits of a context, rows), or with PREFILL (rows · heads / (16 · M_TILES)), of

@@ -43,7 +43,7 @@ class MergeArguments(KernelArguments):
     splits: int  # of the grid of `mla_attention`, 64 at most
 
 
-def mla_merge_splits(args: MergeArguments):
+def mla_merge_splits(args: MergeArguments) -> None:
     """out = the results of the splits of a row's context, weighted by their shares of all probabilities.
 
     Grid: (heads, rows), of THREADS threads. A thread adds up four dimensions of every n-th split; what the n

@@ -68,7 +68,7 @@ def fetch_page(stage, cache: PagedCache, page, kv_head, kv_heads):
     commit_copies()
 
 
-def prefill_attention(args: PrefillAttentionArguments):
+def prefill_attention(args: PrefillAttentionArguments) -> None:
     """out = softmax(scores) v of rows that are consecutive positions of one sequence; pages have 64 tokens.
 
     Grid: (rows / 64, heads), of 128 threads. A block takes 64 rows of one head, a warp 16 of these. Keys and

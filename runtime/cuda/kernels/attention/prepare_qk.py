@@ -158,7 +158,7 @@ def rotated_dim(head, dim, kind, pairs, angles):
     return value
 
 
-def prepare_qk(args: PrepareArguments):
+def prepare_qk(args: PrepareArguments) -> None:
     """Norm and rotate queries in place; write keys, normed and rotated, and values to the cache.
 
     Grid: ((heads + 2 · kv_heads) / WARPS, rows), of 32 · WARPS threads: a warp takes a head of one row. With

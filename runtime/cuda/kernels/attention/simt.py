@@ -45,7 +45,7 @@ class SimtAttentionArguments(KernelArguments):
     kv_heads: int
 
 
-def simt_attention(args: SimtAttentionArguments):
+def simt_attention(args: SimtAttentionArguments) -> None:
     """out = softmax(scores) v, float32 [rows, heads · VD].
 
     Grid: (kv_heads · CHUNKS, most splits of a context, rows), of 32 · WARPS threads. A row's context is cut

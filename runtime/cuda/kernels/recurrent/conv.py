@@ -68,7 +68,7 @@ def convolved(weights: registers(TAPS), window: registers(TAPS), bias):
     return total
 
 
-def causal_conv(args: ConvArguments):
+def causal_conv(args: ConvArguments) -> None:
     """The convolution of a step's rows, in order; a row's sequence may differ from the one before.
 
     Grid: (channels / 128), of 128 threads: a thread takes a channel, and keeps the window of the current
@@ -120,7 +120,7 @@ def causal_conv(args: ConvArguments):
                 store_float(state_of(args.state, current) + 4 * (j * args.channels + c), window[j])
 
 
-def conv_prefill_edges(args: ConvEdgesArguments):
+def conv_prefill_edges(args: ConvEdgesArguments) -> None:
     """Copy the TAPS - 1 rows in front of each split to `edges`, because `conv_prefill` may write over them,
     and update the state.
 
@@ -156,7 +156,7 @@ def conv_prefill_edges(args: ConvEdgesArguments):
             )
 
 
-def conv_prefill(args: ConvPrefillArguments):
+def conv_prefill(args: ConvPrefillArguments) -> None:
     """The convolution of the rows of one prompt.
 
     Grid: (channels / 128, splits), of 128 threads: a thread takes a channel of a split of SPLIT rows.

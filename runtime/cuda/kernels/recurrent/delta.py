@@ -55,7 +55,7 @@ def store_state(of_head, place: registers(R), state: registers((R, PARTS)), lane
                 store_float(of_head + 4 * ((lane + 32 * s) * head_dim + place[r]), state[r, s])
 
 
-def delta_rule(args: DeltaArguments):
+def delta_rule(args: DeltaArguments) -> None:
     """S = g · S; S = S + k ⊗ (beta · (v - k @ S)); y = q @ S, with g = exp(a · softplus(step + bias)).
 
     q and k are L2-normalised, q also divided by sqrt(key_dim).

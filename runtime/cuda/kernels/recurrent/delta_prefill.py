@@ -69,7 +69,7 @@ class DeltaPrefillArguments(KernelArguments):
     rows: int
 
 
-def delta_chunks(args: DeltaChunksArguments):
+def delta_chunks(args: DeltaChunksArguments) -> None:
     """The coefficients of all chunks.
 
     Grid: (groups, chunks / WARPS), of 32 · WARPS threads: a warp takes a chunk. PARTS counts 32 numbers of a
@@ -164,7 +164,7 @@ def delta_chunks(args: DeltaChunksArguments):
                 store_float(to + 144 + 4 * j, g[j] * of_q[j])
 
 
-def delta_prefill(args: DeltaPrefillArguments):
+def delta_prefill(args: DeltaPrefillArguments) -> None:
     """The output of all rows, and the state after the last row.
 
     Grid: (head_dim / (8 · WARPS), heads), of 32 · WARPS threads: half a warp takes four columns of the state.

@@ -53,7 +53,7 @@ def store_state(of_head, place: registers(R), state: registers((R, PARTS)), lane
                 store_float(of_head + 4 * (place[r] * size + lane + 32 * s), state[r, s])
 
 
-def state_scan(args: ScanArguments):
+def state_scan(args: ScanArguments) -> None:
     """h = exp(a · dt) · h + dt · x ⊗ B and y = h @ C + skip · x, with dt = softplus(step_scale · step +
     bias).
 

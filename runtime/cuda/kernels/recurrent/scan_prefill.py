@@ -67,7 +67,7 @@ class ScanPrefillArguments(KernelArguments):
     rows: int
 
 
-def scan_chunks(args: ScanChunksArguments):
+def scan_chunks(args: ScanChunksArguments) -> None:
     """The coefficients of all chunks.
 
     Grid: (groups, chunks / WARPS), of 32 · WARPS threads: a warp takes a chunk. PARTS counts 32 numbers of B
@@ -140,7 +140,7 @@ def scan_chunks(args: ScanChunksArguments):
                 store_float(to + 96 + 4 * j, g[j])
 
 
-def scan_prefill(args: ScanPrefillArguments):
+def scan_prefill(args: ScanPrefillArguments) -> None:
     """The output of all rows, and the state after the last row.
 
     Grid: (head_dim / (8 · WARPS), heads), of 32 · WARPS threads: half a warp takes four rows of the state
