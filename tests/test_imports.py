@@ -27,7 +27,7 @@ MOST_LINES = 80  # of a function that is no kernel
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
-_CUDA_BASE = "runtime.cuda.compile runtime.cuda.ptx"
+_CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
@@ -64,9 +64,10 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cpu.abi": "quant.jit runtime.cpu.simd",
     "runtime.cpu.simd": "quant quant.jit quant.jit.simd",
     "runtime.cuda": "quant quant.jit runtime.ops runtime.engine "
-    "runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering runtime.cuda.weights",
+    "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
+    "runtime.cuda.lowering runtime.cuda.weights",
     "runtime.cuda.lowering": f"quant {_PROGRAM} "
-    "runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
+    "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
     "runtime.cuda.weights": "quant quant.formats runtime.cuda.driver",
@@ -75,8 +76,9 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda.kernels.matmul": f"{_CUDA_BASE} runtime.cuda.kernels.common",
     "runtime.cuda.kernels.recurrent": f"{_CUDA_BASE} runtime.cuda.kernels.common",
     "runtime.cuda.kernels.common": _CUDA_BASE,
-    "runtime.cuda.compile": "quant quant.jit runtime.cuda.driver runtime.cuda.ptx",
-    "runtime.cuda.driver": "",
+    "runtime.cuda.compile": "quant quant.jit runtime.cuda.abi runtime.cuda.driver runtime.cuda.ptx",
+    "runtime.cuda.driver": "runtime.cuda.abi",
+    "runtime.cuda.abi": "",
     "runtime.cuda.ptx": "",
     # what a model is
     "runtime.program": f"{_PROGRAM} runtime.weights",
@@ -110,7 +112,6 @@ EXCEPTIONS = {
     ("runtime/cpu/abi/instructions.py", "runtime.cpu"),
     ("runtime/cpu/kernels/common/pointwise.py", "runtime.cpu.kernels.matmul"),
     ("runtime/cuda/compile/kernel.py", "runtime.cuda.kernels.matmul"),
-    ("runtime/cuda/driver/mapped.py", "runtime.cuda.compile"),
 }
 
 

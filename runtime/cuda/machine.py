@@ -13,16 +13,16 @@ from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
 from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
-from .compile.arguments import Region
+from .abi.arguments import Region
 from .compile.kernel import Kernels
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
-from .driver.mapped import copy_words
 from .lowering.base import DECODE_ROWS, Capacity
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering
 from .lowering.support import check_supported, matrices, weight_groups
+from .mapped import copy_words
 from .states import DeviceStates
 from .step_inputs import StepInputs
 from .top_k import MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..engine.state import SequenceStates
 from ..ops import StateLayer
-from .compile.arguments import Region
+from .abi.arguments import Region
 from .driver.device import Device
 
 

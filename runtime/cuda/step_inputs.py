@@ -11,8 +11,8 @@ from .compile.kernel import Kernels
 from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Launch
-from .driver.mapped import copy_words
 from .lowering.base import Capacity, InputAddresses
+from .mapped import copy_words
 
 
 class StepInputs:

@@ -2,9 +2,9 @@
 
 Numba is not imported before a kernel must be compiled, so that a warm start only reads files. The modules of
 kernels are imported at every start, because kernels are named by their functions: they import nothing but
-`ptx/` and `compile/`, less than 10 ms for all of them. A kernel's file is named by a digest of everything
-that its machine code depends on: the sources in kernels/, ptx/ and compile/, the versions of the compilers,
-the card's architecture, and the kernel's constants.
+`ptx/`, `abi/` and `compile/`, less than 10 ms for all of them. A kernel's file is named by a digest of
+everything that its machine code depends on: the sources in SOURCES, the versions of the compilers, the
+compute capability, and the kernel's constants.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ ENTRY = "kernel"
 KERNELS = f"{__package__.rpartition('.')[0]}.kernels"  # the package of their modules
 # What kernels are compiled from. `CudaKernel.ptx` refuses a kernel that imports anything else.
 SOURCES = SourceSet(
-    f"{__name__}.SOURCES", ("runtime/cuda/compile", "runtime/cuda/kernels", "runtime/cuda/ptx")
+    f"{__name__}.SOURCES",
+    tuple(f"runtime/cuda/{each}" for each in ("abi", "compile", "kernels", "ptx")),
 )
 _SUFFIX = ".cubin"
 MISSING = (

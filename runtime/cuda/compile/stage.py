@@ -28,7 +28,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .arguments import is_record, leaves
+from ..abi.arguments import is_record, leaves
 
 Function = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from .device import Device
 
 

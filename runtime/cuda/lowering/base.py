@@ -10,7 +10,7 @@ import numpy as np
 
 from ... import ops
 from ...ops.fused import GatedMatMul
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..compile.kernel import Arguments, CudaKernel, Kernels, kernel, pack_arguments
 from ..driver.allocator import Memory
 from ..driver.device import Device

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from ....quant.block import QTensor
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.attention import prepare_qk
 from ..kernels.common import gather, pointwise
 from ..kernels.common.pointwise import GatedActivationArguments

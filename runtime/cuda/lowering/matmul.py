@@ -10,7 +10,7 @@ import numpy as np
 from ....quant.errors import UnsupportedModel
 from ... import ops
 from ...ops.fused import GatedMatMul
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.pointwise import GatedActivationArguments
 from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize

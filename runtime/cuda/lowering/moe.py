@@ -11,7 +11,7 @@ import numpy as np
 
 from ....quant.block import QTensor
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.matmul import moe_permute, moe_routing
 from ..kernels.matmul.moe_permute import PermuteArguments
 from ..kernels.matmul.moe_routing import RouteArguments

@@ -13,7 +13,7 @@ import numpy as np
 from ....quant.block import QTensor
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.common import CLIPPED
 from ..kernels.matmul import moe_matmul, moe_permute

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.pointwise import NormArguments
 from ..kernels.matmul import quantize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.attention.cache import PagedCache
 from ..kernels.attention.prepare_qk import PrepareArguments, QKPreparation, prepare_qk, rope, rope_angles
 from .base import LaunchBuilder, padded_head_dim

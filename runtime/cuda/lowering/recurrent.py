@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from ....quant.errors import UnsupportedModel
 from ... import ops
-from ..compile.arguments import Region
+from ..abi.arguments import Region
 from ..kernels.common import altup
 from ..kernels.recurrent import delta_prefill as delta_chunk
 from ..kernels.recurrent import scan_prefill as scan_chunk

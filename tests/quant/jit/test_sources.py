@@ -33,7 +33,8 @@ assert kernel.address
 print(cache_folder() / kernel.key, len(compiled))
 """
 CUDA = """
-from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
+from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels, kernel as kernel_of
+from kukri.runtime.cuda.kernels.common.pointwise import add
 class Card:
     capability = 9, 0
     def assemble(self, ptx):
@@ -43,7 +44,7 @@ class Card:
 compiled = []
 ptx = CudaKernel.ptx
 CudaKernel.ptx = lambda *arguments: compiled.append(1) or ptx(*arguments)
-kernel, kernels = CudaKernel("common.pointwise", "add", 256, (("PDL", 0),)), Kernels(Card())
+kernel, kernels = kernel_of(add, 256, PDL=0), Kernels(Card())
 assert kernels.function(kernel)
 print(kernels._key(kernel), len(compiled))
 """

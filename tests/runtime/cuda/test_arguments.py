@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.compile.arguments import KernelArguments, Region
+from kukri.runtime.cuda.abi.arguments import KernelArguments, Region
 from kukri.runtime.cuda.compile.kernel import kernel, pack_arguments
 from kukri.runtime.cuda.compile.stage import device, parameter_types
 from kukri.runtime.cuda.kernels.common import pointwise

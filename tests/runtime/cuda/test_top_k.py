@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.abi.arguments import Region
 from kukri.runtime.cuda.driver.allocator import Memory
 from kukri.runtime.cuda.top_k import TopKKernels, read_top_k, size_for
 from kukri.runtime.engine.top_k import TopK, top_k_of

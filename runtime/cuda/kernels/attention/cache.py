@@ -14,7 +14,7 @@ Constants:
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     absolute,

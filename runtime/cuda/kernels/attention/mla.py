@@ -9,7 +9,7 @@ DeepSeek-AI 2024, "DeepSeek-V2"; Dao et al. 2023, "Flash-Decoding for long-conte
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     barrier,

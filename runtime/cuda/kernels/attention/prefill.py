@@ -5,7 +5,7 @@ Dao et al. 2022, "FlashAttention"; Dao 2023, "FlashAttention-2".
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     barrier,

@@ -6,7 +6,7 @@ Su et al. 2021, "RoFormer" (RoPE).
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     block_x,

@@ -7,7 +7,7 @@ Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"; Dao et
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments
+from ...abi.arguments import KernelArguments
 from ...compile.stage import device, registers, static
 from ...ptx import exp2, maximum, shuffle_xor
 

@@ -7,7 +7,7 @@ Dao et al. 2022, "FlashAttention"; Dao et al. 2023, "Flash-Decoding for long-con
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     block_x,

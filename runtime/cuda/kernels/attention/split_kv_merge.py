@@ -8,7 +8,7 @@ Dao et al. 2023, "Flash-Decoding for long-context inference".
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     atomic_add,

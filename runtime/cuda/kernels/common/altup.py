@@ -5,7 +5,7 @@ All matrices are float32. The streams are columns of one matrix, `step` bytes fr
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     block_x,

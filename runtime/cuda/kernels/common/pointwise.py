@@ -5,7 +5,7 @@ Pointwise kernels have the grid (⌈width / 256⌉, rows) and blocks of 256 thre
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import (
     barrier,

@@ -6,7 +6,7 @@ These products are limited by the memory bandwidth. Weights go from global memor
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments
+from ...abi.arguments import KernelArguments
 from ...compile.stage import registers, static
 from ...ptx import (
     barrier,

@@ -7,7 +7,7 @@ quantised, each pair in the layout that `store_quantized` has for a single row.
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     barrier,

@@ -6,7 +6,7 @@ Pair row · top + choice is the choice number `choice` of a row's `top` experts.
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...ptx import (
     atomic_add,
     barrier,

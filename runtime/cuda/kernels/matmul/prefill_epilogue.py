@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers
 from ...ptx import load_constant, load_float, load_int, store_float
 from ..common.common import gated

@@ -14,7 +14,7 @@ bytes whose 16-byte parts are permuted by an exclusive or with the row's number,
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments
+from ...abi.arguments import KernelArguments
 from ...compile.stage import device, registers, static
 from ...ptx import (
     add_words,

@@ -12,7 +12,7 @@ Constants:
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import block_x, block_y, load_constant, load_float, load_int, store_float, thread
 from ..common.common import begin, sigmoid

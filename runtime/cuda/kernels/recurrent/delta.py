@@ -5,7 +5,7 @@ Yang et al. 2024, "Gated Delta Networks".
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     block_x,

@@ -9,7 +9,7 @@ Constants besides those of `chunk4.py`:
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import registers, static
 from ...ptx import (
     bits_xor,

@@ -6,7 +6,7 @@ Dao and Gu 2024, "Transformers are SSMs" (Mamba-2).
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device, registers, static
 from ...ptx import (
     block_x,

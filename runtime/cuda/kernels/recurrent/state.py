@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...compile.arguments import KernelArguments, Region
+from ...abi.arguments import KernelArguments, Region
 from ...compile.stage import device
 from ...ptx import absolute, exp2, load_float, log2, maximum
 

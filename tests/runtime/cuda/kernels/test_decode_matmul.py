@@ -11,8 +11,8 @@ from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16, quantize
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import silu
 
+from ..simulator import run
 from .codes import dequantized, empty, quantized
-from .simulator import run
 from .test_unpack import packed, random_tensor
 
 PLAIN = {

@@ -12,7 +12,7 @@ from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.cuda.lowering.tuning import GATED_TILE, PrefillTile
 
-from .simulator import run
+from ..simulator import run
 from .test_unpack import packed, random_tensor
 
 SHARED = 65536

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.abi.arguments import Region
 from kukri.runtime.cuda.kernels.recurrent.conv import (
     SPLIT,
     ConvEdgesArguments,
@@ -39,8 +39,8 @@ from kukri.runtime.reference.recurrent import causal_conv as expected_conv
 from kukri.runtime.reference.recurrent import delta_rule as expected_delta
 from kukri.runtime.reference.recurrent import state_scan as expected_scan
 
-from .simulator import run
-from .stand_in import StandInDevice, StandInKernels
+from ..simulator import run
+from ..stand_in import StandInDevice, StandInKernels
 
 SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_bench/recurrent.py"
 

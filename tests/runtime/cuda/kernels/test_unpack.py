@@ -11,7 +11,7 @@ from kukri.runtime.cuda.kernels.common.gather import embed, embed_floats
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.cuda.weights.packing import pack, packed_bytes, tile_bytes
 
-from .simulator import run
+from ..simulator import run
 
 
 def random_tensor(name: str, rows: int, width: int, seed: int = 0) -> QTensor:

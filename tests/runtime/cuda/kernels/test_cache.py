@@ -9,7 +9,7 @@ from kukri.runtime.cuda.compile.stage import device, registers, static
 from kukri.runtime.cuda.kernels.attention.cache import eight_floats, load_eight, store_cached
 from kukri.runtime.cuda.ptx import load_float, shift_right, store_float, thread
 
-from .simulator import run
+from ..simulator import run
 
 DP = 0
 TOKENS = 8  # of a page here

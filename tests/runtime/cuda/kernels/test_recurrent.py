@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime import ops
-from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.abi.arguments import Region
 from kukri.runtime.cuda.kernels.common.altup import (
     correct_streams,
     match_magnitude,
@@ -23,7 +23,7 @@ from kukri.runtime.reference.recurrent import causal_conv as expected_conv
 from kukri.runtime.reference.recurrent import delta_rule as expected_delta
 from kukri.runtime.reference.recurrent import state_scan as expected_scan
 
-from .simulator import run
+from ..simulator import run
 
 SEQUENCES = np.array([0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 1], np.int32)
 POSITIONS = np.array([5, 0, 6, 7, 1, 8, 9, 10, 11, 12, 2], np.int32)  # one goes on, one begins

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kukri.runtime.cuda.compile.arguments import Region
+from kukri.runtime.cuda.abi.arguments import Region
 from kukri.runtime.cuda.kernels.attention.cache import PagedCache
 from kukri.runtime.cuda.kernels.attention.decode import DecodeAttentionArguments, decode_attention
 from kukri.runtime.cuda.kernels.attention.mla import MLAArguments, mla_attention
@@ -16,8 +16,8 @@ from kukri.runtime.cuda.kernels.attention.scores import ScoreArguments
 from kukri.runtime.cuda.kernels.attention.simt import SimtAttentionArguments, simt_attention
 from kukri.runtime.cuda.kernels.attention.split_kv_merge import SplitOutput
 
+from ..simulator import run
 from .codes import dequantized, empty
-from .simulator import run
 
 LOG2_E = float(np.log2(np.e))
 

@@ -16,7 +16,7 @@ from kukri.runtime.cuda.kernels.matmul.unpack import READERS
 from kukri.runtime.reference.activations import sigmoid, silu
 from kukri.runtime.reference.moe import route as expected_route
 
-from .simulator import run
+from ..simulator import run
 from .test_unpack import packed, random_tensor
 
 PLAIN = {"CHOSEN": 1, "M": 1, "KS": 2, "WARPS": 2, "GATED": 0, "BIAS": 0, "EMIT": 0, "STORE": 1, "KIND": 0}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..compile.kernel import Kernels, kernel, pack_arguments
-from ..kernels.common import mapped
-from .launch import Launch
+from .compile.kernel import Kernels, kernel, pack_arguments
+from .driver.launch import Launch
+from .kernels.common import mapped
 
 
 def copy_words(kernels: Kernels, source: int, out: int, n_bytes: int) -> Launch:
