@@ -42,7 +42,7 @@ from kukri.runtime.reference.recurrent import state_scan as expected_scan
 from ..simulator import run
 from ..stand_in import StandInDevice, StandInKernels
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts/cuda_bench/recurrent.py"
+SCRIPT = Path(__file__).resolve().parents[4] / "scripts/cuda_bench/recurrent.py"
 
 SEQUENCE = np.array([1], np.int32)  # of three, so that the others' states must stay as they are
 STEPS = [(1,), (2, 1), (3,), (4,), (5, 4), (15,), (16, 1), (17, 3)]
