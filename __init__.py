@@ -16,6 +16,7 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 
 - ModelNotFound (a LookupError): check the name, or the licence and HF_TOKEN of a model on the Hub.
 - Unreachable (a ModelNotFound): check the network, HF_ENDPOINT and the proxy, or give a file.
+- NoHome (an OSError): there is no folder of this user for downloads and kernels; set KUKRI_HOME.
 - StoreError (a RuntimeError): make room on the disk, or load again to resume a download that broke off.
 - DamagedFile (a ValueError): download or convert the file anew.
 - UnsupportedModel (a DamagedFile): take another model or format; the message says which are supported.
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping, Sequence
 
-    from .quant.errors import DamagedFile, UnsupportedModel
+    from .quant.errors import DamagedFile, NoHome, UnsupportedModel
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, StaleGeneration
     from .runtime.engine.sampler import SamplingParams
@@ -65,6 +66,7 @@ __all__ = [
     "Model",
     "ModelClosed",
     "ModelNotFound",
+    "NoHome",
     "NotEnoughMemory",
     "SamplingParams",
     "StaleGeneration",
@@ -90,6 +92,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "Model": "runtime.model.model",
     "ModelClosed": "runtime.engine.errors",
     "ModelNotFound": "runtime.hub.errors",
+    "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "SamplingParams": "runtime.engine.sampler",
     "StaleGeneration": "runtime.engine.errors",

@@ -20,10 +20,10 @@ from . import tiny_model
 from .runtime.hub.hub_server import HubServer
 from .tiny_model import write_tiny_model
 
-INTERNAL: set[str] = set()  # errors that never leave the library
+INTERNAL = {"UntrackedSource"}  # mistakes in this package, which nobody is to handle
 ERRORS = {
     "BadLogits", "CacheFull", "ContextExceeded", "CudaError", "CudaOutOfMemory", "CudaUnavailable",
-    "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NotEnoughMemory", "StaleGeneration",
+    "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "StaleGeneration",
     "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {"Model", "SamplingParams", "Tokenizer", "load", "load_tokenizer", "render_chat"}

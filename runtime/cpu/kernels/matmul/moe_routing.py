@@ -96,7 +96,7 @@ def route(arguments: int, step: int, thread: int) -> None:
     probabilities = a.scratch + thread * a.scratch_stride
     selection, room = probabilities + padded, probabilities + 2 * padded
     for t in range(first, last):
-        experts = a.is_moe + thread * a.experts_thread_stride + t * a.experts_stride
+        experts = a.experts + thread * a.experts_thread_stride + t * a.experts_stride
         routing_weights = a.routing_weights + thread * a.experts_thread_stride + t * a.routing_weights_stride
         _probabilities(a, a.scores + thread * a.scores_thread_stride + t * a.scores_stride, probabilities)
         for i in range(0, 4 * a.n, 4):
@@ -136,7 +136,7 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
         store_i32(a.expert_tiles + 4 * e, 0)
     for t in range(n):
         for j in range(0, 4 * a.top, 4):
-            count = a.expert_tiles + 4 + 4 * np.int64(load_f32(a.is_moe + t * a.experts_stride + j))
+            count = a.expert_tiles + 4 + 4 * np.int64(load_f32(a.experts + t * a.experts_stride + j))
             store_i32(count, load_i32(count) + 1)
     tiles, free = 0, a.expert_tiles + 4 * (a.n_experts + 1)  # next free permuted row of each expert
     for e in range(a.n_experts):
@@ -148,7 +148,7 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
         store_i32(a.source_rows + 4 * i, -1)
     for t in range(n):
         for j in range(a.top):
-            free_at = free + 4 * np.int64(load_f32(a.is_moe + t * a.experts_stride + 4 * j))
+            free_at = free + 4 * np.int64(load_f32(a.experts + t * a.experts_stride + 4 * j))
             at = load_i32(free_at)
             store_i32(free_at, at + 1)
             store_i32(a.source_rows + 4 * at, t)
