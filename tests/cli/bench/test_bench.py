@@ -76,6 +76,7 @@ def test_json_has_the_keys_of_llama_bench_and_more(llm_inside: Run, tiny: Path) 
     assert prefill["load_seconds"] > 0 <= prefill["compile_seconds"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_tables(llm_inside: Run, tiny: Path) -> None:
     shown = llm_inside("bench", "-m", tiny, "-p", 20, "-n", 3, "-r", 2, "-d", 7, "--no-cold").stdout.decode()
@@ -124,6 +125,7 @@ def test_lists_of_values_and_models_are_measured_in_the_order_of_llama_bench(
     assert all(r["stddev_ts"] == 0 for r in told)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_csv_has_one_column_a_key(llm_inside: Run, tiny: Path) -> None:
     done = llm_inside("bench", "-m", tiny, "-p", 4, "-n", 2, "-r", 1, "--no-cold", "-o", "csv")

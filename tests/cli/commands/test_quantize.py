@@ -79,6 +79,7 @@ def test_floats_are_exact(llm_inside: Run, checkpoint: Path, tmp_path: Path) -> 
         np.testing.assert_allclose(ours.logits(ids), theirs.logits(ids), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fall_backs_are_told(llm_inside: Run, checkpoint: Path, tmp_path: Path) -> None:
     done = llm_inside("quantize", checkpoint, tmp_path / "a.gguf", "--type", "q4_k_m")
     told = done.stderr.decode()

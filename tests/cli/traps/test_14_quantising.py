@@ -42,7 +42,9 @@ def test_trap_14_widths_that_do_not_divide_into_256(llm_inside: Run, tmp_path: P
     assert llm_inside("run", "-m", tmp_path / "b.gguf", "-n", 2, "hi").returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_1", "q5_0", "iq4_nl", "mxfp4"])
+@pytest.mark.parametrize(
+    "kind", ["q8_0", "q4_0", "q4_1", "q5_0", pytest.param("iq4_nl", marks=pytest.mark.slow), "mxfp4"]
+)
 def test_trap_14_rows_of_zeros_and_subnormals(llm_inside: Run, tmp_path: Path, kind: str) -> None:
     name = b"blk.0.ffn_up.weight"
     rows = np.zeros((3, 64), np.float32)

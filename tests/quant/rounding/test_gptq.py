@@ -37,7 +37,13 @@ def test_kernel_is_its_twin(name: str, shape: tuple[int, int]) -> None:
     assert np.array_equal(fast[1], slow[1])
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "IQ4_NL", "Q4_1", "Q3_K", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Q4_0",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("IQ4_NL", "Q4_1", "Q3_K", "Q4_K", "Q6_K")),
+    ],
+)
 def test_loses_less_than_nearest(name: str) -> None:
     codebook, moments = CODEBOOKS[name], correlated(256)
     weights = np.random.default_rng(2).standard_normal((40, 256)).astype(np.float32)

@@ -15,6 +15,7 @@ from kukri.runtime.cpu.simd.panels import aligned_empty
 from kukri.runtime.engine.cache import PageTable
 
 # Relative RMS error of the output on normally distributed queries, keys and values.
+MAINLY_Q8_0 = [pytest.param(kind, marks=() if kind == "Q8_0" else pytest.mark.slow) for kind in CACHE_TYPES]
 ERRORS = {"F32": 2e-6, "F16": 1e-3, "Q8_0": 1.2e-2, "Q4_0": 0.25}
 
 
@@ -183,7 +184,7 @@ def test_decode(kind, shape):
             cache._call((KV_STORES,), [(0, p)], q[row], k[row], v[row])
 
 
-@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
 def test_decode_in_a_long_context(kind):
     cache = Cache(kind, n_pages=60, n_threads=2)
     rng = np.random.default_rng(3)
@@ -197,7 +198,7 @@ def test_decode_in_a_long_context(kind):
     check(kind, out, expected(cache, 2100, q1[0], np.r_[k, k1], np.r_[v, v1])[None])
 
 
-@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
 def test_several_sequences_in_one_step(kind):
     """Rows of several sequences in one step, and pages that another sequence has used before."""
     cache = Cache(kind, window=50, n_threads=2)
@@ -243,7 +244,7 @@ def test_norms_and_rope_in_decode(kind, interleaved):
     check(kind, out, want[None])
 
 
-@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
 def test_results_do_not_depend_on_threads_or_on_other_rows(kind):
     outs = []
     for n_threads in (1, 2, 3):

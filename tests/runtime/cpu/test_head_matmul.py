@@ -30,7 +30,9 @@ def program(kind: str) -> ops.Program:
     return ops.Program(flow, (x, y, last, logits), (), logits)
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0"])
+@pytest.mark.parametrize(
+    "kind", ["F32", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q8_0", "Q4_0"))]
+)
 @pytest.mark.parametrize("n", [1, 9])
 def test_products_of_heads(kind, n):
     """Quantised weights are rounded to F16, which is far finer than their own codes."""

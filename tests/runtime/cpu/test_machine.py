@@ -222,7 +222,9 @@ def test_only_some_rows_wanted():
     machine.close()
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+@pytest.mark.parametrize(
+    "kind", ["Q8_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_0", "Q5_1"))]
+)
 def test_quantised_weights(kind):
     """INT8 activations cost a little; not more than that."""
     whole = program(4, kind=kind)
@@ -402,6 +404,7 @@ def test_threads_by_default(tmp_path):
         assert default_threads(tmp_path) == threads
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that interrupts")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # raised in a callback
 def test_interrupts_at_any_moment_leave_the_team_whole():

@@ -314,6 +314,7 @@ def test_results_do_not_depend_on_threads_or_tiles(name):
         np.testing.assert_array_equal(alone[0], outs[0][row])
 
 
+@pytest.mark.slow
 def test_saturation_cannot_happen():
     """The largest codes against the largest activations: 16-bit sums in between must not overflow."""
     for name, byte in (("Q4_1", 0xFF), ("Q5_1", 0xFF), ("Q8_0", 0x80), ("Q8_0", 0x7F), ("Q6_K", 0xFF)):

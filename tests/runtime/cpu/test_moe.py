@@ -179,6 +179,7 @@ def test_formats(kind, variant):
     assert error < (1e-2 if not FORMATS[kind].is_float else 1e-5)
 
 
+@pytest.mark.slow
 def test_gate_and_up_of_different_formats():
     whole = program("Q8_0", up_kind="Q5_0", **VARIANTS["clipped"])
     expected = logits(ReferenceMachine(whole, 4), CHUNKS)
@@ -186,6 +187,7 @@ def test_gate_and_up_of_different_formats():
     assert np.sqrt(np.mean((got - expected) ** 2) / np.mean(expected**2)) < 1e-2
 
 
+@pytest.mark.slow
 def test_sinks_in_an_8_bit_cache():
     whole = program("Q8_0", **VARIANTS["clipped"])
     exact, coarse = (logits(CpuMachine(whole, 4, threads=2, kv_type=k), CHUNKS) for k in ("f32", "q8_0"))
@@ -202,6 +204,7 @@ def test_experts_of_different_formats_are_refused():
         CpuMachine(whole, 4, threads=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [

@@ -82,7 +82,7 @@ def steps() -> list[list[tuple[int, int, int]]]:
     ]
 
 
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", KINDS)
 def test_equals_the_reference(name, threads):
     whole, table = program(KINDS[name]), PageTable(6, 3)

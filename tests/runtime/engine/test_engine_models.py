@@ -68,6 +68,7 @@ def test_logits_do_not_depend_on_what_came_before(conformance: Callable[[str], P
     engine.machine.close()
 
 
+@pytest.mark.slow
 def test_interruption(conformance: Callable[[str], Path], machine: str) -> None:
     data = np.load(conformance("llama-gqa") / "reference.npz")
     engine = new_engine(conformance("llama-gqa"), machine, chunk=4)

@@ -29,6 +29,7 @@ def dot_pairs(builder, acc, a, b):
     return add_products(builder, acc, a, b)
 
 
+@pytest.mark.slow
 def test_products_of_pairs():
     @numba.njit
     def run(acc, a, b, out):
