@@ -33,8 +33,8 @@ class SamplingParams:
     - `top_p`: keep the most likely tokens until their probabilities reach p (Holtzman et al. 2019);
       1 is off, 0 keeps one token.
     - `min_p`: keep tokens at least min_p times as likely as the most likely one (Nguyen et al. 2024); 0 is
-    off. - `temperature`: divides the remaining logits; 0 takes the most likely token, the lowest id of
-    equals.
+      off.
+    - `temperature`: divides the remaining logits; 0 takes the most likely token, the lowest id of equals.
 
     `seed` makes a generation reproducible on the same machine; None takes a random seed. Generation ends
     after `max_tokens` tokens (None: when the context is full), at an end token unless `ignore_eos`, or,

@@ -14,8 +14,8 @@ from kukri.runtime.cpu.kernels import DECODE_ATTENTIONS, KV_STORES, MERGE_SPLITS
 from kukri.runtime.cpu.simd.panels import aligned_empty
 from kukri.runtime.engine.cache import PageTable
 
-# Relative RMS error of the output on normally distributed queries, keys and values.
 MAINLY_Q8_0 = [pytest.param(kind, marks=() if kind == "Q8_0" else pytest.mark.slow) for kind in CACHE_TYPES]
+# Relative RMS error of the output on normally distributed queries, keys and values.
 ERRORS = {"F32": 2e-6, "F16": 1e-3, "Q8_0": 1.2e-2, "Q4_0": 0.25}
 
 
@@ -219,7 +219,7 @@ def test_several_sequences_in_one_step(kind):
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("kind", [pytest.param("F32", marks=pytest.mark.slow), "Q8_0"])
 def test_norms_and_rope_in_decode(kind, interleaved):
     rng = np.random.default_rng(5)
     norms = tuple(rng.uniform(0.5, 1.5, 40).astype(np.float32) for _ in range(2))
@@ -263,7 +263,7 @@ def test_results_do_not_depend_on_threads_or_on_other_rows(kind):
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
 def test_nan_reaches_only_rows_that_attend_to_it(kind, name, value):
     """A NaN or infinity in row 5 makes exactly the rows that attend to it NaN."""
     cache = Cache(kind)
@@ -283,7 +283,7 @@ def test_nan_reaches_only_rows_that_attend_to_it(kind, name, value):
     assert not np.isnan(one.reshape(4, 64)[2:]).any()
 
 
-@pytest.mark.parametrize("kind", CACHE_TYPES)
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
 def test_scores_far_apart(kind):
     """One score far above all others, then many masked or tiny keys: finite, and exact to the type."""
     cache = Cache(kind, window=64)
@@ -300,6 +300,7 @@ def test_scores_far_apart(kind):
     check(kind, out[134:], late)
 
 
+@pytest.mark.slow
 def test_accuracy_of_quantised_caches():
     """The error that a quantised cache adds, as the documentation states it."""
     for kind, bound in (("Q8_0", 0.008), ("Q4_0", 0.15)):

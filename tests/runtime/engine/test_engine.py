@@ -11,7 +11,7 @@ from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits, ContextExceeded
 from kukri.runtime.engine.sampler import SamplingParams
-from kukri.runtime.engine.top_k import TopK, top_k_of
+from kukri.runtime.engine.top_k import MAX_TOP_K, TopK, top_k_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0)
@@ -496,3 +496,52 @@ def test_padded_vocabularies_are_not_sampled_from():
     params = SamplingParams(temperature=0, max_tokens=20, repeat_penalty=1.2)
     assert max(engine.generate([1, 45], params)) < 30
     assert engine.logits([1, 45]).shape == (2, VOCAB)
+
+
+def test_a_step_has_512_rows_unless_told_otherwise():
+    engine = new_engine(n_pages=300, max_rows=10_000)
+    list(engine.generate([1] * 1100, SamplingParams(temperature=0, max_tokens=1)))
+    assert engine.machine.fed == [512, 512, 76]
+
+
+def test_the_machine_is_asked_for_the_top_k_that_the_sampler_needs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        HistoryMachine,
+        "top_k",
+        lambda self, batch, table, k, n_tokens: asked.append(k) or top_k_of(self.step(batch, table), k),
+    )
+    engine = new_engine()
+    for params in ({"temperature": 0}, {"top_k": 3}, {"top_k": 0}, {"repeat_penalty": 0.5}):
+        list(engine.generate([1, 2, 3], SamplingParams(max_tokens=2, seed=1, **params)))
+    assert asked == [1, 1, 3, 3]
+    asked.clear()
+    most = SamplingParams(max_tokens=1, seed=1, temperature=0, repeat_penalty=1.1, repeat_last_n=-1)
+    list(new_engine(n_pages=300, max_rows=1000).generate([1] * (MAX_TOP_K - 1), most))
+    assert asked == [MAX_TOP_K]
+    list(new_engine(n_pages=300, max_rows=1000).generate([1] * MAX_TOP_K, most))
+    assert asked == [MAX_TOP_K]  # more than it gives: all logits instead
+
+
+def test_a_prompt_in_steps_is_told_its_length_until_the_last(monkeypatch):
+    """A step that ends its sequence is told nothing; a generated token neither."""
+    told = []
+    step = HistoryMachine.step
+
+    def spy(self, batch, table):
+        told.append(None if batch.lengths is None else batch.lengths.tolist())
+        return step(self, batch, table)
+
+    monkeypatch.setattr(HistoryMachine, "step", spy)
+    list(new_engine().generate(list(range(10)), SamplingParams(temperature=0, max_tokens=2)))
+    assert told == [[10] * 8, None, None]
+    told.clear()
+    new_engine().logits(list(range(6)))
+    assert told == [[6] * 4, None]
+
+
+def test_without_an_original_context_the_next_prompt_reuses_the_cache_at_any_length():
+    engine = new_engine()
+    for n, cached in ((6, 0), (9, 6), (4, 3), (12, 4)):
+        list(engine.generate([1] * n, SamplingParams(temperature=0, max_tokens=1)))
+        assert engine.stats.cached_tokens == cached

@@ -315,3 +315,81 @@ def test_params_are_frozen_and_normalise_stop():
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.top_k = 3
     assert dataclasses.replace(params, top_k=3).top_k == 3
+
+
+# ---- where a chain begins and ends
+
+
+def test_defaults():
+    assert SamplingParams() == SamplingParams(
+        temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, repeat_penalty=1.0, repeat_last_n=64,
+        seed=None, max_tokens=None, stop=(), ignore_eos=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "history", "k"),
+    [
+        ({"temperature": 0}, 10, 1),
+        ({"top_k": 1}, 10, 1),
+        ({"top_k": 2}, 10, 2),
+        ({"top_k": 299}, 10, 299),
+        ({"top_k": 2, "repeat_penalty": 2.0}, 10, 12),
+        ({"top_k": 2, "repeat_penalty": 2.0, "repeat_last_n": 4}, 10, 6),
+        ({"top_k": 2, "repeat_penalty": 2.0, "repeat_last_n": 1}, 0, 2),
+        ({"top_k": 2, "repeat_penalty": 2.0, "repeat_last_n": 0}, 10, 2),
+        ({"temperature": 0, "repeat_penalty": 1.5, "repeat_last_n": -1}, 100, 101),
+        ({"repeat_penalty": 0.5, "repeat_last_n": 1}, 10, 0),
+    ],
+)
+def test_how_many_of_the_best_are_needed(kwargs, history, k):
+    assert Sampler(SamplingParams(**kwargs)).top_k_needed(300, history) == k
+
+
+def test_ids_beyond_the_logits_are_not_penalised():
+    """A prompt may hold ids that the model never generates, the first of them just behind the last logit."""
+    logits = logits_of(0.1, 0.5, 0.4)
+    assert Sampler(SamplingParams(temperature=0, repeat_penalty=9.0)).sample(logits, [3, 4, 50]) == 1
+    assert Sampler(SamplingParams(temperature=0, repeat_penalty=9.0)).sample(logits, [2, 3]) == 1
+    assert Sampler(SamplingParams(temperature=0, repeat_penalty=9.0)).sample(logits, [1, 3]) == 2
+
+
+@pytest.mark.parametrize("kwargs", [{}, {"temperature": 0}, {"top_k": 3, "top_p": 1.0, "min_p": 0.0}])
+def test_fewer_tokens_than_top_k_have_a_chance(kwargs):
+    logits = np.full(100, -np.inf, np.float32)
+    logits[[7, 30]] = 5.0, 4.0
+    params = SamplingParams(seed=3, **kwargs)
+    whole, few = Sampler(params), Sampler(params)
+    best = top_k_of([logits], 40)[0]
+    drawn = [few.sample(best) for _ in range(50)]
+    assert drawn == [whole.sample(logits) for _ in range(50)]
+    assert set(drawn) == ({7} if kwargs.get("temperature") == 0 else {7, 30})
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": -0.1}, "temperature must be 0 or more"), ({"temperature": math.inf}, "temperature"),
+        ({"top_p": 1.01}, "top_p must be between 0 and 1"), ({"top_p": -0.01}, "top_p"),
+        ({"min_p": 1.01}, "min_p must be between 0 and 1"), ({"min_p": -0.01}, "min_p"),
+        ({"repeat_penalty": 0.9e-30}, "repeat_penalty"), ({"repeat_penalty": 1.1e30}, "repeat_penalty"),
+        ({"top_k": -1}, "top_k must be a whole number, 0 or more"), ({"repeat_last_n": -2}, "-1 or more"),
+        ({"seed": -1}, "seed must be"), ({"max_tokens": -1}, "max_tokens must be"),
+    ],
+)  # fmt: skip
+def test_just_out_of_range(params, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingParams(**params)
+
+
+def test_just_in_range():
+    SamplingParams(temperature=0, top_p=0, min_p=0, repeat_penalty=1e-30, top_k=0, repeat_last_n=-1, seed=0)
+    SamplingParams(top_p=1, min_p=1, repeat_penalty=1e30, max_tokens=0)
+
+
+def test_the_draw_is_that_of_the_softmax_behind_min_p():
+    """With min-p alone nothing is sorted; tokens at the limit itself remain."""
+    logits = np.array([3.0, 3.0 + math.log(0.25), 2.9 + math.log(0.25), -np.inf], np.float32)
+    assert possible(logits, min_p=0.2499) == {0, 1}
+    assert possible(logits, min_p=0.2) == {0, 1, 2}
+    assert possible(logits, min_p=1.0) == {0}

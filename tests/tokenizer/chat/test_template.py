@@ -6,6 +6,7 @@ import json
 import lzma
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,6 @@ def test_nothing_outside_the_sandbox_is_reached(template: str) -> None:
         "{{ ('f' * 1000000)|int(0, 16) // 3 }}",
         "{{ (1).from_bytes([255] * 100000) // 3 }}",
         "{{ 0x" + "f" * 2000 + " }}",
-        "{% if 0 %}" + "{% elif 0 %}" * 5000 + "{% endif %}",
         "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
         "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
         "{% if 1 %}" * 3000 + "{% endif %}" * 3000,
@@ -237,6 +237,14 @@ def test_time_and_memory_are_bounded(template: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(budget, "MAX_CHARACTERS", 1 << 22)
     start = time.thread_time()
     refused(template)
+    assert time.thread_time() - start < 3
+
+
+def test_a_long_chain_of_conditions() -> None:
+    """Python up to 3.11 does not compile it; later versions do."""
+    start = time.thread_time()
+    with suppress(TemplateError):
+        assert render("{% if 0 %}" + "{% elif 0 %}" * 5000 + "{% endif %}") == ""
     assert time.thread_time() - start < 3
 
 
