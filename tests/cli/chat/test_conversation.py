@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from kukri.cli.chat.conversation import Conversation, Turn, load, save
+from kukri.cli.chat import conversation as conversation_module
+from kukri.cli.chat.conversation import LONGEST_FILE, Conversation, Turn, load, save
 
 
 class Letters:
@@ -125,3 +126,97 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="no room"):
         save(Conversation(), "tiny", tmp_path / "c.json")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "room"), [(None, 45), (1000, 45), (15, 45), (14, 46), (2, 58), (0, 60)]
+)
+def test_the_room_that_a_reply_leaves(max_tokens: int | None, room: int) -> None:
+    """A quarter of the context of 60 is kept free, or as much of it as the reply may take."""
+    others = len("u:one;a:ONE;" + "u:;a:")
+    full = Conversation(turns=turns("one", "x" * (room - others)))
+    text, gone = fit(full, max_tokens)
+    assert (len(text), gone, len(full.turns)) == (room, 0, 2)
+    over = Conversation(turns=turns("one", "x" * (room - others + 1)))
+    text, gone = fit(over, max_tokens)
+    assert (len(text), gone, len(over.turns)) == (room + 1 - 12, 12, 1)
+
+
+def test_a_message_of_the_whole_context_fits() -> None:
+    whole = Conversation(turns=turns("one", "x" * 55))
+    text, gone = fit(whole)
+    assert (len(text), gone, len(whole.turns)) == (60, 12, 1)
+    too_long = Conversation(turns=turns("one", "x" * 56))
+    text, gone = fit(too_long)
+    assert (len(text), gone, len(too_long.turns)) == (61, 0, 2)
+
+
+def test_several_turns_go_at_once() -> None:
+    conversation = Conversation("sys", turns=turns("one", "two", "six", "x" * 30))
+    assert fit(conversation) == (f"s:sys;u:{'x' * 30};a:", 36)
+    assert conversation.turns == [Turn("x" * 30)]
+
+
+def test_only_the_newest_of_equal_turns_is_gone_on_from() -> None:
+    conversation = Conversation(turns=[Turn("one", "ONE"), Turn("one", "ONE")])
+    assert fit(conversation)[0] == "u:one;a:ONE;u:one;a:ONE"
+
+
+def test_a_turn_without_reply_in_the_middle() -> None:
+    conversation = Conversation(turns=[Turn("one"), Turn("two")])
+    assert fit(conversation)[0] == "u:one;a:;u:two;a:"
+    raw = Conversation(raw=True, turns=[Turn("one"), Turn("two")])
+    assert fit(raw)[0] == "one\ntwo"
+
+
+def test_raw_conversations_may_hold_special_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(self: Letters, text: str, special: bool = False) -> list[int]:
+        return [ord(c) for c in ("special " if special else "plain ") + text]
+
+    monkeypatch.setattr(Letters, "encode", encode)
+    assert fit(Conversation(raw=True, turns=[Turn("<s>one", " and")]))[0] == "special <s>one and"
+    assert fit(Conversation(turns=[Turn("<s>one")]))[0] == "plain u:<s>one;a:"
+
+
+def test_conversations_begin_empty_and_with_a_template() -> None:
+    assert Conversation() == Conversation(system="", raw=False, turns=[])
+    assert Turn("one") == Turn("one", reply=None, cut="")
+
+
+def test_saved_text_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text("an older one")
+    save(Conversation("sÿs", turns=[Turn("☃", "yes", "length")]), "tiny", path)
+    assert path.read_text(encoding="utf-8") == (
+        '{\n "model": "tiny",\n "system": "sÿs",\n "turns": [\n'
+        '  {\n   "user": "☃",\n   "assistant": "yes",\n   "cut": "length"\n  }\n ]\n}\n'
+    )
+
+
+def test_a_save_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **options: object) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no room"):
+        save(Conversation(), "tiny", tmp_path / "c.json")
+
+
+def test_turns_saved_without_a_cut_are_complete(tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text('{"system": "s", "turns": [{"user": "one", "assistant": "ONE"}]}')
+    assert load(path) == ("s", [Turn("one", "ONE", "")])
+    path.write_text('{"system": "s", "turns": [{"user": "one", "assistant": "ONE", "cut": 1}]}')
+    with pytest.raises(ValueError, match="not a saved conversation"):
+        load(path)
+
+
+def test_files_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LONGEST_FILE == 64 * 1024 * 1024
+    path = tmp_path / "c.json"
+    path.write_text('{"system": "s", "turns": []}')
+    monkeypatch.setattr(conversation_module, "LONGEST_FILE", 28)
+    assert load(path) == ("s", [])
+    monkeypatch.setattr(conversation_module, "LONGEST_FILE", 27)
+    with pytest.raises(ValueError, match="not a saved conversation"):
+        load(path)

@@ -4,6 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from struct import pack
 
 import gguf
 import numpy as np
@@ -329,3 +330,87 @@ def test_require_with_a_default() -> None:
     assert require_array(TYPED, "gone", np.integer, None) is None
     with pytest.raises(DamagedFile):
         require(TYPED, "s", int, 7)
+
+
+def bare(tensors: list[tuple[list[int], int, int]], keys: bytes = b"", n_keys: int = 0) -> bytes:
+    """A header byte by byte; tensors t0, t1 … by their dimensions, type and offset."""
+    records = b"".join(
+        pack("<Q2s", 2, f"t{i}".encode()) + pack(f"<I{len(d)}QIQ", len(d), *d, kind, offset)
+        for i, (d, kind, offset) in enumerate(tensors)
+    )
+    return b"GGUF" + pack("<IQQ", 3, len(tensors), n_keys) + keys + records
+
+
+def refusal(path: Path, raw: bytes) -> str:
+    path.write_bytes(raw)
+    with pytest.raises(DamagedFile) as error:
+        GGUFFile.open(path)
+    return str(error.value)
+
+
+def test_the_shortest_keys_fill_a_file(tmp_path: Path) -> None:
+    """A key takes 14 bytes at least: a file of nothing else is sound, one of a byte less cannot be."""
+    path = tmp_path / "m.gguf"
+    keys = b"".join(pack("<QcIB", 1, letter, 7, 1) for letter in (b"a", b"b", b"c"))
+    raw = bare([], keys, 3)
+    assert len(raw) == 24 + 3 * 14
+    path.write_bytes(raw)
+    assert GGUFFile.open(path).metadata == {"a": True, "b": True, "c": True}
+    message = "m.gguf: claims 3 metadata keys, more than the file can hold"
+    assert refusal(path, raw[:-1]) == message
+
+
+def test_a_tensor_takes_33_bytes_at_least(tmp_path: Path) -> None:
+    """Of header: 32 bytes behind the number of tensors are too few for one, 33 are looked at."""
+    raw = b"GGUF" + pack("<IQQ", 3, 1, 0) + bytes(25)
+    message = "m.gguf: claims 1 tensors, more than the file can hold"
+    assert refusal(tmp_path / "m.gguf", raw[:-1]) == message
+    assert "name of tensor 1 of 1 is 0 bytes long" in refusal(tmp_path / "m.gguf", raw)
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Kind if kind.name not in FORMATS], ids=lambda kind: kind.name
+)
+def test_types_that_are_not_read_have_gguf_s_names(kind: Kind, tmp_path: Path) -> None:
+    message = f"tensor 't0' has type {kind.value} ({kind.name}); supported are F32, "
+    assert message in refusal(tmp_path / "m.gguf", bare([([256], kind, 0)]))
+
+
+def test_the_width_of_a_matrix_is_its_last_dimension(tmp_path: Path) -> None:
+    message = refusal(tmp_path / "m.gguf", bare([([576, 512], Kind.Q4_K, 0)]))
+    assert message == "m.gguf: tensor 't0' is Q4_K with rows of 576, no multiple of 256"
+
+
+def test_four_dimensions(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    values = np.arange(2 * 3 * 5 * 7, dtype=np.float32)
+    head = bare([([7, 5, 3, 2], Kind.F32, 0)])
+    path.write_bytes(head + bytes(-len(head) % 32) + values.tobytes())
+    tensor = GGUFFile.open(path).tensors["t0"]
+    assert (tensor.shape, tensor.data.shape, tensor.n_bytes) == ((2, 3, 5, 7), (30, 28), 840)
+    np.testing.assert_array_equal(tensor.dequantize(), values.reshape(2, 3, 5, 7))
+
+
+@pytest.mark.parametrize(("gap", "refused"), [(0, True), (4, False), (15, False), (16, True), (17, False)])
+def test_a_second_file_behind_the_data(gap: int, refused: bool, tmp_path: Path) -> None:
+    """It may follow at once, or behind the padding of 16 bytes."""
+    path = tmp_path / "m.gguf"
+    head = bare([([4], Kind.F32, 0)])
+    raw = head + bytes(-len(head) % 32 + 16 + gap) + b"GGUF"
+    if refused:
+        assert "a second GGUF file follows its data" in refusal(path, raw)
+    else:
+        path.write_bytes(raw)
+        assert list(GGUFFile.open(path).tensors) == ["t0"]
+
+
+@pytest.mark.parametrize("kind", [gguf.GGUFValueType.UINT8, gguf.GGUFValueType.UINT64])
+def test_alignment_must_be_a_uint32(kind: gguf.GGUFValueType, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFile, match=r"general\.alignment is not a uint32"):
+        write_metadata(tmp_path / "m.gguf", {"general.alignment": (32, kind)})
+
+
+def test_the_types_of_keys(tmp_path: Path) -> None:
+    value = gguf.GGUFValueType
+    file = write_metadata(tmp_path / "m.gguf", {"n": (3, value.UINT16), "l": ([1], value.ARRAY, value.INT8)})
+    assert file.types == {"general.architecture": 8, "n": 2, "l": 9}

@@ -41,6 +41,17 @@ def patch_key(path: Path, key: str, old: bytes, new: bytes) -> None:
     path.write_bytes(raw)
 
 
+def only_shard(path: Path, count: int, no: int) -> bytes:
+    """Write a file without tensors that says which shard it is."""
+    writer = gguf.GGUFWriter(path, "test")
+    writer.add_uint16("split.count", count)
+    writer.add_uint16("split.no", no)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
 def refusal(path: Path) -> str:
     with pytest.raises(DamagedFile) as error:
         GGUFFile.open(path)
@@ -124,3 +135,69 @@ def test_a_tensor_in_two_shards(shards: list[Path]) -> None:
     raw = shards[1].read_bytes()
     shards[1].write_bytes(raw.replace(b"\2\0\0\0\0\0\0\0t2", b"\2\0\0\0\0\0\0\0t1"))
     assert f"{shards[1].name}: tensor 't1' is in an earlier shard too" in refusal(shards[0])
+
+
+def test_only_the_first_shard_is_opened_for_metadata(shards: list[Path]) -> None:
+    for path in shards[1:]:
+        path.unlink()
+    file = GGUFFile.open(shards[0], tensors=False)
+    assert (file.paths, file.n_bytes) == ([shards[0]], shards[0].stat().st_size)
+    assert file.types["test.text"] == 8
+    assert file.tensors == {}
+
+
+def test_messages_begin_with_the_file_that_is_wrong(shards: list[Path]) -> None:
+    shards[2].unlink()
+    first, second, third = (path.name for path in shards)
+    assert refusal(shards[1]) == f"{first}: shard 3 of 3 is missing: {third}"
+    shards[0].unlink()
+    assert refusal(shards[1]) == f"{second}: shard 1 of 3 is missing: {first}"
+
+
+def test_a_whole_model_named_as_one_of_two(tmp_path: Path) -> None:
+    for i in (1, 2):
+        write(tmp_path / f"m-0000{i}-of-00002.gguf")
+    message = "m-00001-of-00002.gguf: is named a shard but has no split.count"
+    assert refusal(tmp_path / "m-00002-of-00002.gguf") == message
+
+
+@pytest.mark.parametrize("total", [0, 4, 6])
+def test_a_total_that_is_not_the_number_of_tensors(shards: list[Path], total: int) -> None:
+    patch_key(shards[0], "split.tensors.count", b"\5\0\0\0", bytes([total, 0, 0, 0]))
+    message = f"{shards[0].name}: split.tensors.count is {total}, but the shards hold 5 tensors"
+    assert refusal(shards[0]) == message
+
+
+def test_two_shards_of_one_number(shards: list[Path]) -> None:
+    patch_key(shards[2], "split.no", b"\2\0", b"\1\0")
+    assert refusal(shards[0]) == f"{shards[2].name}: is shard 2 by its split.no, not 3"
+
+
+@pytest.mark.parametrize(("count", "no"), [(0, 0), (0, 5), (1, 0)])
+def test_a_file_that_is_split_into_itself(count: int, no: int, tmp_path: Path) -> None:
+    """As the only shard it may have any name; without shards, its number means nothing."""
+    raw = only_shard(tmp_path / "m.gguf", count, no)
+    assert GGUFFile.open(tmp_path / "m.gguf").metadata["split.count"] == count
+    (tmp_path / "m-00001-of-00001.gguf").write_bytes(raw)
+    assert GGUFFile.open(tmp_path / "m-00001-of-00001.gguf").paths == [tmp_path / "m-00001-of-00001.gguf"]
+
+
+def test_an_only_shard_that_is_the_second(tmp_path: Path) -> None:
+    only_shard(tmp_path / "m.gguf", 1, 1)
+    assert refusal(tmp_path / "m.gguf") == "m.gguf: is shard 2 by its split.no, not 1"
+    only_shard(tmp_path / "m.gguf", 2, 0)
+    assert refusal(tmp_path / "m.gguf") == "m.gguf: is a shard of 2; its name must be …-00001-of-00002.gguf"
+
+
+def test_hundreds_of_shards(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "test", split_max_tensors=1)
+    for i in range(260):
+        writer.add_tensor(f"t{i}", np.full(8, i, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    file = GGUFFile.open(tmp_path / "m-00260-of-00260.gguf")
+    assert len(file.paths) == len(file.tensors) == 260
+    assert file.paths[258].name == "m-00259-of-00260.gguf"
+    assert file.tensors["t258"].dequantize().tolist() == [258.0] * 8

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 from kukri.quant.formats import FORMATS
-from kukri.quant.rounding.codebook import encode_blocks
+from kukri.quant.rounding import gptq
+from kukri.quant.rounding.codebook import Codebook, encode_blocks
 from kukri.quant.rounding.codebooks import CODEBOOKS
 from kukri.quant.rounding.gptq import ColumnBlock, compensate, compensate_reference, encode_compensated
 from kukri.quant.rounding.hessian import prepare_hessian
@@ -76,3 +81,106 @@ def test_inputs_that_are_never_there() -> None:
     assert np.abs(back - weights).max() < 0.2
     zeros = encode_compensated(weights * 0, CODEBOOKS["Q4_0"], prepare_hessian(moments * 0))
     assert not FORMATS["Q4_0"].dequantize(zeros.reshape(-1, 18)).any()
+
+
+@pytest.mark.parametrize("run", [compensate, compensate_reference])
+@pytest.mark.parametrize(
+    ("targets", "previous", "scale", "minimum", "codes", "errors"),
+    [
+        ([0.4, 2.4], [0, 0], [1, 1], [0, 0], [9, 10], [-0.6, 0.4]),  # 0.4 + 0.5 · 0.4 is rounded up
+        ([0.4, 2.4], [0, 0.3], [1, 1], [0, 0], [8, 10], [0.4, 0.4]),  # accounted for: all but 0.1
+        ([0.4, 2.4], [9, 0], [1, 1], [0, 0], [9, 10], [-0.6, 0.4]),  # of its own, nothing
+        ([0.6, 2.6], [0, 0], [1, 1], [0, 0], [8, 11], [0.6, -0.4]),
+        ([0.4, 2.4], [0, 0], [2, 2], [1, 1], [9, 10], [-0.6, -0.6]),
+        ([-99, 99], [0, 92], [1, 1], [0, 0], [0, 15], [-91, 92]),  # levels end at -8 and 7
+        ([-8.4, 7.4], [0, 0.4], [1, 1], [0, 0], [0, 15], [-0.4, 0.4]),
+        ([2.4, 2.4], [0, 2.9], [0, 0], [0, 0.5], [10, 11], [2.4, 2.9]),  # a scale of zero counts as one
+    ],
+)
+def test_compensation_by_hand(
+    run: Callable[[ColumnBlock, Codebook], tuple[np.ndarray, np.ndarray]],
+    targets: list[float],
+    previous: list[float],
+    scale: list[float],
+    minimum: list[float],
+    codes: list[int],
+    errors: list[float],
+) -> None:
+    row, before, s, m = (np.array([part], np.float32) for part in (targets, previous, scale, minimum))
+    factors = np.array([[0, 0], [0.5, 0]], np.float32)
+    found_errors, found = run(ColumnBlock(row.copy(), row, before, factors, s, m), CODEBOOKS["Q4_0"])
+    assert found.tolist() == [codes]
+    np.testing.assert_allclose(found_errors, [errors], atol=1e-5)
+
+
+def test_a_pass_and_two_sweeps_of_64_columns_and_256_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+
+    def counted(block: ColumnBlock, codebook: Codebook) -> tuple[np.ndarray, np.ndarray]:
+        shapes.append(block.weights.shape)
+        return compensate(block, codebook)
+
+    monkeypatch.setattr(gptq, "compensate", counted)
+    weights = np.random.default_rng(5).standard_normal((260, 160)).astype(np.float32)
+    encode_compensated(weights, CODEBOOKS["Q4_0"], prepare_hessian(correlated(160)), threads=1)
+    first, last = ([(rows, columns) for columns in (64, 64, 32)] for rows in (256, 4))
+    assert shapes == first * 3 + last * 3
+
+
+def test_without_correlation_it_rounds_to_nearest() -> None:
+    weights = np.random.default_rng(6).standard_normal((7, 96)).astype(np.float32)
+    moments = np.diag(np.linspace(1, 2, 96)[::-1]).astype(np.float32)
+    hessian = prepare_hessian(moments)
+    data = encode_compensated(weights, CODEBOOKS["Q4_0"], hessian)
+    importance = hessian.importance.reshape(-1, 32)
+    nearest = encode_blocks(CODEBOOKS["Q4_0"], weights.reshape(-1, 32), importance)
+    assert data.shape == (7, 54)
+    assert np.array_equal(data, nearest.reshape(7, 54))
+
+
+def steps_and_loss(weights: np.ndarray, moments: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Of Q8_0: each weight's step and code, its part of half the gradient, H, and the loss it should have."""
+    hessian = prepare_hessian(moments.copy())
+    data = encode_compensated(weights, CODEBOOKS["Q8_0"], hessian).reshape(-1, 34)
+    step = np.abs(data[:, :2].copy().view(np.float16).astype(np.float64)).repeat(32, axis=1)
+    step = step.reshape(weights.shape)
+    codes = data[:, 2:].copy().view(np.int8).reshape(weights.shape)
+    error = weights - FORMATS["Q8_0"].dequantize(data).reshape(weights.shape).astype(np.float64)
+    full = moments * 0.7  # as `prepare_hessian` shrinks and damps
+    np.fill_diagonal(full, np.diagonal(moments) * 1.0 + 0.01 * np.diagonal(moments).mean())
+    expected = (hessian.importance * step**2 / 12).sum()
+    return step, codes, error @ full, full, ((error @ full) * error).sum() / expected
+
+
+def test_one_pass_loses_what_theory_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column is up to half a step from its target: step² R_ii² / 12, less what choosing steps saves."""
+    monkeypatch.setattr(gptq, "SWEEPS", 0)
+    weights = np.random.default_rng(7).standard_normal((50, 160)).astype(np.float32)
+    assert 0.75 < steps_and_loss(weights, correlated(160))[-1] < 0.9
+
+
+def test_sweeps_end_where_no_single_step_helps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gptq, "SWEEPS", 30)
+    weights = np.random.default_rng(8).standard_normal((6, 160)).astype(np.float32)
+    step, codes, gradient, full, loss = steps_and_loss(weights, correlated(160))
+    change = step**2 * np.diagonal(full) - 2 * step * np.abs(gradient)
+    assert (change > -1e-2 * step**2)[np.abs(codes) < 127].all()
+    assert loss < 1
+
+
+@pytest.mark.parametrize(("threads", "cores", "expected"), [(3, 5, 3), (None, 5, 5), (None, None, 1)])
+def test_the_number_of_threads(
+    threads: int | None, cores: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Pool(ThreadPoolExecutor):
+        def __init__(self, n: int) -> None:
+            started.append(n)
+            super().__init__(n)
+
+    monkeypatch.setattr(gptq, "ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    weights = np.ones((2, 32), np.float32)
+    encode_compensated(weights, CODEBOOKS["Q4_0"], prepare_hessian(correlated(32)), threads)
+    assert started == [expected]

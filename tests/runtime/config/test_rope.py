@@ -13,7 +13,17 @@ from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
 from kukri.runtime.archs import ARCHS
 from kukri.runtime.config.metadata import Metadata
-from kukri.runtime.config.rope import Llama3Scaling, Rope, Yarn
+from kukri.runtime.config.rope import (
+    DynamicNTK,
+    Llama3Scaling,
+    LongRope,
+    Rope,
+    Yarn,
+    longrope_attention_factor,
+    ntk_base,
+    yarn_attention_factor,
+    yarn_mscale,
+)
 from kukri.runtime.config.rope_files import rope_from_gguf, rope_from_hf
 
 LLAMA3 = {
@@ -232,3 +242,138 @@ def test_yarn_needs_a_base_above_one(base):
 def test_partial_rotation():
     assert from_hf(partial_rotary_factor=0.5)[0].dims == 8
     assert from_hf(rope_parameters={"partial_rotary_factor": 0.75})[0].dims == 12
+
+
+# ---- known numbers
+
+
+def test_llama3_numbers():
+    """10, 2.5 and 0.5 turns over the original context; low below 1, high above 4."""
+    scaling = Llama3Scaling(8.0, 1.0, 4.0, 2 * math.pi * 1000)
+    got = scaling.apply(np.array([0.01, 0.0025, 0.0005]))
+    np.testing.assert_allclose(got, [0.01, 0.00140625, 0.0000625], rtol=1e-12)
+
+
+def test_llama3_bands_need_a_width():
+    with pytest.raises(DamagedFile, match="low_freq_factor"):
+        Llama3Scaling(8.0, 2.0, 2.0, 8192)
+
+
+def yarn_ramp(scaling):
+    """How much of each of 8 pairs is divided, of a base that makes pair i turn `context / 2π / 2^i` times."""
+    share = scaling.apply(np.ones(8), 256.0)  # 1 where kept, 1 / factor where divided
+    return (1 - share) / (1 - 1 / scaling.factor)
+
+
+def context(pair):
+    """The context in which the pair with this number makes one turn."""
+    return 2 * math.pi * 2**pair
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        # By default between 32 turns (pair 2.5) and one (pair 7.5).
+        (Yarn(4.0, context(7.5)), [0, 0, 0, 1 / 6, 2 / 6, 3 / 6, 4 / 6, 5 / 6]),
+        (Yarn(4.0, context(7.5), truncate=False), [0, 0, 0, 0.1, 0.3, 0.5, 0.7, 0.9]),
+        (Yarn(4.0, context(3.5)), [0, 1 / 4, 2 / 4, 3 / 4, 1, 1, 1, 1]),  # from -2, but not below 0
+        (Yarn(4.0, context(20.5), 2.0**18), [max(i - 2, 0) / 13 for i in range(8)]),  # to 21, but at most 15
+        (Yarn(4.0, context(6.5), 8.0, 8.0, truncate=False), [0, 0, 0, 0, 1, 1, 1, 1]),  # a step
+        (Yarn(4.0, context(6.5), 8.0, 4.0, truncate=False), [0, 0, 0, 0, 0.5, 1, 1, 1]),
+    ],
+)
+def test_yarn_ramp(scaling, expected):
+    np.testing.assert_allclose(yarn_ramp(scaling), expected, atol=1e-9)
+
+
+def test_yarn_of_a_small_base():
+    """Pair i turns 2^(-i/8) times as fast as the first; from 4 turns (pair 0) to one (pair 16, cut to 15)."""
+    got = Yarn(2.0, 2 * math.pi * 4, 4.0, 1.0, truncate=False).apply(np.ones(8), 2.0)
+    np.testing.assert_allclose(got, [1 - i / 15 / 2 for i in range(8)], atol=1e-9)
+
+
+def test_dynamic_ntk_numbers():
+    scaling = DynamicNTK(2.0, 64)
+    assert scaling.base(1e4, 4, 96) == pytest.approx(4e4)  # half as long again: alpha 2
+    assert scaling.base(1e4, 4, 128) == pytest.approx(9e4)
+    assert scaling.base(1e4, 4, 64) == scaling.base(1e4, 4, 32) == 1e4
+
+
+@pytest.mark.parametrize(
+    ("dims", "alpha", "expected"),
+    [(4, 3.0, 9e4), (3, 2.0, 8e4), (6, 4.0, 8e4), (4, 1.0, 1e4), (2, 8.0, 1e4), (1, 8.0, 1e4)],
+)
+def test_ntk_base(dims, alpha, expected):
+    """A single pair turns at speed 1 whatever the base, which stays."""
+    assert ntk_base(1e4, dims, alpha) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((math.e,), 1.1),
+        ((math.e, 2.0), 1.2),
+        ((math.e, 0.0), 1.0),
+        ((2.0,), 1.0693147180559945),
+        ((1.0,), 1.0),
+        ((0.5,), 1.0),
+    ],
+)
+def test_yarn_mscale(arguments, expected):
+    assert yarn_mscale(*arguments) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scales", "expected"),
+    [
+        ({}, 1.1),
+        ({"scale": 3.0}, 1.1),
+        ({"scale_all": 2.0}, 1.1 / 1.2),
+        ({"scale": 3.0, "scale_all": 2.0}, 1.3 / 1.2),
+        ({"scale": 0.0, "scale_all": 2.0}, 1.1),
+        ({"scale": 3.0, "scale_all": 0.0}, 1.1),
+    ],
+)
+def test_yarn_attention_factor_numbers(scales, expected):
+    assert yarn_attention_factor(math.e, **scales) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("factor", "original_context", "expected"),
+    [
+        (8.0, 2, 2.0),
+        (2.0, 32, math.sqrt(1.2)),
+        (1.0, 32, 1.0),
+        (0.5, 32, 1.0),
+        (8.0, 1, 1.0),
+        (8.0, 0, 1.0),
+    ],
+)
+def test_longrope_attention_factor(factor, original_context, expected):
+    """A context that is not longer, or an original one without a logarithm above 0, changes nothing."""
+    assert longrope_attention_factor(factor, original_context) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_plain_rope_changes_nothing():
+    rope = Rope(1e4, 4, True)
+    assert (rope.factor, rope.divisors, rope.scaling, rope.attention_factor) == (1.0, (), None, 1.0)
+    np.testing.assert_allclose(rope.inv_freq(), [1.0, 0.01], rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"),
+    [
+        (None, 0),
+        (Llama3Scaling(8.0, 1.0, 4.0, 64), 0),
+        (Yarn(4.0, 64), 0),
+        (DynamicNTK(4.0, 64), 64),
+        (LongRope((1.0, 1.0), 32), 32),
+    ],
+)
+def test_context_above_which_frequencies_change(scaling, expected):
+    assert Rope(1e4, 4, False, scaling=scaling).original_context == expected
+
+
+def test_factor_and_divisors_together():
+    rope = Rope(1e4, 4, False, factor=2.0, divisors=(4.0, 5.0))
+    np.testing.assert_allclose(rope.inv_freq(), [0.125, 0.001], rtol=1e-7)

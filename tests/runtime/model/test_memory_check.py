@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from kukri.runtime.model import memory_check
 from kukri.runtime.model.memory_check import (
     OVERHEAD,
     MemoryNeed,
@@ -111,7 +112,159 @@ def test_odd_cgroup_lines(tmp_path, line):
     assert available_memory(root) == FREE
 
 
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("MemAvailable: 5\n", 5 * 1024),  # without a unit
+        ("Active: 1 kB\nMemAvailable: 5 kB\nSwapFree: 1 kB\n", 5 * 1024),
+        ("MemAvailable: -5 kB\n", None),
+        ("MemAvailable: many kB\nMemFree: 1 kB\n", None),
+    ],
+)
+def test_lines_of_meminfo(tmp_path, text, free):
+    assert available_memory(tree(tmp_path, {"proc/meminfo": text})) == free
+
+
+def test_physical_memory_only_without_proc(monkeypatch):
+    files = {}
+    monkeypatch.setattr(memory_check, "_read", lambda path: files.get(path.as_posix(), ""))
+    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr(memory_check.os, "sysconf", lambda name: sizes[name], raising=False)
+    assert available_memory() == 4_096_000
+    files["/proc/meminfo"] = MEMINFO
+    assert available_memory() == FREE
+
+
+@pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
+def test_physical_memory_that_is_not_known(monkeypatch, error):
+    def sysconf(name):
+        raise error(name)
+
+    monkeypatch.setattr(memory_check, "_read", lambda path: "")
+    monkeypatch.setattr(memory_check.os, "sysconf", sysconf, raising=False)
+    assert available_memory() is None
+
+
+def limited(folder, limit, used="0"):
+    """The files of a group of version 2."""
+    return {f"sys/fs/cgroup/{folder}memory.max": limit, f"sys/fs/cgroup/{folder}memory.current": used}
+
+
+@pytest.mark.parametrize(
+    ("path", "free"),
+    [
+        ("/", 7 * GB),
+        ("/a", 5 * GB),
+        ("/a/b", 3 * GB),
+        ("/a/x:y", 2 * GB),
+        ("/c", 7 * GB),
+        ("/../other", 7 * GB),  # outside the mounted tree, where only the root counts
+    ],
+)
+def test_only_groups_around_the_process_count(tmp_path, path, free):
+    groups = {"": "7000000000", "a/": "5000000000", "a/b/": "3000000000", "a/x:y/": "2000000000"}
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": f"0::{path}\n"}
+    for folder, limit in groups.items():
+        files |= limited(folder, limit)
+    files |= limited("../other/", "1000") | limited("other/", "1000")
+    assert available_memory(tree(tmp_path, files)) == free
+
+
+def test_only_the_memory_controller_of_version_1_counts(tmp_path):
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "5:cpu,cpuacct:/cpu\n4:hugetlb,memory:/mine\n"}
+    for folder, limit in (("cpu", "1000"), ("mine", "3000000000")):
+        files[f"sys/fs/cgroup/memory/{folder}/memory.limit_in_bytes"] = limit
+        files[f"sys/fs/cgroup/memory/{folder}/memory.usage_in_bytes"] = "1000000000"
+    assert available_memory(tree(tmp_path, files)) == 2 * GB
+
+
+def test_a_limit_without_a_usage_does_not_count(tmp_path):
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000"}
+    assert available_memory(tree(tmp_path, files)) == FREE
+
+
+@pytest.mark.parametrize(
+    ("stat", "cache"),
+    [
+        ("", 0),
+        ("active_file 7\n", 7),
+        ("inactive_file 5\n", 5),
+        ("inactive_file 5 more words\nactive_file many\n", 5),
+        ("inactive_file 5\nactive_file 7\ntotal_active_file 70\ninactive_anon 900\n", 75),
+    ],
+)
+def test_page_cache_counts_as_free(tmp_path, stat, cache):
+    files = {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.stat": stat}
+    assert available_memory(tree(tmp_path, files | limited("", "1000", "400"))) == 600 + cache
+
+
 # ---- what is needed
+
+
+def test_what_the_process_itself_takes():
+    assert MemoryNeed(weights=0, per_token=0.0).total(0) == 150_000_000
+    assert MemoryNeed(weights=5, per_token=0.0, states=7).total(10**6) == 150_000_012
+
+
+def test_context_without_a_cache_is_all_or_nothing():
+    need = MemoryNeed(weights=GB, per_token=0.0, states=GB)
+    assert need.largest_context(2 * GB + 150_000_000) == 0
+    assert need.largest_context(2 * GB + 150_000_001) == 1 << 30
+
+
+def test_the_largest_context_is_whole_pages():
+    need = MemoryNeed(weights=GB, per_token=1000)
+    for bytes_left, tokens in ((-1, 0), (0, 0), (63_999, 0), (64_000, 64), (127_999, 64), (128_000, 128)):
+        assert need.largest_context(GB + OVERHEAD + bytes_left) == tokens
+
+
+def message(need, context, available, **names):
+    with pytest.raises(NotEnoughMemory) as error:
+        need.check("m", context, available, **names)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "suggested"),
+    [
+        (1000, 512, True),
+        (1000, 511, False),  # 448 in whole pages
+        (513, 512, True),
+        (500, 448, False),  # less than was asked for, and asked for is little
+        (100, 64, False),
+    ],
+)
+def test_the_least_context_that_is_suggested(context, tokens, suggested):
+    need = MemoryNeed(weights=GB, per_token=1000)
+    said = message(need, context, GB + OVERHEAD + 1000 * tokens)
+    assert ("a context of 512 tokens would fit (-c 512)" in said) is suggested
+    assert ("smaller quantisation or model" in said) is not suggested
+
+
+@pytest.mark.parametrize(
+    ("room", "advice"),
+    [
+        (-1, "free some memory first"),
+        (0, "free some memory first"),
+        (1, "a smaller quantisation or model would fit, of up to 1 B"),
+        (500, "a smaller quantisation or model would fit, of up to 500 B"),
+    ],
+)
+def test_room_for_a_smaller_file(room, advice):
+    """Beside the states and the cache of 512 tokens, or of a context that is smaller: here two pages."""
+    need = MemoryNeed(weights=16 * GB, per_token=1000, states=GB)
+    assert message(need, 8192, OVERHEAD + GB + 512_000 + room).endswith(f"free; {advice}")
+    assert message(need, 100, OVERHEAD + GB + 128_000 + room).endswith(f"free; {advice}")
+
+
+def test_more_memory_than_is_needed_passes():
+    MemoryNeed(weights=GB, per_token=1000).check("m", 8192, 100 * GB)
+
+
+def test_the_message_names_the_memory():
+    need = MemoryNeed(weights=GB, per_token=1000)
+    assert " of GPU memory (1.0 GB of weights" in message(need, 8192, GB, memory="GPU memory")
+    assert " of memory (1.0 GB of weights" in message(need, 8192, GB)
 
 
 def test_cache_bytes():
