@@ -60,7 +60,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
         terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:
         sink.finish()
-    if cut := why_cut(reply, loaded):
+    if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):
         terminal.remark(f"({cut})")
     if options.stats:
         show_stats(reply)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
+from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -36,12 +37,12 @@ def generate(
     ids: list[int],
     params: SamplingParams,
     write: Callable[[str], None],
-    repeats: Callable[[str], bool] | None = None,
 ) -> Reply:
     """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
 
-    `repeats` is given each piece, and ends the reply if it says so.
+    A model that repeats itself without end is stopped as well.
     """
+    repeats = RepetitionDetector().push
     pieces: list[str] = []
     reason = INTERRUPTED
     try:
@@ -49,7 +50,7 @@ def generate(
             for piece in stream:
                 pieces.append(piece)
                 write(piece)
-                if repeats and repeats(piece):
+                if repeats(piece):
                     break
             looped = model.stats.finish_reason is None
         reason = LOOP if looped else str(model.stats.finish_reason)
@@ -89,14 +90,15 @@ def _number(value: float | int | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def why_cut(reply: Reply, model: Model) -> str | None:
-    """Why a reply is incomplete, as a phrase; None if it is complete."""
+def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
+    """Why a reply is incomplete, as a phrase; None if it is complete. `cure`: what may help a model that
+    repeats itself."""
     if reply.finish_reason == "length":
         return f"cut after {reply.stats['new_tokens']} tokens (-n)"
     if reply.finish_reason == "context":
         return f"cut, because the context of {model.context} tokens is full (-c)"
     if reply.finish_reason == LOOP:
-        return "stopped: it says the same again and again; /set repeat_penalty 1.1 and /regen may help"
+        return f"stopped: it says the same again and again; {cure} may help"
     return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
 
 
