@@ -148,7 +148,7 @@ def test_commands(terminals: list[Terminal], environment: dict[str, str], tiny: 
     chat.ask("/set stop", r"stop = \(\)")
     chat.ask("/set", "ignore_eos")
     chat.ask("/system be brief", "be brief")
-    assert re.search(r"turns +1", chat.ask("/show", "ignore_eos"))
+    assert re.search(r"turns +2", chat.ask("/show", "ignore_eos"))
     chat.ask(f"/save {tmp_path / 'c.json'}", "saved 2 turns")
     chat.ask("/undo", "took back: more")
     chat.ask("/clear", "starts anew")
