@@ -1,6 +1,8 @@
 """What is free, from made-up /proc and /sys trees, and what is said when a model does not fit."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,21 @@ def test_without_control_groups(tmp_path):
 def test_nothing_known(tmp_path):
     assert available_memory(tmp_path) is None
     assert available_memory(tree(tmp_path, {"proc/meminfo": "nonsense\n\nMemAvailable:\n"})) is None
+
+
+@pytest.mark.parametrize("answer", [5_000_000_000, None, OSError, ImportError])
+def test_systems_without_proc_are_asked_through_psutil(monkeypatch, answer):
+    """macOS and Windows. Where psutil is missing or fails, nothing is known, and no guess is made."""
+
+    def virtual_memory() -> SimpleNamespace:
+        if isinstance(answer, type):
+            raise answer
+        return SimpleNamespace(available=answer, total=10 * answer)
+
+    fake = None if answer is None else SimpleNamespace(virtual_memory=virtual_memory)
+    monkeypatch.setitem(sys.modules, "psutil", fake)  # None: the import fails
+    monkeypatch.setattr(memory_check, "_read", lambda path: "")
+    assert available_memory() == (answer if isinstance(answer, int) else None)
 
 
 def test_this_machine():
