@@ -100,7 +100,7 @@ def _system_free(root: Path) -> Iterator[int]:
             import psutil  # only on systems without /proc
 
             yield int(psutil.virtual_memory().available)
-        except (ImportError, OSError, RuntimeError):  # RuntimeError: what psutil raises where it knows nothing
+        except (ImportError, OSError, RuntimeError):  # psutil's own errors for a system that it does not know
             return
 
 

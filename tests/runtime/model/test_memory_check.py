@@ -142,24 +142,12 @@ def test_lines_of_meminfo(tmp_path, text, free):
     assert available_memory(tree(tmp_path, {"proc/meminfo": text})) == free
 
 
-def test_physical_memory_only_without_proc(monkeypatch):
-    files = {}
-    monkeypatch.setattr(memory_check, "_read", lambda path: files.get(path.as_posix(), ""))
-    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(memory_check.os, "sysconf", lambda name: sizes[name], raising=False)
-    assert available_memory() == 4_096_000
-    files["/proc/meminfo"] = MEMINFO
+def test_proc_counts_where_it_is_there(monkeypatch):
+    monkeypatch.setattr(
+        memory_check, "_read", lambda path: {"/proc/meminfo": MEMINFO}.get(path.as_posix(), "")
+    )
+    monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(virtual_memory=lambda: 1 / 0))
     assert available_memory() == FREE
-
-
-@pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
-def test_physical_memory_that_is_not_known(monkeypatch, error):
-    def sysconf(name):
-        raise error(name)
-
-    monkeypatch.setattr(memory_check, "_read", lambda path: "")
-    monkeypatch.setattr(memory_check.os, "sysconf", sysconf, raising=False)
-    assert available_memory() is None
 
 
 def limited(folder, limit, used="0"):
