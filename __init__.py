@@ -30,6 +30,7 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
+- QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
 - StaleGeneration (a RuntimeError): a later call of the same thread took the KV cache over; finish a
   generation before the next.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
@@ -45,7 +46,14 @@ if TYPE_CHECKING:
 
     from .quant.errors import DamagedFile, NoHome, UnsupportedModel
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
-    from .runtime.engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, StaleGeneration
+    from .runtime.engine.errors import (
+        BadLogits,
+        CacheFull,
+        ContextExceeded,
+        ModelClosed,
+        QueueFull,
+        StaleGeneration,
+    )
     from .runtime.engine.sampler import SamplingParams
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
@@ -68,6 +76,7 @@ __all__ = [
     "ModelNotFound",
     "NoHome",
     "NotEnoughMemory",
+    "QueueFull",
     "SamplingParams",
     "StaleGeneration",
     "StoreError",
@@ -94,6 +103,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "ModelNotFound": "runtime.hub.errors",
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
+    "QueueFull": "runtime.engine.errors",
     "SamplingParams": "runtime.engine.sampler",
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",

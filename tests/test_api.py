@@ -23,7 +23,7 @@ from .tiny_model import write_tiny_model
 INTERNAL = {"UntrackedSource"}  # mistakes in this package, which nobody is to handle
 ERRORS = {
     "BadLogits", "CacheFull", "ContextExceeded", "CudaError", "CudaOutOfMemory", "CudaUnavailable",
-    "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory",
+    "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "QueueFull",
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {"Model", "SamplingParams", "Tokenizer", "load", "load_tokenizer", "render_chat"}

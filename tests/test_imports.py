@@ -45,14 +45,16 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "quant",
     "runtime.model": "quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights runtime.engine runtime.export runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights runtime.engine runtime.engine.scheduling runtime.export "
+    "runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "quant runtime.engine runtime.cpu",
     "runtime.export": "quant quant.formats quant.gguf runtime.archs runtime.config runtime.weights",
     # the machines
-    "runtime.engine": f"quant {_PROGRAM}",
+    "runtime.engine": f"quant {_PROGRAM} runtime.engine.scheduling",
+    "runtime.engine.scheduling": "runtime.engine",
     "runtime.reference": "quant runtime.ops runtime.engine",
     "runtime.cpu": "quant quant.jit runtime.ops runtime.engine "
     "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",

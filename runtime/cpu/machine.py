@@ -70,6 +70,11 @@ class CpuMachine:
         )
         self._lowered = Lowering(program, config, release, progress).lower()
         self._logits = self._lowered.arena.floats(program.logits.name)[:, : program.logits.width]
+        self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
+            self._lowered.arena.floats(f"{kind} {i}").view(np.int32).reshape(n_pages, -1)
+            for i in range(len(program.cache_layers))
+            for kind in ("keys", "values")
+        ]
         self._team = Team(self.n_threads)
         self._step = np.zeros(1, STEP)
         self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
@@ -130,6 +135,13 @@ class CpuMachine:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        if self._team.closed:
+            raise ModelClosed("the machine is closed")
+        for pool in self._pools:
+            pool[target] = pool[source]
+
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
         """Contents of the `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each.
 
@@ -150,7 +162,7 @@ class CpuMachine:
         """End the worker threads and free the memory. A later step raises RuntimeError."""
         if not self._team.closed:
             self._team.close()
-            del self._lowered, self._logits
+            del self._lowered, self._logits, self._pools
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:

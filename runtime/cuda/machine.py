@@ -161,6 +161,16 @@ class CudaMachine:
         self._step_with(batch, table, request)
         return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        if self._closed:
+            raise ModelClosed("the machine is closed")
+        self.device.use()
+        for i, layer in enumerate(self.program.cache_layers):
+            for region in dict.fromkeys(self.lowering.cache(i, layer)):
+                size = self.page_size * region.stride
+                self.device.copy(region.address + target * size, region.address + source * size, size)
+
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
         """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows,
         width].

@@ -6,6 +6,7 @@ use the same one. (Kwon et al. 2023, "Efficient Memory Management for LLM Servin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,6 +95,10 @@ class PageTable:
     sequence s (-1: none yet). `lengths`, int32 [max_sequences], is the number of tokens that each sequence
     has room for. Low page numbers are handed out first, so that a pool whose memory is committed on first
     touch only takes the memory of the pages in use.
+
+    A page has a count of references: one for each sequence whose block table has it, and those of `retain`.
+    It is free when there are none. Only the sequence that got a page by `extend` writes into it; those that
+    `adopt` it read it.
     """
 
     def __init__(self, n_pages: int, max_sequences: int = 1, page_size: int = PAGE_SIZE) -> None:
@@ -106,12 +111,32 @@ class PageTable:
         self.n_pages = n_pages
         self.blocks = np.full((max_sequences, n_pages), -1, np.int32)
         self.lengths = np.zeros(max_sequences, np.int32)
+        self.references = np.zeros(n_pages, np.int32)  # by page
         self._free = list(range(n_pages - 1, -1, -1))  # a stack, the next page last
+
+    @property
+    def max_sequences(self) -> int:
+        """The number of sequences that there is room for."""
+        return len(self.lengths)
+
+    @property
+    def free_pages(self) -> int:
+        """The number of pages that nobody references."""
+        return len(self._free)
 
     @property
     def free_tokens(self) -> int:
         """The number of tokens that fit into the free pages."""
         return len(self._free) * self.page_size
+
+    def pages(self, sequence: int) -> list[int]:
+        """The pages of a sequence, in order of position."""
+        return self.blocks[sequence, : -(-int(self.lengths[sequence]) // self.page_size)].tolist()
+
+    def pages_needed(self, sequence: int, n_tokens: int) -> int:
+        """The number of new pages that `extend` would take."""
+        length = int(self.lengths[sequence])
+        return -(-(length + n_tokens) // self.page_size) + -length // self.page_size
 
     def extend(self, sequence: int, n_tokens: int) -> None:
         """Make room for `n_tokens` more tokens.
@@ -127,14 +152,16 @@ class PageTable:
         if new > len(self._free):
             raise CacheFull(f"{n_tokens} tokens need {new} pages, {len(self._free)} are free")
         if new:
-            # There is no call between these two lines: Python delivers Ctrl-C at calls and jumps, so that it
+            # There is no call between these lines: Python delivers Ctrl-C at calls and jumps, so that it
             # cannot leave a page with two owners or with none.
-            self.blocks[sequence, owned:needed] = self._free[: -new - 1 : -1]
+            taken = self._free[: -new - 1 : -1]
+            self.blocks[sequence, owned:needed] = taken
+            self.references[taken] = 1
             del self._free[-new:]
         self.lengths[sequence] = length + n_tokens
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Cut a sequence to `length` tokens and free its other pages; a shorter sequence stays as it is."""
+        """Cut a sequence to `length` tokens and give up its other pages; a shorter one stays as it is."""
         if length < 0:
             raise ValueError(f"cannot truncate a sequence to {length} tokens")
         before = int(self.lengths[sequence])
@@ -143,6 +170,47 @@ class PageTable:
         owned = -(-before // self.page_size)
         kept = -(-length // self.page_size)
         pages = self.blocks[sequence, kept:owned].tolist()
-        self._free += pages[::-1]  # no call from here to the end, as in extend
+        freed = self._without_others(pages)
+        self.references[pages] -= 1  # no call from here to the end, as in extend
+        self._free += freed
         self.blocks[sequence, kept:owned] = -1
         self.lengths[sequence] = length
+
+    def adopt(self, sequence: int, pages: Sequence[int]) -> None:
+        """Let an empty sequence begin with `pages`, whole ones whose tokens are known.
+
+        Raises ValueError for a sequence that is not empty.
+        """
+        if self.lengths[sequence]:
+            raise ValueError(f"sequence {sequence} is not empty")
+        pages = list(pages)
+        n = len(pages)
+        self.blocks[sequence, :n] = pages  # no call from here to the end, as in extend
+        self.references[pages] += 1
+        self.lengths[sequence] = n * self.page_size
+
+    def retain(self, page: int) -> None:
+        """Add a reference to a page."""
+        self.references[page] += 1
+
+    def release(self, page: int) -> None:
+        """Give a reference of `retain` up."""
+        freed = self._without_others([page])
+        self.references[page] -= 1
+        self._free += freed
+
+    def hand_over(self, sequence: int, page: int, length: int) -> None:
+        """Append a page with one reference, that of `retain`, to a sequence, which then has `length` tokens.
+
+        The reference becomes the sequence's, which may write behind its tokens. Raises ValueError if the
+        sequence ends in the middle of a page, or if there are other references.
+        """
+        before = int(self.lengths[sequence])
+        if before % self.page_size or self.references[page] != 1:
+            raise ValueError(f"page {page} cannot become the next one of sequence {sequence}")
+        self.blocks[sequence, before // self.page_size] = page
+        self.lengths[sequence] = length
+
+    def _without_others(self, pages: list[int]) -> list[int]:
+        """Those of `pages` that have one reference, in the order in which they go back to the free ones."""
+        return [page for page in reversed(pages) if self.references[page] == 1]

@@ -1,43 +1,46 @@
-"""Engine: token ids in, token ids out; prefix reuse, chunked prefill, then decode of one token at a time."""
+"""Engine: token ids in, token ids out, for one sequence or many that share a machine and its KV cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from time import perf_counter
-from typing import TypeVar
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
 from ..config.model_config import ModelConfig
-from .cache import NO_LOGITS, Batch, PageTable
-from .errors import BadLogits, ContextExceeded, StaleGeneration
+from .cache import Batch, PageTable
+from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
 from .sampler import Sampler, SamplingParams
-from .state import SavedState, States
-from .stats import FinishReason, GenerationStats
-from .top_k import MAX_TOP_K, TopK
+from .scheduling.driver import Driver
+from .scheduling.generation import Generation
+from .scheduling.placement import Limits
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Sequence as EngineSequence
+from .state import States
+from .stats import GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
-Result = TypeVar("Result")
-SAVED_STATES = 2  # saved copies of a recurrent state
-REWIND = 16  # tokens before the end of a prompt where a state is saved: the next prompt may differ there
+MAX_WAITING = 4096  # requests in the queue
+LEAD = 8  # tokens that a generation may be ahead of its consumer while others keep the engine running
 
 
 class Engine:
-    """One sequence on one machine.
+    """Any number of sequences on one machine; `table.max_sequences` of them run at a time.
 
     Of `config` only `vocab_size` is read. A token of `end_ids` ends a generation. `context` is the maximum
-    number of tokens of the sequence (default: the capacity of the page table). Only ids below `n_tokens` are
+    number of tokens of a sequence (default: the capacity of the page table). Only ids below `n_tokens` are
     generated, since the logits of many models are padded beyond their vocabulary (default: all).
     `prefill_chunk` is the maximum number of rows of a prefill step, which also bounds the delay of Ctrl-C.
     Sequences longer than `original_context` have keys with other rotary embeddings
-    (`Program.original_context`); the cache never has keys of both kinds.
+    (`Program.original_context`); the cache never has keys of both kinds. `states` are the machine's states of
+    recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
+    whose prefix is never taken from another: what runs beside a request cannot change its results, not even
+    by rounding.
 
-    The tokens of a generation stay in the cache, and the next generation computes only the tokens behind the
-    longest common prefix. `states` are the machine's states of recurrent ops. They cannot be truncated, so
-    that the engine saves copies during prefill and continues from the longest one that belongs to a prefix of
-    the new prompt, or from the start. Between two steps the engine is always consistent, so that a generation
-    may be closed or interrupted anywhere. Not thread-safe.
+    The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
+    only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
+    interrupted anywhere. It may be used from any thread.
     """
 
     def __init__(
@@ -50,9 +53,10 @@ class Engine:
         context: int | None = None,
         n_tokens: int | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
-        sequence: int = 0,
         original_context: int = 0,
         states: States | None = None,
+        max_waiting: int = MAX_WAITING,
+        deterministic: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -62,68 +66,152 @@ class Engine:
         self.config = config
         self.end_ids = frozenset(end_ids)
         self.context = context or capacity
-        self.stats = GenerationStats()
-        self._n_tokens = min(n_tokens or config.vocab_size, config.vocab_size)
-        self._chunk = max(1, min(prefill_chunk, machine.max_rows))
-        self._sequence = sequence
-        self._sequences = np.full(machine.max_rows, sequence, np.int32)  # for the rows of a Batch
-        self._original_context = original_context
-        self._n_original = 0  # cached ids whose keys are those of a sequence up to the original context
-        self._states = states if states and states.layers else None
-        self._saved: list[SavedState] = []  # states of prefixes of the sequence, the longest last
-        self._cached: list[int] = []  # the ids whose keys and values are in the cache
-        self._running: object = None  # the generation that the cache belongs to
+        self.max_waiting = max_waiting
+        self.stats = GenerationStats()  # of the generation that began last
+        limits = Limits(
+            context=self.context,
+            n_tokens=min(n_tokens or config.vocab_size, config.vocab_size),
+            chunk=max(1, min(prefill_chunk, machine.max_rows)),
+            original_context=original_context,
+            alone=deterministic,
+        )
+        self._scheduler = Scheduler(machine, table, limits, states)
+        self._driver = Driver(self._scheduler)
+        self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
+
+    def submit(
+        self, ids: Sequence[int], params: SamplingParams | None = None, priority: int = 0
+    ) -> Generation:
+        """Queue a request for the tokens that follow `ids`; they come as the engine's steps run.
+
+        Requests of a higher `priority` go first, those of the same in order of arrival. Raises TypeError or
+        ValueError for invalid ids, ContextExceeded for too many, and QueueFull. `params.stop` is ignored: the
+        engine has no text.
+        """
+        return self._submit(self._prompt(ids), params or SamplingParams(), priority, None)
+
+    def _prompt(self, ids: Sequence[int]) -> list[int]:
+        prompt = self._check(ids)
+        if not prompt:
+            raise ValueError("the prompt is empty: there is no token to continue from")
+        return prompt
+
+    def _submit(
+        self, prompt: list[int], params: SamplingParams, priority: int, most_unread: int | None
+    ) -> Generation:
+        if len(self._scheduler.waiting) >= self.max_waiting:
+            raise QueueFull(f"{self.max_waiting} requests are waiting already")
+        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        sequence = EngineSequence(
+            prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
+        )
+        self._driver.submit(sequence)
+        return Generation(self._driver, sequence)
 
     def generate(
         self, ids: Sequence[int], params: SamplingParams | None = None
     ) -> Generator[int, None, None]:
         """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
 
-        The call raises TypeError or ValueError for invalid ids, and ContextExceeded for too many; the
-        iterator raises BadLogits. From the first token on `stats` are those of this generation. Continuing
-        the iterator of an earlier generation raises StaleGeneration, since the cache now belongs to this one.
-        `params.stop` is ignored: the engine has no text.
+        Errors are those of `submit`, at the call; the iterator raises BadLogits. It is lazy: the request is
+        queued when the first token is asked for, and runs at most LEAD tokens ahead of its consumer. From
+        then on `stats` are those of this generation.
         """
-        prompt = self._check(ids)
-        if not prompt:
-            raise ValueError("the prompt is empty: there is no token to continue from")
-        return self._generate(prompt, params or SamplingParams())
+        return self._generate(self._prompt(ids), params or SamplingParams())
+
+    def _generate(self, prompt: list[int], params: SamplingParams) -> Generator[int, None, None]:
+        lead = LEAD if self.table.max_sequences > 1 else 1
+        generation = self._submit(prompt, params, 0, lead)
+        try:
+            yield from generation
+        finally:
+            generation.close()
+
+    def start(self) -> None:
+        """Let a thread of the engine's own run the steps, instead of the threads that wait for tokens."""
+        self._driver.start()
+
+    def close(self) -> None:
+        """End that thread. The machine is not closed."""
+        self._driver.close()
+
+    def reset(self) -> None:
+        """Forget what the cache holds. Generations that run begin anew, with the tokens that they have."""
+        with self._alone():
+            pass
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the machine and the whole cache while the block runs."""
+        with self._driver.exclusive():
+            self._logits_run = None
+            with self._scheduler.lock:
+                self._scheduler.drop_cancelled()
+                self._scheduler.empty()
+                self.table.truncate(0, 0)
+            yield
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """The logits behind each of `ids`, float32 [len(ids), vocab], independent of earlier calls.
 
-        Clears the cache. Raises like `generate`.
+        Clears the cache. Raises like `submit`.
         """
         tokens = self._check(ids)
         out = np.empty((len(tokens), self.config.vocab_size), np.float32)
-        done = 0
-        for part in self.logits_in_parts(tokens):
-            out[done : done + len(part)] = part
-            done += len(part)
+        with self._alone():
+            try:
+                for start in range(0, len(tokens), self._logits_chunk):
+                    part = self._logits_of(tokens, start)
+                    out[start : start + len(part)] = part
+            finally:
+                self.table.truncate(0, 0)
         return out
 
     def logits_in_parts(self, ids: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
         """The logits behind each of `ids` in chunks, float32 [rows, vocab] each.
 
         A chunk is valid until the next call of this engine or the next chunk. Clears the cache. The call
-        raises like `generate`.
+        raises like `submit`; the iterator raises StaleGeneration if the engine was used in between.
         """
         tokens = self._check(ids)
-        self._running = None
-        self._truncate(0)
-        return self._logits_chunks(tokens)
+        with self._alone():
+            run = self._logits_run = object()
+        return self._logits_parts(tokens, run)
 
-    def _logits_chunks(self, tokens: list[int]) -> Iterator[np.ndarray]:
-        chunk = min(self.machine.max_rows, self.machine.max_logits)
-        for start in range(0, len(tokens), chunk):
-            part = tokens[start : start + chunk]
-            logits_indices = np.arange(len(part), dtype=np.int32)
-            yield self._step(part, logits_indices, len(tokens), self.machine.step)
+    def _logits_parts(self, tokens: list[int], run: object) -> Iterator[np.ndarray]:
+        for start in range(0, len(tokens), self._logits_chunk):
+            with self._driver.exclusive():
+                used = self._scheduler.running or self._scheduler.waiting
+                if self._logits_run is not run or used or int(self.table.lengths[0]) != start:
+                    raise StaleGeneration("another call took the cache over; these logits cannot go on")
+                part = self._logits_of(tokens, start)
+            yield part
+        with self._driver.exclusive():
+            if self._logits_run is run:
+                self.table.truncate(0, 0)
 
-    def reset(self) -> None:
-        """Clear the cache."""
-        self._running = None
-        self._truncate(0)
+    @property
+    def _logits_chunk(self) -> int:
+        return min(self.machine.max_rows, self.machine.max_logits)
+
+    def _logits_of(self, tokens: list[int], start: int) -> np.ndarray:
+        """The logits of the next chunk of `tokens`, which begins at `start`, as the only sequence."""
+        part = tokens[start : start + self._logits_chunk]
+        n, end = len(part), start + len(part)
+        batch = Batch(
+            tokens=np.array(part, np.int32),
+            sequences=np.zeros(n, np.int32),
+            positions=np.arange(start, end, dtype=np.int32),
+            logits_indices=np.arange(n, dtype=np.int32),
+            lengths=np.full(n, len(tokens), np.int32) if len(tokens) > end else None,
+        )
+        try:
+            self.table.extend(0, n)
+            return self.machine.step(batch, self.table)
+        except BaseException:  # also Ctrl-C
+            self.table.truncate(0, 0)
+            raise
 
     def _check(self, ids: Sequence[int] | np.ndarray) -> list[int]:
         """`ids` as a list. Raises TypeError, ValueError or ContextExceeded."""
@@ -138,138 +226,3 @@ class Engine:
         if array.size > self.context:
             raise ContextExceeded(f"the prompt has {array.size} tokens, but the context holds {self.context}")
         return array.tolist()
-
-    def _generate(self, prompt: list[int], params: SamplingParams) -> Generator[int, None, None]:
-        running = self._running = object()
-        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
-        sampler = Sampler(params)
-        ends = frozenset() if params.ignore_eos else self.end_ids
-        reason: FinishReason = "interrupted"
-        token = -1
-        start = perf_counter()
-        try:
-            stats.cached_tokens = self._reuse(prompt)
-            logits = self._prefill(prompt[stats.cached_tokens :], sampler)
-            stats.prompt_seconds = perf_counter() - start
-            while stats.new_tokens != params.max_tokens:
-                if stats.new_tokens:
-                    if len(self._cached) == self.context:
-                        reason = "context"
-                        return
-                    start = perf_counter()
-                    logits = self._last([token], sampler)
-                    stats.decode_steps += 1
-                token = self._sample(sampler, logits, stats)
-                if stats.new_tokens:
-                    stats.decode_seconds += perf_counter() - start
-                else:
-                    stats.time_to_first_token = perf_counter() - start
-                if token in ends:
-                    reason = "stop"
-                    return
-                stats.new_tokens += 1
-                yield token
-                if self._running is not running:
-                    raise StaleGeneration("another call took the cache over; this generation cannot go on")
-            reason = "length"
-        finally:
-            stats.finish_reason = reason
-
-    def _sample(self, sampler: Sampler, logits: np.ndarray | TopK, stats: GenerationStats) -> int:
-        if not isinstance(logits, TopK):
-            logits = logits[: self._n_tokens]
-        try:
-            return sampler.sample(logits, self._cached)
-        except BadLogits as error:
-            step = f"token {stats.new_tokens + 1} of the answer (position {len(self._cached)})"
-            raise BadLogits(f"cannot choose {step}: {error}") from None
-
-    def _reuse(self, prompt: list[int]) -> int:
-        """Truncate the cache to its common prefix with `prompt`, but its last token, whose logits are needed.
-
-        Returns the number of cached tokens, which is smaller than the prefix if no state was saved there.
-        """
-        common = 0
-        for ours, theirs in zip(self._cached, prompt[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        if len(prompt) <= self._original_context:
-            common = min(common, self._n_original)
-        elif self._original_context and self._n_original:
-            common = 0
-        self._truncate(common)
-        return len(self._cached)
-
-    def _prefill(self, tokens: list[int], sampler: Sampler) -> np.ndarray | TopK:
-        """Run `tokens` in chunks; the logits behind the last, or their top k if `sampler` needs no more."""
-        length = len(self._cached) + len(tokens)
-        if self._states and len(tokens) > REWIND:
-            self._fill(tokens[:-REWIND], length)
-            del self._saved[: 1 - SAVED_STATES]
-            self._saved.append(self._states.save(self._sequence))
-            tokens = tokens[-REWIND:]
-        last = (len(tokens) - 1) // self._chunk * self._chunk
-        self._fill(tokens[:last], length)
-        rest = tokens[last:]
-        return self._last(rest, sampler, length)
-
-    def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | TopK:
-        """Run `tokens` in a step; the logits behind the last, or their top k if `sampler` needs no more."""
-        logits_indices = np.array([len(tokens) - 1], np.int32)
-        k = sampler.top_k_needed(self._n_tokens, len(self._cached) + len(tokens))
-        if not 0 < k <= MAX_TOP_K:
-            return self._step(tokens, logits_indices, length, self.machine.step)[0]
-
-        def top_k(batch: Batch, table: PageTable) -> list[TopK]:
-            return self.machine.top_k(batch, table, k, self._n_tokens)
-
-        return self._step(tokens, logits_indices, length, top_k)[0]
-
-    def _fill(self, tokens: list[int], length: int) -> None:
-        """Run `tokens` in chunks, only to fill the cache."""
-        for start in range(0, len(tokens), self._chunk):
-            self._step(tokens[start : start + self._chunk], NO_LOGITS, length, self.machine.step)
-
-    def _step(
-        self,
-        tokens: list[int],
-        logits_indices: np.ndarray,
-        length: int,
-        run: Callable[[Batch, PageTable], Result],
-    ) -> Result:
-        """Append `tokens` to the sequence and call `run` with their batch.
-
-        `length` is that of the whole sequence at the end of its prompt (0: it ends with `tokens`).
-        """
-        n = len(tokens)
-        first = len(self._cached)
-        batch = Batch(
-            tokens=np.array(tokens, np.int32),
-            sequences=self._sequences[:n],
-            positions=np.arange(first, first + n, dtype=np.int32),
-            logits_indices=logits_indices,
-            lengths=np.full(n, length, np.int32) if length > first + n else None,
-        )
-        try:
-            self.table.extend(self._sequence, n)
-            result = run(batch, self.table)
-        except BaseException:  # also Ctrl-C
-            self._truncate(first)
-            raise
-        self._cached += tokens
-        if max(length, first + n) <= self._original_context:
-            self._n_original = len(self._cached)
-        return result
-
-    def _truncate(self, length: int) -> None:
-        """Truncate the cache to `length` tokens, or with recurrent states to their longest saved prefix."""
-        if self._states:
-            self._saved = [saved for saved in self._saved if saved.length <= length]
-            if length and self._states.lengths[self._sequence] != length:
-                length = self._saved[-1].length if self._saved else 0
-                if self._saved:
-                    self._states.restore(self._sequence, self._saved[-1])
-        del self._cached[length:]
-        self._n_original = min(self._n_original, len(self._cached))
-        self.table.truncate(self._sequence, length)

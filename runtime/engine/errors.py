@@ -17,6 +17,10 @@ class CacheFull(KukriError, RuntimeError):
     """No free page is left in the pool of the KV cache."""
 
 
+class QueueFull(KukriError, RuntimeError):
+    """As many requests wait for the model as its queue holds."""
+
+
 class StaleGeneration(KukriError, RuntimeError):
     """Another call has taken the KV cache over, so an earlier generation cannot go on."""
 

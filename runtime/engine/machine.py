@@ -23,6 +23,10 @@ class Machine(Protocol):
     @property
     def states(self) -> States: ...  # of recurrent ops; without layers if the model has none
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        ...
+
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(batch.logits_indices), vocab].
 

@@ -116,6 +116,11 @@ class SplitMachine:
         self._begin(batch, table)
         return self.back.top_k(batch, table, k, n_tokens)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        self.front.copy_page(source, target)
+        self.back.copy_page(source, target)
+
     def _begin(self, batch: Batch, table: PageTable) -> None:
         self.front.step(replace(batch, logits_indices=NO_LOGITS), table)
         self.back.write_boundary(self.front.read_boundary(len(batch.tokens)))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ...quant.units import human_bytes
 from ..cuda.driver.errors import CudaError
 from ..engine.cache import PAGE_SIZE, PageTable
-from ..engine.engine import SAVED_STATES, Engine
+from ..engine.engine import Engine
+from ..engine.scheduling.known_states import SAVED_STATES
 from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program

@@ -82,6 +82,11 @@ class ReferenceMachine:
             yield op
         self.states.end(batch)
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        for pool in (*self.keys, *self.values):
+            pool[target] = pool[source]
+
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
         """The `boundary_out` buffers after a step of `n_rows` rows, float32 [rows, width] each."""
         return [self.buffers[b.name] for b in self.program.boundary_out]

@@ -9,7 +9,7 @@ import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
-from kukri.runtime.engine.errors import BadLogits, ContextExceeded
+from kukri.runtime.engine.errors import BadLogits, ContextExceeded, StaleGeneration
 from kukri.runtime.engine.sampler import SamplingParams
 from kukri.runtime.engine.top_k import MAX_TOP_K, TopK, top_k_of
 
@@ -57,6 +57,9 @@ class HistoryMachine:
                 self.out[index] = self.change(expected_logits(seen))
         self.after_step()
         return self.out[: len(batch.logits_indices)]
+
+    def copy_page(self, source: int, target: int) -> None:
+        self.pool[target] = self.pool[source]
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
@@ -130,17 +133,22 @@ def test_the_callers_list_is_not_kept():
 
 
 class LengthMachine:
-    """Keeps, for each position, whether its key was made for a sequence of more than 8 tokens."""
+    """Keeps in its pages, by position, whether the key was made for a sequence of more than 8 tokens."""
 
     max_rows = max_logits = 3
 
     def __init__(self):
-        self.long = np.zeros(64, bool)
-        self.n = 0
+        self.pool = np.zeros((16, 4), bool)
+        self.long: list[bool] = []  # of the positions of the sequence of the last step
+
+    def copy_page(self, source, target):
+        self.pool[target] = self.pool[source]
 
     def step(self, batch, table):
-        self.long[batch.positions] = batch.sequence_lengths() > 8
-        self.n = int(batch.positions[-1]) + 1
+        pages = table.blocks[batch.sequences, batch.positions // 4]
+        self.pool[pages, batch.positions % 4] = batch.sequence_lengths() > 8
+        n = int(batch.positions[-1]) + 1
+        self.long = self.pool[table.pages(int(batch.sequences[0]))].ravel()[:n].tolist()
         return np.ones((len(batch.logits_indices), VOCAB), np.float32)
 
     def top_k(self, batch, table, k, n_tokens):
@@ -155,19 +163,19 @@ def test_keys_rotated_for_short_and_long_sequences_are_not_mixed():
 
     def after(prompt, params=few):
         tokens = list(engine.generate(prompt, params))
-        return engine.stats.cached_tokens, machine.long[: machine.n].tolist(), tokens
+        return engine.stats.cached_tokens, machine.long, tokens
 
     assert after([1] * 6)[:2] == (0, [False] * 6)
     assert after([1] * 8)[:2] == (6, [False] * 8)
     assert after([1] * 10)[:2] == (0, [True] * 10)  # in chunks of three, and long from the first on
     assert after([1] * 12)[:2] == (10, [True] * 12)
-    assert after([1] * 7)[:2] == (0, [False] * 7)
-    # A generation goes on across the length with the keys that it has; the next prompt begins anew.
+    assert after([1] * 7)[:2] == (6, [False] * 7)  # those of the first two prompts
+    # A generation goes on across the length with the keys that it has; the next prompt does without them.
     cached, long, tokens = after([1] * 7, SamplingParams(temperature=0, max_tokens=4))
     assert (cached, long) == (6, [False] * 8 + [True] * 2)
-    assert after([1] * 7 + tokens)[:2] == (0, [True] * 11)
+    assert after([1] * 7 + tokens)[:2] == (7, [True] * 11)
     engine.logits([1] * 9)
-    assert machine.long[:9].all()
+    assert machine.long == [True] * 9
 
 
 def test_next_turn_computes_only_what_is_new():
@@ -184,7 +192,7 @@ def test_next_turn_computes_only_what_is_new():
 
 
 @pytest.mark.parametrize("shared", [0, 1, 3, 4, 5, 8, 11])
-def test_a_different_continuation_drops_the_rest(shared):
+def test_a_different_continuation_leaves_the_first_in_the_cache(shared):
     engine = new_engine()
     first = list(range(12))
     take(engine.generate(first, GREEDY), 9)
@@ -193,7 +201,7 @@ def test_a_different_continuation_drops_the_rest(shared):
     assert engine.stats.cached_tokens == shared
     third = [*first, 5]
     assert take(engine.generate(third, GREEDY), 3) == greedy(third, 3)
-    assert engine.stats.cached_tokens == shared
+    assert engine.stats.cached_tokens == len(first)
 
 
 def test_the_last_prompt_token_is_computed_again():
@@ -353,7 +361,7 @@ def test_an_interrupted_step_leaves_the_engine_consistent(step, moment, error):
     assert engine.stats.finish_reason == "interrupted"
     setattr(engine.machine, moment, lambda: None)
     rows = sum(engine.machine.fed[:step])  # those of the interrupted step do not count
-    assert engine.table.lengths[0] == rows
+    assert engine.table.lengths[0] == 0
     assert take(engine.generate(prompt, GREEDY), 10) == greedy(prompt, 10)
     assert engine.stats.cached_tokens == min(rows, len(prompt) - 1)
 
@@ -384,18 +392,25 @@ def test_ctrl_c_in_the_consumer():
     assert take(engine.generate([1, 2, 3], GREEDY), 4) == greedy([1, 2, 3], 4)
 
 
-def test_two_generations_at_once_are_refused_rather_than_mixed_up():
+def test_two_generations_at_once_both_go_on():
     engine = new_engine()
     first = engine.generate([1, 2, 3], GREEDY)
-    take(first, 2)
+    assert take(first, 2) == greedy([1, 2, 3], 2)
     second = engine.generate([1, 2, 4], GREEDY)
     assert take(second, 3) == greedy([1, 2, 4], 3)
-    with pytest.raises(RuntimeError, match="cannot go on"):
-        next(first)
+    assert take(first, 2) == greedy([1, 2, 3], 4)[2:]
+    np.testing.assert_array_equal(engine.logits([1, 2])[1], after([1, 2]))
     assert take(second, 2) == greedy([1, 2, 4], 5)[3:]
-    engine.logits([1, 2])
-    with pytest.raises(RuntimeError, match="cannot go on"):
-        next(second)
+    assert take(first, 1) == greedy([1, 2, 3], 5)[4:]
+
+
+def test_logits_in_parts_cannot_go_on_behind_another_call():
+    engine = new_engine()
+    parts = engine.logits_in_parts(list(range(9)))
+    next(parts)
+    take(engine.generate([1, 2, 3], GREEDY), 1)
+    with pytest.raises(StaleGeneration, match="cannot go on"):
+        next(parts)
 
 
 # ---- logits
@@ -476,7 +491,7 @@ def test_statistics():
 
 def test_the_consumers_time_does_not_count(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr("kukri.runtime.engine.engine.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("kukri.runtime.engine.scheduling.scheduler.perf_counter", lambda: next(clock))
     engine = new_engine()
     for _ in engine.generate([1, 2], SamplingParams(temperature=0, max_tokens=4)):
         for _ in range(50):
@@ -542,6 +557,6 @@ def test_a_prompt_in_steps_is_told_its_length_until_the_last(monkeypatch):
 
 def test_without_an_original_context_the_next_prompt_reuses_the_cache_at_any_length():
     engine = new_engine()
-    for n, cached in ((6, 0), (9, 6), (4, 3), (12, 4)):
+    for n, cached in ((6, 0), (9, 6), (4, 3), (12, 9)):
         list(engine.generate([1] * n, SamplingParams(temperature=0, max_tokens=1)))
         assert engine.stats.cached_tokens == cached

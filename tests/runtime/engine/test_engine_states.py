@@ -12,8 +12,9 @@ from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import PageTable
-from kukri.runtime.engine.engine import REWIND, SAVED_STATES, Engine
+from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.scheduling.known_states import REWIND, SAVED_STATES
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights
@@ -75,10 +76,11 @@ def test_few_copies_are_kept(model: tuple[Path, list[int]]) -> None:
     engine = new_engine(folder)
     for length in (20, 40, 60, 80):
         answer(engine, (ids * 2)[:length], 1)
-    lengths = [saved.length for saved in engine._saved]
+    states = engine._scheduler.placement.states
+    lengths = [saved.length for _, saved in states.saved]
     assert lengths == [length - REWIND for length in (60, 80)][-SAVED_STATES:]
     engine.reset()
-    assert not engine._saved
+    assert not states.saved
 
 
 @pytest.mark.slow

@@ -1,0 +1,99 @@
+"""A generation: the tokens of one request, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+
+from ..stats import FinishReason, GenerationStats
+from .driver import Driver
+from .sequence import Sequence
+
+
+class Generation:
+    """The tokens that follow a prompt, to be read by one thread or one coroutine.
+
+    `for token in generation` runs the engine's steps in this thread where no other thread does;
+    `async for token in generation` leaves them to the engine's own thread. A generation that is closed, or
+    forgotten, frees its part of the cache within a step.
+    """
+
+    def __init__(self, driver: Driver, sequence: Sequence) -> None:
+        self._driver = driver
+        self._sequence = sequence
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Token counts and times, and why it ended."""
+        return self._sequence.stats
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while it runs."""
+        return self._sequence.stats.finish_reason
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens so far, also those that were not read yet."""
+        return self._sequence.ids[self._sequence.n_prompt :]
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        """The next token. Raises what ended the generation: BadLogits, or an error of the machine."""
+        while True:
+            token = self._read()
+            if token is not None:
+                return token
+            if self._sequence.finished:
+                if self._sequence.error is not None:
+                    raise self._sequence.error
+                raise StopIteration
+            self._driver.advance(self._sequence)
+
+    def _read(self) -> int | None:
+        """The next token that is there; None if there is none."""
+        sequence = self._sequence
+        if sequence.n_new <= sequence.n_read:
+            return None
+        token = sequence.ids[sequence.n_prompt + sequence.n_read]
+        sequence.n_read += 1
+        return token
+
+    async def __aiter__(self) -> AsyncIterator[int]:
+        """The tokens, without blocking the event loop."""
+        self._driver.start()
+        loop, there = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(there.set)
+
+        self._sequence.listener = tell
+        try:
+            while True:
+                there.clear()
+                while (token := self._read()) is not None:
+                    yield token
+                if self._sequence.readable:
+                    if self._sequence.n_new > self._sequence.n_read:
+                        continue
+                    break
+                await there.wait()
+        finally:
+            self._sequence.listener = None
+            if not self._sequence.finished:
+                self.close()
+        if self._sequence.error is not None:
+            raise self._sequence.error
+
+    def close(self) -> None:
+        """End the generation; what it has computed stays in the cache for others."""
+        self._driver.cancel(self._sequence)
+
+    cancel = close
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,176 @@
+"""Placement: slots of the block table and pages of the cache, and what earlier sequences have left there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+
+from ..cache import PageTable
+from ..machine import Machine
+from ..state import States
+from .known_states import REWIND, KnownStates
+from .prefix_tree import Match, PrefixTree, common_length
+from .sequence import NO_SLOT, Sequence
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Sizes that the scheduler keeps to.
+
+    `context`: tokens of a sequence; `n_tokens`: ids that may be generated; `chunk`: rows of a prefill step;
+    `original_context`: see `Program.original_context`. With `alone`, a step has rows of one sequence, and no
+    sequence begins in pages of another, so that results do not depend on what runs beside it.
+    """
+
+    context: int
+    n_tokens: int
+    chunk: int
+    original_context: int = 0
+    alone: bool = False
+
+
+class Placement:
+    """Gives sequences slots and pages. What a sequence has computed stays behind it as the beginning of
+    others, until its pages are needed."""
+
+    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+        self._machine = machine
+        self._table = table
+        self._limits = limits
+        self.states = KnownStates(states, table.max_sequences) if states and states.layers else None
+        self._trees = {long: PrefixTree(table) for long in (False, True)}  # by the kind of their keys
+
+    def place(self, sequence: Sequence, running: List[Sequence]) -> bool:
+        """Give a sequence a slot, with the longest beginning that is known; False if there is no slot, or no
+        room for the rest of it beside those that are `running`."""
+        table, size = self._table, self._table.page_size
+        taken = {other.slot for other in running}
+        free = [slot for slot in range(table.max_sequences) if slot not in taken]
+        if not free:
+            return False
+        tree = self._tree_of(sequence)
+        ids = sequence.ids[:-1]  # the last id must be computed, for its logits
+        match = tree.match(ids)
+        needed = -(-len(sequence.ids) // size) - len(match.pages)
+        in_use = set(match.pages).union(*(table.pages(other.slot) for other in running))
+        if running and needed + len(running) > table.n_pages - len(in_use):
+            return False
+        slot, n = free[0], len(match.pages) * size + match.n_partial
+        if self.states:
+            slot, n = self.states.choose(ids, n, free)
+        sequence.slot, sequence.n_prefill, sequence.saved = slot, len(sequence.ids), False
+        sequence.n_cached = self._adopt(tree, slot, match, n)
+        sequence.n_original = 0 if self._is_long(sequence) else sequence.n_cached
+        if not sequence.n_new:
+            sequence.stats.cached_tokens = sequence.stats.prefilled_tokens = sequence.n_cached
+        return True
+
+    def _is_long(self, sequence: Sequence) -> bool:
+        """Whether its keys are those of a sequence beyond the original context."""
+        return 0 < self._limits.original_context < len(sequence.ids)
+
+    def _tree_of(self, sequence: Sequence) -> PrefixTree:
+        return self._trees[self._is_long(sequence)]
+
+    def _adopt(self, tree: PrefixTree, slot: int, match: Match, n: int) -> int:
+        """Let the sequence in `slot` begin with the first `n` tokens of `match`. Returns how many it has:
+        fewer if there is no page for a copy of a part of one."""
+        whole, part = divmod(n, self._table.page_size)
+        self._table.truncate(slot, 0)
+        self._table.adopt(slot, match.pages[:whole])
+        if not part or self._adopt_part(tree, slot, match, whole, part):
+            return n
+        if self.states:  # the state has seen all of the `n` tokens
+            self._table.truncate(slot, 0)
+            return 0
+        return n - part
+
+    def _adopt_part(self, tree: PrefixTree, slot: int, match: Match, whole: int, part: int) -> bool:
+        """Let the sequence in `slot` go on behind the first `part` tokens of page number `whole` of a match:
+        in the page itself if nobody else needs it, else in a copy. False if there is no page for that."""
+        if whole < len(match.pages):
+            source = match.pages[whole]
+        else:
+            assert match.partial is not None
+            if tree.take(match.partial, slot, part):
+                return True
+            source = match.partial.page
+        self._table.retain(source)  # so that it is not evicted
+        try:
+            if not self.find_pages(1):
+                return False
+            self._table.extend(slot, part)
+            self._machine.copy_page(source, self._table.pages(slot)[-1])
+        finally:
+            self._table.release(source)
+        return True
+
+    def find_pages(self, n: int) -> bool:
+        """Make sure that `n` pages are free, if need be by forgetting some that no sequence uses."""
+        for tree in self._trees.values():
+            if (missing := n - self._table.free_pages) > 0:
+                tree.evict(missing)
+        return self._table.free_pages >= n
+
+    def shares_with(self, sequence: Sequence, running: List[Sequence]) -> bool:
+        """Whether the prefill of another sequence is computing pages that `sequence` can begin with."""
+        if self._limits.alone or self.states:
+            return False
+        busy = [other for other in running if other.prefilling]
+        if not busy:
+            return False
+        shared = max(min(common_length(sequence.ids, o.ids), o.n_prefill) for o in busy)
+        known = len(self._tree_of(sequence).match(sequence.ids).pages) * self._table.page_size
+        return min(shared, len(sequence.ids) - 1) - known >= self._table.page_size
+
+    def vacate(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot, and keep what it has computed."""
+        slot, sequence.slot = sequence.slot, NO_SLOT
+        known = sequence.ids[: sequence.n_cached]
+        self._remember(sequence, slot)
+        if self.states:
+            self.states.leave(slot, known)
+        self._table.truncate(slot, 0)
+        sequence.n_cached = sequence.n_original = 0
+
+    def share(self, sequence: Sequence) -> None:
+        """Let other sequences begin with what a running one has computed so far."""
+        self._remember(sequence, sequence.slot)
+
+    def _remember(self, sequence: Sequence, slot: int) -> None:
+        """Enter the pages of a sequence into the prefix tree."""
+        if self._limits.alone:
+            return
+        n, long = sequence.n_cached, False
+        if self._limits.original_context:  # keys of both kinds are never mixed
+            long = not sequence.n_original
+            n = n if long else min(n, sequence.n_original)
+        pages = self._table.pages(slot)[: -(-n // self._table.page_size)]
+        self._trees[long].insert(sequence.ids[:n], pages)
+
+    def is_in_order(self, sequence: Sequence) -> bool:
+        """Whether a running sequence can go on where it stands; room that it did not use is given back.
+
+        Not if a step broke off in the middle, and its recurrent state has seen other tokens than its cache.
+        """
+        if self.states and sequence.n_cached and self.states.seen(sequence.slot) != sequence.n_cached:
+            return False
+        self._table.truncate(sequence.slot, sequence.n_cached)
+        return True
+
+    def save_state(self, sequence: Sequence) -> None:
+        """Save a copy of the recurrent state of a sequence whose prefill has reached the place for that."""
+        if self.states and not sequence.saved and sequence.n_cached == self.saves_at(sequence):
+            self.states.save(sequence.slot, sequence.ids[: sequence.n_cached])
+            sequence.saved = True
+
+    def saves_at(self, sequence: Sequence) -> int:
+        """The number of tokens behind which its recurrent state is saved."""
+        return sequence.n_prefill - REWIND
+
+    def clear(self) -> None:
+        """Forget everything that is left behind by sequences."""
+        for tree in self._trees.values():
+            tree.clear()
+        if self.states:
+            self.states.forget()

@@ -1,0 +1,301 @@
+"""The scheduler: which rows of which sequences run in the next step.
+
+A step mixes a decode row of every running sequence with chunks of prefill. Sequences wait in order of
+priority and arrival until there is a slot in the block table and room in the cache; when a page is missing,
+the youngest running sequence gives its pages up and is resumed later with the tokens that it has.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Sequence as List
+from time import monotonic, perf_counter
+
+import numpy as np
+
+from ..cache import PageTable
+from ..errors import BadLogits
+from ..machine import Machine
+from ..state import States
+from ..top_k import TopK
+from .batching import Rows, run_step
+from .placement import Limits, Placement
+from .sequence import NO_SLOT, Sequence
+
+LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
+PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wait for one
+SMOOTHING = 0.3  # weight of the newest step in the averages of step times
+
+
+class Scheduler:
+    """Runs sequences on one machine. All methods but `submit` and `cancel` are for one thread at a time."""
+
+    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+        self.machine = machine
+        self.table = table
+        self.limits = limits
+        self.lock = threading.Lock()  # of `waiting` and `running`; not held while the machine computes
+        self.waiting: list[Sequence] = []  # in order
+        self.running: list[Sequence] = []  # in order of arrival
+        self.placement = Placement(machine, table, limits, states)
+        self._arrivals = 0
+        self._cancelled: list[Sequence] = []
+        self._row_seconds = 0.0  # of a prefill row, averaged
+        self._decode_seconds = 0.0  # of a step of decode rows only, averaged
+
+    # ---- from any thread
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a new sequence into the queue."""
+        with self.lock:
+            self._arrivals += 1
+            sequence.arrival = self._arrivals
+            insort(self.waiting, sequence, key=lambda s: s.order)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Let a sequence end; its pages are free at the latest behind the step that is running."""
+        sequence.cancelled = True
+        sequence.finish("interrupted")
+        self._cancelled.append(sequence)
+
+    # ---- steps
+
+    def step(self) -> bool:
+        """Run a step; False if there is nothing that can run now.
+
+        Raises what the machine raises, and then every sequence of the step has ended with that error; an
+        interrupt (KeyboardInterrupt) ends none.
+        """
+        with self.lock:
+            self.drop_cancelled()
+            self._admit()
+            plan = self._plan()
+        if not plan:
+            return False
+        start = perf_counter()
+        try:
+            results = run_step(self.machine, self.table, plan, self.limits.n_tokens)
+        except BaseException as error:
+            self._roll_back(plan, error)
+            raise
+        self._commit(plan, results, start)
+        return True
+
+    def drop_cancelled(self) -> None:
+        """Take cancelled sequences out of queue and slots; the lock is held."""
+        while self._cancelled:
+            sequence = self._cancelled.pop()
+            if sequence in self.waiting:
+                self.waiting.remove(sequence)
+            self._end(sequence)
+
+    def ensure(self, sequence: Sequence) -> None:
+        """Queue a sequence that an interrupt has taken out of both lists; the lock is held."""
+        if not sequence.finished and sequence not in self.waiting and sequence not in self.running:
+            sequence.slot, sequence.n_cached = NO_SLOT, 0
+            insort(self.waiting, sequence, key=lambda s: s.order)
+
+    def _end(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot, if it has one; what it has computed stays in the cache."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence.slot != NO_SLOT:
+            self.placement.vacate(sequence)
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
+        for sequence in list(self.waiting):
+            if self.placement.shares_with(sequence, self.running):
+                continue
+            while not self.placement.place(sequence, self.running):
+                if not self._give_way():
+                    return
+            insort(self.running, sequence, key=lambda s: s.order)
+            self.waiting.remove(sequence)
+
+    def _give_way(self) -> bool:
+        """Take slot and pages from a paused sequence that cannot go on, or has not for a while; False if
+        there is none."""
+        here, now = threading.get_ident(), monotonic()
+        for sequence in reversed(self.running):
+            stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
+            if sequence.paused and stuck:
+                self._set_back(sequence)
+                return True
+        return False
+
+    def _set_back(self, sequence: Sequence) -> None:
+        """Take slot and pages from a running sequence; it waits for others, in its old place."""
+        self._end(sequence)
+        insort(self.waiting, sequence, key=lambda s: s.order)
+
+    # ---- the rows of a step
+
+    def _plan(self) -> list[Rows]:
+        """The rows of the next step, with room in the cache for all of them."""
+        self._repair()
+        plan: list[Rows] = []
+        budget = min(self.limits.chunk, self.machine.max_rows)
+        ready = [sequence for sequence in self.running if not sequence.paused]
+        decoding = [sequence for sequence in ready if not sequence.prefilling]
+        for sequence in decoding[: min(self.machine.max_rows, self.machine.max_logits)]:
+            if len(sequence.ids) > self.limits.context:
+                sequence.finish("context")
+                self._end(sequence)
+                sequence.tell()
+            elif sequence in self.running and self._make_room(sequence, 1, plan):
+                plan.append(Rows(sequence, sequence.n_cached, 1, logits=True))
+                if self.limits.alone:
+                    return plan
+        if plan:
+            budget = min(budget - len(plan), self._mixed_rows())
+        n_logits = len(plan)
+        for sequence in ready:
+            if budget <= 0 or not sequence.prefilling or sequence not in self.running:
+                continue
+            n = self._chunk(sequence, budget)
+            last = sequence.n_cached + n == sequence.n_prefill
+            if (last and n_logits == self.machine.max_logits) or not self._make_room(sequence, n, plan):
+                continue
+            last = last and sequence.sampler.params.max_tokens != 0
+            plan.append(Rows(sequence, sequence.n_cached, n, logits=last))
+            n_logits += last
+            budget -= n
+            if self.limits.alone:
+                break
+        return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _repair(self) -> None:
+        """Bring sequences in order that an interrupt left in the middle of a change."""
+        for sequence in list(self.running):
+            sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
+            if not self.placement.is_in_order(sequence):
+                self._set_back(sequence)
+
+    def _chunk(self, sequence: Sequence, budget: int) -> int:
+        """The number of prefill rows of a sequence in a step. With recurrent states a step ends where a copy
+        is saved."""
+        end = sequence.n_prefill
+        if self.placement.states and sequence.n_cached < self.placement.saves_at(sequence):
+            end = self.placement.saves_at(sequence)
+        return min(end - sequence.n_cached, budget)
+
+    def _mixed_rows(self) -> int:
+        """Prefill rows beside decode rows: as many as take about twice as long as the decode rows alone, so
+        that the time between tokens stays even."""
+        if not self._row_seconds or not self._decode_seconds:
+            return 4 * LEAST_MIXED_ROWS
+        return max(LEAST_MIXED_ROWS, int(2 * self._decode_seconds / self._row_seconds))
+
+    def _make_room(self, sequence: Sequence, n: int, plan: list[Rows]) -> bool:
+        """Extend a sequence by `n` tokens; if pages are missing, the youngest others are set back. False if
+        the sequence itself was."""
+        needed = self.table.pages_needed(sequence.slot, n)
+        while needed and not self.placement.find_pages(needed):
+            planned = {id(rows.sequence) for rows in plan}
+            others = [s for s in self.running if s is not sequence and id(s) not in planned]
+            youngest = max(others, key=lambda s: s.order, default=None)
+            if youngest is None or youngest.order < sequence.order:
+                self._set_back(sequence)
+                return False
+            self._set_back(youngest)
+        self.table.extend(sequence.slot, n)
+        return True
+
+    # ---- running a step
+
+    def _roll_back(self, plan: list[Rows], error: BaseException) -> None:
+        """After a step that failed or was interrupted: sequences are as before it, or have ended."""
+        with self.lock:
+            for rows in plan:
+                sequence = rows.sequence
+                if isinstance(error, Exception):
+                    sequence.error = error
+                    sequence.finish("interrupted")
+                    self._end(sequence)
+                    sequence.tell()
+                elif sequence.slot != NO_SLOT:
+                    self.table.truncate(sequence.slot, sequence.n_cached)
+
+    def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
+        """Choose tokens, and note what the machine has seen."""
+        logits = iter(results)
+        for rows in plan:
+            sequence = rows.sequence
+            if rows.logits:
+                self._choose(sequence, next(logits), rows)
+        seconds = perf_counter() - start
+        n_prefill = 0
+        with self.lock:
+            for rows in plan:
+                n_prefill += rows.n if rows.sequence.prefilling else 0
+                self._advance(rows, seconds)
+        self._measure(plan, n_prefill, seconds)
+        for rows in plan:
+            if rows.sequence.readable:
+                rows.sequence.tell()
+
+    def _choose(self, sequence: Sequence, logits: np.ndarray | TopK, rows: Rows) -> None:
+        """Sample the next token of a sequence, or note why there is none."""
+        try:
+            token = sequence.sampler.sample(logits, sequence.ids)
+        except BadLogits as error:
+            step = f"token {sequence.n_new + 1} of the answer (position {rows.first + rows.n})"
+            sequence.error = BadLogits(f"cannot choose {step}: {error}")
+            return
+        if token in sequence.end_ids:
+            sequence.finish("stop")
+        else:
+            sequence.ids.append(token)
+
+    def _advance(self, rows: Rows, seconds: float) -> None:
+        """Note that the rows are in the cache, and whether the sequence ends with them; the lock is held."""
+        sequence, stats = rows.sequence, rows.sequence.stats
+        if sequence.slot == NO_SLOT:  # cancelled meanwhile
+            return
+        self._count(sequence, rows, seconds)
+        sequence.n_cached = rows.first + rows.n
+        if max(sequence.n_prefill, sequence.n_cached) <= self.limits.original_context:
+            sequence.n_original = sequence.n_cached
+        self.placement.save_state(sequence)
+        if sequence.error is not None:
+            sequence.finish("interrupted")
+        elif not sequence.prefilling and stats.new_tokens == sequence.sampler.params.max_tokens:
+            sequence.finish("length")
+        if sequence.finished:
+            self._end(sequence)
+        elif rows.first < sequence.n_prefill and self.table.max_sequences > 1:
+            self.placement.share(sequence)
+
+    def _count(self, sequence: Sequence, rows: Rows, seconds: float) -> None:
+        """Add a step to the statistics of a sequence."""
+        stats = sequence.stats
+        decoding = stats.new_tokens > 0
+        stats.new_tokens = sequence.n_new
+        if decoding:
+            stats.decode_seconds += seconds
+            stats.decode_steps += rows.logits
+        else:
+            stats.prompt_seconds += seconds
+            stats.prefilled_tokens = min(rows.first + rows.n, sequence.n_prompt)
+            if rows.logits:
+                stats.time_to_first_token = stats.prompt_seconds
+        sequence.changed_at = monotonic()
+
+    def _measure(self, plan: list[Rows], n_prefill: int, seconds: float) -> None:
+        """Keep the averages of step times."""
+        if n_prefill == 0:
+            old = self._decode_seconds or seconds
+            self._decode_seconds = old + SMOOTHING * (seconds - old)
+        elif n_prefill == sum(rows.n for rows in plan) and n_prefill >= LEAST_MIXED_ROWS:
+            old = self._row_seconds or seconds / n_prefill
+            self._row_seconds = old + SMOOTHING * (seconds / n_prefill - old)
+
+    def empty(self) -> None:
+        """Set all running sequences back, and forget what the cache holds; the lock is held."""
+        for sequence in list(self.running):
+            self._set_back(sequence)
+        self.placement.clear()
