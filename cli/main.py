@@ -90,7 +90,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             code = EXIT_INTERRUPTED
         else:
             if debug:
-                terminal.tell(traceback.format_exc())
+                terminal.tell(traceback.format_exc().rstrip())
             terminal.error(_message(problem))
             code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
@@ -154,18 +154,12 @@ def _message(problem: BaseException) -> str:
 
 
 def _close(code: int) -> int:
-    """Flush both streams now, so that nothing is left to fail at interpreter exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            terminal.silence(stream)
-        except (OSError, ValueError) as problem:
-            terminal.silence(stream)
-            if stream is sys.stdout and code == 0:
-                terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
-                code = EXIT_FAILURE
-    return code
+    """Flush both streams; a failure of stdout is an error, unless there was one already."""
+    problem = terminal.close_streams()
+    if problem is None or code != 0:
+        return code
+    terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
 from ..console.reply import show_stats
+from ..console.safe_text import one_line
+from ..console.table import pairs
 from . import conversation
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ def _clear(session: Session, rest: str) -> None:
 def _system(session: Session, rest: str) -> None:
     if rest:
         session.conversation.system = rest
-    terminal.note(session.conversation.system or "(no system prompt)")
+    terminal.tell(session.conversation.system or "(no system prompt)")
 
 
 def _set(session: Session, rest: str) -> None:
@@ -84,7 +86,7 @@ def _show(session: Session, rest: str) -> None:
         ("system", session.conversation.system or "none"),
         ("turns", str(len(session.conversation.turns))),
     ]
-    terminal.note(terminal.pairs(rows).rstrip("\n"))
+    terminal.tell(pairs(rows).rstrip("\n"))
     _set(session, "")
 
 
@@ -116,7 +118,7 @@ def _undo(session: Session, rest: str) -> None:
     if not session.conversation.turns:
         raise ValueError("there is no turn to take back")
     turn = session.conversation.turns.pop()
-    terminal.remark(f"(took back: {terminal.one_line(turn.user)[:60]})")
+    terminal.remark(f"(took back: {one_line(turn.user)[:60]})")
 
 
 def _stats(session: Session, rest: str) -> None:

@@ -14,6 +14,7 @@ from ...quant.home import home
 from ...quant.units import human_bytes
 from ...runtime.hub import repository
 from ..console import terminal
+from ..console.table import pairs
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
 
@@ -33,7 +34,7 @@ def doctor() -> None:
         ("Hub cache", _or_error(lambda: _folder(repository.cache_folder()))),
         ("kernels", _or_error(_kernels)),
     ]
-    terminal.write(terminal.pairs(rows))
+    terminal.write(pairs(rows))
 
 
 def _or_error(find: Callable[[], str]) -> str:
@@ -41,7 +42,7 @@ def _or_error(find: Callable[[], str]) -> str:
     try:
         return find()
     except Exception as problem:
-        return f"cannot tell: {type(problem).__name__}: {terminal.one_line(str(problem))}"
+        return f"cannot tell: {type(problem).__name__}: {problem}"
 
 
 def _version(package: str) -> str:

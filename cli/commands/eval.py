@@ -90,12 +90,12 @@ def evaluate(
         from ..eval.plot import plot
 
         plot(report, options.plot)
-    from ..eval.report import as_json, as_markdown, as_table
+    from ..eval.report import as_json_object, as_markdown, as_table
 
     if options.output is Format.json:
-        terminal.write(as_json(report))
+        terminal.write(as_json_object(report))
     elif options.output is Format.auto and terminal.is_terminal(sys.stdout):
-        terminal.write(as_table(report))
+        terminal.write(as_table(report, terminal.width()))
     else:
         terminal.write(as_markdown(report))
 

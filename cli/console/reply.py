@@ -100,7 +100,7 @@ def why_cut(reply: Reply, model: Model) -> str | None:
     return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
 
 
-def as_json(name: str, reply: Reply) -> dict[str, Any]:
+def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
     return {
         "model": name,

@@ -294,7 +294,7 @@ def test_model_text_cannot_command_a_terminal(monkeypatch: pytest.MonkeyPatch) -
     from kukri.cli.console import terminal
 
     written: list[str] = []
-    monkeypatch.setattr(terminal, "write", written.append)
+    monkeypatch.setattr(terminal, "_write", written.append)
     for shown, on_terminal in (("a\ufffd[31mb\tc\n\nd", True), ("a\x1b[31mb\tc\n\nd", False)):
         monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda value=on_terminal: value))
         sink = terminal.ModelText()
