@@ -82,7 +82,7 @@ def _main(arguments: Sequence[str] | None) -> int:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: BLE001 - the boundary: all of them become exit codes
         problem = as_sent(raised)
         if isinstance(problem, SystemExit):
             code = problem.code

@@ -41,7 +41,7 @@ def _or_error(find: Callable[[], str]) -> str:
     """The result of `find`, or its error as a line: the report goes on whatever fails."""
     try:
         return find()
-    except Exception as problem:
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the report goes on
         return f"cannot tell: {type(problem).__name__}: {problem}"
 
 
