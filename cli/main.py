@@ -19,6 +19,7 @@ from .commands import eval as eval_
 from .commands import list as list_
 from .console import terminal
 from .console.explain import explain
+from .console.help_text import fit_help
 from .console.log import log_on_stderr
 from .signals import as_sent, unwinding
 
@@ -46,7 +47,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 for name, command in _COMMANDS.items():
-    app.command(name)(command)
+    # The first sentence; without `short_help`, typer would cut it.
+    app.command(name, short_help=inspect.getdoc(command).split("\n\n")[0])(command)  # type: ignore[union-attr]
 
 
 def _version(wanted: bool) -> None:
@@ -81,6 +83,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
+        fit_help(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
     except BaseException as raised:  # noqa: BLE001 - the boundary: all of them become exit codes
         problem = as_sent(raised)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..console.safe_text import as_json, one_line
 from ..console.table import fits, markdown_table, records
+from ..console.wording import count
 
 Result = dict[str, Any]  # llama-bench's keys and further ones; docs/cli.md lists them
 
@@ -78,7 +79,7 @@ def _notes(results: Sequence[Result]) -> list[str]:
     notes = []
     for r in results:
         compiled = f", compiled kernels for {r['compile_seconds']:.2f} s" if r["compile_seconds"] else ""
-        threads = "1 thread" if r["n_threads"] == 1 else f"{r['n_threads']} threads"
+        threads = count(r["n_threads"], "thread")
         loaded = f"loaded in {r['load_seconds']:.2f} s{compiled}"
         notes.append(f"{r['model_type']}, {threads}, {r['type_k']} cache: {loaded}")
     return list(dict.fromkeys(map(one_line, notes)))

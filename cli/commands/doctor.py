@@ -15,6 +15,7 @@ from ...quant.units import human_bytes
 from ...runtime.hub import repository
 from ..console import terminal
 from ..console.table import pairs
+from ..console.wording import count
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
 
@@ -67,7 +68,9 @@ def cpu_name() -> str:
 def _cores() -> str:
     from ...runtime.cpu.processors import default_threads
 
-    text = f"{default_threads()} threads by default, {os.cpu_count() or 1} logical processors"
+    text = (
+        f"{count(default_threads(), 'thread')} by default, {count(os.cpu_count() or 1, 'logical processor')}"
+    )
     if (nodes := numa_nodes()) > 1:
         text += (
             f", {nodes} NUMA nodes (numactl --cpunodebind=0 --membind=0 llm … may be faster for small models)"

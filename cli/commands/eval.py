@@ -47,7 +47,8 @@ class EvalOptions:
         flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
     ] = None
     baseline_device: Annotated[
-        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
+        EvalDevice | None,
+        flag("--baseline-device", metavar="DEVICE", help="Where to run the baseline; default: as --device."),
     ] = None
     save_logits: Annotated[
         Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")

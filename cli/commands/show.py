@@ -78,7 +78,7 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
         ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
         ("chat template", "yes" if about.chat_template else _builtin(path)),
         ("licence", licence or "not stated"),
-        ("size", human_bytes(size)),
+        ("size", f"{human_bytes(size)}, {human_bytes(about.n_bytes)} of them weights"),
         *(("file", str(file)) for file in about.paths),
     ]
     return facts, rows

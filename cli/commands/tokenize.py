@@ -15,6 +15,7 @@ from ..console.options import DEFAULT_MODEL, Model_, flag
 from ..console.progress import Progress
 from ..console.prompt import check_utf8, read_stdin
 from ..console.safe_text import as_json
+from ..console.wording import count
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
 
@@ -53,7 +54,8 @@ def tokenize(
         terminal.write(as_json({"ids": ids, "tokens": tokens}) + "\n")
     else:
         terminal.write_painted(_pieces(ids, tokens))
-        terminal.note(f"{len(ids)} tokens, {len(content)} characters, {len(content.encode())} bytes")
+        told = ((len(ids), "token"), (len(content), "character"), (len(content.encode()), "byte"))
+        terminal.note(", ".join(count(n, noun) for n, noun in told))
 
 
 def _pieces(ids: list[int], tokens: list[str]) -> Iterator[tuple[str, str]]:

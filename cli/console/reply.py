@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
+from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -74,12 +75,12 @@ def show_stats(reply: Reply) -> None:
     stats = reply.stats
     first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
     terminal.note(
-        f"prompt: {stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them cached"
+        f"prompt: {count(stats['prompt_tokens'], 'token')}, {stats['cached_tokens']} of them cached"
         + _number(stats["prompt_tokens_per_second"], ", {:.1f} tokens/s")
         + (f", {first}" if first else "")
     )
     terminal.note(
-        f"reply: {stats['new_tokens']} tokens"
+        f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
         + f", ended by {reply.finish_reason}"
     )
@@ -92,7 +93,7 @@ def _number(value: float | int | None, form: str) -> str:
 def why_cut(reply: Reply, model: Model) -> str | None:
     """Why a reply is incomplete, as a phrase; None if it is complete."""
     if reply.finish_reason == "length":
-        return f"cut after {reply.stats['new_tokens']} tokens (-n)"
+        return f"cut after {count(reply.stats['new_tokens'], 'token')} (-n)"
     if reply.finish_reason == "context":
         return f"cut, because the context of {model.context} tokens is full (-c)"
     if reply.finish_reason == LOOP:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ...quant.units import human_bytes
 from ..console.safe_text import as_json, one_line
 from ..console.table import fits, markdown_table, records, table
+from ..console.wording import count
 from .results import Result
 
 
@@ -27,7 +28,10 @@ class Report:
         return [*([self.baseline] if self.baseline else []), *self.models]
 
 
-HEADER = ("model", "size", "bits/weight", "perplexity", "all tokens", "KLD", "KLD 99 %", "RMS Δp", "same top")
+# "weights" is the size of the tensors; `list` and `show` tell that of the file.
+HEADER = (
+    "model", "weights", "bits/weight", "perplexity", "all tokens", "KLD", "KLD 99 %", "RMS Δp", "same top",
+)  # fmt: skip
 
 
 def as_json_object(report: Report) -> str:
@@ -90,10 +94,11 @@ def _with_error(value: float, error: float | None, digits: int) -> str:
 
 def _notes(report: Report) -> list[str]:
     """The lines under the table: text, window, device, threads."""
-    notes = [f"{report.text}, windows of {report.context} tokens, SHA-256 {report.sha256[:16]}…"]
+    notes = [f"{report.text}, windows of {count(report.context, 'token')}, SHA-256 {report.sha256[:16]}…"]
     notes += [
-        f"{r['name']}, {r['device']}: {r['windows']} windows, {r['scored']} tokens of second halves, "
-        f"{r['scored_all']} of all" + (f"; {r['seconds']:.1f} s" if r["seconds"] is not None else "")
+        f"{r['name']}, {r['device']}: {count(r['windows'], 'window')}, "
+        f"{count(r['scored'], 'token')} of second halves, {r['scored_all']} of all"
+        + (f"; {r['seconds']:.1f} s" if r["seconds"] is not None else "")
         for r in report.every
     ]
     if report.baseline:

@@ -254,7 +254,7 @@ def test_a_terminal_gets_a_table_or_where_it_is_narrow_records() -> None:
     assert re.search(r"(?m)^a�\[2J\[red\]b +1\.0 MB +4\.500 +12\.0000 ± 1\.0000 +14\.0000$", wide)
     assert wide == eval_report.as_table(report)
     narrow = eval_report.as_table(report, 60)
-    assert narrow.startswith("model        a�[2J[red]b\nsize         1.0 MB\n")
+    assert narrow.startswith("model        a�[2J[red]b\nweights      1.0 MB\n")
     assert "\nperplexity   12.0000 ± 1.0000\n" in narrow
     assert "KLD" not in narrow
 
