@@ -170,7 +170,7 @@ def test_an_empty_line_continues_a_cut_answer(
     chat = open_chat(terminals, environment, tiny, "-t", "0", "-n", "6")
     chat.ask("hello", "cut after 6 tokens.*; Enter on an empty line goes on")
     chat.ask("", "cut after 6 tokens")
-    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 1 turns")
+    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 1 turn ")
     reply = json.loads((tmp_path / "c.json").read_text())["turns"][0]["assistant"]
     whole = open_chat(terminals, environment, tiny, "-t", "0", "-n", "12")
     assert reply in whole.ask("hello", "cut after 12 tokens")
@@ -191,7 +191,7 @@ def test_ctrl_c_keeps_the_partial_answer_and_marks_it(
     chat.send("\x03")
     chat.expect(r"\(interrupted; Enter", seconds=5)
     chat.expect(">>>")
-    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 1 turns")
+    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 1 turn ")
     (turn,) = json.loads((tmp_path / "c.json").read_text())["turns"]
     assert turn["user"] == "hello"
     assert turn["cut"] == "interrupted"

@@ -228,7 +228,7 @@ def test_markdown(llm_inside: Run, tiny: Path, other: Path, text: Path) -> None:
     flags = ("eval", "-m", tiny, "-m", other, "--file", text, "-c", 32)
     alone = llm_inside(*flags).stdout.decode()
     header, _, first, second, empty, *notes = alone.splitlines()
-    assert cells(header) == ["model", "size", "bits/weight", "perplexity", "all tokens"]
+    assert cells(header) == ["model", "weights", "bits/weight", "perplexity", "all tokens"]
     assert cells(first)[:3] == ["tiny.gguf", "431.9 kB", "32.000"]
     assert "±" in cells(second)[3]
     assert (empty, len(notes)) == ("", 3)
