@@ -19,6 +19,7 @@ from .commands import eval as eval_
 from .commands import list as list_
 from .console import terminal
 from .console.explain import explain
+from .console.help_text import fit_help
 from .console.log import log_on_stderr
 from .signals import as_sent, unwinding
 
@@ -46,7 +47,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "doctor": doctor.doctor,
 }
 for name, command in _COMMANDS.items():
-    app.command(name)(command)
+    # The first sentence; without `short_help`, typer would cut it.
+    app.command(name, short_help=inspect.getdoc(command).split("\n\n")[0])(command)  # type: ignore[union-attr]
 
 
 def _version(wanted: bool) -> None:
@@ -81,8 +83,9 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
+        fit_help(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: BLE001 - the boundary: all of them become exit codes
         problem = as_sent(raised)
         if isinstance(problem, SystemExit):
             code = problem.code
@@ -90,7 +93,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             code = EXIT_INTERRUPTED
         else:
             if debug:
-                terminal.tell(traceback.format_exc())
+                terminal.tell(traceback.format_exc().rstrip())
             terminal.error(_message(problem))
             code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
@@ -154,18 +157,12 @@ def _message(problem: BaseException) -> str:
 
 
 def _close(code: int) -> int:
-    """Flush both streams now, so that nothing is left to fail at interpreter exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            terminal.silence(stream)
-        except (OSError, ValueError) as problem:
-            terminal.silence(stream)
-            if stream is sys.stdout and code == 0:
-                terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
-                code = EXIT_FAILURE
-    return code
+    """Flush both streams; a failure of stdout is an error, unless there was one already."""
+    problem = terminal.close_streams()
+    if problem is None or code != 0:
+        return code
+    terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console.bounded_io import read_file
+from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
     from ...runtime.model.model import Model
@@ -103,7 +104,7 @@ def save(conversation: Conversation, model_name: str, path: Path) -> None:
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is there and is no ordinary file")
     turns = [{"user": turn.user, "assistant": turn.reply, "cut": turn.cut} for turn in conversation.turns]
-    data = {"model": model_name, "system": conversation.system, "turns": turns}
+    data = {"model": utf8(model_name), "system": conversation.system, "turns": turns}
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

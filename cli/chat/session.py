@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ..console import terminal
 from ..console.explain import explain
 from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
+from ..console.wording import count
 from .conversation import Conversation, Turn
 from .line_editor import line_editor, read_message
 
@@ -61,7 +62,7 @@ class Session:
         turn = self.conversation.turns[-1]
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
-            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
+            terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
         sink = terminal.ModelText()
         try:
             reply = self.last = generate(self.model, ids, self.params, sink.write)

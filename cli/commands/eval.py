@@ -47,7 +47,8 @@ class EvalOptions:
         flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
     ] = None
     baseline_device: Annotated[
-        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
+        EvalDevice | None,
+        flag("--baseline-device", metavar="DEVICE", help="Where to run the baseline; default: as --device."),
     ] = None
     save_logits: Annotated[
         Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")
@@ -90,12 +91,12 @@ def evaluate(
         from ..eval.plot import plot
 
         plot(report, options.plot)
-    from ..eval.report import as_json, as_markdown, as_table
+    from ..eval.report import as_json_object, as_markdown, as_table
 
     if options.output is Format.json:
-        terminal.write(as_json(report))
+        terminal.write(as_json_object(report))
     elif options.output is Format.auto and terminal.is_terminal(sys.stdout):
-        terminal.write(as_table(report))
+        terminal.write(as_table(report, terminal.width()))
     else:
         terminal.write(as_markdown(report))
 

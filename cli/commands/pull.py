@@ -6,6 +6,7 @@ from ...runtime.hub.resolve import download
 from ..console import terminal
 from ..console.options import ModelArgument
 from ..console.progress import Progress
+from ..console.safe_text import one_line
 
 
 def pull(model: ModelArgument) -> None:
@@ -14,4 +15,4 @@ def pull(model: ModelArgument) -> None:
     The path of its file or folder goes to stdout.
     """
     path = download(model, Progress)
-    terminal.write(f"{path}\n")
+    terminal.write(one_line(str(path)) + "\n")

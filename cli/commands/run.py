@@ -11,7 +11,8 @@ from ..console import terminal
 from ..console.generation import GenerationOptions
 from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
-from ..console.reply import INTERRUPTED, as_json, generate, show_stats, why_cut
+from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..console.safe_text import as_json
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -57,7 +58,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
             sink.finish()
         raise
     if not plain:
-        terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
+        terminal.write(as_json(reply_facts(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:
         sink.finish()
     if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):

@@ -12,6 +12,8 @@ from ...runtime.hub.names import parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
 from ..console.options import ModelArgument, TextOrJson, flag
+from ..console.safe_text import as_json
+from ..console.table import pairs
 
 Facts = dict[str, Any]  # for -o json
 Rows = list[tuple[str, str]]  # (label, value), for people
@@ -35,9 +37,9 @@ def show(
     else:
         raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
     if output is TextOrJson.json:
-        terminal.write(terminal.as_json(facts, indent=1) + "\n")
+        terminal.write(as_json(facts, indent=1) + "\n")
     else:
-        terminal.write(terminal.pairs(rows))
+        terminal.write(pairs(rows))
 
 
 def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
@@ -76,7 +78,7 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
         ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
         ("chat template", "yes" if about.chat_template else _builtin(path)),
         ("licence", licence or "not stated"),
-        ("size", human_bytes(size)),
+        ("size", f"{human_bytes(size)}, {human_bytes(about.n_bytes)} of them weights"),
         *(("file", str(file)) for file in about.paths),
     ]
     return facts, rows
