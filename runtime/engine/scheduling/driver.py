@@ -144,7 +144,7 @@ class Driver:
                     try:
                         if not self.scheduler.step():
                             break
-                    except Exception:  # the sequences of that step have ended with it
+                    except Exception:  # noqa: BLE001 - the sequences of that step have ended with it
                         worked = True
                         continue
                     worked = True
