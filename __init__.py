@@ -31,8 +31,7 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
 - QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
-- StaleGeneration (a RuntimeError): a later call of the same thread took the KV cache over; finish a
-  generation before the next.
+- StaleGeneration (a RuntimeError): another call took the KV cache over between two parts of logits.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
 """
 

@@ -133,8 +133,16 @@ class Engine:
         self._driver.start()
 
     def close(self) -> None:
-        """End that thread. The machine is not closed."""
+        """End all generations, behind the step that runs. Later calls, and theirs, raise ModelClosed.
+
+        The machine is not closed.
+        """
         self._driver.close()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made the engine, which cannot use it."""
+        return self._driver.forked
 
     def reset(self) -> None:
         """Forget what the cache holds. Generations that run begin anew, with the tokens that they have."""

@@ -22,7 +22,7 @@ class QueueFull(KukriError, RuntimeError):
 
 
 class StaleGeneration(KukriError, RuntimeError):
-    """Another call has taken the KV cache over, so an earlier generation cannot go on."""
+    """Another call has taken the KV cache over between two parts of a prompt's logits."""
 
 
 class ModelClosed(KukriError, RuntimeError):

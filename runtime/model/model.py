@@ -21,7 +21,6 @@ from ..engine.stats import GenerationStats
 from .sampling_keywords import SamplingKeywords, sampling_params
 from .source import Source
 from .stop_strings import StopFilter
-from .turns import Turns
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
 
@@ -46,10 +45,9 @@ class Model:
       generation_config.json name them.
     - `stats`: token counts and times of the latest generation, and why it ended.
 
-    A model has one KV cache: a call computes only the part of its prompt that the cache does not begin with,
-    and a generation that the same thread started earlier cannot go on (StaleGeneration). Calls from several
-    threads wait for each other (`Turns`). After `close`, calls raise ModelClosed, as they do in a process
-    made by `fork`, where the model has no threads.
+    It may be used from several threads: generations that run at the same time share the model's steps and its
+    KV cache, and what they begin with in common is computed once. After `close`, calls raise ModelClosed, as
+    they do in a process made by `fork`, where the model has no threads.
     """
 
     def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
@@ -63,7 +61,6 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
-        self._turns = Turns(source.name)
 
     def __repr__(self) -> str:
         state = f"context {self.context}" if self._machine is not None else "closed"
@@ -127,8 +124,7 @@ class Model:
         Raises ContextExceeded for more ids than the context holds, ValueError for ids outside the vocabulary,
         TypeError for ids that are not a flat sequence of whole numbers, ModelClosed.
         """
-        engine = self._open_engine()
-        return self._turns.call(lambda: engine.logits(ids))
+        return self._open_engine().logits(ids)
 
     def generate(
         self,
@@ -140,11 +136,11 @@ class Model:
 
         `sampling`: fields of SamplingParams (`temperature=0`), which replace those of `params`. `stop` has no
         effect, since it is about text: see `stream`. Raises what `logits` raises at the call, and TypeError
-        or ValueError for wrong parameters; and while it is iterated BadLogits, StaleGeneration, ModelClosed,
-        or on a GPU CudaError.
+        or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
+        a GPU CudaError.
         """
         params = sampling_params("generate", params, sampling)
-        return self._turns.steps(self._open_engine().generate(ids, params))
+        return self._open_engine().generate(ids, params)
 
     def stream(
         self,
@@ -208,7 +204,9 @@ class Model:
         """Stop the machine's threads and free its memory. Later calls of other methods raise ModelClosed."""
         machine, self._machine = self._machine, None
         if machine is not None:
-            self._turns.close(machine.close)
+            self.engine.close()
+            if not self.engine.forked:
+                machine.close()
 
     def __enter__(self) -> Model:
         return self

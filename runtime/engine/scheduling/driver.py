@@ -8,10 +8,12 @@ that cannot run steps themselves, such as coroutines.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..errors import ModelClosed
 from .scheduler import Scheduler
 from .sequence import Sequence
 
@@ -20,7 +22,11 @@ LONGEST_WAIT = 1.0  # seconds, after which a waiting thread looks by itself
 
 
 class Driver:
-    """Runs the steps of a scheduler, on whichever thread waits for them."""
+    """Runs the steps of a scheduler, on whichever thread waits for them.
+
+    A process made by `fork` has the memory of an engine, but neither its threads nor a context of the GPU:
+    there, and after `close`, calls raise ModelClosed.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -30,40 +36,64 @@ class Driver:
         self._waiting = 0  # threads that wait for a token
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._process = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made the engine."""
+        return os.getpid() != self._process
+
+    def check(self) -> None:
+        """Raise ModelClosed if no step can be run any more."""
+        if self.forked:
+            raise ModelClosed(
+                "this model was loaded before the process was forked, and its threads stayed behind: load it "
+                "in this process, or start processes by 'spawn'"
+            )
+        if self._closed:
+            raise ModelClosed("this model is closed; load it again")
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence."""
+        self.check()
         self.scheduler.submit(sequence)
         if self._thread is not None:
             self._notify()
 
     def cancel(self, sequence: Sequence) -> None:
         """End a sequence, now if no step is running, else behind it."""
-        if sequence.finished:
+        if sequence.finished or self.forked:
             return
         self.scheduler.cancel(sequence)
         # Nothing waits here: the garbage collector may call this in the middle of anything.
         if self._changed.acquire(blocking=False):
             try:
-                if not self._driving and self.scheduler.lock.acquire(blocking=False):
-                    try:
-                        self.scheduler.drop_cancelled()
-                    finally:
-                        self.scheduler.lock.release()
+                if not self._driving:
+                    self._drop_cancelled()
                 self._changed.notify_all()
             finally:
                 self._changed.release()
 
+    def _drop_cancelled(self) -> None:
+        """Take cancelled sequences out, unless a thread is changing the queue, which does it then."""
+        if self.scheduler.lock.acquire(blocking=False):
+            try:
+                self.scheduler.drop_cancelled()
+            finally:
+                self.scheduler.lock.release()
+
     def advance(self, sequence: Sequence) -> None:
         """Return when a sequence has a token that was not read yet, or has ended.
 
-        Raises what the machine raises, and KeyboardInterrupt.
+        Raises what the machine raises, KeyboardInterrupt, and ModelClosed.
         """
+        self.check()
         sequence.reader = threading.get_ident()
         if self._thread is not None:
             self._notify()
         while not sequence.readable:
             with self._hold(sequence) as mine:
+                self.check()
                 while mine and not sequence.readable and not self._wanted:
                     if self.scheduler.step():
                         self._notify_waiting()
@@ -100,14 +130,21 @@ class Driver:
             yield mine
         finally:
             if mine:
-                with self._changed:
-                    self._driving = False
-                    self._changed.notify_all()
+                self._give_up()
+
+    def _give_up(self) -> None:
+        """Let another thread drive. Sequences that were cancelled meanwhile are taken out first."""
+        with self._changed:
+            self._drop_cancelled()
+            self._driving = False
+            self._changed.notify_all()
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
         """Have the machine to oneself while the block runs: no step of a sequence runs meanwhile."""
+        self.check()
         with self._hold():
+            self.check()
             yield
 
     def _notify(self) -> None:
@@ -128,10 +165,13 @@ class Driver:
                 self._thread.start()
 
     def close(self) -> None:
-        """End the thread of `start`, behind its step."""
-        with self._changed:
+        """End the thread of `start`, and all steps, behind the one that runs; nothing happens in a fork."""
+        if self.forked or self._closed:
+            return
+        with self._hold():
             self._closed = True
-            self._changed.notify_all()
+            with self.scheduler.lock:
+                self.scheduler.stop()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -164,6 +204,4 @@ class Driver:
         try:
             yield
         finally:
-            with self._changed:
-                self._driving = False
-                self._changed.notify_all()
+            self._give_up()

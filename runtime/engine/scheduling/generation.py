@@ -74,6 +74,7 @@ class Generation:
         self._sequence.listener = tell
         try:
             while True:
+                self._driver.check()
                 there.clear()
                 while (token := self._read()) is not None:
                     yield token

@@ -16,7 +16,9 @@ from itertools import count
 from ..cache import PageTable
 
 MOST_COMPARED = 64  # children of a node that are compared for the longest common beginning, the newest first
-LEAST_EVICTED = 8  # pages at a time, since a walk through the tree finds them
+EVICTED_SHARE = (
+    64  # one in so many pages of the pool goes at a time, since a walk through the tree finds them
+)
 
 
 @dataclass(eq=False)
@@ -120,11 +122,11 @@ class PrefixTree:
     def evict(self, n_pages: int) -> int:
         """Free at least `n_pages` pages that no sequence uses, leaves first; returns how many were freed,
         fewer if there are no more."""
-        order = count()
+        order, wanted = count(), max(n_pages, self._table.n_pages // EVICTED_SHARE)
         leaves = [(node.used, next(order), node) for node in self._leaves()]
         heapq.heapify(leaves)
         freed = 0
-        while leaves and freed < max(n_pages, LEAST_EVICTED):
+        while leaves and freed < wanted:
             node = heapq.heappop(leaves)[2]
             if self._table.references[node.page] > 1:
                 continue

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 import numpy as np
 
 from ..cache import PageTable
-from ..errors import BadLogits
+from ..errors import BadLogits, ModelClosed
 from ..machine import Machine
 from ..state import States
 from ..top_k import TopK
@@ -293,6 +293,16 @@ class Scheduler:
         elif n_prefill == sum(rows.n for rows in plan) and n_prefill >= LEAST_MIXED_ROWS:
             old = self._row_seconds or seconds / n_prefill
             self._row_seconds = old + SMOOTHING * (seconds / n_prefill - old)
+
+    def stop(self) -> None:
+        """End all sequences; the lock is held."""
+        self.drop_cancelled()
+        for sequence in [*self.waiting, *self.running]:
+            sequence.error = ModelClosed("this model is closed; load it again")
+            sequence.finish("interrupted")
+            self._end(sequence)
+            sequence.tell()
+        self.waiting.clear()
 
     def empty(self) -> None:
         """Set all running sequences back, and forget what the cache holds; the lock is held."""

@@ -1,114 +1,14 @@
-"""Turns: one model used from several threads, and in processes made by fork."""
+"""One model used from several threads, and in processes made by fork."""
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Generator
 
 import pytest
 
-from kukri.runtime.engine.errors import ModelClosed, StaleGeneration
-from kukri.runtime.model import turns as turns_module
-from kukri.runtime.model.turns import Turns
-
 from ...tiny_model import write_tiny_model
-
-
-def in_a_thread(function) -> threading.Thread:
-    thread = threading.Thread(target=function, daemon=True)
-    thread.start()
-    return thread
-
-
-def test_a_generation_has_its_turn_until_it_ends():
-    turns, log = Turns("tiny"), []
-
-    def counting(name: str) -> Generator[int, None, None]:
-        for i in range(3):
-            log.append(name)
-            yield i
-
-    first = turns.steps(counting("a"))
-    assert next(first) == 0
-    other = in_a_thread(lambda: log.append(list(turns.steps(counting("b")))))
-    call = in_a_thread(lambda: turns.call(lambda: log.append("call")))
-    other.join(0.1)
-    assert log == ["a"]
-    assert list(first) == [1, 2]
-    other.join(5)
-    call.join(5)
-    assert log[:3] == ["a"] * 3
-    assert log[3:] in (["b", "b", "b", [0, 1, 2], "call"], ["call", "b", "b", "b", [0, 1, 2]])
-
-
-@pytest.mark.parametrize("how", ["close", "forget", "fail"])
-def test_a_generation_that_is_given_up_gives_its_turn_back(how):
-    turns, done = Turns("tiny"), threading.Event()
-
-    def failing() -> Generator[int, None, None]:
-        yield 1
-        raise ArithmeticError
-
-    first = turns.steps(failing())
-    next(first)
-    thread = in_a_thread(lambda: turns.call(done.set))
-    assert not done.wait(0.1)
-    if how == "close":
-        first.close()
-    elif how == "forget":
-        del first
-        gc.collect()
-    else:
-        with pytest.raises(ArithmeticError):
-            next(first)
-    assert done.wait(5)
-    thread.join(5)
-
-
-def test_the_same_thread_takes_its_own_turn_over():
-    turns = Turns("tiny")
-    first = turns.steps(i for i in range(5))
-    next(first)
-    assert turns.call(lambda: 7) == 7
-    with pytest.raises(StaleGeneration):
-        next(first)
-
-
-def test_a_generation_that_stands_still_loses_its_turn(monkeypatch):
-    monkeypatch.setattr(turns_module, "MOST_IDLE_SECONDS", 0.2)
-    turns, done = Turns("tiny"), threading.Event()
-    first = turns.steps(i for i in range(5))
-    next(first)
-    in_a_thread(lambda: turns.call(done.set)).join(5)
-    assert done.is_set()
-    with pytest.raises(StaleGeneration):
-        next(first)
-
-
-def test_closing_waits_for_the_step_that_is_running():
-    turns, inside, may_end, log = Turns("tiny"), threading.Event(), threading.Event(), []
-
-    def slow() -> None:
-        inside.set()
-        may_end.wait(5)
-        log.append("step")
-
-    stepping = in_a_thread(lambda: turns.call(slow))
-    inside.wait(5)
-    closing = in_a_thread(lambda: turns.close(lambda: log.append("close")))
-    closing.join(0.1)
-    assert log == []
-    may_end.set()
-    stepping.join(5)
-    closing.join(5)
-    assert log == ["step", "close"]
-    with pytest.raises(ModelClosed, match="tiny is closed"):
-        turns.call(lambda: None)
-
 
 STRESS = """
 import random, sys, threading
@@ -184,10 +84,11 @@ first = next(stream)
 held = threading.Event()
 if sys.argv[3] == "busy":  # another thread is in the middle of a step when the process is forked
     def step():
-        held.set()
-        threading.Event().wait()
-    threading.Thread(target=lambda: model._turns.call(step), daemon=True).start()
+        with model.engine._driver.exclusive():
+            held.set()
+            threading.Event().wait()
     stream.close()
+    threading.Thread(target=step, daemon=True).start()
     held.wait()
 child = os.fork()
 if child == 0:
