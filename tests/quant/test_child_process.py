@@ -131,13 +131,14 @@ def test_the_compiler_of_the_tokenizer_kernel_imports_nothing_from_the_current_f
     tmp_path, planted, unsafe_path
 ):
     cache, key = KernelCache(tmp_path), tokenizer_kernel.kernel_key()
-    cache._files.store(key, b"")  # all is imported before it finds that there is nothing to do
+    cache._files.path(key).write_bytes(b"damaged")  # is no reason not to compile it
     leave = unsafe_path()
     process = tokenizer_kernel._start_compiler(cache, key)
     leave()
     assert process is not None
     assert process.wait(120) == 0
     assert not tokenizer_kernel._claim(cache, key).exists()
+    assert cache.load(key) is not None
     assert marks(planted) == []
 
 
