@@ -56,9 +56,14 @@ def test_a_file_appears_when_it_is_complete(tmp_path):
 def test_errors_and_interrupts_leave_what_was_there(tmp_path, problem):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    with pytest.raises(problem), NewFile(path) as file:
-        file.write(b"new")
-        raise problem
+
+    def fail() -> None:
+        with NewFile(path) as file:
+            file.write(b"new")
+            raise problem
+
+    with pytest.raises(problem):
+        fail()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 
