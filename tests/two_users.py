@@ -15,7 +15,7 @@ ALICE, BOB = 41001, 41002  # user ids, which need no accounts; Bob is the one wi
 SECONDS = 60  # after which a function counts as hanging
 
 as_root = pytest.mark.skipif(
-    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can act as other users"
+    not hasattr(os, "setresuid") or os.geteuid() != 0, reason="only root can act as other users"
 )
 
 
