@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..quant.programs import leave_out_current_folder
 from ..runtime.hub.errors import ModelNotFound, StoreError
 from .commands import bench, chat, doctor, pull, quantize, rm, run, show, tokenize
 from .commands import eval as eval_
@@ -69,6 +70,7 @@ def options(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error becomes one line on stderr."""
+    leave_out_current_folder(os.environ)
     with unwinding(), log_on_stderr():
         return _main(arguments)
 

