@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ...runtime.hub.resolve import download
 from ..console import terminal
-from ..console.options import ModelArgument
+from ..console.options import ModelArgument, ModelBeside, one_model
 from ..console.progress import Progress
 
 
-def pull(model: ModelArgument) -> None:
+def pull(model: ModelArgument = None, named: ModelBeside = None) -> None:
     """Download a model.
 
     The path of its file or folder goes to stdout.
     """
-    path = download(model, Progress)
+    path = download(one_model(model, named), Progress)
     terminal.write(f"{path}\n")

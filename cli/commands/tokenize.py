@@ -27,7 +27,7 @@ def tokenize(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="The text; default: stdin.", show_default=False),
     ] = None,
-    model: Model_ = DEFAULT_MODEL,
+    model: Model_ = None,
     output: Annotated[Format, flag("-o", "--output", help="A table for people, or JSON.")] = Format.rich,
 ) -> None:
     """Show the tokens of a text.
@@ -41,7 +41,7 @@ def tokenize(
         content = read_stdin()
     else:
         raise typer.BadParameter("no text: give one as an argument or on stdin")
-    path = resolve(model, Progress)
+    path = resolve(model or DEFAULT_MODEL, Progress)
     from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)

@@ -70,9 +70,9 @@ def _download_entry(entry: Entry, progress: ProgressFactory) -> Path:
     sha256 = entry.wheels.sha256 if entry.wheels and entry.wheels.n_bytes == entry.n_bytes else None
     try:
         with _store_errors(entry.name):
-            path = repository.download(entry.repo, files.stem(entry.file), entry.name, progress, sha256)
-        _tell_if_changed(entry, path)
-        return path
+            stored = repository.download(entry.repo, files.stem(entry.file), entry.name, progress, sha256)
+        _tell_if_changed(entry, stored)
+        return stored
     except (ModelNotFound, StoreError) as hub_problem:
         if entry.wheels is None:
             raise
