@@ -6,6 +6,7 @@ The command line is click's, whose parameters are handed in; nothing here knows 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -118,7 +119,7 @@ def checked_value(flag: Any, value: Any, where: str) -> Any:
     """The value as click takes it for a parameter. SettingsError, beginning with `where`, for a wrong one."""
     if flag.is_flag:
         if not isinstance(value, bool):
-            raise SettingsError(f"{where} takes true or false, not {value!r}")
+            raise SettingsError(f"{where} takes true or false, not {_shown(value)}")
         return value
     if flag.multiple:
         values = [_text_of(each, where) for each in (value if isinstance(value, list) else [value])]
@@ -131,15 +132,20 @@ def checked_value(flag: Any, value: Any, where: str) -> Any:
     else:
         wanted, fits = "text in quotes", isinstance(value, str)
     if not fits:
-        raise SettingsError(f"{where} takes {wanted}, not {value!r}")
+        raise SettingsError(f"{where} takes {wanted}, not {_shown(value)}")
     return _converted(flag, value, where)
+
+
+def _shown(value: Any) -> str:
+    """A value as the file has it, for a message."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _text_of(value: Any, where: str) -> str:
     """An item of a list: text, or a number as its text."""
     if isinstance(value, str) or type(value) in (int, float):
         return str(value)
-    raise SettingsError(f"{where} takes text or a list of texts, not {value!r}")
+    raise SettingsError(f"{where} takes text or a list of texts, not {_shown(value)}")
 
 
 def _converted(flag: Any, value: Any, where: str) -> Any:

@@ -33,14 +33,15 @@ SCHEDULE_AUTO, SPIN, BLOCK = 0, 1, 4  # CU_CTX_SCHED_…: how a thread waits for
 
 
 def total_memory() -> int | None:
-    """Bytes of memory of the first GPU; None if there is none that `Device` could use. Makes no context."""
+    """Bytes of memory of the first GPU; None if there is none or it is too old. Makes no context."""
     functions = driver_functions()
     if functions is None:
         return None
     library = Library(functions)
-    device, n_bytes, major = c_int(), c_size_t(), c_int()
+    count, device, n_bytes, major = c_int(), c_int(), c_size_t(), c_int()
     calls = (
         ("cuInit", 0),
+        ("cuDeviceGetCount", byref(count)),
         ("cuDeviceGet", byref(device), 0),
         ("cuDeviceGetAttribute", byref(major), _COMPUTE_MAJOR, device),
         ("cuDeviceTotalMem_v2", byref(n_bytes), device),
@@ -48,7 +49,7 @@ def total_memory() -> int | None:
     for name, *arguments in calls:
         if library.code(name, *arguments):
             return None
-    return n_bytes.value if major.value >= MIN_CAPABILITY[0] else None
+    return n_bytes.value if count.value and major.value >= MIN_CAPABILITY[0] else None
 
 
 class Device:
