@@ -21,7 +21,6 @@ from .console import default_model, terminal
 from .console.explain import explain
 from .console.log import log_on_stderr
 from .settings.file import SettingsError, read_settings, settings_path
-from .settings.flags import defaults, settable
 from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -70,6 +69,8 @@ def options(
 ) -> None:
     """Run quantised language models on this machine."""
     if ctx.invoked_subcommand not in config.UNSET and (settings := read_settings()):
+        from .settings.flags import defaults, settable  # a start without settings does without
+
         commands = settable(ctx.command.commands, config.UNSET)  # type: ignore[attr-defined]
         ctx.default_map = defaults(settings, commands, settings_path())
 

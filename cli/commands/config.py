@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..console import terminal
 from ..settings.file import SettingsError, change, read_settings, settings_path, spelled
-from ..settings.flags import Flags, from_words, settable, top_level
+
+if TYPE_CHECKING:
+    from ..settings.flags import Flags
 
 UNSET = ("config", "use")  # commands without settings of their own
 
@@ -50,6 +52,8 @@ def config(
     elif unset:
         _remove(*_place(key))
     elif value:
+        from ..settings.flags import settable
+
         commands = settable(_group(ctx).commands, UNSET)
         table, name = _place(key)
         change(table, name, _checked(commands, table, name, value))
@@ -75,6 +79,8 @@ def _place(key: str) -> tuple[str, str]:
 
 def _checked(commands: Mapping[str, Flags], table: str, key: str, words: list[str]) -> Any:
     """The value that the file gets. SettingsError for a key or a value that cannot be."""
+    from ..settings.flags import from_words, top_level
+
     if table:
         if table not in commands:
             raise SettingsError(f"{table} is no command that has settings")
