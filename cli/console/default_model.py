@@ -70,7 +70,7 @@ def chosen_model(named: str | None) -> str:
 
 def advice(entry: Entry) -> str:
     """What to type for a model that suits this machine."""
-    return f"llm use {entry.name} ({size(entry)}) is a better one for this machine"
+    return f"llm use {entry.name} chooses one that suits this machine ({size(entry)})"
 
 
 def size(entry: Entry) -> str:

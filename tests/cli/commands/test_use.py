@@ -202,7 +202,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kukri.runtime.model.cuda_device.gpu_memory", lambda: None)
 
 
-ADVICE = b"llm use qwen3:4b (2.5 GB) is a better one for this machine"
+ADVICE = b"llm use qwen3:4b chooses one that suits this machine (2.5 GB)"
 TINY = b"smollm2 is a tiny model for trying things out; " + ADVICE
 
 
