@@ -3,8 +3,7 @@
     import kukri
 
     with kukri.load("smollm2") as model:
-        messages = [{"role": "user", "content": "Why is the sky blue?"}]
-        for piece in model.chat(messages, kukri.SamplingParams(temperature=0.7)):
+        for piece in model.chat("Why is the sky blue?", temperature=0.7, max_tokens=200):
             print(piece, end="", flush=True)
 
 Importing the package costs next to nothing: NumPy, Numba and the rest are imported by the calls that need
@@ -31,8 +30,9 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
-- StaleGeneration (a RuntimeError): a later call took the KV cache over; finish a generation before the next.
-- ModelClosed (a RuntimeError): load the model again.
+- StaleGeneration (a RuntimeError): a later call of the same thread took the KV cache over; finish a
+  generation before the next.
+- ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
 """
 
 from __future__ import annotations
@@ -215,4 +215,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return [*__all__]

@@ -17,9 +17,11 @@ from ..runtime.hub.errors import ModelNotFound, StoreError
 from .commands import bench, chat, config, doctor, pull, quantize, rm, run, show, tokenize, use
 from .commands import eval as eval_
 from .commands import list as list_
-from .console import default_model, terminal
+from .console import terminal
 from .console.explain import explain
+from .console.help_text import fit_help
 from .console.log import log_on_stderr
+from .settings import model
 from .settings.file import SettingsError, read_settings, settings_path
 from .signals import as_sent, unwinding
 
@@ -50,7 +52,8 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "config": config.config,
 }
 for name, command in _COMMANDS.items():
-    app.command(name)(command)
+    # The first sentence; without `short_help`, typer would cut it.
+    app.command(name, short_help=inspect.getdoc(command).split("\n\n")[0])(command)  # type: ignore[union-attr]
 
 
 def _version(wanted: bool) -> None:
@@ -91,10 +94,11 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
+        fit_help(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
         if not words and terminal.is_terminal(sys.stdout):
             _suggest()
-    except BaseException as raised:
+    except BaseException as raised:  # noqa: BLE001 - the boundary: all of them become exit codes
         problem = as_sent(raised)
         if isinstance(problem, SystemExit):
             code = problem.code
@@ -102,7 +106,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             code = EXIT_INTERRUPTED
         else:
             if debug:
-                terminal.tell(traceback.format_exc())
+                terminal.tell(traceback.format_exc().rstrip())
             terminal.error(_message(problem))
             code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
@@ -110,10 +114,10 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _suggest() -> None:
     """Below the help that `llm` alone shows: a model for this machine, unless one is the default already."""
-    if default_model.from_environment() is None and "model" not in read_settings():
-        better = default_model.suggested()
+    if model.from_environment() is None and "model" not in read_settings():
+        better = model.suggested()
         if better is not None:
-            terminal.remark(default_model.advice(better))
+            terminal.remark(model.advice(better))
 
 
 def _ignore_formats_of_others(group: Any) -> None:
@@ -174,18 +178,12 @@ def _message(problem: BaseException) -> str:
 
 
 def _close(code: int) -> int:
-    """Flush both streams now, so that nothing is left to fail at interpreter exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            terminal.silence(stream)
-        except (OSError, ValueError) as problem:
-            terminal.silence(stream)
-            if stream is sys.stdout and code == 0:
-                terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
-                code = EXIT_FAILURE
-    return code
+    """Flush both streams; a failure of stdout is an error, unless there was one already."""
+    problem = terminal.close_streams()
+    if problem is None or code != 0:
+        return code
+    terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def start_python(
     if background:
         flags |= getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)
     try:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - this interpreter, without a shell; see above
             [*command, *arguments],
             stdin=stdin,
             stdout=stdout,

@@ -39,7 +39,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench": "cli.console quant runtime.model runtime.engine runtime.ops runtime.cuda.driver",
     "cli.chat": "cli.console quant runtime.engine runtime.model",
     "cli.eval": "cli.bench cli.console quant runtime.hub runtime.model runtime.evaluation tokenizer",
-    "cli.settings": "cli.console",
+    "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model runtime.engine",
     # runtime, from the top: names and text in, text out
     "runtime": "",

@@ -99,6 +99,11 @@ class Tokenizer:
         self._least_together = _LEAST_TOGETHER
         self._compiled: CompiledEncoder | None = None
 
+    def __repr__(self) -> str:
+        ends = ", ".join(map(repr, map(self.token_text, sorted(self.end_ids)))) or "no end token"
+        template = "a chat template" if self.chat_template else "no chat template"
+        return f"<Tokenizer: {self.vocab_size} tokens, ends at {ends}, {template}>"
+
     def accelerate(self, kernels: Callable[[int], EncodeKernel | None]) -> None:
         """Let long texts be encoded by machine code: `kernels` returns the kernel of bpe/compiled/.
 

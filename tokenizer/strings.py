@@ -143,7 +143,8 @@ class PackedLookup(Lookup):
     def _fill(self) -> None:
         """Become an ordinary dictionary."""
         self._patience = -1
-        known = {text: number for text, number in self.items() if number != self.absent}
+        items = list(self.items())  # a copy made at once, since another thread may add to this dictionary
+        known = {text: number for text, number in items if number != self.absent}
         texts, numbers = self._texts.tolist(), range(len(self._texts))
         usable = self._usable
         pairs = zip(texts, numbers, strict=True)

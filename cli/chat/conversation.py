@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console.bounded_io import read_file
+from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
     from ...runtime.model.model import Model
 
 LONGEST_FILE = 64 << 20  # bytes
 RESERVE = 4  # 1/RESERVE of the context is kept free for the reply, if dropping old turns can free it
+KEPT = 2  # 1/KEPT of the room for the prompt is filled at most after turns have been dropped
 
 
 @dataclass
@@ -42,18 +45,31 @@ class Conversation:
 
         The system prompt and the newest turn always stay; if these alone exceed the context, nothing is
         dropped and the engine raises ContextExceeded. A reply in the newest turn is continued.
+
+        If turns must go, half of the room is freed: until that is full again, each prompt begins with the one
+        before, whose keys and values are in the cache. As in a shift of llama.cpp's context, which discards
+        half of it. The prompt is rendered O(log turns) times.
         """
         wanted = model.context // RESERVE
         room = model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
-        before = ids = self._ids(model, self.turns)
-        kept = self.turns
-        while len(ids) > room and len(kept) > 1:
-            kept = kept[1:]
-            ids = self._ids(model, kept)
-        if len(ids) > model.context:
-            return ids, 0
-        self.turns = kept
-        return ids, len(before) - len(ids)
+        whole = self._ids(model, self.turns)
+        if len(whole) <= room:
+            return whole, 0
+        prompts = {0: whole}  # by the number of turns that are dropped
+
+        def length(dropped: int) -> int:
+            if dropped not in prompts:
+                prompts[dropped] = self._ids(model, self.turns[dropped:])
+            return len(prompts[dropped])
+
+        most = len(self.turns) - 1
+        dropped = _first(lambda n: length(n) <= room // KEPT, 0, most)
+        if length(dropped) > room // KEPT:  # the newest turn is long: keep what there is room for beside it
+            dropped = _first(lambda n: length(n) <= room, 0, most)
+        if length(dropped) > model.context:
+            return prompts[dropped], 0
+        self.turns = self.turns[dropped:]
+        return prompts[dropped], len(whole) - length(dropped)
 
     def _ids(self, model: Model, turns: list[Turn]) -> list[int]:
         if self.raw:
@@ -74,13 +90,21 @@ class Conversation:
         return ids + model.tokenizer.encode(begun) if begun else ids
 
 
+def _first(fits: Callable[[int], bool], low: int, high: int) -> int:
+    """The smallest number from `low` to `high` that `fits`, as all above it do; `high` if none does."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low
+
+
 def save(conversation: Conversation, model_name: str, path: Path) -> None:
     """Write a conversation as JSON, replacing the file only once it is written. ValueError if what is there
     is no ordinary file."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is there and is no ordinary file")
     turns = [{"user": turn.user, "assistant": turn.reply, "cut": turn.cut} for turn in conversation.turns]
-    data = {"model": model_name, "system": conversation.system, "turns": turns}
+    data = {"model": utf8(model_name), "system": conversation.system, "turns": turns}
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ...quant.home import home
 from ..console import terminal
+from ..console.safe_text import utf8
 
 FENCE = '"""'  # begins and ends a message of several lines
 
@@ -36,6 +37,8 @@ def line_editor(completions: Sequence[str]) -> Callable[[str], str]:
     from prompt_toolkit.history import FileHistory, History, InMemoryHistory
     from prompt_toolkit.output import ColorDepth, create_output
 
+    from .pasted_text import ShownSafely
+
     history: History
     path = home() / "chat_history"
     try:
@@ -51,13 +54,18 @@ def line_editor(completions: Sequence[str]) -> Callable[[str], str]:
         color_depth=None if terminal.takes_colour(stream) else ColorDepth.DEPTH_1_BIT,
         completer=WordCompleter([*completions], sentence=True),
         complete_while_typing=False,
+        input_processors=[ShownSafely()],
     )
-    return session.prompt
+
+    def read(prompt: str) -> str:
+        return utf8(session.prompt(prompt))  # bytes that are not UTF-8 come as lone surrogates
+
+    return read
 
 
 def _plain_line(prompt: str) -> str:
     """Read a line where nothing can be edited: a dumb terminal, or one that shows neither stream."""
-    terminal.tell(prompt)
+    terminal.ask(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ..console import terminal
 from ..console.explain import explain
 from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
+from ..console.wording import count
 from .conversation import Conversation, Turn
 from .line_editor import line_editor, read_message
-from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -62,10 +62,10 @@ class Session:
         turn = self.conversation.turns[-1]
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
-            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
+            terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
         sink = terminal.ModelText()
         try:
-            reply = self.last = generate(self.model, ids, self.params, sink.write, RepetitionDetector().push)
+            reply = self.last = generate(self.model, ids, self.params, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
@@ -75,7 +75,7 @@ class Session:
         if not reply.text and reply.finish_reason == INTERRUPTED:
             return
         turn.reply = (turn.reply or "") + reply.text
-        cut = why_cut(reply, self.model)
+        cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
         turn.cut = reply.finish_reason if cut else ""
         if cut:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")

@@ -11,10 +11,10 @@ import typer
 
 from ..chat.session import Session, converse
 from ..console import terminal
-from ..console.default_model import chosen_model
 from ..console.generation import GenerationOptions
-from ..console.options import Model_, TextOrJson, flag, with_options
+from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
+from ..settings.model import Model_, chosen_model
 from .run import answer, refuse_system_of_raw
 
 

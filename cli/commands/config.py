@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..console import terminal
+from ..console.safe_text import as_json, lines, one_line
 from ..settings.file import SettingsError, change, read_settings, settings_path, spelled
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def config(
     if unset and (key is None or value):
         raise typer.BadParameter("--unset takes KEY alone")
     if path:
-        terminal.write(f"{settings_path() or _no_place()}\n")
+        terminal.write(one_line(str(settings_path() or _no_place())) + "\n")
     elif key is None:
         _show_all()
     elif unset:
@@ -107,7 +107,7 @@ def _checked(commands: Mapping[str, Flags], table: str, key: str, words: list[st
 def _show_all() -> None:
     settings = read_settings()
     for key, value in _lines(settings):
-        terminal.write(f"{key} = {json.dumps(value, ensure_ascii=False)}\n")
+        terminal.write(f"{one_line(key)} = {as_json(value)}\n")
     terminal.remark(f"{settings_path() or _no_place()}" + ("" if settings else ": no settings yet"))
 
 
@@ -127,7 +127,7 @@ def _show(key: str) -> None:
     for each, value in _lines(read_settings()):
         if each == shown:
             for item in value if isinstance(value, list) else [value]:
-                terminal.write(f"{item if isinstance(item, str) else json.dumps(item)}\n")
+                terminal.write(f"{lines(item) if isinstance(item, str) else as_json(item)}\n")
             return
     terminal.note(f"{shown} is not set")
     raise typer.Exit(1)

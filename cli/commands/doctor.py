@@ -14,6 +14,8 @@ from ...quant.home import home
 from ...quant.units import human_bytes
 from ...runtime.hub import repository
 from ..console import terminal
+from ..console.table import pairs
+from ..console.wording import count
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
 
@@ -33,15 +35,15 @@ def doctor() -> None:
         ("Hub cache", _or_error(lambda: _folder(repository.cache_folder()))),
         ("kernels", _or_error(_kernels)),
     ]
-    terminal.write(terminal.pairs(rows))
+    terminal.write(pairs(rows))
 
 
 def _or_error(find: Callable[[], str]) -> str:
     """The result of `find`, or its error as a line: the report goes on whatever fails."""
     try:
         return find()
-    except Exception as problem:
-        return f"cannot tell: {type(problem).__name__}: {terminal.one_line(str(problem))}"
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the report goes on
+        return f"cannot tell: {type(problem).__name__}: {problem}"
 
 
 def _version(package: str) -> str:
@@ -66,7 +68,9 @@ def cpu_name() -> str:
 def _cores() -> str:
     from ...runtime.cpu.processors import default_threads
 
-    text = f"{default_threads()} threads by default, {os.cpu_count() or 1} logical processors"
+    text = (
+        f"{count(default_threads(), 'thread')} by default, {count(os.cpu_count() or 1, 'logical processor')}"
+    )
     if (nodes := numa_nodes()) > 1:
         text += (
             f", {nodes} NUMA nodes (numactl --cpunodebind=0 --membind=0 llm … may be faster for small models)"

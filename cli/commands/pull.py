@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ...runtime.hub.resolve import download
 from ..console import terminal
-from ..console.options import ModelArgument, ModelBeside, one_model
 from ..console.progress import Progress
+from ..console.safe_text import one_line
+from ..settings.model import ModelArgument, ModelBeside, one_model
 
 
 def pull(model: ModelArgument = None, named: ModelBeside = None) -> None:
@@ -14,4 +15,4 @@ def pull(model: ModelArgument = None, named: ModelBeside = None) -> None:
     The path of its file or folder goes to stdout.
     """
     path = download(one_model(model, named), Progress)
-    terminal.write(f"{path}\n")
+    terminal.write(one_line(str(path)) + "\n")

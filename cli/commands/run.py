@@ -10,11 +10,12 @@ import typer
 
 from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
-from ..console.default_model import chosen_model, named_by_user
 from ..console.generation import GenerationOptions
-from ..console.options import Model_, TextOrJson, flag, with_options
+from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_prompt, read_stdin
-from ..console.reply import INTERRUPTED, as_json, generate, show_stats, why_cut
+from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..console.safe_text import as_json
+from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -89,10 +90,10 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
             sink.finish()
         raise
     if not plain:
-        terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
+        terminal.write(as_json(reply_facts(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:
         sink.finish()
-    if cut := why_cut(reply, loaded):
+    if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):
         terminal.remark(f"({cut})")
     if options.stats:
         show_stats(reply)

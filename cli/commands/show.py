@@ -11,8 +11,11 @@ from ...runtime.hub.errors import ModelNotFound
 from ...runtime.hub.names import parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
-from ..console.default_model import size as size_of
-from ..console.options import ModelArgument, ModelBeside, TextOrJson, flag, one_model
+from ..console.options import TextOrJson, flag
+from ..console.safe_text import as_json
+from ..console.table import pairs
+from ..settings.model import ModelArgument, ModelBeside, one_model
+from ..settings.model import size as size_of
 
 Facts = dict[str, Any]  # for -o json
 Rows = list[tuple[str, str]]  # (label, value), for people
@@ -38,9 +41,9 @@ def show(
     else:
         raise ModelNotFound(f"{name} is not on disk; llm pull {name} fetches it")
     if output is TextOrJson.json:
-        terminal.write(terminal.as_json(facts, indent=1) + "\n")
+        terminal.write(as_json(facts, indent=1) + "\n")
     else:
-        terminal.write(terminal.pairs(rows))
+        terminal.write(pairs(rows))
 
 
 def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
@@ -79,7 +82,7 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
         ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
         ("chat template", "yes" if about.chat_template else _builtin(path)),
         ("licence", licence or "not stated"),
-        ("size", human_bytes(size)),
+        ("size", f"{human_bytes(size)}, {human_bytes(about.n_bytes)} of them weights"),
         *(("file", str(file)) for file in about.paths),
     ]
     return facts, rows

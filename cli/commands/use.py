@@ -12,8 +12,9 @@ from ...runtime.hub.catalogue import DEFAULT, Entry
 from ...runtime.hub.names import HubName, parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
-from ..console.default_model import VARIABLE, from_environment, size
+from ..console.safe_text import one_line
 from ..settings.file import change, read_settings
+from ..settings.model import VARIABLE, from_environment, size
 
 KEY = "model"  # of the settings file
 
@@ -33,7 +34,7 @@ def use(
     It goes into the settings file (llm config). Nothing is downloaded.
     """
     if model is None:
-        terminal.write(f"{from_environment() or read_settings().get(KEY, DEFAULT)}\n")
+        terminal.write(one_line(str(from_environment() or read_settings().get(KEY, DEFAULT))) + "\n")
         return
     parsed = parse_name(model)
     name = _stored(parsed)

@@ -1,7 +1,7 @@
 """Flags that several commands share, and commands whose flags are the fields of a dataclass.
 
 Every flag can also be set as LLM_<FLAG> in the environment, and in the settings file (cli/settings).
-LLM_USER_PATH belongs to another tool, and LLM_MODEL does so too: see default_model.py.
+LLM_USER_PATH belongs to another tool, and LLM_MODEL does so too: see cli/settings/model.py.
 """
 
 from __future__ import annotations
@@ -16,35 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ...runtime.hub.catalogue import DEFAULT
-from .default_model import prefer_environment
 
-_MODEL_HELP = "File, folder, short name, or org/repo[:quant] on the Hub"
-Model_ = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help=f"{_MODEL_HELP}; default: what `llm use` chose, else {DEFAULT}.",
-        callback=prefer_environment,
-    ),
-]
-ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help=f"{_MODEL_HELP}.", show_default=False)
-]
-ModelBeside = Annotated[
-    str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as the argument.")
-]
-ModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help=f"{_MODEL_HELP}; may be given several times.",
-        callback=prefer_environment,
-    ),
-]
 DEFAULT_MODEL = DEFAULT
 MAX_CONTEXT = 2**31 - 1  # positions are int32
 MAX_THREADS = 1024  # as `load_model` has it, whose module is slow to import
@@ -55,16 +27,6 @@ def flag(*names: str, help: str, **more: Any) -> Any:
     """A typer option that LLM_<LONG NAME> can set as well; the last of `names` is the long one."""
     variable = "LLM_" + names[-1].removeprefix("--").upper().replace("-", "_")
     return typer.Option(*names, envvar=variable, show_envvar=False, help=help, **more)
-
-
-def one_model(argument: str | None, named: str | None) -> str:
-    """The model of a command that takes it as an argument or with -m. A usage error for none or two."""
-    if argument is not None and named is not None and argument != named:
-        raise typer.BadParameter(f"two models are named, {argument} and {named}; this command takes one")
-    model = argument if argument is not None else named
-    if model is None:
-        raise typer.BadParameter("no model is named: give a file, a folder, a short name or org/repo[:quant]")
-    return model
 
 
 class Device(StrEnum):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import terminal
+from .repetition import RepetitionDetector
+from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -36,12 +38,12 @@ def generate(
     ids: list[int],
     params: SamplingParams,
     write: Callable[[str], None],
-    repeats: Callable[[str], bool] | None = None,
 ) -> Reply:
     """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
 
-    `repeats` is given each piece, and ends the reply if it says so.
+    A model that repeats itself without end is stopped as well.
     """
+    repeats = RepetitionDetector().push
     pieces: list[str] = []
     reason = INTERRUPTED
     try:
@@ -49,7 +51,7 @@ def generate(
             for piece in stream:
                 pieces.append(piece)
                 write(piece)
-                if repeats and repeats(piece):
+                if repeats(piece):
                     break
             looped = model.stats.finish_reason is None
         reason = LOOP if looped else str(model.stats.finish_reason)
@@ -74,12 +76,12 @@ def show_stats(reply: Reply) -> None:
     stats = reply.stats
     first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
     terminal.note(
-        f"prompt: {stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them cached"
+        f"prompt: {count(stats['prompt_tokens'], 'token')}, {stats['cached_tokens']} of them cached"
         + _number(stats["prompt_tokens_per_second"], ", {:.1f} tokens/s")
         + (f", {first}" if first else "")
     )
     terminal.note(
-        f"reply: {stats['new_tokens']} tokens"
+        f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
         + f", ended by {reply.finish_reason}"
     )
@@ -89,18 +91,19 @@ def _number(value: float | int | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
-def why_cut(reply: Reply, model: Model) -> str | None:
-    """Why a reply is incomplete, as a phrase; None if it is complete."""
+def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
+    """Why a reply is incomplete, as a phrase; None if it is complete. `cure`: what may help a model that
+    repeats itself."""
     if reply.finish_reason == "length":
-        return f"cut after {reply.stats['new_tokens']} tokens (-n)"
+        return f"cut after {count(reply.stats['new_tokens'], 'token')} (-n)"
     if reply.finish_reason == "context":
         return f"cut, because the context of {model.context} tokens is full (-c)"
     if reply.finish_reason == LOOP:
-        return "stopped: it says the same again and again; /set repeat_penalty 1.1 and /regen may help"
+        return f"stopped: it says the same again and again; {cure} may help"
     return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
 
 
-def as_json(name: str, reply: Reply) -> dict[str, Any]:
+def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
     return {
         "model": name,

@@ -85,6 +85,9 @@ def change(table: str, key: str, value: Any | None) -> Path:
     try:
         _edit(document, table, key, value)
         text = tomlkit.dumps(document)
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(f"{key}: what is not UTF-8 text cannot stand in a settings file") from None
     except (TOMLKitError, ValueError) as problem:
         raise SettingsError(f"{path}: {problem}") from None
     _write(path, text)

@@ -14,7 +14,7 @@ from .per_layer import PerLayerInputConfig
 from .recurrent import Multipliers, RecurrentConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ModelConfig:
     """One decoder-only model. Raises DamagedFile for sizes that do not fit together."""
 
@@ -73,6 +73,12 @@ class ModelConfig:
     def sizes(self, layer: Layer) -> tuple[int, int, int]:
         """head_dim, n_kv_heads and ffn of a layer."""
         return layer.head_dim or self.head_dim, layer.kv_heads or self.n_kv_heads, layer.ffn or self.ffn
+
+    def __repr__(self) -> str:
+        """The sizes on one line, without the layers, of which there may be a hundred."""
+        names = ("arch", "n_layers", "hidden", "n_heads", "n_kv_heads", "head_dim", "ffn", "vocab_size")
+        sizes = [f"{name}={getattr(self, name)!r}" for name in (*names, "context_length")]
+        return f"ModelConfig({', '.join(sizes)}, …)"
 
     def __post_init__(self) -> None:
         for layer in self.layers:

@@ -114,7 +114,9 @@ class LogitsWriter:
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
     """The header of a safetensors file with these tensors and metadata."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    # A file name may hold bytes that are not UTF-8, as lone surrogates, and readers of JSON refuse those.
+    entries = {key: text.encode("utf-8", "replace").decode() for key, text in metadata.items()}
+    header: dict[str, object] = {"__metadata__": entries}
     end = 0
     for name, (dtype, shape) in tensors.items():
         start, end = end, end + _n_bytes(dtype, shape)

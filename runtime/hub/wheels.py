@@ -140,7 +140,7 @@ def _run_pip(
     environment = {**child_environment(), "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}
     log = folder / "pip.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603 - `_pip`, for a name in the catalogue
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
         )
         try:

@@ -2,12 +2,12 @@
 
 The available memory is the least of what the system has (MemAvailable of /proc/meminfo) and what the control
 groups around this process still allow, in version 1 and 2: the kernel kills a container that goes beyond its
-limit. Page cache counts as available, since the kernel takes it back when it needs it.
+limit. Page cache counts as available, since the kernel takes it back when it needs it. On macOS and Windows,
+which have no /proc, psutil says what is available.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,14 +82,14 @@ def cache_bytes_per_token(layers: Sequence[CacheLayer], kv_type: str) -> float:
 def available_memory(root: Path = Path("/")) -> int | None:
     """Bytes of memory that this process can still take, or None where the system does not say.
 
-    Where there is no /proc, this is the physical memory. `root` stands in for the file system's in tests.
+    Where there is no /proc, psutil asks the system. `root` stands in for the file system's in tests.
     """
     limits = [*_system_free(root), *_cgroup_free(root)]
     return min(limits) if limits else None
 
 
 def _system_free(root: Path) -> Iterator[int]:
-    """The system's available memory in bytes, or its physical memory."""
+    """The system's available memory in bytes."""
     meminfo = _read(root / "proc/meminfo")
     for line in meminfo.splitlines():
         words = line.split()
@@ -97,8 +97,10 @@ def _system_free(root: Path) -> Iterator[int]:
             yield int(words[1]) * 1024
     if not meminfo and root == Path("/"):
         try:
-            yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (AttributeError, ValueError, OSError):  # Windows; a name or a value that is not known
+            import psutil  # only on systems without /proc
+
+            yield int(psutil.virtual_memory().available)
+        except (ImportError, OSError, RuntimeError):  # psutil's own errors for a system that it does not know
             return
 
 

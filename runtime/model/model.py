@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
+from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
@@ -17,8 +18,12 @@ from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
 from ..engine.sampler import SamplingParams
 from ..engine.stats import GenerationStats
+from .sampling_keywords import SamplingKeywords, sampling_params
 from .source import Source
 from .stop_strings import StopFilter
+from .turns import Turns
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
@@ -42,8 +47,9 @@ class Model:
     - `stats`: token counts and times of the latest generation, and why it ended.
 
     A model has one KV cache: a call computes only the part of its prompt that the cache does not begin with,
-    and a generation that was started earlier cannot go on (StaleGeneration). Not for use from several threads
-    at once. After `close`, calls raise ModelClosed.
+    and a generation that the same thread started earlier cannot go on (StaleGeneration). Calls from several
+    threads wait for each other (`Turns`). After `close`, calls raise ModelClosed, as they do in a process
+    made by `fork`, where the model has no threads.
     """
 
     def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
@@ -57,6 +63,12 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._turns = Turns(source.name)
+
+    def __repr__(self) -> str:
+        state = f"context {self.context}" if self._machine is not None else "closed"
+        device = type(self.engine.machine).__name__.removesuffix("Machine").lower()
+        return f"<Model {self.name!r}: {self.config.arch}, {human_bytes(self.n_bytes)}, {device}, {state}>"
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -83,14 +95,17 @@ class Model:
         return ids
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, **variables: Any
+        self,
+        messages: Messages,
+        tools: Sequence[Any] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The token ids of a conversation, rendered by the model's chat template, up to the model's answer.
 
-        - `messages`: dicts with `role` and `content`, as chat APIs have them; control tokens that are written
-          in a content stay text.
+        - `messages`: dicts with `role` and `content`, as chat APIs have them, or a text, which is one message
+          of a user; control tokens that are written in a content stay text.
         - `tools`: JSON schemas of functions that the model may call.
-        - `variables`: what else the template reads, such as `enable_thinking`.
+        - `variables`: what else the template reads, such as {"enable_thinking": False}.
 
         Raises TemplateError if the model has no template, or if the template refuses the conversation, and
         TokenizerError if the model has no tokenizer.
@@ -99,7 +114,12 @@ class Model:
             raise TemplateError(f"{self.name} has no chat template; use raw completion instead (--raw)")
         # With None, encode_chat chooses among the tokenizer's templates: it may have another one for tools.
         own = self.chat_template == self.tokenizer.chat_template
-        return encode_chat(self.tokenizer, None if own else self.chat_template, messages, tools, **variables)
+        template = None if own else self.chat_template
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
+            raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
+        return encode_chat(self.tokenizer, template, messages, tools, **(variables or {}))
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 [len(ids), vocab_size]: the logits after each of `ids`, whatever was computed before.
@@ -107,20 +127,31 @@ class Model:
         Raises ContextExceeded for more ids than the context holds, ValueError for ids outside the vocabulary,
         TypeError for ids that are not a flat sequence of whole numbers, ModelClosed.
         """
-        return self._open_engine().logits(ids)
+        engine = self._open_engine()
+        return self._turns.call(lambda: engine.logits(ids))
 
     def generate(
-        self, ids: Sequence[int], params: SamplingParams | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[int, None, None]:
         """The token ids that follow `ids`, each as soon as it is chosen; end tokens are left out.
 
-        `params.stop` has no effect, since it is about text: see `stream`. Raises what `logits` raises at the
-        call; and while it is iterated BadLogits, StaleGeneration, ModelClosed, or on a GPU CudaError.
+        `sampling`: fields of SamplingParams (`temperature=0`), which replace those of `params`. `stop` has no
+        effect, since it is about text: see `stream`. Raises what `logits` raises at the call, and TypeError
+        or ValueError for wrong parameters; and while it is iterated BadLogits, StaleGeneration, ModelClosed,
+        or on a GPU CudaError.
         """
-        return self._open_engine().generate(ids, params)
+        params = sampling_params("generate", params, sampling)
+        return self._turns.steps(self._open_engine().generate(ids, params))
 
     def stream(
-        self, ids: Sequence[int], params: SamplingParams | None = None, skip_special: bool = True
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        skip_special: bool = True,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
 
@@ -128,22 +159,27 @@ class Model:
         `stats.finish_reason` says afterwards why the text ended. Errors as for `generate`, and TokenizerError
         at the call if the model has no tokenizer.
         """
-        params = params or SamplingParams()
+        params = sampling_params("stream", params, sampling)
         decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
         return self._text(self.generate(ids, params), decoder, StopFilter(params.stop))
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The model's answer to a conversation, in pieces of text as it is generated.
 
-        Arguments and errors are those of `encode_chat` and `stream`.
+            model.chat("Why is the sky blue?", temperature=0, max_tokens=100)
+
+        Arguments and errors are those of `encode_chat` and `stream`. A keyword that is neither an argument
+        nor a field of SamplingParams raises TypeError: what the chat template reads goes into `variables`.
         """
-        return self.stream(self.encode_chat(messages, tools, **variables), params)
+        params = sampling_params("chat", params, sampling)
+        return self.stream(self.encode_chat(messages, tools, variables), params)
 
     def _text(
         self, tokens: Generator[int, None, None], decoder: IncrementalDecoder, stops: StopFilter
@@ -170,9 +206,9 @@ class Model:
 
     def close(self) -> None:
         """Stop the machine's threads and free its memory. Later calls of other methods raise ModelClosed."""
-        if self._machine is not None:
-            self._machine.close()
-            self._machine = None
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            self._turns.close(machine.close)
 
     def __enter__(self) -> Model:
         return self

@@ -44,12 +44,39 @@ def test_all_turns_stay_while_they_fit() -> None:
 
 
 def test_the_oldest_turns_go_first_and_the_system_prompt_stays() -> None:
-    conversation = Conversation("sys", turns=turns("one", "two", "three", "four"))
+    conversation = Conversation("s", turns=turns("one", "twoo", "q", "four"))
     text, gone = fit(conversation)
-    assert text == "s:sys;u:two;a:TWO;u:three;a:THREE;u:four;a:"
-    assert gone == len("u:one;a:ONE;")
-    assert [turn.user for turn in conversation.turns] == ["two", "three", "four"]
+    assert text == "s:s;u:q;a:Q;u:four;a:"
+    assert gone == len("u:one;a:ONE;u:twoo;a:TWOO;")
+    assert [turn.user for turn in conversation.turns] == ["q", "four"]
     assert fit(conversation) == (text, 0)
+
+
+def test_after_turns_have_gone_the_prompt_stays_the_same_for_several_turns() -> None:
+    conversation, prompts, steps = Conversation("s"), [""], []
+    for i in range(40):
+        conversation.turns.append(Turn(f"{i % 10}"))
+        text, gone = fit(conversation)
+        assert len(text) <= 45
+        assert bool(gone) != text.startswith(prompts[-1].removesuffix("a:")) or i == 0
+        steps += [i] if gone else []
+        prompts.append(text)
+        conversation.turns[-1].reply = "x"
+    assert len(steps) == 9  # and not each of the 40: a turn has 8 letters, and 22 of 45 are freed
+
+
+@pytest.mark.parametrize("n", [2, 3, 100, 2000])
+def test_fitting_renders_a_prompt_a_few_times(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    rendered = []
+
+    def encode_chat(self: Letters, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        rendered.append(len(messages))
+        return [0] * (10 * len(messages))
+
+    monkeypatch.setattr(Letters, "encode_chat", encode_chat)
+    _, gone = fit(Conversation(turns=turns(*["x"] * n)), max_tokens=0)
+    assert gone == (0 if n <= 3 else 10 * (2 * n - 1) - 30)
+    assert len(rendered) <= 2 + 2 * n.bit_length()
 
 
 def test_a_short_reply_needs_less_room() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import kukri.runtime.hub.resolve
-from kukri.cli.console import default_model, terminal
+from kukri.cli.console import terminal
+from kukri.cli.settings import model
 from kukri.runtime.hub.catalogue import BY_NAME
 
 from ...running import Run, failed
@@ -240,7 +241,7 @@ def test_a_machine_too_small_for_anything_better(
     llm_inside: Run, asked: list[str], on_terminal: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kukri.runtime.model.memory_check.available_memory", lambda: 500_000_000)
-    assert default_model.suggested() is None
+    assert model.suggested() is None
     on_terminal("stdout", "stderr")
     assert b"for trying things out\n" in llm_inside("run", *QUICK, "hi").stderr.replace(b"\x1b[0m", b"")
     assert b"no models yet; llm list --all" in llm_inside("list").stderr

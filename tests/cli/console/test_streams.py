@@ -87,7 +87,7 @@ def test_ctrl_c_keeps_what_was_written_and_ends_with_130(
     environment: dict[str, str], endless: Path, output: str
 ) -> None:
     process = subprocess.Popen(
-        [*LLM, "run", "-m", str(endless), "-c", "100000", "-t", "0", "-o", output, "hello"],
+        [*LLM, "run", "-m", str(endless), "-c", "100000", "-t", "1.5", "-o", output, "hello"],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -286,6 +286,18 @@ def test_config_refuses_what_no_command_would_take(llm_inside: Run, config: Path
     assert not config.exists()
 
 
+def test_what_is_not_text_or_no_terminal_should_get(llm_inside: Run, config: Path, tmp_path: Path) -> None:
+    config.write_text("seed = 1\n")
+    assert "not UTF-8 text" in failed(llm_inside("config", "chat.system", "\udcff"), 2)
+    (tmp_path / "m\udcff.gguf").write_bytes(b"")
+    assert "not UTF-8 text" in failed(llm_inside("use", f"{tmp_path}/m\udcff.gguf"), 2)
+    assert config.read_text() == "seed = 1\n"
+    assert llm_inside("config", "chat.system", "a\x1b[2Jb\x9b").returncode == 0
+    for words in (("config",), ("config", "chat.system")):
+        assert not set(llm_inside(*words).stdout.decode()) & {"\x1b", "\x9b"}
+    assert read_settings()["chat"]["system"] == "a\x1b[2Jb\x9b"
+
+
 def test_config_mends_a_file_that_says_something_wrong(llm_inside: Run, config: Path, tiny: Path) -> None:
     config.write_text("temprature = 1\n")
     assert llm_inside("config", "temprature").stdout == b"1\n"

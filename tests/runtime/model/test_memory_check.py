@@ -1,6 +1,8 @@
 """What is free, from made-up /proc and /sys trees, and what is said when a model does not fit."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,21 @@ def test_without_control_groups(tmp_path):
 def test_nothing_known(tmp_path):
     assert available_memory(tmp_path) is None
     assert available_memory(tree(tmp_path, {"proc/meminfo": "nonsense\n\nMemAvailable:\n"})) is None
+
+
+@pytest.mark.parametrize("answer", [5_000_000_000, None, OSError, ImportError])
+def test_systems_without_proc_are_asked_through_psutil(monkeypatch, answer):
+    """macOS and Windows. Where psutil is missing or fails, nothing is known, and no guess is made."""
+
+    def virtual_memory() -> SimpleNamespace:
+        if isinstance(answer, type):
+            raise answer
+        return SimpleNamespace(available=answer, total=10 * answer)
+
+    fake = None if answer is None else SimpleNamespace(virtual_memory=virtual_memory)
+    monkeypatch.setitem(sys.modules, "psutil", fake)  # None: the import fails
+    monkeypatch.setattr(memory_check, "_read", lambda path: "")
+    assert available_memory() == (answer if isinstance(answer, int) else None)
 
 
 def test_this_machine():
@@ -125,24 +142,12 @@ def test_lines_of_meminfo(tmp_path, text, free):
     assert available_memory(tree(tmp_path, {"proc/meminfo": text})) == free
 
 
-def test_physical_memory_only_without_proc(monkeypatch):
-    files = {}
-    monkeypatch.setattr(memory_check, "_read", lambda path: files.get(path.as_posix(), ""))
-    sizes = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr(memory_check.os, "sysconf", lambda name: sizes[name], raising=False)
-    assert available_memory() == 4_096_000
-    files["/proc/meminfo"] = MEMINFO
+def test_proc_counts_where_it_is_there(monkeypatch):
+    monkeypatch.setattr(
+        memory_check, "_read", lambda path: {"/proc/meminfo": MEMINFO}.get(path.as_posix(), "")
+    )
+    monkeypatch.setitem(sys.modules, "psutil", SimpleNamespace(virtual_memory=lambda: 1 / 0))
     assert available_memory() == FREE
-
-
-@pytest.mark.parametrize("error", [AttributeError, ValueError, OSError])
-def test_physical_memory_that_is_not_known(monkeypatch, error):
-    def sysconf(name):
-        raise error(name)
-
-    monkeypatch.setattr(memory_check, "_read", lambda path: "")
-    monkeypatch.setattr(memory_check.os, "sysconf", sysconf, raising=False)
-    assert available_memory() is None
 
 
 def limited(folder, limit, used="0"):

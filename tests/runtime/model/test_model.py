@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +24,7 @@ from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.model import Model
 from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.model.sampling_keywords import SamplingKeywords
 from kukri.runtime.model.source import load_tokenizer
 from kukri.tokenizer import TokenizerError, tokenizer_from_gguf
 from kukri.tokenizer.chat.template import TemplateError
@@ -208,7 +211,58 @@ def test_chat_passes_tools_and_variables():
     assert "TOOLS 3" in text
     template = "{{ colour }}"
     model = scripted("", **{"tokenizer.chat_template": template})
-    assert model.tokenizer.decode(model.encode_chat(HELLO, colour="blue")) == "blue"
+    assert model.tokenizer.decode(model.encode_chat(HELLO, variables={"colour": "blue"})) == "blue"
+
+
+def test_a_text_is_one_message_of_a_user():
+    model = scripted("fine")
+    assert model.encode_chat("hi") == model.encode_chat(HELLO)
+    assert "".join(model.chat("hi", GREEDY)) == "fine"
+
+
+@pytest.mark.parametrize("messages", [{"role": "user", "content": "hi"}, ["hi"], [1]])
+def test_what_are_no_messages_is_said(messages):
+    with pytest.raises(TypeError, match="a list of dicts with `role` and `content`, or one text"):
+        scripted("").encode_chat(messages)
+
+
+def test_sampling_parameters_may_be_keywords():
+    model = scripted("abcdef")
+    assert "".join(model.chat(HELLO, temperature=0, max_tokens=3)) == "abc"
+    assert model.stats.finish_reason == "length"
+    assert len(list(scripted("abcdef").generate([1], GREEDY, max_tokens=2))) == 2
+    assert "".join(scripted("abcdef").stream([1], GREEDY, stop="d")) == "abc"
+    assert "".join(scripted("abcdef").chat(HELLO, SamplingParams(max_tokens=5), temperature=0)) == "abcde"
+    for wrong in ({"temperature": -1}, {"max_tokens": 1.5}):
+        with pytest.raises(ValueError, match=r"temperature|max_tokens"):
+            model.chat(HELLO, **wrong)
+
+
+def test_unknown_keywords_are_errors():
+    model = scripted("")
+    with pytest.raises(TypeError, match=r"chat\(\) has no parameter 'temprature': did you mean temperature"):
+        model.chat(HELLO, temprature=0)
+    with pytest.raises(TypeError, match=r"'enable_thinking'.*go into variables="):
+        model.chat(HELLO, enable_thinking=False)
+    for method in (model.generate, model.stream):
+        with pytest.raises(TypeError, match=r"'colour': the keywords are temperature, top_k"):
+            method([1], colour=3)
+    with pytest.raises(TypeError, match="takes SamplingParams"):
+        model.chat(HELLO, {"temperature": 0})
+
+
+def test_the_keywords_are_the_fields_of_sampling_params():
+    assert list(SamplingKeywords.__annotations__) == [field.name for field in fields(SamplingParams)]
+
+
+def test_what_a_notebook_shows(gguf):
+    with load_model(gguf(), LoadOptions(device="reference", context=64)) as model:
+        assert re.fullmatch(r"<Model '.+': llama, [\d.]+ kB, reference, context 64>", repr(model))
+        assert repr(model.config).startswith("ModelConfig(arch='llama', n_layers=")
+        assert repr(model.tokenizer) == "<Tokenizer: 260 tokens, ends at '<|im_end|>', a chat template>"
+        for shown in (model, model.config, model.tokenizer):
+            assert len(repr(shown)) < 200
+    assert "closed" in repr(model)
 
 
 def test_tools_take_the_template_for_tools():

@@ -1,4 +1,4 @@
-"""Which model a command takes that names none, and what to say about it.
+"""How commands are told their model, which one they take that is told none, and what to say about that.
 
 `-m`, then LLM_MODEL, then the settings file, then the tiny model of the catalogue.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ...runtime.hub.catalogue import BY_NAME, DEFAULT, Entry
 from ...runtime.hub.errors import ModelNotFound
 from ...runtime.hub.names import looks_like_path, parse_name
-from . import terminal
+from ..console import terminal
 
 VARIABLE = "LLM_MODEL"
 
@@ -54,6 +54,45 @@ def from_environment() -> str | None:
             terminal.remark(f"{VARIABLE}={name} is no model that kukri knows, and is ignored")
             return None
     return name
+
+
+_MODEL_HELP = "File, folder, short name, or org/repo[:quant] on the Hub"
+Model_ = Annotated[
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help=f"{_MODEL_HELP}; default: what `llm use` chose, else {DEFAULT}.",
+        callback=prefer_environment,
+    ),
+]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help=f"{_MODEL_HELP}.", show_default=False)
+]
+ModelBeside = Annotated[
+    str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as the argument.")
+]
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help=f"{_MODEL_HELP}; may be given several times.",
+        callback=prefer_environment,
+    ),
+]
+
+
+def one_model(argument: str | None, named: str | None) -> str:
+    """The model of a command that takes it as an argument or with -m. A usage error for none or two."""
+    if argument is not None and named is not None and argument != named:
+        raise typer.BadParameter(f"two models are named, {argument} and {named}; this command takes one")
+    model = argument if argument is not None else named
+    if model is None:
+        raise typer.BadParameter("no model is named: give a file, a folder, a short name or org/repo[:quant]")
+    return model
 
 
 def chosen_model(named: str | None) -> str:

@@ -1,0 +1,45 @@
+"""Sampling parameters as keyword arguments of a model's methods: `model.chat(messages, temperature=0)`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, TypedDict
+
+from ..engine.sampler import SamplingParams
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """The fields of SamplingParams, for type checkers."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    repeat_last_n: int
+    seed: int | None
+    max_tokens: int | None
+    stop: Sequence[str] | str
+    ignore_eos: bool
+
+
+def sampling_params(
+    method: str, params: SamplingParams | None, keywords: Mapping[str, Any]
+) -> SamplingParams:
+    """`params` (None: the defaults) with the fields that `keywords` names replaced.
+
+    `method` is named in errors: TypeError for a keyword that is no field, ValueError for a value out of
+    range.
+    """
+    known = [field.name for field in fields(SamplingParams)]
+    for name in keywords:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"the keywords are {', '.join(known)}"
+            template = ", and a chat template's variables go into variables={...}" if method == "chat" else ""
+            raise TypeError(f"{method}() has no parameter {name!r}: {hint}{template}")
+    if params is not None and not isinstance(params, SamplingParams):
+        raise TypeError(f"{method}() takes SamplingParams, or their fields as keywords, not {params!r:.80}")
+    return replace(params or SamplingParams(), **keywords)
