@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Any
 
+from ...quant.safe_files import NewFile
 from ..console.bounded_io import TooLong, read_file
 
 LONGEST = 1 << 20  # bytes
@@ -114,15 +114,7 @@ def _write(path: Path, text: str) -> None:
     target = Path(os.path.realpath(path))
     try:
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
-        try:
-            with os.fdopen(number, "w", encoding="utf-8", newline="\n") as sink:
-                sink.write(text)
-                sink.flush()
-                os.fsync(sink.fileno())
-            os.replace(name, target)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with NewFile(target, private=True) as file:
+            file.write(text.encode())
     except OSError as problem:
         raise SettingsError(f"{path} cannot be written: {problem.strerror or problem}") from None
