@@ -100,6 +100,8 @@ def _begin(client: Any, request: Any, seconds: float) -> Any:
     except queue.Empty:
         late.set()
         raise TooSlow("no answer in time") from None
+    if isinstance(result, ValueError):  # of Python's own, for names of hosts that there cannot be
+        raise Unreachable("the Hub redirects to what is no address")
     if isinstance(result, BaseException):
         raise result
     return result

@@ -140,9 +140,9 @@ def _make_folders(folder: Path, *names: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         folder = folder / name
-        folder.mkdir(exist_ok=True)
         if folder.is_symlink():
             raise StoreError(f"{folder} is a link, which the cache has no use for: delete it")
+        folder.mkdir(exist_ok=True)
     return folder
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from .answers import Refused, TooSlow, ask, read_body
 from .cache import hub_constants
@@ -81,9 +81,7 @@ def _listed(sibling: Any) -> ListedFile:
 
 def file_url(repo: str, commit: str, path: str) -> str:
     """The address of a file at a commit."""
-    from huggingface_hub import hf_hub_url
-
-    return hf_hub_url(repo, path, revision=commit)
+    return f"{hub_constants().ENDPOINT}/{repo}/resolve/{commit}/{quote(path)}"
 
 
 def hub_headers() -> dict[str, str]:
@@ -196,7 +194,7 @@ def _reachable(endpoint: str) -> bool:
         try:
             socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
             answers.append(True)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a name that no host can have
             answers.append(False)
 
     thread = threading.Thread(target=knock, daemon=True)

@@ -72,6 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -88,8 +89,8 @@ class Handler(BaseHTTPRequestHandler):
             Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
         )
         if self.hub.script is not None and self.hub.script(self):
-            self.close_connection = True
-        elif match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path):
+            return
+        if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path):
             self._api(match.group(1))
         elif match := re.fullmatch(rf"/([^/]+/[^/]+)/resolve/(?:main|{COMMIT})/(.+)", path):
             self._file(match.group(1), match.group(2), body)
