@@ -11,7 +11,7 @@ import shutil
 import stat
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -216,13 +216,12 @@ def sync_folder(folder: Path) -> None:
     """Have the names in `folder` written to the disk, where the system has a way to."""
     if os.name == "nt":
         return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError:  # some network file systems cannot
-        pass
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):  # some network file systems cannot
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def require_space(folder: Path, n_bytes: int, label: str) -> None:

@@ -23,6 +23,7 @@ from .progress import NoProgress, ProgressFactory
 
 MOST_SMALL_BYTES = 1 << 28  # of a file that is no weights; the largest tokenizers have 2^25
 MOST_INDEX_BYTES = 1 << 26  # of a checkpoint's index of shards, which is read into memory
+MOST_CHOSEN = 1000  # files of a model; the largest have 200
 _INDEX = "model.safetensors.index.json"
 _LONG_READ = 2_000_000_000  # bytes whose reading takes long enough to be announced
 _WEIGHTS = (".gguf", ".safetensors")
@@ -79,6 +80,8 @@ def download(
             chosen = files.choose_checkpoint(listing.files)
         if not chosen:
             raise ModelNotFound(_nothing_to_choose(repo, quant, listing.files))
+        if len(chosen) > MOST_CHOSEN:
+            raise StoreError(f"{repo} is a model of {len(chosen)} files, more than {MOST_CHOSEN}")
         folder = cache.repo_folder(repo)
         wanted = [_wanted(repo, listing, path, label, sha256) for path in chosen]
         missing = [file for file in wanted if not _is_there(file, folder)]

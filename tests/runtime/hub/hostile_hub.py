@@ -83,7 +83,7 @@ class Field:
         finally:
             self.check()
 
-    def refused(self, match: str = "", seconds: float = 10, sha256: str | None = None) -> str:
+    def refused(self, match: str = "", seconds: float = 25, sha256: str | None = None) -> str:
         """The message, one line, with which the model is refused in bounded time; no file of it is kept."""
         start = time.monotonic()
         with pytest.raises(KukriError, match=match or None) as caught:
