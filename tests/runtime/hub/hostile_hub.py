@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep  # tests replace time.sleep
 
 import pytest
 
@@ -124,4 +125,4 @@ def endlessly(handler: Handler, data: bytes, pause: float = 0.0) -> None:
         while time.monotonic() < end:
             handler.wfile.write(data)
             handler.wfile.flush()
-            time.sleep(pause)
+            sleep(pause)
