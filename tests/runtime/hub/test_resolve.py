@@ -161,15 +161,16 @@ def test_what_the_hub_once_gave_is_enough(tmp_path: Path, monkeypatch: pytest.Mo
     entry = catalogue.BY_NAME["smollm2"]
     folder = tmp_path / "hf" / f"models--{entry.repo.replace('/', '--')}"
     (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("abc")
-    (folder / "snapshots" / "abc").mkdir(parents=True)
-    path = folder / "snapshots" / "abc" / entry.file
+    commit = "abc0" * 10
+    (folder / "refs" / "main").write_text(commit)
+    (folder / "snapshots" / commit).mkdir(parents=True)
+    path = folder / "snapshots" / commit / entry.file
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(wheels, "download", lambda *_: pytest.fail("it is here already"))
     assert find_local("smollm2") == download("smollm2") == path
     (model,) = installed()
     assert (model.name, model.path, model.quant) == ("smollm2", path, "Q4_1")
-    assert remove("smollm2") == 4 + len("abc")
+    assert remove("smollm2") == 4 + len(commit)
     assert not folder.exists()
 
 
