@@ -13,6 +13,7 @@ from typing import Any
 # Before NumPy is first imported: BLAS threads that wait for each other in a spin make the reference machine
 # ten times slower as soon as anything else runs.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+os.environ["KUKRI_CONFIG"] = os.devnull  # not the settings of whoever runs the tests
 
 import numpy as np
 import pytest

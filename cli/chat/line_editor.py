@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from ...quant.home import home
+from ...quant.ownership import private_folder
 from ..console import terminal
 from ..console.safe_text import utf8
 
@@ -40,13 +44,11 @@ def line_editor(completions: Sequence[str]) -> Callable[[str], str]:
     from .pasted_text import ShownSafely
 
     history: History
-    path = home() / "chat_history"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-        history = FileHistory(path)
+        history = FileHistory(_history_file())
     except OSError as problem:
-        terminal.remark(f"(the history is not kept: {path}: {problem.strerror})")
+        why = f"{problem.filename}: {problem.strerror}" if problem.strerror else str(problem)
+        terminal.remark(f"(the history is not kept: {why})")
         history = InMemoryHistory()
     session: PromptSession[str] = PromptSession(
         history=history,
@@ -61,6 +63,24 @@ def line_editor(completions: Sequence[str]) -> Callable[[str], str]:
         return utf8(session.prompt(prompt))  # bytes that are not UTF-8 come as lone surrogates
 
     return read
+
+
+def _history_file() -> Path:
+    """The file of what was typed in earlier sessions, which only this user can read.
+
+    It is made if it is missing, and closed to others if an older version left it open. Raises NoHome where
+    another user could put a link in its place, and OSError where it cannot be written.
+    """
+    path = private_folder(home()) / "chat_history"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        # Not /dev/null, to which some people link histories.
+        if os.name != "nt" and stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+    return path
 
 
 def _plain_line(prompt: str) -> str:

@@ -18,17 +18,9 @@ from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
 from ..bench.report import WRITERS, Result, for_terminal
 from ..console import terminal
-from ..console.options import (
-    DEFAULT_MODEL,
-    THREADS_HELP,
-    Device,
-    GpuLayers,
-    KvType,
-    ModelsOption,
-    flag,
-    with_options,
-)
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, flag, with_options
 from ..console.progress import Progress
+from ..settings.model import ModelsOption
 
 if TYPE_CHECKING:
     from ...runtime.cpu.bandwidth import ReadBandwidth

@@ -12,15 +12,16 @@ import typer
 from ..chat.session import Session, converse
 from ..console import terminal
 from ..console.generation import GenerationOptions
-from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
+from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
+from ..settings.model import Model_, chosen_model
 from .run import answer, refuse_system_of_raw
 
 
 @with_options
 def chat(
     options: GenerationOptions,
-    model: Model_ = DEFAULT_MODEL,
+    named: Model_ = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Hold a conversation.
@@ -36,11 +37,13 @@ def chat(
             )
         refuse_system_of_raw(options)
         text = read_prompt([], no_stdin)
+        model = chosen_model(named)
         with closing(options.load(model)) as loaded:
             answer(loaded, model, text, options, params)
         return
     if options.output is TextOrJson.json:
         raise typer.BadParameter("-o json is for one answer: pipe the prompt, or use llm run")
+    model = chosen_model(named)
     with closing(options.load(model)) as loaded:
         session = Session(loaded, model, options, params)
         terminal.remark(

@@ -12,7 +12,7 @@ from pathlib import Path
 from ... import __version__
 from ...quant.home import home
 from ...quant.units import human_bytes
-from ...runtime.hub import repository
+from ...runtime.hub import cache
 from ..console import terminal
 from ..console.table import pairs
 from ..console.wording import count
@@ -32,7 +32,7 @@ def doctor() -> None:
         ("GPU", _or_error(_gpu)),
         ("GPU kernels", _or_error(_gpu_kernels)),
         ("models", _or_error(lambda: _folder(home() / "models"))),
-        ("Hub cache", _or_error(lambda: _folder(repository.cache_folder()))),
+        ("Hub cache", _or_error(lambda: _folder(cache.cache_folder()))),
         ("kernels", _or_error(_kernels)),
     ]
     terminal.write(pairs(rows))

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag, with_options
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, flag, with_options
+from ..settings.model import ModelsOption, named_by_user
 
 if TYPE_CHECKING:
     from ..eval.measure import Plan, Subject
@@ -69,6 +70,7 @@ class EvalOptions:
 @with_options
 def evaluate(
     options: EvalOptions,
+    ctx: typer.Context,
     more: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
     ] = None,
@@ -80,6 +82,8 @@ def evaluate(
     scored, and all of it in a second number. With --baseline: KL divergence, the change in the probability
     of the right token (RMS), and how often the likeliest token is the same.
     """
+    if more and not named_by_user(ctx, "models"):
+        models = None  # a default model is not one more
     names = [*(models or []), *(more or [])] or [DEFAULT_MODEL]
     _check(options, names)
     from ..eval.measure import measure

@@ -13,6 +13,8 @@ from ..console import terminal
 from ..console.options import TextOrJson, flag
 from ..console.safe_text import as_json
 from ..console.table import columns_that_fit, table
+from ..settings.model import advice, size, suggested
+from .show import parameters
 
 
 def list_models(
@@ -52,7 +54,9 @@ def list_models(
             spare=(3, 2),
         )
     else:
-        terminal.note("no models yet; llm list --all shows the names, llm pull fetches one")
+        better = suggested()
+        what = f"; {advice(better)}" if better else ""
+        terminal.note(f"no models yet{what}; llm list --all shows the names, llm pull fetches one")
 
 
 def _time(seconds: float, form: str) -> str:
@@ -65,6 +69,11 @@ def _catalogue(output: TextOrJson) -> None:
             {
                 "name": entry.name,
                 "size": entry.n_bytes,
+                "size_estimate": entry.about_bytes,
+                "parameters": round(entry.params * 1e9),
+                "active_parameters": round((entry.active or entry.params) * 1e9),
+                "chat": entry.chat,
+                "sha256": entry.sha256,
                 "repo": entry.repo,
                 "file": entry.file,
                 "licence": entry.licence,
@@ -74,10 +83,15 @@ def _catalogue(output: TextOrJson) -> None:
         terminal.write(as_json(rows, indent=1) + "\n")
         return
     _show(
-        ("NAME", "SIZE", "LICENCE", "HUB"),
-        [(e.name, human_bytes(e.n_bytes), e.licence, f"{e.repo}/{e.file}") for e in ENTRIES],
-        spare=(3, 2),
+        ("NAME", "SIZE", "PARAMETERS", "KIND", "LICENCE", "HUB"),
+        [
+            (e.name, size(e), parameters(e), "chat" if e.chat else "base", e.licence, f"{e.repo}/{e.file}")
+            for e in ENTRIES
+        ],
+        spare=(5, 4, 3, 2),
     )
+    if any(entry.n_bytes is None for entry in ENTRIES):
+        terminal.remark("~ is an estimate from the number of parameters")
 
 
 def _show(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int]) -> None:

@@ -11,11 +11,12 @@ import typer
 
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, Model_, flag
+from ..console.options import DEFAULT_MODEL, flag
 from ..console.progress import Progress
 from ..console.prompt import check_utf8, read_stdin
 from ..console.safe_text import as_json
 from ..console.wording import count
+from ..settings.model import Model_
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
 
@@ -30,7 +31,7 @@ def tokenize(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="The text; default: stdin.", show_default=False),
     ] = None,
-    model: Model_ = DEFAULT_MODEL,
+    model: Model_ = None,
     output: Annotated[Format, flag("-o", "--output", help="A table for people, or JSON.")] = Format.rich,
 ) -> None:
     """Show the tokens of a text.
@@ -44,7 +45,7 @@ def tokenize(
         content = read_stdin()
     else:
         raise typer.BadParameter("no text: give one as an argument or on stdin")
-    path = resolve(model, Progress)
+    path = resolve(model or DEFAULT_MODEL, Progress)
     from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)

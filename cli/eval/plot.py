@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
+from ...quant.safe_files import NewFile
 from ..console import terminal
 from .report import Report
 
@@ -27,10 +30,11 @@ def check_plot(path: Path) -> None:
 def plot(report: Report, path: Path) -> None:
     """Draw every model as a point with its standard error: KLD where there was a baseline, else perplexity.
 
-    The file appears at once and complete.
+    The file appears at once and complete. Raises OSError if it cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with _outside_of_current_folder():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     results = [r for r in report.models if r["size"]]
     key, what = ("kld", "mean KL divergence, nats") if report.baseline else ("perplexity", "perplexity")
@@ -51,12 +55,27 @@ def plot(report: Report, path: Path) -> None:
     axes.set_title(terminal.one_line(title), fontsize=10, parse_math=False)
     axes.margins(0.15)
     axes.grid(alpha=0.3)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with NewFile(path) as file:
+        figure.savefig(file, format=path.suffix.lower()[1:], metadata=_undated(path))
+
+
+@contextmanager
+def _outside_of_current_folder() -> Iterator[None]:
+    """Within the block the current folder is the root of the file system.
+
+    When it is imported, matplotlib reads the settings in `matplotlibrc` of the current folder, among them
+    Python expressions and names of modules. Whoever could put that file there must not have it executed.
+    """
     try:
-        figure.savefig(unfinished, format=path.suffix.lower()[1:], metadata=_undated(path))
-        unfinished.replace(path)
+        before = os.getcwd()
+    except FileNotFoundError:  # it has been deleted, and there is nothing to read
+        yield
+        return
+    os.chdir(os.path.abspath(os.sep))
+    try:
+        yield
     finally:
-        unfinished.unlink(missing_ok=True)
+        os.chdir(before)
 
 
 def _undated(path: Path) -> dict[str, None] | None:

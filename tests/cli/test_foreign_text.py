@@ -158,7 +158,7 @@ def test_eval(llm_inside: Run, model: Path, folder: Path) -> None:
         checked(llm_inside("eval", model, *flags))
     checked(llm_inside("eval", model, "--file", folder / f"{NAME}2"), 2)
     checked(llm_inside("eval", model, "--file", text, "--plot", folder / NAME), 2)
-    checked(llm_inside("eval", model, "--file", text, "--baseline", f"/{NAME}"), 3)
+    checked(llm_inside("eval", model, "--file", text, "-c", 32, "--baseline", f"/{NAME}"), 3)
 
 
 def test_quantize(llm_inside: Run, model: Path, folder: Path) -> None:

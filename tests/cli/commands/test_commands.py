@@ -127,7 +127,12 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
             if parameter.opts[0][0] == "-"
         }
         for flag, variable in flags[name].items():
-            wanted = None if flag in ("--model", "--help") else "LLM_" + flag[2:].upper().replace("-", "_")
+            # What a command is to do, unlike how, is never left in the environment.
+            wanted = (
+                None
+                if flag in ("--model", "--help", "--unset", "--path")
+                else "LLM_" + flag[2:].upper().replace("-", "_")
+            )
             assert variable == wanted, (name, flag)
     assert flags["run"] == flags["chat"]
     assert set(flags["run"]) >= {
@@ -138,6 +143,7 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
     assert set(flags) == {
         "run",
         "chat",
+        "use",
         "pull",
         "list",
         "show",
@@ -147,6 +153,7 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
         "eval",
         "tokenize",
         "doctor",
+        "config",
     }
 
 
