@@ -129,6 +129,7 @@ def load(
     threads: int | None = None,
     kv_type: str = "auto",
     gpu_layers: int | None = None,
+    parallel: int | None = None,
     *,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -149,6 +150,8 @@ def load(
       for models whose keys have a bias or a norm, since these lose too much in 8 bits.
     - `gpu_layers`: run only this many layers, the last ones, on the GPU and the others on the CPU. Default:
       all, or with "auto" as many as fit. 0 runs all on the CPU.
+    - `parallel`: generations that may run at the same time, each with a whole context of its own; more than
+      that wait. Default: 4, which share the memory of one context, or 1 for models with recurrent states.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -169,7 +172,7 @@ def load(
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
-    options = LoadOptions(device, context, threads, kv_type, gpu_layers)
+    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel)
     path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
     return load_model(path, options, warn=warn, progress=progress)
 

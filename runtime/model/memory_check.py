@@ -34,19 +34,26 @@ class MemoryNeed:
     weights: int
     per_token: float  # of the KV cache for one token of context
     states: int = 0  # recurrent states and their saved copies
+    contexts: int = 1  # contexts that the KV cache has room for at once
 
     def total(self, context: int) -> int:
         """Bytes with a KV cache for `context` tokens, and with what the process itself takes."""
         return self.weights + self.states + OVERHEAD + self.cache(context)
 
+    @property
+    def _times(self) -> str:
+        return f"{self.contexts} times " if self.contexts > 1 else ""
+
     def cache(self, context: int) -> int:
-        """Bytes of the KV cache for `context` tokens, in whole pages."""
-        return round(-(-context // PAGE_SIZE) * PAGE_SIZE * self.per_token)
+        """Bytes of the KV cache for contexts of `context` tokens each, in whole pages."""
+        return round(self.contexts * -(-context // PAGE_SIZE) * PAGE_SIZE * self.per_token)
 
     def largest_context(self, available: int) -> int:
         """Tokens of context that fit into `available` bytes, in whole pages; 0 if none do."""
         left = available - self.weights - self.states - OVERHEAD
-        tokens = int(left / self.per_token) if self.per_token else MOST_CONTEXT if left > 0 else 0
+        tokens = (
+            int(left / self.per_token / self.contexts) if self.per_token else MOST_CONTEXT if left > 0 else 0
+        )
         return max(0, tokens // PAGE_SIZE * PAGE_SIZE)
 
     def check(self, name: str, context: int, available: int, memory: str = "memory") -> None:
@@ -68,7 +75,7 @@ class MemoryNeed:
         raise NotEnoughMemory(
             f"{name} needs about {human_bytes(self.total(context))} of {memory} "
             f"({human_bytes(self.weights)} of weights, {human_bytes(self.cache(context))} of KV cache for "
-            f"{context} tokens), but {human_bytes(available)} are free; {advice}"
+            f"{self._times}{context} tokens), but {human_bytes(available)} are free; {advice}"
         )
 
 

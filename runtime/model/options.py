@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 MAX_THREADS = 1024
+DEFAULT_PARALLEL = 4
+MAX_PARALLEL = 1024
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class LoadOptions:
     - `kv_type`: how the KV cache stores numbers: "f32", "f16", "q8_0", "q4_0" or "auto". "auto" is f32 if all
       weights are floats. Else it is f16 on a GPU, and on the CPU q8_0, but f16 for models whose keys have
       a bias or a norm. The reference machine always stores float32.
+    - `parallel`: how many generations may run at the same time, each with a whole context of its own.
+      Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     """
@@ -31,6 +35,7 @@ class LoadOptions:
     threads: int | None = None
     kv_type: str = "auto"
     gpu_layers: int | None = None
+    parallel: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -39,5 +44,7 @@ class LoadOptions:
             raise ValueError(f"the context must be at least one token, not {self.context}")
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
+        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
+            raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

@@ -18,7 +18,7 @@ from ..ops import MatMul, MoE, Program
 from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
 from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
-from .options import LoadOptions
+from .options import DEFAULT_PARALLEL, LoadOptions
 from .source import Source
 
 if TYPE_CHECKING:
@@ -77,6 +77,29 @@ class Placing:
         return self._on_cpu()
 
     @property
+    def _sequences(self) -> int:
+        """The number of sequences that may run at a time."""
+        default = 1 if self.program.state_layers else DEFAULT_PARALLEL
+        return self.options.parallel or default
+
+    @property
+    def _contexts(self) -> int:
+        """The number of whole contexts that the KV cache has room for."""
+        return self.options.parallel or 1
+
+    def _pages(self, context: int) -> int:
+        """Pages of the KV cache for contexts of so many tokens."""
+        return self._contexts * -(-context // PAGE_SIZE)
+
+    def _state_bytes(self, part: Program) -> int:
+        """Bytes of the recurrent states of all sequences and of their saved copies."""
+        return self._sequences * (1 + SAVED_STATES) * state_bytes(part.state_layers)
+
+    def _cuda_need(self, part: Program) -> MemoryNeed:
+        need = cuda_memory_need(part, self.options.kv_type)
+        return replace(need, states=need.states * self._sequences, contexts=self._contexts)
+
+    @property
     def _n_layers(self) -> int:
         return len(self.program.layers) - 1
 
@@ -88,10 +111,12 @@ class Placing:
         need = MemoryNeed(
             self.source.held_bytes + copied,
             cache_bytes_per_token(self.program.cache_layers, "f32"),
-            (1 + SAVED_STATES) * state_bytes(self.program.state_layers),
+            self._state_bytes(self.program),
+            self._contexts,
         )
         context = self._fitting_context(need, available_memory())
-        machine = ReferenceMachine(self.program, _pages(context), keep_bytes=copied)
+        n_pages, n_sequences = self._pages(context), self._sequences
+        machine = ReferenceMachine(self.program, n_pages, keep_bytes=copied, max_sequences=n_sequences)
         return self._model(machine, context, _prefill_rows(self.program, 1))
 
     def _on_cpu(self) -> Model:
@@ -100,7 +125,7 @@ class Placing:
         return self._model(machine, context, _prefill_rows(self.program, machine.n_threads))
 
     def _on_cuda(self, device: Device) -> Model:
-        need = cuda_memory_need(self.program, self.options.kv_type)
+        need = self._cuda_need(self.program)
         context = self._fitting_context(need, device.memory()[0], f"memory of the {device.name}")
         machine = self._cuda_machine(device, self.program, context, CUDA_PREFILL_ROWS)
         return self._model(machine, context, machine.max_rows)
@@ -128,7 +153,7 @@ class Placing:
         NotEnoughMemory."""
         context = self.context
         front, back = split(self.program, cut)
-        cuda_memory_need(back, self.options.kv_type).check(
+        self._cuda_need(back).check(
             self._part_name(back), context, device.memory()[0], f"memory of the {device.name}"
         )
         if (available := available_memory()) is not None:
@@ -143,7 +168,7 @@ class Placing:
         free = device.memory()[0]
         for cut in cuts(self.program):
             part = split(self.program, cut)[1]
-            if cuda_memory_need(part, self.options.kv_type).total(self.context) <= free:
+            if self._cuda_need(part).total(self.context) <= free:
                 return cut
         return self._n_layers
 
@@ -175,7 +200,8 @@ class Placing:
         return MemoryNeed(
             weights,
             cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower()),
-            (1 + SAVED_STATES) * state_bytes(part.state_layers),
+            self._state_bytes(part),
+            self._contexts,
         )
 
     def _cpu_machine(self, part: Program, context: int) -> CpuMachine:
@@ -183,7 +209,8 @@ class Placing:
 
         return CpuMachine(
             part,
-            _pages(context),
+            self._pages(context),
+            max_sequences=self._sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
             release=self.source.release,
@@ -195,7 +222,8 @@ class Placing:
 
         return CudaMachine(
             part,
-            _pages(context),
+            self._pages(context),
+            max_sequences=self._sequences,
             max_rows=max_rows,
             kv_type=self.options.kv_type,
             release=self.source.release,
@@ -208,7 +236,7 @@ class Placing:
         source = self.source
         engine = Engine(
             machine,
-            PageTable(_pages(context)),
+            PageTable(self._pages(context), self._sequences),
             source.config,
             source.end_ids,
             context=context,
@@ -218,10 +246,6 @@ class Placing:
             states=machine.states,
         )
         return Model(source, machine, engine)
-
-
-def _pages(context: int) -> int:
-    return -(-context // PAGE_SIZE)
 
 
 def _cut(program: Program, layer: int) -> int:
