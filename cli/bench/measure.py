@@ -64,53 +64,62 @@ def measure(
 ) -> list[float]:
     """Seconds that each of `repetitions` runs of `test` took, after one that does not count.
 
-    The ids are pseudo-random. Prefill wants the logits of its last token, decode those of each.
+    The ids are pseudo-random, the same for each sequence. Prefill wants the logits of a sequence's last
+    token, decode those of each.
     """
     ids = random_ids(test.n_depth + test.n_tokens, vocab_size)
-    table.truncate(0, 0)
-    _prefill(machine, table, ids[: test.n_depth])
-    state = machine.states.save(0) if test.n_depth else None  # which the runs would move on
+    sequences = range(test.n_parallel)
+    for sequence in sequences:
+        table.truncate(sequence, 0)
+    _prefill(machine, table, ids[: test.n_depth], sequences)
+    # Decoding moves recurrent states on.
+    states = [machine.states.save(sequence) for sequence in sequences] if test.n_depth else []
     ids = ids[test.n_depth :]
     if warm_up:
         _run(machine, table, test, ids[: test.n_prompt + min(test.n_gen, WARM_UP_TOKENS)])
     seconds = []
     for _ in range(repetitions):
-        table.truncate(0, test.n_depth)
-        if state:
-            machine.states.restore(0, state)
+        for sequence in sequences:
+            table.truncate(sequence, test.n_depth)
+        for sequence, state in enumerate(states):
+            machine.states.restore(sequence, state)
         start = perf_counter()
         _run(machine, table, test, ids)
         seconds.append(perf_counter() - start)
-    table.truncate(0, 0)
+    for sequence in sequences:
+        table.truncate(sequence, 0)
     return seconds
 
 
-def _run(machine: Machine, table: PageTable, test: Test, ids: Any) -> None:
-    _prefill(machine, table, ids[: test.n_prompt])
+def _run(machine: Machine, table: PageTable, test: Test, ids: np.ndarray) -> None:
+    _prefill(machine, table, ids[: test.n_prompt], range(test.n_parallel))
+    parts = [
+        np.arange(first, min(first + machine.max_logits, test.n_parallel), dtype=np.int32)
+        for first in range(0, test.n_parallel, machine.max_logits)
+    ]
     for i in range(test.n_prompt, len(ids)):
-        _step(machine, table, ids[i : i + 1], [0])
+        for sequences in parts:
+            n = len(sequences)
+            positions = table.lengths[sequences]
+            for sequence in sequences.tolist():
+                table.extend(sequence, 1)
+            tokens = np.full(n, ids[i], np.int32)
+            machine.step(Batch(tokens, sequences, positions, np.arange(n, dtype=np.int32)), table)
 
 
-def _prefill(machine: Machine, table: PageTable, ids: Any) -> None:
-    for start in range(0, len(ids), machine.max_rows):
-        chunk = ids[start : start + machine.max_rows]
-        last = start + len(chunk) == len(ids)
-        _step(machine, table, chunk, [len(chunk) - 1] if last else [])
-
-
-def _step(machine: Machine, table: PageTable, ids: Any, logits_indices: list[int]) -> None:
+def _prefill(machine: Machine, table: PageTable, ids: np.ndarray, sequences: range) -> None:
+    """Prefill the same tokens for each sequence, one behind the other, in steps as large as can be."""
     n = len(ids)
-    first = int(table.lengths[0])
-    table.extend(0, n)
-    machine.step(
-        Batch(
-            tokens=ids,
-            sequences=np.zeros(n, np.int32),
-            positions=np.arange(first, first + n, dtype=np.int32),
-            logits_indices=np.array(logits_indices, np.int32),
-        ),
-        table,
-    )
+    rows = np.arange(n * len(sequences), dtype=np.int32)
+    first = int(table.lengths[0])  # that of all of them
+    size = min(machine.max_rows, machine.max_logits * max(1, n))
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        of = part // n
+        for sequence in np.unique(of).tolist():
+            table.extend(sequence, int((of == sequence).sum()))
+        ends = np.flatnonzero(part % n == n - 1).astype(np.int32)
+        machine.step(Batch(ids[part % n], of, first + part % n, ends), table)
 
 
 def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
@@ -118,7 +127,7 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
 
     Every weight once, as large as in the file; of experts, those that are chosen; of the embedding table one
     row (if it is the output matrix as well, it counts as that); of the cache the keys and values that the
-    token sees.
+    token sees. Sequences that run together share a step's weights.
     """
     weights: float = 0
     for op in program.ops:
@@ -134,6 +143,7 @@ def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
             case MoE():
                 every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
                 weights += every * op.experts.width / len(op.up)
+    weights /= test.n_parallel  # a step reads them once for all sequences, but not experts
     first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
     cached = sum(
         program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)

@@ -11,25 +11,30 @@ import typer
 MOST_VALUES = 64  # of one flag
 MOST_TOKENS = 1 << 24
 MOST_THREADS = 1024
+MOST_PARALLEL = 256
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?:([+*])(\d{1,9}))?)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Test:
-    """Prefill of `n_prompt` tokens, then decode of `n_gen`, behind `n_depth` tokens already in the cache."""
+    """Prefill of `n_prompt` tokens, then decode of `n_gen`, behind `n_depth` tokens already in the cache, for
+    each of `n_parallel` sequences at the same time."""
 
     n_prompt: int
     n_gen: int
     n_depth: int
+    n_parallel: int = 1
 
     @property
     def name(self) -> str:
         parts = [f"{kind}{n}" for kind, n in (("pp", self.n_prompt), ("tg", self.n_gen)) if n]
-        return "+".join(parts) + (f" @ d{self.n_depth}" if self.n_depth else "")
+        depth = f" @ d{self.n_depth}" if self.n_depth else ""
+        return "+".join(parts) + depth + (f" x{self.n_parallel}" if self.n_parallel > 1 else "")
 
     @property
     def n_tokens(self) -> int:
+        """Tokens of a sequence that are timed."""
         return self.n_prompt + self.n_gen
 
 

@@ -15,7 +15,7 @@ import typer
 
 from ... import __version__
 from ...runtime.hub.resolve import resolve
-from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
+from ..bench.plan import MOST_PARALLEL, MOST_THREADS, Plan, Test, numbers, pair
 from ..bench.report import WRITERS, Result, for_terminal
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, flag, with_options
@@ -59,6 +59,10 @@ class BenchOptions:
     n_depth: Annotated[
         list[str] | None,
         flag("-d", "--n-depth", metavar="N,…", help="Tokens in the cache beforehand; default: 0."),
+    ] = None
+    parallel: Annotated[
+        list[str] | None,
+        flag("--parallel", metavar="N,…", help="Sequences that run at the same time; default: 1."),
     ] = None
     threads: Annotated[list[str] | None, flag("-t", "--threads", metavar="N,…", help=THREADS_HELP)] = None
     repetitions: Annotated[
@@ -109,12 +113,13 @@ def _plan(options: BenchOptions) -> Plan:
     """The tests that the flags ask for; a usage error if there are none."""
     depths = numbers(options.n_depth or ["0"], "-d")
     prompts, gens = numbers(options.n_prompt or ["512"], "-p"), numbers(options.n_gen or ["128"], "-n")
+    parallels = numbers(options.parallel or ["1"], "--parallel", 1, MOST_PARALLEL)
     pairs = [pair(text) for text in options.pg or []]
     kinds = [*((p, 0) for p in prompts if p), *((0, n) for n in gens if n), *pairs]
     if not kinds:
         raise typer.BadParameter("-p 0 and -n 0 leave nothing to measure")
     return Plan(
-        tests=[Test(p, n, d) for d in depths for p, n in kinds],
+        tests=[Test(p, n, d, parallel) for d in depths for p, n in kinds for parallel in parallels],
         threads=numbers(options.threads, "-t", 1, MOST_THREADS) if options.threads else [None],
         repetitions=options.repetitions,
         kv_type=options.kv_type.value,
@@ -150,7 +155,7 @@ def _measure(
                 run = measure(machine, table, loaded.config.vocab_size, test, plan.repetitions, plan.warm_up)
                 after = memory.measure() if decode and memory else 0.0
             result |= _speeds(test, run)
-            if test.n_prompt and not test.n_gen:
+            if test.n_prompt and not test.n_gen and test.n_parallel == 1:
                 result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
             if decode:
                 read = bytes_per_token(used.program, used.kv_type, test)
@@ -180,7 +185,8 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
         from ...runtime.model.options import LoadOptions
 
         with LoadTimes(cache_folder()) as times:
-            options = LoadOptions(plan.device, context, n_threads, plan.kv_type, plan.gpu_layers)
+            parallel = max(test.n_parallel for test in plan.tests)
+            options = LoadOptions(plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel)
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=False)
     for warning in warnings:
         terminal.note(warning)
@@ -223,6 +229,7 @@ def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -
         "n_prompt": test.n_prompt,
         "n_gen": test.n_gen,
         "n_depth": test.n_depth,
+        "n_parallel": test.n_parallel,
         "test": test.name,
         "test_time": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "load_seconds": times.load_seconds,
@@ -231,7 +238,7 @@ def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -
 
 
 def _speeds(test: Test, seconds: list[float]) -> Result:
-    speeds = [test.n_tokens / s for s in seconds]
+    speeds = [test.n_parallel * test.n_tokens / s for s in seconds]
     return {
         "avg_ns": round(statistics.fmean(seconds) * 1e9),
         "stddev_ns": round(_deviation(seconds) * 1e9),

@@ -231,8 +231,8 @@ def test_a_list_has_an_end() -> None:
 
 
 def test_names_of_tests() -> None:
-    cases = [Case(512, 0, 0), Case(0, 128, 0), Case(0, 128, 64), Case(16, 4, 0)]
-    assert [case.name for case in cases] == ["pp512", "tg128", "tg128 @ d64", "pp16+tg4"]
+    cases = [Case(512, 0, 0), Case(0, 128, 0), Case(0, 128, 64), Case(16, 4, 0), Case(0, 8, 5, 4)]
+    assert [case.name for case in cases] == ["pp512", "tg128", "tg128 @ d64", "pp16+tg4", "tg8 @ d5 x4"]
 
 
 class Counting:
@@ -266,6 +266,60 @@ def test_it_measures_what_it_says() -> None:
     assert steps(Case(0, 2, 3), 2, warm_up=False) == [(0, 3, 1), *[(3, 1, 1), (4, 1, 1)] * 2]
     assert steps(Case(3, 2, 0), 1, warm_up=False) == [(0, 3, 1), (3, 1, 1), (4, 1, 1)]
     assert len(steps(Case(0, 40, 0), 1)) == 16 + 40
+
+
+class CountingRows(Counting):
+    """(sequences, positions, rows with logits) of each step."""
+
+    max_logits = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.states = SequenceStates([StateLayer((2,))], 4)
+        self.rows: list[tuple[list[int], list[int], list[int]]] = []
+
+    def step(self, batch: Batch, table: PageTable) -> np.ndarray:
+        batch.check(table, 8, 16, self.max_rows, self.max_logits)
+        self.states.begin(batch)
+        self.states.end(batch)
+        self.rows.append((batch.sequences.tolist(), batch.positions.tolist(), batch.logits_indices.tolist()))
+        return np.zeros((len(batch.logits_indices), 16), np.float32)
+
+
+def test_sequences_that_run_together() -> None:
+    """Prompts one behind the other in full steps, with the logits of each prompt's end; then a row a sequence
+    in each step, as many as there may be logits."""
+
+    def rows(case: Case) -> list[tuple[list[int], list[int], list[int]]]:
+        machine = CountingRows()
+        measure(machine, PageTable(8, 4), 16, case, 1, warm_up=False)
+        return machine.rows
+
+    assert rows(Case(5, 0, 0, 3)) == [
+        ([0, 0, 0, 0, 0, 1, 1, 1], [0, 1, 2, 3, 4, 0, 1, 2], [4]),
+        ([1, 1, 2, 2, 2, 2, 2], [3, 4, 0, 1, 2, 3, 4], [1, 6]),
+    ]
+    assert rows(Case(0, 2, 1, 4)) == [
+        ([0, 1, 2], [0, 0, 0], [0, 1, 2]),
+        ([3], [0], [0]),
+        *[step for at in (1, 2) for step in (([0, 1, 2], [at] * 3, [0, 1, 2]), ([3], [at], [0]))],
+    ]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_speed_of_sequences_is_that_of_all_together(llm_inside: Run, tiny: Path) -> None:
+    flags = ("-p", 6, "-n", 3, "-r", 1, "-t", 1, "--no-cold", "--parallel", "1,3", "-o", "json")
+    told = json.loads(llm_inside("bench", "-m", tiny, *flags).stdout)
+    assert [(r["test"], r["n_parallel"]) for r in told] == [
+        ("pp6", 1),
+        ("pp6 x3", 3),
+        ("tg3", 1),
+        ("tg3 x3", 3),
+    ]
+    for result, tokens in zip(told, (6, 18, 3, 9), strict=True):
+        assert result["avg_ts"] == pytest.approx(tokens / result["avg_ns"] * 1e9, rel=1e-3)
+    assert told[3]["bytes_per_token"] < told[2]["bytes_per_token"]
+    assert "--parallel" in failed(llm_inside("bench", "-m", tiny, "--parallel", 0), 2)
 
 
 def test_bytes_of_a_token(tiny: Path) -> None:
