@@ -21,7 +21,7 @@ def route(op: ops.Route, buffers: Buffers) -> None:
         probabilities = sigmoid(scores)
     merits = probabilities if op.bias is None else probabilities + op.bias
     if op.groups > 1:
-        grouped = merits.reshape(len(merits), op.groups, -1)
+        grouped = merits.reshape(len(merits), op.groups, merits.shape[1] // op.groups)  # there may be no rows
         group_merits = np.sort(grouped, axis=-1)[:, :, -op.group_best :].sum(axis=-1)
         best = np.argsort(-group_merits, axis=-1, kind="stable")[:, : op.top_groups]
         allowed = np.zeros_like(group_merits, bool)
