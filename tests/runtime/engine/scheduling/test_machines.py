@@ -1,4 +1,4 @@
-"""Many requests on real programs: dense, mixture of experts, latent attention and recurrent, on two machines."""
+"""Many requests on real programs (dense, experts, latent attention, recurrent), on two machines."""
 
 from __future__ import annotations
 
