@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         QueueFull,
         StaleGeneration,
     )
-    from .runtime.engine.sampler import SamplingParams
+    from .runtime.engine.sampling.params import SamplingParams
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
@@ -104,7 +104,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
-    "SamplingParams": "runtime.engine.sampler",
+    "SamplingParams": "runtime.engine.sampling.params",
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",
     "TemplateError": "tokenizer.chat.template",

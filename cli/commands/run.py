@@ -15,7 +15,7 @@ from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_
 from ..console.safe_text import as_json
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
 

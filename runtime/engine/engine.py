@@ -11,7 +11,8 @@ from ..config.model_config import ModelConfig
 from .cache import Batch, PageTable
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
-from .sampler import Sampler, SamplingParams
+from .sampling.params import SamplingParams
+from .sampling.sampler import Sampler
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
 from .scheduling.placement import Limits

@@ -16,7 +16,7 @@ from ...tokenizer.chat.template import TemplateError
 from ...tokenizer.incremental import IncrementalDecoder
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
-from ..engine.sampler import SamplingParams
+from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
 from .sampling_keywords import SamplingKeywords, sampling_params
 from .source import Source

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
-from ..engine.sampler import SamplingParams
+from ..engine.sampling.params import SamplingParams
 
 
 class SamplingKeywords(TypedDict, total=False):

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cache import NO_LOGITS, Batch, PageTable
 from ..machine import Machine
-from ..top_k import MAX_TOP_K, TopK
+from ..sampling.top_k import MAX_TOP_K, TopK
 from .sequence import Sequence
 
 

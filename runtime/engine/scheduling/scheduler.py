@@ -17,8 +17,8 @@ import numpy as np
 from ..cache import PageTable
 from ..errors import BadLogits
 from ..machine import Machine
+from ..sampling.top_k import TopK
 from ..state import States
-from ..top_k import TopK
 from .batching import Rows, run_step
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence

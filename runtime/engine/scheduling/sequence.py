@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..sampler import Sampler
+from ..sampling.sampler import Sampler
 from ..stats import FinishReason, GenerationStats
 
 NO_SLOT = -1

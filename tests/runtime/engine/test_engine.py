@@ -10,8 +10,8 @@ import pytest
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits, ContextExceeded, StaleGeneration
-from kukri.runtime.engine.sampler import SamplingParams
-from kukri.runtime.engine.top_k import MAX_TOP_K, TopK, top_k_of
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0)
