@@ -1,117 +1,133 @@
 """Sampler: from logits to the next token.
 
-The steps are repeat penalty → top-k → top-p → min-p → temperature → draw, in the order of llama.cpp's default
-chain. Top-k, top-p and min-p truncate the model's own distribution; the temperature changes only the
-probabilities of the tokens that remain.
+The steps of the parameters become a short list of functions, once; a step that is off is not in it. In the
+default order they are those of llama.cpp's chain: penalties → DRY → top-nσ → top-k → typical → top-p →
+min-p → XTC → temperature → draw. The bias comes before all of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ..errors import BadLogits
+from .candidates import Candidates
+from .dry import Dry
+from .edits import Bias, Edit, LaterEdit, Penalties, edit_all, edited
+from .mirostat import Mirostat
 from .params import SamplingParams
-from .top_k import TopK, largest
+from .steps import DynamicTemperature, Step, Temperature, TopNSigma, Truncation, Typical, Xtc
+from .top_k import TopK
 
 
 class Sampler:
-    """Draws one token after another with one set of parameters and one random stream."""
+    """Draws one token after another with one set of parameters and one random stream.
+
+    It is for one sequence: it keeps μ of Mirostat and DRY's index of the history. ValueError if a parameter
+    has text where ids are needed.
+    """
 
     def __init__(self, params: SamplingParams) -> None:
         self.params = params
         self._random = np.random.Generator(np.random.PCG64(params.seed))
-        self._penalised = np.empty(0, np.float32)
+        self._scratch = np.empty(0, np.float32)
+        edits, steps, greedy = _chain(params, self._random)
+        self._edits = edits
+        self._steps = steps
+        self._takes_first = greedy and not steps  # of all logits, or of the TopK
+        self._choose: Callable[[Candidates], int] = Candidates.best if greedy else self._draw
+        if params.mirostat and not greedy:
+            self._choose = Mirostat(params.mirostat_ent, params.mirostat_lr, self._random).choose
+        first = steps[0] if steps else None
+        self._k = 1 if self._takes_first else first.top_k if isinstance(first, Truncation) else 0
+        # What a plain chain has behind its edits, which then needs no Candidates around it.
+        draws = not greedy and not params.mirostat and len(steps) == 1
+        self._only = first if draws and isinstance(first, Truncation) else None
+        if params.logprobs is not None or (params.mirostat and not greedy):
+            self._k = 0
 
     def top_k_needed(self, n_logits: int, n_history: int) -> int:
         """The k with which `sample` draws the same from a TopK as from all logits; 0: there is none.
 
         `n_history` is the length of the history that `sample` will get.
         """
-        params = self.params
-        last = params.repeat_last_n
-        penalised = 0
-        if params.repeat_penalty != 1.0 and last != 0:
-            if params.repeat_penalty < 1.0:  # any token may become the most likely one
+        k = self._k
+        if not k or (k >= n_logits and not self._takes_first):
+            return 0
+        for edit in self._edits:
+            lowered = edit.n_lowered(n_history)
+            if lowered is None:
                 return 0
-            penalised = n_history if last < 0 else min(last, n_history)
-        if params.temperature == 0.0 or params.top_k == 1:
-            return 1 + penalised
-        return params.top_k + penalised if 0 < params.top_k < n_logits else 0
+            k += lowered
+        return k
 
     def sample(self, logits: np.ndarray | TopK, history: Sequence[int] = ()) -> int:
         """The next token id for `logits`: float32 [vocab], or a TopK with the k of `top_k_needed`.
 
         `logits` are not changed; a token with -inf is never drawn. `history` are the ids of prompt and
-        answer, of which the last `repeat_last_n` are penalised. Raises BadLogits.
+        answer; between two calls it may only grow. Raises BadLogits.
         """
-        params = self.params
-        top = logits if isinstance(logits, TopK) else None
-        if params.repeat_penalty != 1.0 and params.repeat_last_n != 0 and len(history):
-            if isinstance(logits, TopK):
-                top = self._penalise_top_k(logits, history)
-            else:
-                logits = self._penalise(logits, history)
-        if top is not None:
+        if isinstance(logits, TopK):
+            top = self._edited_top_k(logits, history) if self._edits else logits
             first, peak = int(top.ids[0]), float(top.logits[0])
         else:
-            assert isinstance(logits, np.ndarray)
+            if self._edits:
+                logits = self._edited(logits, history)
             first = int(logits.argmax())  # the first NaN if there is one
             peak = float(logits[first])
         if not math.isfinite(peak):
             raise BadLogits(_describe(peak))
-        if params.temperature == 0.0 or params.top_k == 1:
+        if self._takes_first:
             return first
-        temperature = max(params.temperature, 1e-20)
-        if top is not None:
-            ids, gaps = _truncate_top_k(top, params)
-            weights = np.exp(gaps / temperature)
-        else:
-            assert isinstance(logits, np.ndarray)
-            with np.errstate(over="ignore"):  # with a tiny temperature, -inf is right: it is never drawn
-                ids, gaps = _truncate(logits, peak, params)
-                weights = np.exp(gaps / temperature)
-        sums = np.add.accumulate(weights, dtype=np.float64)
+        if isinstance(logits, TopK):
+            if self._only is not None:
+                return self._draw_of(*self._only.prefix(top.ids, top.logits))
+            tokens = Candidates(top.ids, top.logits, peak, 0.0, True)
+            for step in self._steps:
+                tokens = step(tokens, history)
+            return self._choose(tokens)
+        with np.errstate(over="ignore"):  # with a tiny temperature, -inf is right: it is never drawn
+            tokens = Candidates(None, logits, peak, 0.0, False)
+            for step in self._steps:
+                tokens = step(tokens, history)
+            return self._choose(tokens)
+
+    def _draw(self, tokens: Candidates) -> int:
+        """One of the candidates by its probability."""
+        return self._draw_of(tokens.ids, tokens.gaps())
+
+    def _draw_of(self, ids: np.ndarray | None, gaps: np.ndarray) -> int:
+        """One of `ids` (None: all), whose logits are `gaps`, by its probability."""
+        sums = np.add.accumulate(np.exp(gaps), dtype=np.float64)
         drawn = int(sums.searchsorted(self._random.random() * sums[-1], side="right"))
-        return int(ids[min(drawn, len(ids) - 1)])
+        drawn = min(drawn, len(sums) - 1)
+        return drawn if ids is None else int(ids[drawn])
 
-    def _penalise(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        """A copy of `logits` with the repeat penalty; it is valid until the next call."""
-        ids = np.fromiter(self._recent(history), np.intp)
-        ids = ids[ids < len(logits)]  # a prompt may have ids beyond the generated ones
-        if self._penalised.shape != logits.shape:
-            self._penalised = np.empty_like(logits)
-        np.copyto(self._penalised, logits)
-        self._penalised[ids] = self._lower(logits[ids])
-        return self._penalised
+    def _edited(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
+        """A copy of `logits` with bias and penalties; it is valid until the next call."""
+        if self._scratch.shape != logits.shape:
+            self._scratch = np.empty_like(logits)
+        np.copyto(self._scratch, logits)
+        for edit in self._edits:
+            if (change := edit.change(history)) is not None:
+                edit_all(self._scratch, change)
+        return self._scratch
 
-    def _penalise_top_k(self, top: TopK, history: Sequence[int]) -> TopK:
-        """`top` with the repeat penalty.
+    def _edited_top_k(self, top: TopK, history: Sequence[int]) -> TopK:
+        """`top` with bias and penalties.
 
-        Penalised tokens only become less likely: the order of the others is the same, and `top` still has the
+        These tokens only become less likely: the order of the others is the same, and `top` still has the
         most likely of them.
         """
         if math.isnan(top.logits[0]):
             return top
-        recent = self._recent(history)
-        penalised = [i for i, id_ in enumerate(top.ids.tolist()) if id_ in recent]
-        if not penalised:
-            return top
-        values = top.logits.copy()
-        values[penalised] = self._lower(values[penalised])
-        order = np.lexsort((top.ids, -values))
-        return TopK(top.ids[order], values[order])
-
-    def _recent(self, history: Sequence[int]) -> set[int]:
-        """The ids in the history that are penalised."""
-        last = self.params.repeat_last_n
-        return set(history[-last:] if last > 0 else history)
-
-    def _lower(self, values: np.ndarray) -> np.ndarray:
-        penalty = np.float32(self.params.repeat_penalty)
-        return np.where(values > 0, values / penalty, values * penalty)
+        ids, values = top.ids, top.logits
+        for edit in self._edits:
+            if (change := edit.change(history)) is not None:
+                ids, values = edited(ids, values, change, ordered=True)
+        return TopK(ids, values)
 
 
 def _describe(peak: float) -> str:
@@ -120,59 +136,68 @@ def _describe(peak: float) -> str:
     return "the logits contain +inf" if peak > 0 else "all logits are -inf"
 
 
-def _truncate(logits: np.ndarray, peak: float, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that remain behind top-k, top-p and min-p, and their logits minus `peak`, the largest one.
-
-    Each of the three steps keeps a prefix of the tokens in order of likelihood, so that only the tokens that
-    could remain are sorted.
-    """
-    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    limit = params.top_k if 0 < params.top_k < len(logits) else len(logits)
-    if limit == len(logits) and params.top_p == 1.0:  # min-p alone needs no order
-        below = logits - np.float32(peak)
-        if floor == -math.inf:
-            return np.arange(len(logits)), below
-        ids = np.flatnonzero(below >= floor)
-        return ids, below[ids]
-    if limit < len(logits):
-        ids = largest(logits, limit)
-        return _truncate_top_k(TopK(ids, logits[ids]), params)
-    mass = np.exp(logits - np.float32(peak)).sum(dtype=np.float64)
-    count = 64
-    while True:
-        count = min(4 * count, limit)
-        ids = largest(logits, count)
-        gaps = logits[ids].astype(np.float64) - peak
-        weights = np.exp(gaps)
-        if count == limit or gaps[-1] < floor or weights.sum() >= params.top_p * mass:
-            break
-    kept = _kept(gaps, weights.cumsum(), mass, params)
-    return ids[:kept], gaps[:kept]
+def _chain(params: SamplingParams, random: np.random.Generator) -> tuple[list[Edit], list[Step], bool]:
+    """The edits that come first, the steps behind them, and whether the most likely token of what these
+    leave is taken."""
+    edits: list[Edit] = [Bias(params)] if params.logit_bias else []
+    steps: list[Step] = []
+    in_order = True  # the steps so far keep the most likely token
+    for name in ("temperature",) if params.mirostat else params.samplers:
+        step = _edit(name, params) or _step(name, params, random)
+        if step is None:
+            continue
+        if isinstance(step, Penalties | Dry):
+            if not steps:
+                edits.append(step)
+                continue
+            step = LaterEdit(step)
+        if _leaves_one(name, params):
+            return edits, [] if in_order else steps, True
+        in_order = in_order and not isinstance(step, LaterEdit | Typical | Xtc)
+        last = steps[-1] if steps else None
+        if isinstance(last, Truncation) and (both := last.then(step)) is not None:
+            steps[-1] = both
+        else:
+            steps.append(step)
+    return edits, steps, False
 
 
-def _truncate_top_k(top: TopK, params: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """Like `_truncate`, from a TopK with at least `top_k` tokens.
-
-    There are few calls of NumPy, each of which takes a thousandth of a decode step on a GPU.
-    """
-    logits = top.logits[: params.top_k]
-    if logits[-1] == -np.inf:
-        logits = logits[logits > -np.inf]
-    gaps = logits.astype(np.float64)
-    gaps -= gaps[0]
-    sums = np.add.accumulate(np.exp(gaps))
-    kept = _kept(gaps, sums, sums[-1], params)
-    return top.ids[:kept], gaps[:kept]
+def _leaves_one(name: str, params: SamplingParams) -> bool:
+    """Whether a step leaves the most likely token only."""
+    if name == "temperature":
+        return params.temperature == 0.0 and (params.dynatemp_range == 0.0 or params.mirostat != 0)
+    return name == "top_k" and params.top_k == 1
 
 
-def _kept(gaps: np.ndarray, sums: np.ndarray, mass: float, params: SamplingParams) -> int:
-    """The number of tokens, in order of likelihood, that remain behind top-p and min-p.
+def _edit(name: str, params: SamplingParams) -> Penalties | Dry | None:
+    if name == "penalties" and params.repeat_last_n:
+        off = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
+        return None if off else Penalties(params)
+    return Dry(params) if name == "dry" and params.has_dry else None
 
-    `gaps` are their logits minus the largest; `sums` the cumulative sums of exp(gaps), of which `mass` is the
-    sum over the whole vocabulary.
-    """
-    floor = math.log(params.min_p) if params.min_p > 0.0 else -math.inf
-    kept = len(gaps) - int(gaps[::-1].searchsorted(floor))
-    if params.top_p < 1.0:
-        kept = min(kept, int(sums.searchsorted(params.top_p * mass)) + 1)
-    return kept
+
+def _step(name: str, params: SamplingParams, random: np.random.Generator) -> Step | None:
+    """A step that is no edit; None: it is off."""
+    if name == "temperature":
+        return _temperature(params)
+    if name == "top_k" and params.top_k:
+        return Truncation(top_k=params.top_k)
+    if name == "top_p" and params.top_p < 1.0:
+        return Truncation(top_p=params.top_p)
+    if name == "min_p" and params.min_p > 0.0:
+        return Truncation(min_p=params.min_p)
+    if name == "typ_p" and params.typical_p < 1.0:
+        return Typical(params.typical_p)
+    if name == "top_n_sigma" and params.top_n_sigma > 0.0:
+        return TopNSigma(params.top_n_sigma)
+    if name == "xtc" and params.xtc_probability > 0.0 and params.xtc_threshold <= 0.5:
+        return Xtc(params.xtc_probability, params.xtc_threshold, random)
+    return None
+
+
+def _temperature(params: SamplingParams) -> Step | None:
+    spread = params.dynatemp_range
+    if spread > 0.0 and not params.mirostat:
+        least = max(params.temperature - spread, 0.0)
+        return DynamicTemperature(least, params.temperature + spread, params.dynatemp_exp)
+    return None if params.temperature == 1.0 else Temperature(params.temperature)

@@ -10,16 +10,17 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Sequence as List
+from itertools import islice
 from time import monotonic, perf_counter
 
 import numpy as np
 
 from ..cache import PageTable
-from ..errors import BadLogits
 from ..machine import Machine
 from ..sampling.top_k import TopK
 from ..state import States
 from .batching import Rows, run_step
+from .choosing import choose, score_prompt
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
@@ -147,7 +148,7 @@ class Scheduler:
                 self._end(sequence)
                 sequence.tell()
             elif sequence in self.running and self._make_room(sequence, 1, plan):
-                plan.append(Rows(sequence, sequence.n_cached, 1, logits=True))
+                plan.append(Rows(sequence, sequence.n_cached, 1, n_logits=1, chooses=True))
                 if self.limits.alone:
                     return plan
         if plan:
@@ -156,14 +157,12 @@ class Scheduler:
         for sequence in ready:
             if budget <= 0 or not sequence.prefilling or sequence not in self.running:
                 continue
-            n = self._chunk(sequence, budget)
-            last = sequence.n_cached + n == sequence.n_prefill
-            if (last and n_logits == self.machine.max_logits) or not self._make_room(sequence, n, plan):
+            rows = self._prefill_rows(sequence, budget, self.machine.max_logits - n_logits)
+            if rows is None or not self._make_room(sequence, rows.n, plan):
                 continue
-            last = last and sequence.sampler.params.max_tokens != 0
-            plan.append(Rows(sequence, sequence.n_cached, n, logits=last))
-            n_logits += last
-            budget -= n
+            plan.append(rows)
+            n_logits += rows.n_logits
+            budget -= rows.n
             if self.limits.alone:
                 break
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
@@ -174,6 +173,19 @@ class Scheduler:
             sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
             if not self.placement.is_in_order(sequence):
                 self._set_back(sequence)
+
+    def _prefill_rows(self, sequence: Sequence, most: int, most_logits: int) -> Rows | None:
+        """The next prefill rows of a sequence, at most so many; None if too few may have logits."""
+        if sequence.scores_prompt:
+            most = min(most, most_logits)
+            if not most:
+                return None
+        n = self._chunk(sequence, most)
+        last = sequence.n_cached + n == sequence.n_prefill
+        if last and not most_logits:
+            return None
+        last = last and sequence.sampler.params.max_tokens != 0
+        return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """The number of prefill rows of a sequence in a step. With recurrent states a step ends where a copy
@@ -224,9 +236,11 @@ class Scheduler:
         """Choose tokens, and note what the machine has seen."""
         logits = iter(results)
         for rows in plan:
-            sequence = rows.sequence
-            if rows.logits:
-                self._choose(sequence, next(logits), rows)
+            those = list(islice(logits, rows.n_logits))
+            if rows.sequence.scores_prompt:
+                score_prompt(rows, those)
+            if rows.chooses:
+                choose(rows, those[-1])
         seconds = perf_counter() - start
         n_prefill = 0
         with self.lock:
@@ -237,19 +251,6 @@ class Scheduler:
         for rows in plan:
             if rows.sequence.readable:
                 rows.sequence.tell()
-
-    def _choose(self, sequence: Sequence, logits: np.ndarray | TopK, rows: Rows) -> None:
-        """Sample the next token of a sequence, or note why there is none."""
-        try:
-            token = sequence.sampler.sample(logits, sequence.ids)
-        except BadLogits as error:
-            step = f"token {sequence.n_new + 1} of the answer (position {rows.first + rows.n})"
-            sequence.error = BadLogits(f"cannot choose {step}: {error}")
-            return
-        if token in sequence.end_ids:
-            sequence.finish("stop")
-        else:
-            sequence.ids.append(token)
 
     def _advance(self, rows: Rows, seconds: float) -> None:
         """Note that the rows are in the cache, and whether the sequence ends with them; the lock is held."""
@@ -277,11 +278,11 @@ class Scheduler:
         stats.new_tokens = sequence.n_new
         if decoding:
             stats.decode_seconds += seconds
-            stats.decode_steps += rows.logits
+            stats.decode_steps += rows.n_logits
         else:
             stats.prompt_seconds += seconds
             stats.prefilled_tokens = min(rows.first + rows.n, sequence.n_prompt)
-            if rows.logits:
+            if rows.chooses:
                 stats.time_to_first_token = stats.prompt_seconds
         sequence.changed_at = monotonic()
 
