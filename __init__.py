@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         QueueFull,
         StaleGeneration,
     )
-    from .runtime.engine.sampler import SamplingParams
+    from .runtime.engine.sampling.params import SamplingParams
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
@@ -103,7 +103,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
-    "SamplingParams": "runtime.engine.sampler",
+    "SamplingParams": "runtime.engine.sampling.params",
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",
     "TemplateError": "tokenizer.chat.template",
@@ -130,6 +130,7 @@ def load(
     kv_type: str = "auto",
     gpu_layers: int | None = None,
     parallel: int | None = None,
+    speculate: str = "auto",
     *,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -152,6 +153,9 @@ def load(
       all, or with "auto" as many as fit. 0 runs all on the CPU.
     - `parallel`: generations that may run at the same time, each with a whole context of its own; more than
       that wait. Default: 4, which share the memory of one context, or 1 for models with recurrent states.
+    - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
+      tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
+      pays, "off" does not.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -172,7 +176,7 @@ def load(
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
-    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel)
+    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel, speculate)
     path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
     return load_model(path, options, warn=warn, progress=progress)
 

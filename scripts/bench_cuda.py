@@ -51,7 +51,8 @@ from kukri.cli.console.table import markdown_table
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
-from kukri.runtime.engine.sampler import Sampler, SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.sampler import Sampler
 from kukri.runtime.ops import Program
 
 Speeds = dict[str, float]  # tokens a second by the name of the test

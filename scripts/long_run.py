@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import kukri
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 
 
 def private_megabytes() -> float:

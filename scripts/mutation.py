@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
     "runtime/engine/engine.py": ["engine/test_engine.py", "engine/test_engine_states.py"],
     "runtime/engine/cache.py": ["engine/test_batch.py", "engine/test_cache.py", "engine/test_engine.py"],
-    "runtime/engine/sampler.py": ["engine/test_sampler.py"],
+    "runtime/engine/sampling/sampler.py": ["engine/sampling/test_sampler.py"],
     "runtime/engine/split.py": ["engine/test_split.py"],
     "runtime/config/rope.py": ["config/test_rope.py"],
     "runtime/model/memory_check.py": ["model/test_memory_check.py"],

@@ -35,7 +35,7 @@ def test_public_names():
     assert dir(kukri) == kukri.__all__  # and nothing else, for whoever completes names in a notebook
     for name in kukri.__all__:
         assert inspect.getdoc(getattr(kukri, name))
-    from kukri.runtime.engine.sampler import SamplingParams
+    from kukri.runtime.engine.sampling.params import SamplingParams
     from kukri.runtime.model.model import Model
 
     assert kukri.Model is Model
@@ -82,7 +82,8 @@ def test_signatures():
         return list(inspect.signature(function).parameters)
 
     assert names(kukri.load) == [
-        "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "progress", "warn"
+        "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate",
+        "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

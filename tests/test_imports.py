@@ -26,6 +26,7 @@ MOST_LINES = 80  # of a function that is no kernel
 
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
+_ENGINE = "runtime.engine runtime.engine.sampling"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
@@ -34,19 +35,19 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
-    "runtime.hub runtime.model runtime.engine runtime.evaluation runtime.calibration runtime.cpu "
+    f"runtime.hub runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
-    "cli.bench": "cli.console quant runtime.model runtime.engine runtime.ops runtime.cuda.driver",
-    "cli.chat": "cli.console quant runtime.engine runtime.model",
+    "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
+    "cli.chat": f"cli.console quant {_ENGINE} runtime.model",
     "cli.eval": "cli.bench cli.console quant runtime.hub runtime.model runtime.evaluation tokenizer",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
-    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model runtime.engine",
+    "cli.console": f"quant quant.checkpoint quant.gguf runtime.hub runtime.model {_ENGINE}",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.hub": "quant",
     "runtime.model": "quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights runtime.engine runtime.engine.scheduling runtime.export "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
     "runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
@@ -54,10 +55,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.evaluation": "quant runtime.engine runtime.cpu",
     "runtime.export": "quant quant.formats quant.gguf runtime.archs runtime.config runtime.weights",
     # the machines
-    "runtime.engine": f"quant {_PROGRAM} runtime.engine.scheduling",
-    "runtime.engine.scheduling": "runtime.engine",
-    "runtime.reference": "quant runtime.ops runtime.engine",
-    "runtime.cpu": "quant quant.jit runtime.ops runtime.engine "
+    "runtime.engine": f"quant {_PROGRAM} "
+    "runtime.engine.sampling runtime.engine.scheduling runtime.engine.speculation",
+    "runtime.engine.scheduling": f"{_ENGINE} runtime.engine.speculation",
+    "runtime.engine.speculation": _ENGINE,
+    "runtime.engine.sampling": "runtime.engine",
+    "runtime.reference": f"quant runtime.ops {_ENGINE}",
+    "runtime.cpu": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",
     "runtime.cpu.lowering": f"quant quant.formats {_CPU_BASE} {_PROGRAM} runtime.cpu runtime.cpu.kernels",
     "runtime.cpu.kernels": _CPU_BASE,
@@ -66,7 +70,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cpu.kernels.common": _CPU_BASE,
     "runtime.cpu.abi": "quant.jit runtime.cpu.simd",
     "runtime.cpu.simd": "quant quant.jit quant.jit.simd",
-    "runtime.cuda": "quant quant.jit runtime.ops runtime.engine "
+    "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
     "runtime.cuda.lowering": f"quant {_PROGRAM} "
@@ -237,8 +241,8 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.hub", "runtime.model",
-                         "tokenizer", "tokenizer.chat"}),
+        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
+                         "runtime.hub", "runtime.model", "tokenizer", "tokenizer.chat"}),
         ("__main__.py", {"cli"}),
     ],
 )  # fmt: skip

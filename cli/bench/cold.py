@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     """The new process: load, generate one token, write a line."""
     path, kv_type, device, layers = arguments[0], *arguments[3:]
     n_prompt, threads = map(int, arguments[1:3])
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.loading import load_model
     from ...runtime.model.options import LoadOptions
     from .measure import random_ids

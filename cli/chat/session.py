@@ -12,7 +12,7 @@ from .conversation import Conversation, Turn
 from .line_editor import line_editor, read_message
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
     from ..console.generation import GenerationOptions
 

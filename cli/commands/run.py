@@ -18,7 +18,7 @@ from ..console.safe_text import as_json
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
 

@@ -13,7 +13,7 @@ from .prompt import check_utf8
 from .terminal import remark
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
     from ...runtime.model.options import LoadOptions
 
@@ -85,7 +85,7 @@ class GenerationOptions:
         """SamplingParams of the sampling flags; a usage error for a value out of range or text that is not
         UTF-8.
         """
-        from ...runtime.engine.sampler import SamplingParams
+        from ...runtime.engine.sampling.params import SamplingParams
 
         names = {field.name for field in fields(SamplingParams)}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}

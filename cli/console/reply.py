@@ -13,7 +13,7 @@ from .repetition import RepetitionDetector
 from .wording import count
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampler import SamplingParams
+    from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
 INTERRUPTED = "interrupted"

@@ -10,8 +10,8 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
+from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
-from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
 from .lowering.lower import Lowering

@@ -12,7 +12,7 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
-from ..engine.top_k import MAX_TOP_K, TopK, top_k_of
+from ..engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
 from .abi.arguments import Region
 from .compile.kernel import Kernels
 from .driver.allocator import Memory

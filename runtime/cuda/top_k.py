@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..engine.top_k import MAX_TOP_K, TopK
+from ..engine.sampling.top_k import MAX_TOP_K, TopK
 from .abi.arguments import Region
 from .compile.kernel import Kernels, kernel, pack_arguments
 from .driver.allocator import Memory

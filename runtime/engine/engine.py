@@ -11,12 +11,14 @@ from ..config.model_config import ModelConfig
 from .cache import Batch, PageTable
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
-from .sampler import Sampler, SamplingParams
+from .sampling.params import SamplingParams
+from .sampling.sampler import Sampler
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
 from .scheduling.placement import Limits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
+from .speculation.speculation import SequenceDrafts
 from .state import States
 from .stats import GenerationStats
 
@@ -36,7 +38,8 @@ class Engine:
     (`Program.original_context`); the cache never has keys of both kinds. `states` are the machine's states of
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
-    by rounding.
+    by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
+    (`speculation/`), which changes no result but by rounding.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -57,6 +60,7 @@ class Engine:
         states: States | None = None,
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
+        speculate: bool = True,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -75,6 +79,8 @@ class Engine:
             original_context=original_context,
             alone=deterministic,
         )
+        # A recurrent state cannot go back to where a draft was wrong.
+        self._speculates = speculate and not deterministic and not (states and states.layers)
         self._scheduler = Scheduler(machine, table, limits, states)
         self._driver = Driver(self._scheduler)
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
@@ -106,6 +112,8 @@ class Engine:
         sequence = EngineSequence(
             prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
         )
+        if self._speculates:
+            sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
         self._driver.submit(sequence)
         return Generation(self._driver, sequence)
 

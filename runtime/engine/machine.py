@@ -7,8 +7,8 @@ from typing import Protocol
 import numpy as np
 
 from .cache import Batch, PageTable
+from .sampling.top_k import TopK
 from .state import States
-from .top_k import TopK
 
 
 class Machine(Protocol):

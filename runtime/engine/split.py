@@ -13,8 +13,8 @@ from ..ops import Attend, CausalConv, DeltaRule, Op, Program, StateScan
 from ..ops.buffer import buffers_of
 from .cache import NO_LOGITS, Batch, PageTable
 from .machine import Machine
+from .sampling.top_k import TopK
 from .state import UNKNOWN, SavedState, States
-from .top_k import TopK
 
 
 class Front(Machine, Protocol):

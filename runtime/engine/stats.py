@@ -19,7 +19,9 @@ class GenerationStats:
     - `new_tokens`: tokens yielded, which does not include an end token.
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
-    - `decode_steps`: steps of one token.
+    - `decode_steps`, `decode_tokens`: steps after the first token, and the tokens that they gave, the end
+      token among them.
+    - `drafted_tokens`, `accepted_tokens`: ids that speculation proposed, and those of them that were right.
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
     """
@@ -29,6 +31,9 @@ class GenerationStats:
     prefilled_tokens: int = 0
     new_tokens: int = 0
     decode_steps: int = 0
+    decode_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     time_to_first_token: float = 0.0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -37,7 +42,7 @@ class GenerationStats:
     @property
     def tokens_per_second(self) -> float:
         """Decode speed, without the first token, which comes from prefill. 0.0 if unknown."""
-        return self.decode_steps / self.decode_seconds if self.decode_seconds > 0 else 0.0
+        return self.decode_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     @property
     def prompt_tokens_per_second(self) -> float:

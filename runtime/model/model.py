@@ -16,9 +16,11 @@ from ...tokenizer.chat.template import TemplateError
 from ...tokenizer.incremental import IncrementalDecoder
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
-from ..engine.sampler import SamplingParams
+from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
+from .continuation import Continuation
 from .sampling_keywords import SamplingKeywords, sampling_params
+from .sampling_texts import needs_ids, with_ids
 from .source import Source
 from .stop_strings import StopFilter
 
@@ -139,8 +141,30 @@ class Model:
         or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
         a GPU CudaError.
         """
-        params = sampling_params("generate", params, sampling)
+        params = self._with_ids(sampling_params("generate", params, sampling))
         return self._open_engine().generate(ids, params)
+
+    def submit(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        skip_special: bool = True,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Continuation:
+        """Queue a request for what follows `ids`, and return an iterator over its tokens as TokenEvents.
+
+        Any number of requests run together, as far as the model's cache has room for them, and begin with the
+        same part of the cache where their prompts do. Errors are those of `stream` at the call, and
+        QueueFull.
+        """
+        params = self._with_ids(sampling_params("submit", params, sampling))
+        decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
+        generation = self._open_engine().submit(ids, params)
+        return Continuation(generation, decoder, StopFilter(params.stop), self._open_engine)
+
+    def _with_ids(self, params: SamplingParams) -> SamplingParams:
+        """`params` with ids instead of texts, for the engine."""
+        return with_ids(params, self.tokenizer) if needs_ids(params) else params
 
     def stream(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
+SPECULATE = ("auto", "off", "ngram")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
@@ -26,6 +27,8 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
+    - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
+      looks them up in prompt and answer where that pays, "off" does not.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     """
@@ -36,6 +39,7 @@ class LoadOptions:
     kv_type: str = "auto"
     gpu_layers: int | None = None
     parallel: int | None = None
+    speculate: str = "auto"
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -44,6 +48,8 @@ class LoadOptions:
             raise ValueError(f"the context must be at least one token, not {self.context}")
         if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
+        if self.speculate not in SPECULATE:
+            raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:

@@ -244,6 +244,7 @@ class Placing:
             prefill_chunk=prefill_rows,
             original_context=self.program.original_context,
             states=machine.states,
+            speculate=self.options.speculate != "off",
         )
         return Model(source, machine, engine)
 

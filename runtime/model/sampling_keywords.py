@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
-from ..engine.sampler import SamplingParams
+from ..engine.sampling.params import SamplingParams
 
 
 class SamplingKeywords(TypedDict, total=False):
@@ -17,12 +17,32 @@ class SamplingKeywords(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exp: float
     repeat_penalty: float
     repeat_last_n: int
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str | Sequence[int]]
+    mirostat: int
+    mirostat_lr: float
+    mirostat_ent: float
+    logit_bias: Mapping[int | str, float] | Iterable[tuple[int | str, float]]
+    samplers: Sequence[str] | str
     seed: int | None
     max_tokens: int | None
     stop: Sequence[str] | str
     ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 def sampling_params(

@@ -13,8 +13,8 @@ import numpy as np
 from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
-from ..engine.top_k import TopK, top_k_of
 from . import activations, altup, attention, dense, moe, norm, pointwise, recurrent
 
 _CHUNK_WEIGHTS = 1 << 24  # weights of a matrix dequantised at once, where they are not kept

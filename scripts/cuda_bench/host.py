@@ -17,7 +17,8 @@ from kukri.runtime.cuda.machine import CudaMachine, StepShape, TopKRequest
 from kukri.runtime.cuda.top_k import size_for
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
-from kukri.runtime.engine.sampler import Sampler, SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.sampler import Sampler
 
 # How to wait for the GPU, and machine.MAPPED_LOGITS.
 VARIANTS = {

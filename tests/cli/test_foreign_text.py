@@ -26,7 +26,7 @@ from kukri.cli.console import terminal
 from kukri.cli.console.log import log_on_stderr
 from kukri.cli.console.progress import Loading, Progress
 from kukri.runtime.cpu import bandwidth
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 
 from ..running import Run
 from ..tiny_model import write_tiny_model

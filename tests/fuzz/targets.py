@@ -12,7 +12,7 @@ import numpy as np
 
 from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.errors import BadLogits, ContextExceeded
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
 from kukri.runtime.model.options import LoadOptions

@@ -7,32 +7,46 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..cache import NO_LOGITS, Batch, PageTable
+from ..cache import Batch, PageTable
 from ..machine import Machine
-from ..top_k import MAX_TOP_K, TopK
+from ..sampling.top_k import MAX_TOP_K, TopK
 from .sequence import Sequence
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a sequence in a step: `n` ids from `first` on, and whether logits follow the last."""
+    """The rows of a sequence in a step: `n` ids from `first` on.
+
+    The logits of the last `n_logits` of them are asked for. `chooses`: the last of these are for the next
+    token of the answer; the others are for log probabilities of the prompt. The last rows are those of the
+    ids that were `drafted`, which the sequence does not have yet; each has logits.
+    """
 
     sequence: Sequence
     first: int
     n: int
-    logits: bool
+    n_logits: int
+    chooses: bool
+    drafted: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token of each row."""
+        return [*self.sequence.ids[self.first : self.first + self.n - len(self.drafted)], *self.drafted]
 
 
 def run_step(machine: Machine, table: PageTable, plan: List[Rows], n_tokens: int) -> list[np.ndarray | TopK]:
-    """Run the rows of `plan`; what follows each that asks for logits, in order: those of the first `n_tokens`
+    """Run the rows of `plan`; for each row that asks for logits, in order, those of the first `n_tokens`
     ids, or their top k if the samplers need no more.
     """
     batch = batch_of(plan)
-    asking = [rows.sequence for rows in plan if rows.logits]
     k = 0
-    for sequence in asking:
-        needed = sequence.sampler.top_k_needed(n_tokens, len(sequence.ids))
-        k = max(k, needed) if needed else MAX_TOP_K + 1
+    for rows in plan:
+        if rows.n_logits:
+            n_history = len(rows.sequence.ids) + len(rows.drafted)
+            needed = rows.sequence.sampler.top_k_needed(n_tokens, n_history)
+            all_choose = rows.chooses and rows.n_logits == 1 + len(rows.drafted)
+            k = max(k, needed) if needed and all_choose else MAX_TOP_K + 1
     if 0 < k <= MAX_TOP_K:
         return list(machine.top_k(batch, table, k, n_tokens))
     return list(machine.step(batch, table)[:, :n_tokens])
@@ -45,20 +59,22 @@ def batch_of(plan: List[Rows]) -> Batch:
         last = rows.first + rows.n
         length = rows.sequence.n_prefill
         return Batch(
-            tokens=np.array(rows.sequence.ids[rows.first : last], np.int32),
+            tokens=np.array(rows.tokens, np.int32),
             sequences=np.full(rows.n, rows.sequence.slot, np.int32),
             positions=np.arange(rows.first, last, dtype=np.int32),
-            logits_indices=np.array([rows.n - 1], np.int32) if rows.logits else NO_LOGITS,
+            logits_indices=np.arange(rows.n - rows.n_logits, rows.n, dtype=np.int32),
             lengths=np.full(rows.n, length, np.int32) if length > last else None,
         )
     sizes = [rows.n for rows in plan]
     ends = np.cumsum(sizes)
-    tokens = [token for rows in plan for token in rows.sequence.ids[rows.first : rows.first + rows.n]]
+    tokens = [token for rows in plan for token in rows.tokens]
     lengths = [max(rows.sequence.n_prefill, rows.first + rows.n) for rows in plan]
     return Batch(
         tokens=np.array(tokens, np.int32),
         sequences=np.repeat(np.array([rows.sequence.slot for rows in plan], np.int32), sizes),
         positions=np.concatenate([np.arange(r.first, r.first + r.n, dtype=np.int32) for r in plan]),
-        logits_indices=(ends - 1)[[rows.logits for rows in plan]].astype(np.int32),
+        logits_indices=np.concatenate(
+            [np.arange(end - r.n_logits, end, dtype=np.int32) for end, r in zip(ends, plan, strict=True)]
+        ),
         lengths=np.repeat(np.array(lengths, np.int32), sizes),
     )

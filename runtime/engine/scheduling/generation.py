@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 
+from ..sampling.logprobs import TokenLogprobs
 from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
@@ -37,6 +38,22 @@ class Generation:
     def tokens(self) -> list[int]:
         """The tokens so far, also those that were not read yet."""
         return self._sequence.ids[self._sequence.n_prompt :]
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs]:
+        """The log probabilities of `tokens`, in order; empty unless the parameters ask for them."""
+        return self._sequence.logprobs[: self._sequence.n_new]
+
+    def logprob_of(self, n: int) -> TokenLogprobs | None:
+        """The log probabilities of token `n` of the answer, which is there; None if nobody asked for them."""
+        return self._sequence.logprobs[n] if n < len(self._sequence.logprobs) else None
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs | None]:
+        """The log probabilities of the prompt's tokens, in order, as far as they are known: of all from the
+        first token of the answer on. The first has none. Empty unless the parameters ask for them."""
+        asked = self._sequence.sampler.params.prompt_logprobs is not None
+        return list(self._sequence.prompt_logprobs) if asked else []
 
     def __iter__(self) -> Iterator[int]:
         return self

@@ -49,7 +49,7 @@ class Placement:
         if not free:
             return False
         tree = self._tree_of(sequence)
-        ids = sequence.ids[:-1]  # the last id must be computed, for its logits
+        ids = sequence.ids[: sequence.n_reusable]
         match = tree.match(ids)
         needed = -(-len(sequence.ids) // size) - len(match.pages)
         in_use = set(match.pages).union(*(table.pages(other.slot) for other in running))
@@ -114,7 +114,7 @@ class Placement:
 
     def shares_with(self, sequence: Sequence, running: List[Sequence]) -> bool:
         """Whether the prefill of another sequence is computing pages that `sequence` can begin with."""
-        if self._limits.alone or self.states:
+        if self._limits.alone or self.states or sequence.scores_prompt:
             return False
         busy = [other for other in running if other.prefilling]
         if not busy:

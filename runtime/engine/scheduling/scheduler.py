@@ -10,16 +10,19 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Sequence as List
+from itertools import islice
 from time import monotonic, perf_counter
 
 import numpy as np
 
 from ..cache import PageTable
-from ..errors import BadLogits, ModelClosed
+from ..errors import ModelClosed
 from ..machine import Machine
+from ..sampling.top_k import TopK
+from ..speculation.policy import StepCosts
 from ..state import States
-from ..top_k import TopK
 from .batching import Rows, run_step
+from .choosing import choose, score_prompt
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
@@ -43,6 +46,7 @@ class Scheduler:
         self._cancelled: list[Sequence] = []
         self._row_seconds = 0.0  # of a prefill row, averaged
         self._decode_seconds = 0.0  # of a step of decode rows only, averaged
+        self.step_costs = StepCosts()
 
     # ---- from any thread
 
@@ -146,27 +150,44 @@ class Scheduler:
                 sequence.finish("context")
                 self._end(sequence)
                 sequence.tell()
-            elif sequence in self.running and self._make_room(sequence, 1, plan):
-                plan.append(Rows(sequence, sequence.n_cached, 1, logits=True))
-                if self.limits.alone:
-                    return plan
+            elif sequence in self.running:
+                rows = self._decode_rows(sequence, len(decoding))
+                if self._make_room(sequence, rows.n, plan):
+                    plan.append(rows)
+                    if self.limits.alone:
+                        return plan
+        n_logits = sum(rows.n_logits for rows in plan)
         if plan:
-            budget = min(budget - len(plan), self._mixed_rows())
-        n_logits = len(plan)
+            budget = min(budget - sum(rows.n for rows in plan), self._mixed_rows())
         for sequence in ready:
             if budget <= 0 or not sequence.prefilling or sequence not in self.running:
                 continue
-            n = self._chunk(sequence, budget)
-            last = sequence.n_cached + n == sequence.n_prefill
-            if (last and n_logits == self.machine.max_logits) or not self._make_room(sequence, n, plan):
+            prefill = self._prefill_rows(sequence, budget, self.machine.max_logits - n_logits)
+            if prefill is None or not self._make_room(sequence, prefill.n, plan):
                 continue
-            last = last and sequence.sampler.params.max_tokens != 0
-            plan.append(Rows(sequence, sequence.n_cached, n, logits=last))
-            n_logits += last
-            budget -= n
+            plan.append(prefill)
+            n_logits += prefill.n_logits
+            budget -= prefill.n
             if self.limits.alone:
                 break
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
+        """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
+        may follow it. (There is more than one id only where an interrupt has cut a step off.)"""
+        n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
+        if sequence.drafts is not None and n == 1 and not self.limits.alone:
+            left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
+            most = min(
+                left,
+                self.table.free_tokens + -sequence.n_cached % self.table.page_size - 1,  # without others'
+                self.limits.context - len(sequence.ids),
+                self.machine.max_logits // n_decoding - 1,
+                self.machine.max_rows // n_decoding - 1,
+            )
+            drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
+        n_rows = n + len(drafted)
+        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
 
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
@@ -174,6 +195,19 @@ class Scheduler:
             sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
             if not self.placement.is_in_order(sequence):
                 self._set_back(sequence)
+
+    def _prefill_rows(self, sequence: Sequence, most: int, most_logits: int) -> Rows | None:
+        """The next prefill rows of a sequence, at most so many; None if too few may have logits."""
+        if sequence.scores_prompt:
+            most = min(most, most_logits)
+            if not most:
+                return None
+        n = self._chunk(sequence, most)
+        last = sequence.n_cached + n == sequence.n_prefill
+        if last and not most_logits:
+            return None
+        last = last and sequence.sampler.params.max_tokens != 0
+        return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
         """The number of prefill rows of a sequence in a step. With recurrent states a step ends where a copy
@@ -222,42 +256,33 @@ class Scheduler:
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
-        logits = iter(results)
+        logits, right = iter(results), list[int]()
         for rows in plan:
-            sequence = rows.sequence
-            if rows.logits:
-                self._choose(sequence, next(logits), rows)
+            those = list(islice(logits, rows.n_logits))
+            if rows.sequence.scores_prompt:
+                score_prompt(rows, those)
+            right.append(0)
+            if rows.chooses:
+                right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
         seconds = perf_counter() - start
         n_prefill = 0
         with self.lock:
-            for rows in plan:
+            for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
-                self._advance(rows, seconds)
+                self._advance(rows, n_right, seconds)
         self._measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
                 rows.sequence.tell()
 
-    def _choose(self, sequence: Sequence, logits: np.ndarray | TopK, rows: Rows) -> None:
-        """Sample the next token of a sequence, or note why there is none."""
-        try:
-            token = sequence.sampler.sample(logits, sequence.ids)
-        except BadLogits as error:
-            step = f"token {sequence.n_new + 1} of the answer (position {rows.first + rows.n})"
-            sequence.error = BadLogits(f"cannot choose {step}: {error}")
-            return
-        if token in sequence.end_ids:
-            sequence.finish("stop")
-        else:
-            sequence.ids.append(token)
-
-    def _advance(self, rows: Rows, seconds: float) -> None:
-        """Note that the rows are in the cache, and whether the sequence ends with them; the lock is held."""
+    def _advance(self, rows: Rows, n_right: int, seconds: float) -> None:
+        """Note that the rows are in the cache, of drafted ones `n_right`, and whether the sequence ends with
+        them; the lock is held."""
         sequence, stats = rows.sequence, rows.sequence.stats
         if sequence.slot == NO_SLOT:  # cancelled meanwhile
             return
-        self._count(sequence, rows, seconds)
-        sequence.n_cached = rows.first + rows.n
+        self._count(sequence, rows, n_right, seconds)
+        sequence.n_cached = rows.first + rows.n - len(rows.drafted) + n_right
         if max(sequence.n_prefill, sequence.n_cached) <= self.limits.original_context:
             sequence.n_original = sequence.n_cached
         self.placement.save_state(sequence)
@@ -270,24 +295,28 @@ class Scheduler:
         elif rows.first < sequence.n_prefill and self.table.max_sequences > 1:
             self.placement.share(sequence)
 
-    def _count(self, sequence: Sequence, rows: Rows, seconds: float) -> None:
+    def _count(self, sequence: Sequence, rows: Rows, n_right: int, seconds: float) -> None:
         """Add a step to the statistics of a sequence."""
         stats = sequence.stats
         decoding = stats.new_tokens > 0
         stats.new_tokens = sequence.n_new
         if decoding:
             stats.decode_seconds += seconds
-            stats.decode_steps += rows.logits
+            stats.decode_steps += rows.chooses
+            stats.decode_tokens += rows.chooses + n_right
+            stats.drafted_tokens += len(rows.drafted)
+            stats.accepted_tokens += n_right
         else:
             stats.prompt_seconds += seconds
             stats.prefilled_tokens = min(rows.first + rows.n, sequence.n_prompt)
-            if rows.logits:
+            if rows.chooses:
                 stats.time_to_first_token = stats.prompt_seconds
         sequence.changed_at = monotonic()
 
     def _measure(self, plan: list[Rows], n_prefill: int, seconds: float) -> None:
         """Keep the averages of step times."""
         if n_prefill == 0:
+            self.step_costs.observe(sum(rows.n for rows in plan), seconds)
             old = self._decode_seconds or seconds
             self._decode_seconds = old + SMOOTHING * (seconds - old)
         elif n_prefill == sum(rows.n for rows in plan) and n_prefill >= LEAST_MIXED_ROWS:

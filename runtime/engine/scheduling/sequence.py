@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..sampler import Sampler
+from ..sampling.logprobs import TokenLogprobs
+from ..sampling.sampler import Sampler
+from ..speculation.speculation import SequenceDrafts
 from ..stats import FinishReason, GenerationStats
 
 NO_SLOT = -1
@@ -20,6 +22,8 @@ class Sequence:
     - `n_cached`: how many of `ids` have their keys and values in the cache. The others are the rows to run.
     - `n_prefill`: the length of `ids` when it got its slot: rows up to there are prefill.
     - `slot`: its row in the block table, or NO_SLOT while it waits.
+    - `logprobs`: of the generated tokens, if they are asked for; no fewer than there are tokens.
+    - `prompt_logprobs`: of the prompt's, as far as they are known; None for the first.
     - `most_unread`: it pauses while its consumer has not read so many tokens; None: never.
     """
 
@@ -31,10 +35,13 @@ class Sequence:
     arrival: int = 0
     most_unread: int | None = None
     n_prompt: int = field(init=False)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     n_cached: int = 0
     n_prefill: int = 0
     n_original: int = 0  # tokens in the cache whose keys are those of a sequence up to the original context
     slot: int = NO_SLOT
+    drafts: SequenceDrafts | None = None  # what may follow its ids; None: nothing is drafted
     saved: bool = False  # a recurrent state was saved during this prefill
     n_read: int = 0  # generated tokens that the consumer has taken
     reader: int = 0  # the thread that asked for a token last
@@ -69,6 +76,18 @@ class Sequence:
     @property
     def prefilling(self) -> bool:
         return self.n_cached < self.n_prefill
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logits of the prompt's rows are needed still."""
+        asked = self.sampler.params.prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < self.n_prompt
+
+    @property
+    def n_reusable(self) -> int:
+        """How many of `ids` need not be computed if their keys and values are known: not the last one, and
+        none whose logits are needed."""
+        return len(self.prompt_logprobs) - 1 if self.scores_prompt else len(self.ids) - 1
 
     @property
     def order(self) -> tuple[int, int]:

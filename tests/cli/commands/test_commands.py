@@ -15,7 +15,7 @@ from kukri.cli.console.table import pairs, table
 from kukri.cli.console.terminal import note, tell
 from kukri.cli.main import app
 from kukri.quant.units import human_bytes
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.hub import catalogue
 
 from ...running import Run, failed

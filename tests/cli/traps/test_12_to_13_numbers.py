@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 
 from ...fuzz.gguf_parts import take_apart
 from ...running import Run, failed

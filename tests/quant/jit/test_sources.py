@@ -116,7 +116,12 @@ def test_an_edit_of_a_source_recompiles(copied, tmp_path, script, module):
     edit(deepest(module))
     edited, n = run()
     assert (edited != key, n) == (True, 1)
-    for unrelated in ("cli/main.py", "quant/gguf/writer.py", "runtime/engine/sampler.py", "__init__.py"):
+    for unrelated in (
+        "cli/main.py",
+        "quant/gguf/writer.py",
+        "runtime/engine/sampling/sampler.py",
+        "__init__.py",
+    ):
         edit(unrelated)
     assert run() == (edited, 0)
 

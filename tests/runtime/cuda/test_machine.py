@@ -14,8 +14,8 @@ from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.sampling.top_k import top_k_of
 from kukri.runtime.engine.split import SplitMachine, split
-from kukri.runtime.engine.top_k import top_k_of
 from kukri.runtime.model.cuda_device import open_cuda_device
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.reference.machine import ReferenceMachine

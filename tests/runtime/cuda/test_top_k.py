@@ -8,7 +8,7 @@ import pytest
 from kukri.runtime.cuda.abi.arguments import Region
 from kukri.runtime.cuda.driver.allocator import Memory
 from kukri.runtime.cuda.top_k import TopKKernels, read_top_k, size_for
-from kukri.runtime.engine.top_k import TopK, top_k_of
+from kukri.runtime.engine.sampling.top_k import TopK, top_k_of
 
 from .stand_in import StandInDevice, StandInKernels
 

@@ -10,8 +10,8 @@ import pytest
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits, ContextExceeded, StaleGeneration
-from kukri.runtime.engine.sampler import SamplingParams
-from kukri.runtime.engine.top_k import MAX_TOP_K, TopK, top_k_of
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
 
 VOCAB = 50
 GREEDY = SamplingParams(temperature=0)
@@ -33,6 +33,7 @@ class HistoryMachine:
         self.fed: list[int] = []  # rows of each step
         self.before_step = self.after_step = lambda: None
         self.change = lambda logits: logits
+        self.logits_of = expected_logits
         self.out = np.zeros((max_logits, VOCAB), np.float32)
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
@@ -54,7 +55,7 @@ class HistoryMachine:
                 pages = self.pool[table.blocks[sequence, : position // table.page_size + 1]]
                 seen = pages.reshape(-1, 2)[: position + 1]
                 index = int(np.searchsorted(batch.logits_indices, row))
-                self.out[index] = self.change(expected_logits(seen))
+                self.out[index] = self.change(self.logits_of(seen))
         self.after_step()
         return self.out[: len(batch.logits_indices)]
 

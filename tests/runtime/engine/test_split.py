@@ -15,7 +15,7 @@ from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.engine.split import JoinedStates, SplitMachine, cuts, split, weight_bytes
 from kukri.runtime.engine.state import UNKNOWN, SavedState, SequenceStates
 from kukri.runtime.ops import (

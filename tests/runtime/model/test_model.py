@@ -16,8 +16,8 @@ from kukri.quant.errors import DamagedFile
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import ContextExceeded
-from kukri.runtime.engine.sampler import SamplingParams
-from kukri.runtime.engine.top_k import TopK, top_k_of
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.top_k import TopK, top_k_of
 from kukri.runtime.model import placing as placing_module
 from kukri.runtime.model import source as source_module
 from kukri.runtime.model.loading import load_model

@@ -13,7 +13,7 @@ import pytest
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.errors import BadLogits, ModelClosed, QueueFull
-from kukri.runtime.engine.sampler import SamplingParams
+from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.engine.scheduling.generation import Generation
 
 from ..test_engine import GREEDY, VOCAB, Config, HistoryMachine, greedy

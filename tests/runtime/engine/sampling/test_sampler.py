@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from kukri.runtime.engine.errors import BadLogits
-from kukri.runtime.engine.sampler import Sampler, SamplingParams, _truncate
-from kukri.runtime.engine.top_k import largest, top_k_of
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.sampling.sampler import Sampler, _truncate
+from kukri.runtime.engine.sampling.top_k import largest, top_k_of
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
 
