@@ -5,6 +5,9 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from ..console.sampling_options import biases
+
+NOT_FOR_CHAT = ("logprobs", "prompt_logprobs")  # which show nothing there
 UNSET = {"seed": "random", "max_tokens": "no limit"}  # what None means
 _NO_VALUE = ("", "none", "default", "-1")
 _ON, _OFF = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
@@ -14,6 +17,8 @@ def shown(name: str, value: Any) -> str:
     """A setting's value as `parsed` reads it again: "random", "off", "'a b' c"."""
     if value is None:
         return UNSET.get(name, "default")
+    if name == "logit_bias":
+        return shlex.join(f"{key}={amount:g}" for key, amount in value) or "none"
     if isinstance(value, tuple):
         return shlex.join(value) or "none"
     if isinstance(value, bool):
@@ -26,6 +31,8 @@ def parsed(name: str, kind: str, text: str) -> object:
 
     "none", and for a number that has no default also "-1" as in llama.cpp, or what `shown` says, unset it.
     """
+    if name == "logit_bias":
+        return () if text.lower() == "none" else biases(shlex.split(text))
     if "tuple" in kind:
         return () if text.lower() == "none" else tuple(shlex.split(text))
     if "None" in kind and text.lower() in (*_NO_VALUE, UNSET.get(name)):

@@ -11,7 +11,7 @@ import typer
 
 from ..chat.session import Session, converse
 from ..console import terminal
-from ..console.generation import GenerationOptions
+from ..console.generation import GenerationOptions, check_texts
 from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
 from .run import answer, refuse_system_of_raw
@@ -37,11 +37,13 @@ def chat(
         refuse_system_of_raw(options)
         text = read_prompt([], no_stdin)
         with closing(options.load(model)) as loaded:
+            check_texts(loaded, params)
             answer(loaded, model, text, options, params)
         return
     if options.output is TextOrJson.json:
         raise typer.BadParameter("-o json is for one answer: pipe the prompt, or use llm run")
     with closing(options.load(model)) as loaded:
+        check_texts(loaded, params)
         session = Session(loaded, model, options, params)
         terminal.remark(
             f"{Path(model).name}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves."

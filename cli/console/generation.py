@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
 from .prompt import check_utf8
+from .sampling_options import SamplingOptions, biases, breakers
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(SamplingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[str | None, flag("-s", "--system", metavar="TEXT", help="System prompt.")] = None
@@ -88,7 +89,7 @@ class GenerationOptions:
         from ...runtime.engine.sampling.params import SamplingParams
 
         names = {field.name for field in fields(SamplingParams)}
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
         for name in ("max_tokens", "seed"):
             if given[name] == -1:  # as in llama.cpp: no limit, and a random seed
                 del given[name]
@@ -97,6 +98,10 @@ class GenerationOptions:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
         try:
+            if self.dry_sequence_breakers is not None:
+                given["dry_sequence_breakers"] = breakers(self.dry_sequence_breakers)
+            if self.logit_bias is not None:
+                given["logit_bias"] = biases(self.logit_bias)
             params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         except ValueError as problem:
             raise typer.BadParameter(str(problem)) from None
@@ -127,6 +132,14 @@ class GenerationOptions:
             name,
             LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
         )
+
+
+def check_texts(model: Model, params: SamplingParams) -> None:
+    """A usage error for a logit bias whose text or id is no token of the model."""
+    try:
+        model.with_ids(params)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
 
 
 def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:

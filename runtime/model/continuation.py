@@ -16,8 +16,8 @@ from .stop_strings import StopFilter
 class TokenEvent:
     """A token of an answer, and the text that became certain with it: whole characters, often none.
 
-    `id` is None for the text that is left at the end. `logprobs` are those of the token, if the parameters ask
-    for them.
+    `id` is None for the text that is left at the end. `logprobs` are those of the token, if the parameters
+    ask for them.
     """
 
     id: int | None

@@ -23,7 +23,8 @@ class Change(NamedTuple):
         """The changed `logits` of `ids`, which are all among those of this change."""
         if self.factor != 1.0:
             factor = logits.dtype.type(self.factor)
-            logits = np.where(logits > 0, logits / factor, logits * factor)
+            with np.errstate(over="ignore"):  # to -inf, which is never drawn, or to +inf, which is found
+                logits = np.where(logits > 0, logits / factor, logits * factor)
         if isinstance(self.ids, dict):
             logits = logits - np.fromiter((self.ids[id_] for id_ in ids), logits.dtype, len(logits))
         return logits
