@@ -70,11 +70,9 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", [name for name in EACH if name != "mirostat"])  # it draws by itself
 @pytest.mark.parametrize("spread", [0.3, 2.0, 8.0])
 def test_each_has_the_distribution_of_its_twin(name, spread):
-    if name == "mirostat":
-        pytest.skip("it draws by itself: see the next test but one")
     # XTC draws whether to act, before anything else: here it always does.
     kwargs = {**OFF, **EACH[name]} | ({"xtc_probability": 1.0} if name == "xtc" else {})
     params = SamplingParams(**kwargs)
@@ -92,7 +90,7 @@ def test_each_has_the_distribution_of_its_twin(name, spread):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EACH)
 def test_twenty_thousand_draws_follow_the_distribution(name):
-    """χ² of the counts, with a fixed seed, is below the 0.999 quantile (Wilson & Hilferty's approximation)."""
+    """χ² of the counts, with a fixed seed, is below its 0.999 quantile (Wilson and Hilferty 1931)."""
     params = SamplingParams(**{**OFF, **EACH[name]}, seed=12345)
     logits = some_logits(7, size=24, spread=1.2)
     n = 20_000
@@ -249,7 +247,6 @@ def test_a_sampler_that_is_not_named_has_no_effect():
     expected = twin.distribution(logits, SamplingParams(**OFF), [])
     np.testing.assert_allclose(drawn_from(logits, HISTORY, params), expected, rtol=1e-5)
     greedy = SamplingParams(temperature=0, samplers=("top_k",), top_k=3, seed=0)
-    assert len({Sampler(greedy).sample(logits) for _ in range(1)}) == 1
     sampler = Sampler(greedy)
     assert len({sampler.sample(logits) for _ in range(200)}) == 3
 
@@ -370,7 +367,7 @@ def test_the_same_seed_gives_the_same_tokens(name):
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("size", [3, 20_000])
 def test_logits_at_their_limits(name, size):
-    """Errors are BadLogits whatever the steps; what is impossible is never drawn; sizes make no difference."""
+    """Errors are BadLogits whatever the steps, and what is impossible is never drawn."""
     for bad, message in ((math.nan, "NaN"), (math.inf, "inf")):
         logits = np.zeros(size, np.float32)
         logits[1] = bad

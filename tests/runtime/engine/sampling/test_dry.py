@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -74,14 +76,11 @@ def test_long_repetitions_cost_no_more_than_a_float_holds():
     change = losses(Dry(params(dry_base=100.0)), history)
     assert change.keys() == {4}
     assert 1e30 >= change[4] > 1e29
-    assert losses(Dry(params(dry_base=1.0)), history) == {4: 0.5, 5: 0.5} or True
-    assert losses(Dry(params(dry_base=1.0)), history)[4] == 0.5
+    assert losses(Dry(params(dry_base=1.0)), history) == {4: 0.5}
 
 
 def test_a_prompt_of_one_token_repeated_is_read_in_bounded_time():
     """The longest passage that counts is bounded, or this would take quadratic time."""
-    import time
-
     start = time.process_time()
     assert losses(Dry(params()), [3] * 100_000)[3] > 1e20
     assert time.process_time() - start < 2.0

@@ -123,7 +123,7 @@ def test_an_interrupt_leaves_them_parallel_to_the_tokens():
     )
 
     def interrupt():
-        if len(engine.machine.fed) in (2, 5, 9) and not engine.machine.fed[-1] == -1:
+        if len(engine.machine.fed) in (2, 5, 9) and engine.machine.fed[-1] != -1:
             engine.machine.fed.append(-1)
             raise KeyboardInterrupt
 

@@ -41,7 +41,7 @@ from kukri.runtime.engine.sampling.sampler import Sampler
         ({"logit_bias": {"": 1.0}}, "logit_bias must be for token ids or texts, not ''"),
         ({"logit_bias": {1.5: 1.0}}, "logit_bias must be for token ids or texts, not 1.5"),
         ({"logit_bias": [3]}, "logit_bias must be a mapping, or pairs"),
-        ({"samplers": ["top_k", "beam"]}, "samplers has no 'beam'; there are penalties, dry, top_n_sigma, top"),
+        ({"samplers": ["top_k", "beam"]}, "samplers has no 'beam'; there are penalties, dry, top_n_sigma"),
         ({"samplers": "top_k;;"}, "samplers has no ''"),
         ({"logprobs": -1}, "logprobs must be a whole number, 0 or more, not -1"),
         ({"prompt_logprobs": 1.5}, "prompt_logprobs must be a whole number, 0 or more, not 1.5"),
