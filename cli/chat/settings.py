@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ..console.sampling_options import biases
-
 NOT_FOR_CHAT = ("logprobs", "prompt_logprobs")  # which show nothing there
 UNSET = {"seed": "random", "max_tokens": "no limit"}  # what None means
 _NO_VALUE = ("", "none", "default", "-1")
@@ -31,8 +29,6 @@ def parsed(name: str, kind: str, text: str) -> object:
 
     "none", and for a number that has no default also "-1" as in llama.cpp, or what `shown` says, unset it.
     """
-    if name == "logit_bias":
-        return () if text.lower() == "none" else biases(shlex.split(text))
     if "tuple" in kind:
         return () if text.lower() == "none" else tuple(shlex.split(text))
     if "None" in kind and text.lower() in (*_NO_VALUE, UNSET.get(name)):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
-from ..console.answers import MOST_ANSWERS, write_answers
 from ..console.generation import GenerationOptions, check_texts
 from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
 from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..console.safe_text import as_json
+from ..run.answers import MOST_ANSWERS, write_answers
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +11,6 @@ import typer
 
 from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
 from .prompt import check_utf8
-from .sampling_options import SamplingOptions, biases, breakers
 from .terminal import remark
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(SamplingOptions):
+class GenerationOptions:
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[str | None, flag("-s", "--system", metavar="TEXT", help="System prompt.")] = None
@@ -54,6 +54,78 @@ class GenerationOptions(SamplingOptions):
     min_p: Annotated[
         float | None,
         flag("--min-p", metavar="X", help="Least probability relative to the best token's; default: 0.05."),
+    ] = None
+    typical_p: Annotated[
+        float | None,
+        flag("--typical", "--typical-p", metavar="X", help="Mass of typical tokens kept; default: 1, all."),
+    ] = None
+    top_n_sigma: Annotated[
+        float | None,
+        flag("--top-n-sigma", metavar="X", help="Keep logits within so many deviations; default: off."),
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        flag("--xtc-probability", metavar="X", help="How often top choices are excluded; default: 0, never."),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None,
+        flag("--xtc-threshold", metavar="X", help="Probability of a top choice; default: 0.1."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        flag("--presence-penalty", metavar="X", help="Taken off tokens that are there; default: 0."),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        flag("--frequency-penalty", metavar="X", help="Taken off each time a token is there; default: 0."),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        flag("--logit-bias", metavar="ID=X", help="Add X to a token; TEXT=X; may be given several times."),
+    ] = None
+    dry_multiplier: Annotated[
+        float | None,
+        flag("--dry-multiplier", metavar="X", help="Penalty on repeated passages (DRY); default: 0, none."),
+    ] = None
+    dry_base: Annotated[
+        float | None,
+        flag("--dry-base", metavar="X", help="Factor for each token of a passage; default: 1.75."),
+    ] = None
+    dry_allowed_length: Annotated[
+        int | None,
+        flag("--dry-allowed-length", metavar="N", help="Tokens repeated for nothing; default: 2."),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None,
+        flag("--dry-penalty-last-n", metavar="N", help="Tokens DRY looks back at; -1: all, as by default."),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        flag(
+            "--dry-sequence-breaker",
+            metavar="TEXT",
+            help="No passage goes beyond this; may be given several times; none: no such text.",
+        ),
+    ] = None
+    dynatemp_range: Annotated[
+        float | None,
+        flag("--dynatemp-range", metavar="X", help="How far the temperature follows entropy; default: 0."),
+    ] = None
+    dynatemp_exp: Annotated[
+        float | None, flag("--dynatemp-exp", metavar="X", help="Power of the entropy; default: 1.")
+    ] = None
+    mirostat: Annotated[
+        int | None, flag("--mirostat", metavar="0|2", help="2: Mirostat 2 instead of all steps; default: 0.")
+    ] = None
+    mirostat_lr: Annotated[
+        float | None, flag("--mirostat-lr", metavar="X", help="Mirostat's learning rate; default: 0.1.")
+    ] = None
+    mirostat_ent: Annotated[
+        float | None, flag("--mirostat-ent", metavar="X", help="Mirostat's target in bits; default: 5.")
+    ] = None
+    samplers: Annotated[
+        str | None,
+        flag("--samplers", metavar="LIST", help="The steps in their order, such as top_k;temperature."),
     ] = None
     repeat_penalty: Annotated[
         float | None,
@@ -94,14 +166,13 @@ class GenerationOptions(SamplingOptions):
             if given[name] == -1:  # as in llama.cpp: no limit, and a random seed
                 del given[name]
         check_utf8("the system prompt", self.system or "")
+        check_utf8("a logit bias", "".join(self.logit_bias or ()))
         if self.stop is not None:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
         try:
             if self.dry_sequence_breakers is not None:
-                given["dry_sequence_breakers"] = breakers(self.dry_sequence_breakers)
-            if self.logit_bias is not None:
-                given["logit_bias"] = biases(self.logit_bias)
+                given["dry_sequence_breakers"] = _breakers(self.dry_sequence_breakers)
             params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         except ValueError as problem:
             raise typer.BadParameter(str(problem)) from None
@@ -132,6 +203,13 @@ class GenerationOptions(SamplingOptions):
             name,
             LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
         )
+
+
+def _breakers(texts: list[str]) -> list[str]:
+    r"""Sequence breakers as they are typed: \n is a line's end, and "none" is none at all."""
+    check_utf8("a sequence breaker", "".join(texts))
+    escapes = {"n": "\n", "t": "\t", "\\": "\\"}
+    return [re.sub(r"\\([nt\\])", lambda m: escapes[m[1]], each) for each in texts if each != "none"]
 
 
 def check_texts(model: Model, params: SamplingParams) -> None:

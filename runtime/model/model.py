@@ -169,8 +169,8 @@ class Model:
         """
         params = self.with_ids(sampling_params("submit", params, sampling))
         decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
-        generation = self._open_engine().submit(ids, params)
-        return Continuation(generation, decoder, StopFilter(params.stop), self._open_engine)
+        generation = self._check_open().submit(ids, params)
+        return Continuation(generation, decoder, StopFilter(params.stop), self._check_open)
 
     def stream(
         self,
@@ -229,6 +229,11 @@ class Model:
         if self._machine is None:
             raise ModelClosed(f"{self.name} is closed; load it again")
         return self.engine
+
+    def _check_open(self) -> Engine:
+        """The engine. Raises ModelClosed, also in a fork."""
+        self._turns.check_process()
+        return self._open_engine()
 
     def close(self) -> None:
         """Stop the machine's threads and free its memory. Later calls of other methods raise ModelClosed."""

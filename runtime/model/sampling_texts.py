@@ -56,7 +56,8 @@ def breaker_ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, .
     A token that has the whole text is one; a token that ends with its beginning, and the tokens of the rest,
     is another. Of each text only MOST_BYTES count, and of the rest MOST_TAIL tokens.
     """
-    wanted = [text.encode("utf-8", "replace")[:MOST_BYTES] for text in texts]
+    whole = (text.encode("utf-8", "replace")[:MOST_BYTES] for text in texts)
+    wanted = [text.decode(errors="ignore").encode() for text in whole]  # whole characters
     begins = {text[:n] for text in wanted for n in range(1, len(text))}
     some = re.compile(b"|".join([*map(re.escape, wanted), *(re.escape(each) + b"\\Z" for each in begins)]))
     tails: dict[bytes, tuple[int, ...]] = {}
@@ -74,6 +75,17 @@ def breaker_ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, .
                 if token.endswith(text[:n]):
                     rest = text[n:]
                     if rest not in tails:
-                        tails[rest] = tuple(tokenizer.encode(rest.decode(errors="replace"))[:MOST_TAIL])
+                        tails[rest] = _tail(rest, tokenizer)
                     found[id_, *tails[rest]] = None
     return list(found)
+
+
+def _tail(rest: bytes, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens of the rest of a text, which may begin within a character: with tokens for single bytes."""
+    n = next((i for i, byte in enumerate(rest) if byte & 0xC0 != 0x80), len(rest))
+    of_byte = {}
+    if n:
+        spelled = ((tokenizer.token_bytes(id_), id_) for id_ in range(tokenizer.vocab_size))
+        of_byte = {token[0]: id_ for token, id_ in spelled if len(token) == 1}
+    ids = [of_byte[byte] for byte in rest[:n] if byte in of_byte]
+    return tuple([*ids, *tokenizer.encode(rest[n:].decode())][:MOST_TAIL])

@@ -50,6 +50,14 @@ class Turns:
         """Whether this process is a fork of the one that loaded the model."""
         return os.getpid() != self._process
 
+    def check_process(self) -> None:
+        """Raise ModelClosed in a fork."""
+        if self.forked:
+            raise ModelClosed(
+                f"{self._name} was loaded before this process was forked, and its threads stayed behind: "
+                "load it in this process, or start processes by 'spawn'"
+            )
+
     def call(self, function: Callable[[], Result]) -> Result:
         """The result of `function`, called when it is this thread's turn."""
         turn = _Turn()
@@ -92,11 +100,7 @@ class Turns:
     @contextmanager
     def _step(self, turn: _Turn) -> Iterator[None]:
         """Wait for the turn, and have it while the block runs."""
-        if self.forked:
-            raise ModelClosed(
-                f"{self._name} was loaded before this process was forked, and its threads stayed behind: "
-                "load it in this process, or start processes by 'spawn'"
-            )
+        self.check_process()
         try:
             with self._changed:
                 self._wait(turn)

@@ -213,9 +213,8 @@ def test_what_transformers_keeps():
         for what, expected in case["kept"].items():
             name, value = what.split()
             value = int(value) if name == "top_k" else float(value)
-            assert np.flatnonzero(
-                drawn_from(logits, [], SamplingParams(**{**OFF, name: value}))
-            ).tolist() == (expected), what
+            left = np.flatnonzero(drawn_from(logits, [], SamplingParams(**{**OFF, name: value})))
+            assert left.tolist() == expected, what
         for penalty, changed in case["repeat"].items():
             params = SamplingParams(**OFF, repeat_penalty=float(penalty))
             weights = np.exp(np.array(changed))

@@ -40,7 +40,10 @@ from kukri.runtime.engine.sampling.sampler import Sampler
         ({"logit_bias": {-1: 1.0}}, "logit_bias must be for token ids or texts, not -1"),
         ({"logit_bias": {"": 1.0}}, "logit_bias must be for token ids or texts, not ''"),
         ({"logit_bias": {1.5: 1.0}}, "logit_bias must be for token ids or texts, not 1.5"),
-        ({"logit_bias": [3]}, "logit_bias must be a mapping, or pairs"),
+        ({"logit_bias": [3]}, "logit_bias must hold pairs"),
+        ({"logit_bias": ["abc"]}, "logit_bias must hold pairs .* or ID=X or TEXT=X, not .'abc'"),
+        ({"logit_bias": "=3"}, "logit_bias must be for token ids or texts, not ''"),
+        ({"logit_bias": "a=nan"}, "logit_bias must be between"),
         ({"samplers": ["top_k", "beam"]}, "samplers has no 'beam'; there are penalties, dry, top_n_sigma"),
         ({"samplers": "top_k;;"}, "samplers has no ''"),
         ({"logprobs": -1}, "logprobs must be a whole number, 0 or more, not -1"),
@@ -79,6 +82,8 @@ def test_biases_and_breakers_are_normalised():
     pairs = ((3, 1.0), ("x", -2.0))
     assert SamplingParams(logit_bias={3: 1, "x": -2}).logit_bias == pairs
     assert SamplingParams(logit_bias=[(3, 5), ("x", -2), (3, 1)]).logit_bias == pairs
+    assert SamplingParams(logit_bias=["3=1", "x=-2"]).logit_bias == pairs
+    assert SamplingParams(logit_bias="a=b=-inf").logit_bias == (("a=b", -math.inf),)
     assert SamplingParams(logit_bias=pairs) == SamplingParams(logit_bias={3: 1, "x": -2})
     assert hash(SamplingParams(logit_bias={3: 1})) == hash(SamplingParams(logit_bias=[(3, 1.0)]))
     assert SamplingParams(dry_sequence_breakers=["\n", [1, 2]]).dry_sequence_breakers == ("\n", (1, 2))

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from . import terminal
-from .options import TextOrJson
-from .repetition import RepetitionDetector
-from .reply import INTERRUPTED, LOOP, Reply, reply_facts, show_stats, stats_facts, why_cut
-from .safe_text import as_json
-from .table import table
+from ..console import terminal
+from ..console.options import TextOrJson
+from ..console.repetition import RepetitionDetector
+from ..console.reply import INTERRUPTED, LOOP, Reply, reply_facts, show_stats, stats_facts, why_cut
+from ..console.safe_text import as_json
+from ..console.table import table
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.logprobs import TokenLogprobs
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
-    from .generation import GenerationOptions
+    from ..console.generation import GenerationOptions
 
 MOST_ANSWERS = 256
 SEPARATOR = "---"  # the line between two answers
