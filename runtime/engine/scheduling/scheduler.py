@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Sequence as List
-from itertools import islice
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -234,13 +233,13 @@ class Scheduler:
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
-        logits = iter(results)
+        end = 0
         for rows in plan:
-            those = list(islice(logits, rows.n_logits))
+            end += rows.n_logits
             if rows.sequence.scores_prompt:
-                score_prompt(rows, those)
+                score_prompt(rows, results[end - rows.n_logits : end])
             if rows.chooses:
-                choose(rows, those[-1])
+                choose(rows, results[end - 1])
         seconds = perf_counter() - start
         n_prefill = 0
         with self.lock:
