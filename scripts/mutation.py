@@ -34,7 +34,18 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
     "runtime/engine/engine.py": ["engine/test_engine.py", "engine/test_engine_states.py"],
     "runtime/engine/cache.py": ["engine/test_batch.py", "engine/test_cache.py", "engine/test_engine.py"],
-    "runtime/engine/sampling/sampler.py": ["engine/sampling/test_sampler.py"],
+    "runtime/engine/sampling/sampler.py": [
+        "engine/sampling/test_sampler.py",
+        "engine/sampling/test_chain.py",
+    ],
+    "runtime/engine/sampling/edits.py": ["engine/sampling/test_chain.py"],
+    "runtime/engine/sampling/steps.py": ["engine/sampling/test_sampler.py", "engine/sampling/test_chain.py"],
+    "runtime/engine/sampling/dry.py": ["engine/sampling/test_dry.py"],
+    "runtime/engine/sampling/mirostat.py": ["engine/sampling/test_chain.py"],
+    "runtime/engine/sampling/params.py": [
+        "engine/sampling/test_params.py",
+        "engine/sampling/test_sampler.py",
+    ],
     "runtime/engine/split.py": ["engine/test_split.py"],
     "runtime/config/rope.py": ["config/test_rope.py"],
     "runtime/model/memory_check.py": ["model/test_memory_check.py"],

@@ -33,12 +33,13 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.settings "
+    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.run cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"cli.console quant {_ENGINE} runtime.model",
+    "cli.run": f"cli.console runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console quant runtime.hub runtime.model runtime.evaluation tokenizer",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": f"quant quant.checkpoint quant.gguf runtime.hub runtime.model {_ENGINE}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+NOT_FOR_CHAT = ("logprobs", "prompt_logprobs")  # which show nothing there
 UNSET = {"seed": "random", "max_tokens": "no limit"}  # what None means
 _NO_VALUE = ("", "none", "default", "-1")
 _ON, _OFF = ("on", "true", "yes", "1"), ("off", "false", "no", "0")
@@ -14,6 +15,8 @@ def shown(name: str, value: Any) -> str:
     """A setting's value as `parsed` reads it again: "random", "off", "'a b' c"."""
     if value is None:
         return UNSET.get(name, "default")
+    if name == "logit_bias":
+        return shlex.join(f"{key}={amount:g}" for key, amount in value) or "none"
     if isinstance(value, tuple):
         return shlex.join(value) or "none"
     if isinstance(value, bool):

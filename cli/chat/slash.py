@@ -14,7 +14,7 @@ from ..console.safe_text import one_line
 from ..console.table import pairs
 from ..console.wording import count
 from . import conversation
-from .settings import parsed, shown
+from .settings import NOT_FOR_CHAT, parsed, shown
 
 if TYPE_CHECKING:
     from .session import Session
@@ -50,17 +50,22 @@ def _system(session: Session, rest: str) -> None:
 
 def _set(session: Session, rest: str) -> None:
     if not rest:
-        for field in fields(session.params):
-            terminal.note(f"{field.name:16} {shown(field.name, getattr(session.params, field.name))}")
+        for name in _kinds(session):
+            terminal.note(f"{name:21} {shown(name, getattr(session.params, name))}")
         return
     name, _, text = rest.partition(" ")
     name = name.replace("-", "_")
-    kinds = {field.name: str(field.type) for field in fields(session.params)}
+    kinds = _kinds(session)
     if name not in kinds:
         raise ValueError(f"there is no setting {name}; /set lists them")
     value: Any = parsed(name, kinds[name], text.strip())
     session.params = replace(session.params, **{name: value})
     terminal.note(f"{name} = {shown(name, getattr(session.params, name))}")
+
+
+def _kinds(session: Session) -> dict[str, str]:
+    """The settings and their types."""
+    return {f.name: str(f.type) for f in fields(session.params) if f.name not in NOT_FOR_CHAT}
 
 
 def _show(session: Session, rest: str) -> None:

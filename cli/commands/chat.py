@@ -11,7 +11,7 @@ import typer
 
 from ..chat.session import Session, converse
 from ..console import terminal
-from ..console.generation import GenerationOptions
+from ..console.generation import GenerationOptions, check_texts
 from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_prompt
 from ..settings.model import Model_, chosen_model
@@ -39,12 +39,14 @@ def chat(
         text = read_prompt([], no_stdin)
         model = chosen_model(named)
         with closing(options.load(model)) as loaded:
+            check_texts(loaded, params)
             answer(loaded, model, text, options, params)
         return
     if options.output is TextOrJson.json:
         raise typer.BadParameter("-o json is for one answer: pipe the prompt, or use llm run")
     model = chosen_model(named)
     with closing(options.load(model)) as loaded:
+        check_texts(loaded, params)
         session = Session(loaded, model, options, params)
         terminal.remark(
             f"{Path(model).name}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves."

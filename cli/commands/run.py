@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
-from ..console.generation import GenerationOptions
+from ..console.generation import GenerationOptions, check_texts
 from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_prompt, read_stdin
 from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..console.safe_text import as_json
+from ..run.answers import MOST_ANSWERS, write_answers
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
@@ -31,6 +33,14 @@ def run(
         typer.Argument(metavar="PROMPT", help="The prompt; - is stdin.", show_default=False),
     ] = None,
     model: Model_ = None,
+    n_answers: Annotated[
+        int,
+        flag("-N", "--answers", metavar="K", min=1, max=MOST_ANSWERS, help="Answers to write; default: 1."),
+    ] = 1,
+    logprobs: Annotated[
+        int | None,
+        flag("--logprobs", metavar="N", min=0, help="Log probabilities, also of N in a token's place."),
+    ] = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Answer one prompt.
@@ -44,9 +54,13 @@ def run(
     else:
         text = read_prompt(words, no_stdin)
     refuse_system_of_raw(options)
-    params = options.sampling()
+    params = replace(options.sampling(), logprobs=logprobs)
     model = chosen_model(model)
     with closing(options.load(model)) as loaded:
+        check_texts(loaded, params)
+        if n_answers > 1 or logprobs is not None:
+            write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
+            return
         answer(loaded, model, text, options, params)
 
 

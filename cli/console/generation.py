@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -54,6 +55,78 @@ class GenerationOptions:
         float | None,
         flag("--min-p", metavar="X", help="Least probability relative to the best token's; default: 0.05."),
     ] = None
+    typical_p: Annotated[
+        float | None,
+        flag("--typical", "--typical-p", metavar="X", help="Mass of typical tokens kept; default: 1, all."),
+    ] = None
+    top_n_sigma: Annotated[
+        float | None,
+        flag("--top-n-sigma", metavar="X", help="Keep logits within so many deviations; default: off."),
+    ] = None
+    xtc_probability: Annotated[
+        float | None,
+        flag("--xtc-probability", metavar="X", help="How often top choices are excluded; default: 0, never."),
+    ] = None
+    xtc_threshold: Annotated[
+        float | None,
+        flag("--xtc-threshold", metavar="X", help="Probability of a top choice; default: 0.1."),
+    ] = None
+    presence_penalty: Annotated[
+        float | None,
+        flag("--presence-penalty", metavar="X", help="Taken off tokens that are there; default: 0."),
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        flag("--frequency-penalty", metavar="X", help="Taken off each time a token is there; default: 0."),
+    ] = None
+    logit_bias: Annotated[
+        list[str] | None,
+        flag("--logit-bias", metavar="ID=X", help="Add X to a token; TEXT=X; may be given several times."),
+    ] = None
+    dry_multiplier: Annotated[
+        float | None,
+        flag("--dry-multiplier", metavar="X", help="Penalty on repeated passages (DRY); default: 0, none."),
+    ] = None
+    dry_base: Annotated[
+        float | None,
+        flag("--dry-base", metavar="X", help="Factor for each token of a passage; default: 1.75."),
+    ] = None
+    dry_allowed_length: Annotated[
+        int | None,
+        flag("--dry-allowed-length", metavar="N", help="Tokens repeated for nothing; default: 2."),
+    ] = None
+    dry_penalty_last_n: Annotated[
+        int | None,
+        flag("--dry-penalty-last-n", metavar="N", help="Tokens DRY looks back at; -1: all, as by default."),
+    ] = None
+    dry_sequence_breakers: Annotated[
+        list[str] | None,
+        flag(
+            "--dry-sequence-breaker",
+            metavar="TEXT",
+            help="No passage goes beyond this; may be given several times; none: no such text.",
+        ),
+    ] = None
+    dynatemp_range: Annotated[
+        float | None,
+        flag("--dynatemp-range", metavar="X", help="How far the temperature follows entropy; default: 0."),
+    ] = None
+    dynatemp_exp: Annotated[
+        float | None, flag("--dynatemp-exp", metavar="X", help="Power of the entropy; default: 1.")
+    ] = None
+    mirostat: Annotated[
+        int | None, flag("--mirostat", metavar="0|2", help="2: Mirostat 2 instead of all steps; default: 0.")
+    ] = None
+    mirostat_lr: Annotated[
+        float | None, flag("--mirostat-lr", metavar="X", help="Mirostat's learning rate; default: 0.1.")
+    ] = None
+    mirostat_ent: Annotated[
+        float | None, flag("--mirostat-ent", metavar="X", help="Mirostat's target in bits; default: 5.")
+    ] = None
+    samplers: Annotated[
+        str | None,
+        flag("--samplers", metavar="LIST", help="The steps in their order, such as top_k;temperature."),
+    ] = None
     repeat_penalty: Annotated[
         float | None,
         flag("--repeat-penalty", metavar="X", help="Penalty on repeated tokens; default: 1, none."),
@@ -88,15 +161,18 @@ class GenerationOptions:
         from ...runtime.engine.sampling.params import SamplingParams
 
         names = {field.name for field in fields(SamplingParams)}
-        given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
         for name in ("max_tokens", "seed"):
             if given[name] == -1:  # as in llama.cpp: no limit, and a random seed
                 del given[name]
         check_utf8("the system prompt", self.system or "")
+        check_utf8("a logit bias", "".join(self.logit_bias or ()))
         if self.stop is not None:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
         try:
+            if self.dry_sequence_breakers is not None:
+                given["dry_sequence_breakers"] = _breakers(self.dry_sequence_breakers)
             params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         except ValueError as problem:
             raise typer.BadParameter(str(problem)) from None
@@ -127,6 +203,21 @@ class GenerationOptions:
             name,
             LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
         )
+
+
+def _breakers(texts: list[str]) -> list[str]:
+    r"""Sequence breakers as they are typed: \n is a line's end, and "none" is none at all."""
+    check_utf8("a sequence breaker", "".join(texts))
+    escapes = {"n": "\n", "t": "\t", "\\": "\\"}
+    return [re.sub(r"\\([nt\\])", lambda m: escapes[m[1]], each) for each in texts if each != "none"]
+
+
+def check_texts(model: Model, params: SamplingParams) -> None:
+    """A usage error for a logit bias whose text or id is no token of the model."""
+    try:
+        model.with_ids(params)
+    except ValueError as problem:
+        raise typer.BadParameter(str(problem)) from None
 
 
 def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True) -> Model:

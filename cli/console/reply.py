@@ -14,6 +14,7 @@ from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
+    from ...runtime.engine.stats import GenerationStats
     from ...runtime.model.model import Model
 
 INTERRUPTED = "interrupted"
@@ -57,12 +58,12 @@ def generate(
         reason = LOOP if looped else str(model.stats.finish_reason)
     except KeyboardInterrupt:
         pass
-    return Reply("".join(pieces), reason, _stats(model))
+    return Reply("".join(pieces), reason, stats_facts(model.stats))
 
 
-def _stats(model: Model) -> dict[str, float | int | None]:
-    """The statistics of the last reply, fit for JSON."""
-    return {name: _finite(getattr(model.stats, name)) for name in _STATS}
+def stats_facts(stats: GenerationStats) -> dict[str, float | int | None]:
+    """The statistics of a reply, fit for JSON."""
+    return {name: _finite(getattr(stats, name)) for name in _STATS}
 
 
 def _finite(value: float | int | None) -> float | int | None:

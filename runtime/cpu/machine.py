@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...quant.block import QTensor
+from ...quant.jit.levels import LANES
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
@@ -96,8 +97,7 @@ class CpuMachine:
             self.max_logits,
             self.program.n_positions,
         )
-        if self._team.closed:
-            raise ModelClosed("the machine is closed")
+        self._check_open()
         if n == 0:
             return self._logits[:0]
         self.states.begin(batch)
@@ -135,10 +135,34 @@ class CpuMachine:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the keys and values of a page of the KV cache, in all layers."""
+    @property
+    def page_layout(self) -> str:
+        """How a page's bytes are to be read; it depends on the width of vectors."""
+        words = [pool.shape[1] for pool in self._pools]
+        return f"cpu {self.kv_type} {LANES} lanes, {self.page_size} tokens {words}"
+
+    def read_page(self, page: int) -> np.ndarray:
+        """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
+        self._check_open()
+        parts = [pool[page].view(np.uint8) for pool in self._pools]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+    def write_page(self, page: int, content: np.ndarray) -> None:
+        """Set the keys and values of a page to what `read_page` gave."""
+        self._check_open()
+        at = 0
+        for pool in self._pools:
+            n_bytes = pool[page].nbytes
+            pool[page].view(np.uint8)[:] = content[at : at + n_bytes]
+            at += n_bytes
+
+    def _check_open(self) -> None:
         if self._team.closed:
             raise ModelClosed("the machine is closed")
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        self._check_open()
         for pool in self._pools:
             pool[target] = pool[source]
 

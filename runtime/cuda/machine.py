@@ -161,15 +161,42 @@ class CudaMachine:
         self._step_with(batch, table, request)
         return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
 
-    def copy_page(self, source: int, target: int) -> None:
-        """Copy the keys and values of a page of the KV cache, in all layers."""
+    def _page_parts(self) -> list[tuple[int, int]]:
+        """(address of page 0, bytes of a page) of the keys and the values of each layer."""
         if self._closed:
             raise ModelClosed("the machine is closed")
         self.device.use()
-        for i, layer in enumerate(self.program.cache_layers):
-            for region in dict.fromkeys(self.lowering.cache(i, layer)):
-                size = self.page_size * region.stride
-                self.device.copy(region.address + target * size, region.address + source * size, size)
+        layers = enumerate(self.program.cache_layers)
+        regions = [region for i, layer in layers for region in dict.fromkeys(self.lowering.cache(i, layer))]
+        return [(region.address, self.page_size * region.stride) for region in regions]
+
+    @property
+    def page_layout(self) -> str:
+        """How a page's bytes are to be read."""
+        return f"cuda {self.kv_type}, {self.page_size} tokens {[size for _, size in self._page_parts()]}"
+
+    def read_page(self, page: int) -> np.ndarray:
+        """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
+        parts = self._page_parts()
+        content, at = np.empty(sum(size for _, size in parts), np.uint8), 0
+        for address, size in parts:
+            self.device.download(content[at : at + size], address + page * size)
+            at += size
+        self.device.wait()
+        return content
+
+    def write_page(self, page: int, content: np.ndarray) -> None:
+        """Set the keys and values of a page to what `read_page` gave."""
+        at = 0
+        for address, size in self._page_parts():
+            self.device.upload(address + page * size, content[at : at + size])
+            at += size
+        self.device.wait()
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the keys and values of a page of the KV cache, in all layers."""
+        for address, size in self._page_parts():
+            self.device.copy(address + target * size, address + source * size, size)
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
         """Set the contents of the program's `boundary_in` buffers for the next step, float32 [rows,

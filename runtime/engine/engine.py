@@ -15,7 +15,7 @@ from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
-from .scheduling.placement import Limits
+from .scheduling.placement import Kept, Limits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
 from .speculation.speculation import SequenceDrafts
@@ -135,6 +135,23 @@ class Engine:
             yield from generation
         finally:
             generation.close()
+
+    def take_out(self, ids: Sequence[int]) -> Kept:
+        """Copies of what the cache holds of the longest beginning of `ids` that it knows; it may be empty."""
+        with self._driver.exclusive(), self._scheduler.lock:
+            self._scheduler.drop_cancelled()
+            return self._scheduler.placement.take_out(self._check(ids))
+
+    def put_in(self, kept: Kept) -> bool:
+        """Let generations begin with what `take_out` gave, in this process or another, on a machine of the
+        same `page_layout` with the same model. False if there is no room for it. Raises ValueError if it is
+        not the content of as many pages as its ids have."""
+        ids = self._check(kept.ids)
+        n_bytes = {len(page) for page in kept.pages}
+        if len(kept.pages) != -(-len(ids) // self.table.page_size) or len(n_bytes) > 1:
+            raise ValueError(f"{len(kept.pages)} pages do not hold {len(ids)} tokens")
+        with self._driver.exclusive(), self._scheduler.lock:
+            return self._scheduler.placement.put_in(kept, self._scheduler.running)
 
     def start(self) -> None:
         """Let a thread of the engine's own run the steps, instead of the threads that wait for tokens."""

@@ -23,6 +23,19 @@ class Machine(Protocol):
     @property
     def states(self) -> States: ...  # of recurrent ops; without layers if the model has none
 
+    @property
+    def page_layout(
+        self,
+    ) -> str: ...  # how a page's bytes are to be read; pages of equal layouts are exchangeable
+
+    def read_page(self, page: int) -> np.ndarray:
+        """A copy of the keys and values of a page of the KV cache, in all layers: uint8 [bytes of a page]."""
+        ...
+
+    def write_page(self, page: int, content: np.ndarray) -> None:
+        """Set the keys and values of a page to what `read_page` gave, on a machine of the same layout."""
+        ...
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         ...

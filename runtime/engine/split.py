@@ -116,6 +116,22 @@ class SplitMachine:
         self._begin(batch, table)
         return self.back.top_k(batch, table, k, n_tokens)
 
+    @property
+    def page_layout(self) -> str:
+        """How a page's bytes are to be read: those of the front, then those of the back."""
+        return f"{self.front.page_layout} + {self.back.page_layout}"
+
+    def read_page(self, page: int) -> np.ndarray:
+        """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
+        front, back = self.front.read_page(page), self.back.read_page(page)
+        return np.concatenate([front, back])
+
+    def write_page(self, page: int, content: np.ndarray) -> None:
+        """Set the keys and values of a page to what `read_page` gave."""
+        n = len(self.front.read_page(page))
+        self.front.write_page(page, content[:n])
+        self.back.write_page(page, content[n:])
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         self.front.copy_page(source, target)

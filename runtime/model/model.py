@@ -20,7 +20,7 @@ from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
 from .continuation import Continuation
 from .sampling_keywords import SamplingKeywords, sampling_params
-from .sampling_texts import needs_ids, with_ids
+from .sampling_texts import SamplingTexts
 from .source import Source
 from .stop_strings import StopFilter
 
@@ -63,6 +63,7 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
         state = f"context {self.context}" if self._machine is not None else "closed"
@@ -141,8 +142,14 @@ class Model:
         or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
         a GPU CudaError.
         """
-        params = self._with_ids(sampling_params("generate", params, sampling))
+        params = self.with_ids(sampling_params("generate", params, sampling))
         return self._open_engine().generate(ids, params)
+
+    def with_ids(self, params: SamplingParams) -> SamplingParams:
+        """`params` with ids in place of texts in `logit_bias` and `dry_sequence_breakers`, as an engine needs
+        them; the methods of a model do that by themselves. Raises ValueError for a bias of what is no token.
+        """
+        return self._texts.with_ids(params)
 
     def submit(
         self,
@@ -153,18 +160,13 @@ class Model:
     ) -> Continuation:
         """Queue a request for what follows `ids`, and return an iterator over its tokens as TokenEvents.
 
-        Any number of requests run together, as far as the model's cache has room for them, and begin with the
-        same part of the cache where their prompts do. Errors are those of `stream` at the call, and
-        QueueFull.
+        Any number of requests run together, as far as the model's cache has room for them, and share the
+        cached part of what their prompts begin with. Errors are those of `stream` at the call, and QueueFull.
         """
-        params = self._with_ids(sampling_params("submit", params, sampling))
+        params = self.with_ids(sampling_params("submit", params, sampling))
         decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
         generation = self._open_engine().submit(ids, params)
         return Continuation(generation, decoder, StopFilter(params.stop), self._open_engine)
-
-    def _with_ids(self, params: SamplingParams) -> SamplingParams:
-        """`params` with ids instead of texts, for the engine."""
-        return with_ids(params, self.tokenizer) if needs_ids(params) else params
 
     def stream(
         self,

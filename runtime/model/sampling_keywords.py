@@ -35,7 +35,7 @@ class SamplingKeywords(TypedDict, total=False):
     mirostat: int
     mirostat_lr: float
     mirostat_ent: float
-    logit_bias: Mapping[int | str, float] | Iterable[tuple[int | str, float]]
+    logit_bias: Mapping[int | str, float] | Iterable[tuple[int | str, float] | str] | str
     samplers: Sequence[str] | str
     seed: int | None
     max_tokens: int | None

@@ -82,6 +82,25 @@ class ReferenceMachine:
             yield op
         self.states.end(batch)
 
+    @property
+    def page_layout(self) -> str:
+        """How a page's bytes are to be read."""
+        shapes = [pool.shape[1:] for pool in (*self.keys, *self.values)]
+        return f"reference float32 {shapes}"
+
+    def read_page(self, page: int) -> np.ndarray:
+        """A copy of the keys and values of a page in all layers, uint8 [bytes of a page]."""
+        parts = [pool[page].reshape(-1).view(np.uint8) for pool in (*self.keys, *self.values)]
+        return np.concatenate(parts) if parts else np.empty(0, np.uint8)
+
+    def write_page(self, page: int, content: np.ndarray) -> None:
+        """Set the keys and values of a page to what `read_page` gave."""
+        at = 0
+        for pool in (*self.keys, *self.values):
+            n_bytes = pool[page].nbytes
+            pool[page] = content[at : at + n_bytes].view(np.float32).reshape(pool.shape[1:])
+            at += n_bytes
+
     def copy_page(self, source: int, target: int) -> None:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         for pool in (*self.keys, *self.values):

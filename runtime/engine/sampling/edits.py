@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,13 +19,14 @@ class Change(NamedTuple):
     ids: dict[int, float] | set[int]
     factor: float = 1.0
 
-    def of(self, logits: np.ndarray, ids: Iterable[int]) -> np.ndarray:
+    def of(self, logits: np.ndarray, ids: np.ndarray) -> np.ndarray:
         """The changed `logits` of `ids`, which are all among those of this change."""
         if self.factor != 1.0:
             factor = logits.dtype.type(self.factor)
             logits = np.where(logits > 0, logits / factor, logits * factor)
         if isinstance(self.ids, dict):
-            logits = logits - np.fromiter((self.ids[id_] for id_ in ids), logits.dtype, len(logits))
+            amounts = (self.ids[id_] for id_ in ids.tolist())
+            logits = logits - np.fromiter(amounts, logits.dtype, len(logits))
         return logits
 
 
@@ -107,12 +108,11 @@ def edited(
 ) -> tuple[np.ndarray, np.ndarray]:
     """`ids` and their logits after a change, in order of likelihood again if they were `ordered`."""
     changed = change.ids
-    found = [(place, id_) for place, id_ in enumerate(ids.tolist()) if id_ in changed]
-    if not found:
+    places = [place for place, id_ in enumerate(ids.tolist()) if id_ in changed]
+    if not places:
         return ids, logits
-    places = [place for place, _ in found]
     logits = logits.copy()
-    logits[places] = change.of(logits[places], [id_ for _, id_ in found])
+    logits[places] = change.of(logits[places], ids[places])
     if ordered:
         order = np.lexsort((ids, -logits))
         return ids[order], logits[order]
@@ -123,4 +123,4 @@ def edit_all(logits: np.ndarray, change: Change) -> None:
     """Change `logits`, those of all ids, in place. Ids beyond them, which only a prompt has, do not count."""
     ids = np.fromiter(change.ids, np.intp, len(change.ids))
     ids = ids[ids < len(logits)]
-    logits[ids] = change.of(logits[ids], ids.tolist())
+    logits[ids] = change.of(logits[ids], ids)

@@ -46,9 +46,11 @@ class SamplingParams:
     """How tokens are sampled and when generation ends. A value out of range raises ValueError.
 
     First the `logit_bias` is added: pairs of an id, or of a text that is one token, and what is added to
-    its logit; -inf bans it. A mapping is taken as well. Then the steps that `samplers` names are applied
-    in its order; a step that it does not name has no effect. They are those of llama.cpp, with its
-    names (a list as one text, "top_k;temperature", is taken as well), and by default in its order:
+    its logit; -inf bans it. A mapping is taken as well, and texts "ID=X" and "TEXT=X".
+
+    Then the steps that `samplers` names are applied in its order; one that it does not name has no effect.
+    They are those of llama.cpp, with its names (a list as one text, "top_k;temperature", is taken as well),
+    and by default in its order:
 
     - `penalties`: logits of ids among the last `repeat_last_n` of prompt and answer are divided by
       `repeat_penalty` if positive and multiplied if negative; 1 is off (Keskar et al. 2019, CTRL). Then
@@ -169,25 +171,26 @@ def _is_count(value: Any, least: int = 0) -> bool:
 
 def _sampler_names(names: Iterable[str] | str) -> tuple[str, ...]:
     """The names of steps as llama.cpp spells them first; ValueError for others."""
-    given = names.replace(",", ";").split(";") if isinstance(names, str) else list(names)
-    if given == [""]:
-        given = []
+    text = names if isinstance(names, str) else ";".join(map(str, names))
     found = []
-    for each in given:
-        name = str(each).strip().replace("-", "_")
+    for each in text.replace(",", ";").split(";") if text else ():
+        name = each.strip().replace("-", "_")
         name = _ALIASES.get(name, name)
         if name not in DEFAULT_SAMPLERS:
-            raise ValueError(f"samplers has no {str(each)!r:.40}; there are {', '.join(DEFAULT_SAMPLERS)}")
+            raise ValueError(f"samplers has no {each!r:.40}; there are {', '.join(DEFAULT_SAMPLERS)}")
         found.append(name)
     return tuple(found)
 
 
 def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
     """Pairs of an id or a text, and what is added; of several for the same the last counts."""
+    items = given.items() if isinstance(given, Mapping) else [given] if isinstance(given, str) else given
     try:
-        pairs = dict(given.items() if isinstance(given, Mapping) else given)
+        pairs = dict(_typed_bias(item) if isinstance(item, str) else item for item in items)
     except (TypeError, ValueError):
-        raise ValueError("logit_bias must be a mapping, or pairs, of an id or a text and a number") from None
+        raise ValueError(
+            f"logit_bias must hold pairs of an id or text and a number, or ID=X or TEXT=X, not {given!r:.60}"
+        ) from None
     found: dict[int | str, float] = {}
     for key, bias in pairs.items():
         if not (isinstance(key, str) and key) and not _is_count(key):
@@ -202,6 +205,12 @@ def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
             )
         found[key if isinstance(key, str) else index(key)] = float(bias)
     return tuple(found.items())
+
+
+def _typed_bias(text: str) -> tuple[int | str, float]:
+    """A bias as it is typed, ID=X or TEXT=X."""
+    token, _, amount = text.rpartition("=")
+    return (int(token) if token.isascii() and token.isdigit() else token), float(amount)
 
 
 def _breakers(given: Iterable[str | Iterable[int]] | str) -> tuple[str | tuple[int, ...], ...]:

@@ -110,9 +110,10 @@ class Sampler:
         if self._scratch.shape != logits.shape:
             self._scratch = np.empty_like(logits)
         np.copyto(self._scratch, logits)
-        for edit in self._edits:
-            if (change := edit.change(history)) is not None:
-                edit_all(self._scratch, change)
+        with np.errstate(over="ignore"):  # -inf is never drawn, and +inf is found
+            for edit in self._edits:
+                if (change := edit.change(history)) is not None:
+                    edit_all(self._scratch, change)
         return self._scratch
 
     def _edited_top_k(self, top: TopK, history: Sequence[int]) -> TopK:

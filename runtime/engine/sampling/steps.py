@@ -144,8 +144,7 @@ class Typical:
 
     def __call__(self, tokens: Candidates, history: Sequence[int]) -> Candidates:
         tokens = tokens.possible()
-        logs = tokens.gaps().astype(np.float64)
-        logs -= math.log(np.exp(logs).sum())
+        logs = log_probabilities(tokens)
         probabilities = np.exp(logs)
         nearness = -np.abs(logs + entropy(probabilities, logs))
         count, n = 64, len(logs)
@@ -197,8 +196,7 @@ class DynamicTemperature:
         n = len(tokens.values)
         if n < 2:
             return tokens
-        logs = tokens.gaps().astype(np.float64)
-        logs -= math.log(np.exp(logs).sum())
+        logs = log_probabilities(tokens)
         spread = max(entropy(np.exp(logs), logs), 0.0) / math.log(n)
         temperature = self.least + (self.most - self.least) * spread**self.exponent
         return scaled(tokens, max(temperature, LEAST_TEMPERATURE))
@@ -208,6 +206,14 @@ def scaled(tokens: Candidates, temperature: float) -> Candidates:
     """Candidates with their logits divided by a temperature."""
     offset = (tokens.offset + tokens.top) / temperature
     return Candidates(tokens.ids, tokens.gaps() / temperature, 0.0, offset, tokens.ordered)
+
+
+def log_probabilities(tokens: Candidates) -> np.ndarray:
+    """The logarithms of the probabilities of candidates, float64 [n]."""
+    logs = tokens.values.astype(np.float64)
+    logs -= tokens.top
+    logs -= math.log(np.exp(logs).sum())
+    return logs
 
 
 def entropy(probabilities: np.ndarray, logs: np.ndarray) -> float:

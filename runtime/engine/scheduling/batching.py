@@ -68,13 +68,13 @@ def batch_of(plan: List[Rows]) -> Batch:
     sizes = [rows.n for rows in plan]
     ends = np.cumsum(sizes)
     tokens = [token for rows in plan for token in rows.tokens]
+    rows_to = zip(plan, ends.tolist(), strict=True)
+    asking = [row for rows, end in rows_to for row in range(end - rows.n_logits, end)]
     lengths = [max(rows.sequence.n_prefill, rows.first + rows.n) for rows in plan]
     return Batch(
         tokens=np.array(tokens, np.int32),
         sequences=np.repeat(np.array([rows.sequence.slot for rows in plan], np.int32), sizes),
         positions=np.concatenate([np.arange(r.first, r.first + r.n, dtype=np.int32) for r in plan]),
-        logits_indices=np.concatenate(
-            [np.arange(end - r.n_logits, end, dtype=np.int32) for end, r in zip(ends, plan, strict=True)]
-        ),
+        logits_indices=np.array(asking, np.int32),
         lengths=np.repeat(np.array(lengths, np.int32), sizes),
     )

@@ -52,8 +52,19 @@ class KnownStates:
 
     def save(self, slot: int, ids: list[int]) -> None:
         """Keep a copy of the state of a slot, which has seen `ids`; the oldest copy goes."""
+        self.keep(ids, self._states.save(slot))
+
+    def longest(self, ids: Sequence[int], most: int) -> SavedState | None:
+        """A copy of the state that has seen the most of `ids`, at most `most` of them."""
+        found = [saved for known, saved in self.saved if self._fits(known, ids, most)]
+        live = [slot for slot, known in self._live.items() if self._fits(known, ids, most)]
+        found += [self._states.save(slot) for slot in live]
+        return max(found, key=lambda saved: saved.length, default=None)
+
+    def keep(self, ids: list[int], state: SavedState) -> None:
+        """Keep a copy of a state that has seen `ids`; the oldest copy goes."""
         del self.saved[: 1 - self._most]
-        self.saved.append((ids, self._states.save(slot)))
+        self.saved.append((ids, state))
 
     def leave(self, slot: int, ids: list[int]) -> None:
         """Note that a sequence gives its slot back, whose state has seen `ids` unless a step broke off."""

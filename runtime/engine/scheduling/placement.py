@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..cache import PageTable
 from ..machine import Machine
-from ..state import States
+from ..state import SavedState, States
 from .known_states import REWIND, KnownStates
 from .prefix_tree import Match, PrefixTree, common_length
 from .sequence import NO_SLOT, Sequence
+
+LEAST_SHARED = 4  # tokens of a beginning for which a sequence waits until another one has computed them
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,16 @@ class Limits:
     chunk: int
     original_context: int = 0
     alone: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What the cache holds of a beginning: `ids`, the bytes of their pages, and the recurrent state behind
+    them."""
+
+    ids: list[int]
+    pages: List[np.ndarray]  # uint8 [bytes of a page] each
+    state: SavedState | None
 
 
 class Placement:
@@ -120,8 +134,9 @@ class Placement:
         if not busy:
             return False
         shared = max(min(common_length(sequence.ids, o.ids), o.n_prefill) for o in busy)
-        known = len(self._tree_of(sequence).match(sequence.ids).pages) * self._table.page_size
-        return min(shared, len(sequence.ids) - 1) - known >= self._table.page_size
+        match = self._tree_of(sequence).match(sequence.ids)
+        known = len(match.pages) * self._table.page_size + match.n_partial
+        return min(shared, len(sequence.ids) - 1) - known >= LEAST_SHARED
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a sequence out of its slot, and keep what it has computed."""
@@ -167,6 +182,37 @@ class Placement:
     def saves_at(self, sequence: Sequence) -> int:
         """The number of tokens behind which its recurrent state is saved."""
         return sequence.n_prefill - REWIND
+
+    def take_out(self, ids: List[int]) -> Kept:
+        """Copies of the pages, and of a recurrent state, that hold the longest known beginning of `ids`."""
+        size = self._table.page_size
+        match = self._trees[0 < self._limits.original_context < len(ids)].match(ids)
+        n, state = len(match.pages) * size + match.n_partial, None
+        if self.states:
+            state = self.states.longest(ids, n)
+            n = state.length if state else 0
+        pages = [*match.pages, *([match.partial.page] if match.partial else [])][: -(-n // size)]
+        return Kept(list(ids[:n]), [self._machine.read_page(page) for page in pages], state)
+
+    def put_in(self, kept: Kept, running: List[Sequence]) -> bool:
+        """Let other sequences begin with what `take_out` gave, on a machine of the same layout; False if
+        there is no room for it beside those that are `running`."""
+        taken = {other.slot for other in running}
+        free = [slot for slot in range(self._table.max_sequences) if slot not in taken]
+        if not free or not self.find_pages(len(kept.pages)):
+            return False
+        slot = free[0]
+        self._table.truncate(slot, 0)
+        self._table.extend(slot, len(kept.ids))
+        pages = self._table.pages(slot)
+        for page, content in zip(pages, kept.pages, strict=True):
+            self._machine.write_page(page, content)
+        long = 0 < self._limits.original_context < len(kept.ids)
+        self._trees[long].insert(kept.ids, pages)
+        self._table.truncate(slot, 0)
+        if self.states and kept.state is not None:
+            self.states.keep(kept.ids, kept.state)
+        return True
 
     def clear(self) -> None:
         """Forget everything that is left behind by sequences."""

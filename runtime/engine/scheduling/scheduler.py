@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Sequence as List
-from itertools import islice
 from time import monotonic, perf_counter
 
 import numpy as np
@@ -256,9 +255,10 @@ class Scheduler:
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
-        logits, right = iter(results), list[int]()
+        end, right = 0, list[int]()
         for rows in plan:
-            those = list(islice(logits, rows.n_logits))
+            those = results[end : end + rows.n_logits]
+            end += rows.n_logits
             if rows.sequence.scores_prompt:
                 score_prompt(rows, those)
             right.append(0)

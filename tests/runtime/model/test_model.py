@@ -102,7 +102,8 @@ def scripted(script: str | bytes | list[int], context: int = 256, **more) -> Mod
     )
     machine = ScriptedMachine([*script, END])
     table = PageTable(-(-context // 64))
-    engine = Engine(machine, table, source.config, tokenizer.end_ids, context=context)
+    # The script goes on with each step, so that a step must be one token.
+    engine = Engine(machine, table, source.config, tokenizer.end_ids, context=context, speculate=False)
     return Model(source, machine, engine)
 
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from kukri.runtime.engine.errors import BadLogits
+from kukri.runtime.engine.sampling.candidates import Candidates
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.engine.sampling.sampler import Sampler, _truncate
+from kukri.runtime.engine.sampling.sampler import Sampler
+from kukri.runtime.engine.sampling.steps import Truncation
 from kukri.runtime.engine.sampling.top_k import largest, top_k_of
 
 OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}  # everything off but the draw
@@ -23,9 +25,16 @@ def draws(params: SamplingParams, logits: np.ndarray, n: int = 2000, history=())
     return np.bincount([sampler.sample(logits, history) for _ in range(n)], minlength=len(logits)) / n
 
 
+def truncated(logits: np.ndarray, params: SamplingParams) -> Candidates:
+    """What top-k, top-p and min-p leave."""
+    step = Truncation(params.top_k, params.top_p, params.min_p)
+    return step(Candidates(None, logits, float(logits.max()), 0.0, False), ())
+
+
 def possible(logits: np.ndarray, **params) -> set[int]:
     merged = SamplingParams(**{**OFF, **params})
-    return set(_truncate(logits, float(logits.max()), merged)[0].tolist())
+    ids = truncated(logits, merged).ids
+    return set(range(len(logits)) if ids is None else ids.tolist())
 
 
 def obvious(logits: np.ndarray, params: SamplingParams) -> list[int]:
@@ -129,8 +138,9 @@ def test_against_a_full_sort(size, spread):
         for top_p in (0.0, 0.5, 0.95, 1.0):
             for min_p in (0.0, 0.05, 0.9):
                 params = SamplingParams(top_k=top_k, top_p=top_p, min_p=min_p)
-                ids, gaps = _truncate(logits, float(logits.max()), params)
-                ids = ids[gaps > -np.inf]
+                left = truncated(logits, params)
+                ids = np.arange(size) if left.ids is None else left.ids
+                ids = ids[left.values > -np.inf]
                 expected = obvious(logits, params)
                 if top_p < 1.0 and len(expected) > 100:  # where the sum reaches p is a matter of rounding
                     shared = min(len(ids), len(expected))
