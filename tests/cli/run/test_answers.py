@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_an_interrupt_keeps_what_there_is(model, capsys, monkeypatch) -> None:
     assert len(answers[0].text) >= 4
     assert not model.engine._scheduler.running
 
-    pieces = iter(range(4))
+    pieces = itertools.count()
     write = terminal.ModelText.write
 
     def write_some(self, piece: str) -> None:
@@ -159,7 +160,9 @@ def test_an_interrupt_keeps_what_there_is(model, capsys, monkeypatch) -> None:
     with pytest.raises(typer.Exit) as end:
         write_answers(model, "tiny", ids, options, SamplingParams(temperature=0, max_tokens=50), 3)
     assert end.value.exit_code == 130
-    assert capsys.readouterr().out == answers[0].text[:4] + "\n"
+    shown = capsys.readouterr().out.split("\n---\n")  # what there is of all three, which ran side by side
+    assert shown[0] == answers[0].text[:4]
+    assert [len(text.rstrip("\n")) for text in shown] == [4, 3, 3]
 
 
 def test_an_answer_that_repeats_itself_is_stopped(tmp_path: Path) -> None:
