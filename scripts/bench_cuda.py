@@ -4,6 +4,7 @@
     the end; PATH: llama.cpp's, built for the card, which runs the same models in between
     python scripts/bench_cuda.py conformance [--cache TYPE] [FIXTURE …]   logits against the reference
     machine, with keys and values kept as f32, f16, q8_0 or q4_0
+    python scripts/bench_cuda.py many [FIXTURE …]           requests of several threads against single runs
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
@@ -38,6 +39,7 @@ import numpy as np
 from cuda_bench.host import host
 from cuda_bench.latent import latent
 from cuda_bench.launches import launches as between_ops
+from cuda_bench.many import many
 from cuda_bench.mixtures import MIXTURES, random_mixture
 from cuda_bench.models import random_model, write_model
 from cuda_bench.recurrent import recurrent
@@ -235,6 +237,8 @@ def main() -> None:
         everything(rest[rest.index("--llama-bench") + 1] if "--llama-bench" in rest else None)
     elif command == "conformance":
         conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
+    elif command == "many":
+        many(rest)
     elif command == "latent":
         latent([int(n) for n in rest])
     elif command == "copy":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +109,33 @@ def test_a_page_is_copied_in_all_layers(conformance: Callable[[str], Path], kind
     first = engine.submit([*ids[:80], 5, 6, 7, 1], params)  # what the copy was made of is as it was
     assert list(first) == list(new_engine(folder, kind).submit([*ids[:80], 5, 6, 7, 1], params))
     assert first.stats.cached_tokens == 83
+
+
+@pytest.mark.parametrize("kind", [ReferenceMachine, CpuMachine])
+@pytest.mark.parametrize("name", ["llama-gqa", "lfm2"])
+def test_pages_taken_out_are_those_of_another_machine(
+    conformance: Callable[[str], Path], kind: type, name: str
+) -> None:
+    folder = conformance(name)
+    ids = (np.load(folder / "reference.npz")["input_ids"].tolist() * 4)[:90]
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+    one, other = new_engine(folder, kind), new_engine(folder, kind)
+    turn = [*ids, *one.submit(ids, params), 5, 6]
+    kept = one.take_out(turn)
+    assert len(kept.ids) == 99
+    assert kept.ids == turn[:99]
+    assert one.machine.page_layout == other.machine.page_layout
+    list(other.submit([7] * 70, params))
+    assert other.put_in(kept)
+    got = other.submit(turn, params)
+    assert list(got) == list(one.submit(turn, params))
+    assert got.stats.cached_tokens == 99
+    assert one.take_out([99, 98]).ids == []
+    with pytest.raises(ValueError, match="pages do not hold"):
+        other.put_in(replace(kept, ids=kept.ids[:60]))
+    full = new_engine(folder, kind)
+    held = full.submit([3] * 190, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))
+    next(held)
+    for _ in range(3):
+        full.put_in(kept)
+    assert len(list(held)) == 1  # what runs keeps its pages
