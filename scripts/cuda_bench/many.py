@@ -14,6 +14,7 @@ from cuda_bench.models import DATA
 
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_hf import config_from_hf
+from kukri.runtime.config.model_config import ModelConfig
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
