@@ -26,7 +26,7 @@ ERRORS = {
     "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "QueueFull",
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
-OTHERS = {"Model", "SamplingParams", "Tokenizer", "load", "load_tokenizer", "render_chat"}
+OTHERS = {"Model", "SamplingParams", "Session", "Tokenizer", "load", "load_tokenizer", "render_chat"}
 
 
 def test_public_names():

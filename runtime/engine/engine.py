@@ -79,6 +79,7 @@ class Engine:
             original_context=original_context,
             alone=deterministic,
         )
+        self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
         self._speculates = speculate and not deterministic and not (states and states.layers)
         self._scheduler = Scheduler(machine, table, limits, states)
@@ -147,9 +148,14 @@ class Engine:
         same `page_layout` with the same model. False if there is no room for it. Raises ValueError if it is
         not the content of as many pages as its ids have."""
         ids = self._check(kept.ids)
-        n_bytes = {len(page) for page in kept.pages}
-        if len(kept.pages) != -(-len(ids) // self.table.page_size) or len(n_bytes) > 1:
+        if len(kept.pages) != -(-len(ids) // self.table.page_size):
             raise ValueError(f"{len(kept.pages)} pages do not hold {len(ids)} tokens")
+        n_bytes = len(self.machine.read_page(0))
+        if any(len(page) != n_bytes for page in kept.pages):
+            raise ValueError(f"a page of the cache has {n_bytes} bytes")
+        arrays = kept.state.arrays if kept.state else ()
+        if ids and [array.shape for array in arrays] != self._state_shapes:
+            raise ValueError("the recurrent state is not one of this model")
         with self._driver.exclusive(), self._scheduler.lock:
             return self._scheduler.placement.put_in(kept, self._scheduler.running)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
@@ -21,6 +22,7 @@ from ..engine.stats import GenerationStats
 from .continuation import Continuation
 from .sampling_keywords import SamplingKeywords, sampling_params
 from .sampling_texts import SamplingTexts
+from .session_file import fingerprint
 from .source import Source
 from .stop_strings import StopFilter
 
@@ -63,6 +65,7 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._paths = source.paths
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
@@ -76,6 +79,11 @@ class Model:
         if self._tokenizer is None:
             raise TokenizerError(f"{self.name} has no tokenizer, so it takes token ids only")
         return self._tokenizer
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the model's files, by which sessions know it again (SHA-256, hexadecimal)."""
+        return fingerprint(self._paths)
 
     @property
     def stats(self) -> GenerationStats:

@@ -32,7 +32,8 @@ class Source:
     tensors: Mapping[str, QTensor]  # by their GGUF names or, of a folder, by those of its files
     tokenizer: Tokenizer | None
     end_ids: frozenset[int]  # tokens that end an answer
-    n_bytes: int  # size of the files
+    paths: list[Path]  # the files that hold its configuration and weights
+    n_bytes: int  # size of the weights' files
     held_bytes: int  # size of the weights in memory
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
@@ -60,6 +61,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         tensors=file.tensors,
         tokenizer=tokenizer,
         end_ids=tokenizer.end_ids if tokenizer else frozenset(),
+        paths=file.paths,
         n_bytes=file.n_bytes,
         held_bytes=file.n_bytes,
         release=file.release,
@@ -82,6 +84,7 @@ def _open_folder(path: Path, text: bool) -> Source:
         tensors=folder.tensors,
         tokenizer=tokenizer,
         end_ids=ends | (tokenizer.end_ids if tokenizer else frozenset()),
+        paths=[path / "config.json", *folder.paths],
         n_bytes=folder.n_bytes,
         held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,

@@ -97,6 +97,7 @@ def scripted(script: str | bytes | list[int], context: int = 256, **more) -> Mod
         config=SimpleNamespace(vocab_size=VOCAB),
         path=Path("dir/tiny.gguf"),
         name="Tiny",
+        paths=[],
         n_bytes=1,
         tokenizer=tokenizer,
     )
