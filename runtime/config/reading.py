@@ -8,6 +8,7 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, UnsupportedModel
 from ..archs import Arch
+from ..archs.others import OTHER_ARCHITECTURES, OTHER_TYPES
 from .metadata import Metadata, show
 from .moe import MoEConfig
 from .tensor_names import BARE, TensorNames
@@ -86,8 +87,19 @@ def head_dim_of(keys: Metadata, key: str, hidden: int, heads: int) -> int:
     return keys.integer(key, hidden // heads)
 
 
+def check_gguf_kind(metadata: Mapping[str, Any], n_tensors: int) -> None:
+    """Raise UnsupportedModel for a GGUF file that is something else than a model."""
+    kind = metadata.get("general.type")
+    if isinstance(kind, str) and kind in OTHER_TYPES:
+        raise UnsupportedModel(f"the file is {OTHER_TYPES[kind]}")
+    if not n_tensors:
+        raise UnsupportedModel("the file has no tensors: it is a vocabulary without a model (vocab-only)")
+
+
 def unsupported_arch(name: str, supported: Iterable[str]) -> UnsupportedModel:
     """The error for an architecture that is not in `ARCHS`."""
+    if name in OTHER_ARCHITECTURES:
+        return UnsupportedModel(f"architecture {show(name)}: this is {OTHER_ARCHITECTURES[name]}")
     return UnsupportedModel(
         f"architecture {show(name)} is not supported; supported are {', '.join(dict.fromkeys(supported))}"
     )
