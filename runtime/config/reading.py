@@ -93,7 +93,10 @@ def check_gguf_kind(metadata: Mapping[str, Any], n_tensors: int) -> None:
     if isinstance(kind, str) and kind in OTHER_TYPES:
         raise UnsupportedModel(f"the file is {OTHER_TYPES[kind]}")
     if not n_tensors:
-        raise UnsupportedModel("the file has no tensors: it is a vocabulary without a model (vocab-only)")
+        vocabulary = ": it is a vocabulary without a model (vocab-only)"
+        raise UnsupportedModel(
+            f"the file has no tensors{vocabulary if 'tokenizer.ggml.tokens' in metadata else ''}"
+        )
 
 
 def unsupported_arch(name: str, supported: Iterable[str]) -> UnsupportedModel:

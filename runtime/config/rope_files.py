@@ -65,18 +65,24 @@ def rope_entry(config: Metadata) -> Metadata:
         added = {key: value for key, value in entry.values.items() if value is not None}
         if "type" in added:
             added.setdefault("rope_type", added["type"])
-        if added.get("rope_type") == "su":  # LongRoPE's first name
+        if _same(added.get("rope_type"), "su"):  # LongRoPE's first name
             added["rope_type"] = "longrope"
-        if values.get("rope_type") == "default" and "rope_type" in added:
+        if _same(values.get("rope_type"), "default") and "rope_type" in added:
             values = {key: value for key, value in values.items() if key not in ("rope_type", "type")}
         for key in values.keys() & added.keys() - {"type"}:
-            if values[key] != added[key]:
+            if not _same(values[key], added[key]):
                 raise DamagedFile(
                     f"{config.source}: {key} is {show(values[key])} in rope_parameters, but "
                     f"{show(added[key])} in rope_scaling"
                 )
         values |= added
     return Metadata(values, entries[0].source if entries else config.source)
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two values of config.json mean the same; 4 and 4.0 do."""
+    numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    return value == other if numbers else repr(value) == repr(other)
 
 
 def _from_entry(config: Metadata, entry: Metadata | None, base: float, head_dim: int, arch: Arch) -> Rope:

@@ -11,8 +11,9 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
 from ...quant.gguf.reader import MAGIC, GGUFFile
-from ...tokenizer import Tokenizer, tokenizer_from_gguf
+from ...tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ...tokenizer import load_tokenizer as tokenizer_from_files
+from ...tokenizer.errors import listed
 from ..config.from_gguf import config_from_gguf
 from ..config.from_hf import config_from_hf
 from ..config.model_config import ModelConfig
@@ -35,6 +36,7 @@ class Source:
     n_bytes: int  # size of the files
     held_bytes: int  # size of the weights in memory
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
+    notes: tuple[str, ...] = ()  # lines for the user about what the files contradict themselves in
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
 
@@ -63,6 +65,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         n_bytes=file.n_bytes,
         held_bytes=file.n_bytes,
         release=file.release,
+        notes=_notes(tokenizer, config.vocab_size, path.stem),
         builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
 
@@ -85,8 +88,33 @@ def _open_folder(path: Path, text: bool) -> Source:
         n_bytes=folder.n_bytes,
         held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,
+        notes=_notes(tokenizer, config.vocab_size, path.resolve().name),
         builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )
+
+
+def _notes(tokenizer: Tokenizer | None, n_embeddings: int, name: str) -> tuple[str, ...]:
+    """What the user should know about a tokenizer for a model with `n_embeddings` rows in its table.
+
+    Added tokens beyond the table are of no use. Raises TokenizerError if others are there too: then the
+    tokenizer is that of another model.
+    """
+    if tokenizer is None:
+        return ()
+    beyond = {t.id: t.content for t in tokenizer.added_tokens if t.id >= n_embeddings}
+    ordinary = range(n_embeddings, tokenizer.vocab_size)
+    if any(id not in beyond and tokenizer.token_text(id) for id in ordinary):
+        raise TokenizerError(
+            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, but the model's embedding table only "
+            f"{n_embeddings} rows: the tokenizer is that of another model"
+        )
+    if not beyond:
+        return tokenizer.notes
+    line = (
+        f"{name} has {n_embeddings} embeddings, but {tokenizer.vocab_size} tokens; it cannot read "
+        f"{listed([beyond[id] for id in sorted(beyond)])}"
+    )
+    return (*tokenizer.notes, line)
 
 
 def _folder_names(path: Path) -> list[str]:
