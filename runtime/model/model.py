@@ -19,7 +19,7 @@ from ..engine.errors import ModelClosed
 from ..engine.sampler import SamplingParams
 from ..engine.stats import GenerationStats
 from .sampling_keywords import SamplingKeywords, sampling_params
-from .source import Source
+from .source import Source, check_embedded
 from .stop_strings import StopFilter
 from .turns import Turns
 
@@ -119,13 +119,7 @@ class Model:
 
     def _embedded(self, ids: list[int]) -> list[int]:
         """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
-        n = self.config.vocab_size
-        if max(ids, default=0) >= n:
-            beyond = next(id for id in ids if id >= n)
-            raise TokenizerError(
-                f"{self.name} cannot read the token {self.tokenizer.token_text(beyond)[:80]!a} ({beyond}): "
-                f"its embedding table has {n} rows"
-            )
+        check_embedded(self.name, self.tokenizer, ids, self.config.vocab_size)
         return ids
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
@@ -72,9 +74,11 @@ def open_source(path: Path, text: bool = True) -> Source:
 
 def _open_folder(path: Path, text: bool) -> Source:
     folder = Checkpoint.open(path)
+    config = config_from_hf(
+        folder.config, folder.tensors
+    )  # first: other kinds of models have other tokenizers
     has_tokenizer = text and any((path / name).exists() for name in TOKENIZER_FILES)
     tokenizer = tokenizer_from_files(path) if has_tokenizer else None
-    config = config_from_hf(folder.config, folder.tensors)
     text_config = folder.config.get("text_config")  # of a model that takes images or sound too
     ends = named_ends(folder.generation_config) | named_ends(folder.config) | named_ends(text_config)
     called = [folder.config.get(key) for key in ("_name_or_path", "model_type")]
@@ -94,27 +98,27 @@ def _open_folder(path: Path, text: bool) -> Source:
 
 
 def _notes(tokenizer: Tokenizer | None, n_embeddings: int, name: str) -> tuple[str, ...]:
-    """What the user should know about a tokenizer for a model with `n_embeddings` rows in its table.
-
-    Added tokens beyond the table are of no use. Raises TokenizerError if others are there too: then the
-    tokenizer is that of another model.
-    """
+    """What the user should know about a tokenizer for a model with `n_embeddings` rows in its table."""
     if tokenizer is None:
         return ()
-    beyond = {t.id: t.content for t in tokenizer.added_tokens if t.id >= n_embeddings}
-    ordinary = range(n_embeddings, tokenizer.vocab_size)
-    if any(id not in beyond and tokenizer.token_text(id) for id in ordinary):
-        raise TokenizerError(
-            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, but the model's embedding table only "
-            f"{n_embeddings} rows: the tokenizer is that of another model"
-        )
+    beyond = [text for id in range(n_embeddings, tokenizer.vocab_size) if (text := tokenizer.token_text(id))]
     if not beyond:
         return tokenizer.notes
-    line = (
-        f"{name} has {n_embeddings} embeddings, but {tokenizer.vocab_size} tokens; it cannot read "
-        f"{listed([beyond[id] for id in sorted(beyond)])}"
-    )
-    return (*tokenizer.notes, line)
+    line = f"{name} has {n_embeddings} embeddings, but {tokenizer.vocab_size} tokens; it cannot read "
+    return (*tokenizer.notes, line + listed(beyond))
+
+
+def check_embedded(
+    name: str, tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray, n_embeddings: int
+) -> None:
+    """Raise TokenizerError for a token among `ids` that a model with `n_embeddings` rows in its table cannot
+    read; `name` is the model's."""
+    if len(ids) and (beyond := int(max(ids))) >= n_embeddings:
+        beyond = next(int(id) for id in ids if id >= n_embeddings)
+        raise TokenizerError(
+            f"{name} cannot read the token {tokenizer.token_text(beyond)[:80]!a} ({beyond}): its embedding table "
+            f"has {n_embeddings} rows"
+        )
 
 
 def _folder_names(path: Path) -> list[str]:

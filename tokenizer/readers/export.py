@@ -137,7 +137,8 @@ def _of_json(folder: Path, vocab_size: int, architecture: str) -> _Vocabulary:
             raise TokenizerError(f"{path}: GGUF cannot express the normalizer {' and '.join(normal)}")
         pre = pre_name(cutting, "NFC" in normal, bool(model.get("ignore_merges")), architecture)
         tokens, types = _tokens(pieces, added, vocab_size)
-        keys = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types, "merges": merges}
+        keys: dict[str, Any] = {"model": "gpt2", "pre": pre, "tokens": tokens, "token_type": types}
+        keys["merges"] = merges
         return _Vocabulary(keys, added, _beyond(pieces, added, vocab_size))
     if not model.get("byte_fallback") or set(normal) - {"Prepend", "Replace"}:
         raise TokenizerError(f"{path}: GGUF cannot express this kind of BPE")
@@ -154,7 +155,7 @@ def _of_json(folder: Path, vocab_size: int, architecture: str) -> _Vocabulary:
 
 def _beyond(pieces: Mapping[int, str], added: Iterable[AddedToken], vocab_size: int) -> list[str]:
     """The tokens without an embedding."""
-    found = pieces | {token.id: token.content for token in added}
+    found = {**pieces} | {token.id: token.content for token in added}
     return [found[id] for id in sorted(found) if id >= vocab_size]
 
 
