@@ -111,13 +111,15 @@ def _notes(tokenizer: Tokenizer | None, n_embeddings: int, name: str) -> tuple[s
 def check_embedded(
     name: str, tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray, n_embeddings: int
 ) -> None:
-    """Raise TokenizerError for a token among `ids` that a model with `n_embeddings` rows in its table cannot
-    read; `name` is the model's."""
+    """Raise TokenizerError for a token among `ids` that a model cannot read.
+
+    `name` is the model's, `n_embeddings` the number of rows in its table.
+    """
     if len(ids) and (beyond := int(max(ids))) >= n_embeddings:
         beyond = next(int(id) for id in ids if id >= n_embeddings)
         raise TokenizerError(
-            f"{name} cannot read the token {tokenizer.token_text(beyond)[:80]!a} ({beyond}): its embedding table "
-            f"has {n_embeddings} rows"
+            f"{name} cannot read the token {tokenizer.token_text(beyond)[:80]!a} ({beyond}): "
+            f"its embedding table has {n_embeddings} rows"
         )
 
 

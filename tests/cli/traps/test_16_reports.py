@@ -1,4 +1,4 @@
-"""What people reported of other runtimes: files with something wrong that nobody needs, or that are no model."""
+"""What people reported of other runtimes: files in which something nobody needs is wrong, or no models."""
 
 from __future__ import annotations
 
