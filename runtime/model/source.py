@@ -12,6 +12,8 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
+from ...quant.errors import DamagedFile
+from ...quant.foreign import HEAD_BYTES, foreign_kind
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ...tokenizer import load_tokenizer as tokenizer_from_files
@@ -160,23 +162,27 @@ def named_ends(config: Any) -> frozenset[int]:
     return frozenset(id_ for id_ in values if type(id_) is int)
 
 
-def is_gguf(path: Path) -> bool:
-    """Whether a file is a GGUF file, by its first bytes."""
+def _head(path: Path) -> bytes:
+    """The first bytes of a file."""
     with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+        return file.read(HEAD_BYTES)
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file (its tensors are not needed), a Hugging Face folder, a tokenizer.json
     or a SentencePiece tokenizer.model.
 
-    Raises FileNotFoundError, DamagedFile for a broken GGUF file, TokenizerError for anything else.
+    Raises FileNotFoundError, DamagedFile for a broken GGUF file or one that has no tokenizer at all,
+    TokenizerError for anything else.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
-    if path.is_file() and is_gguf(path):
+    head = _head(path) if path.is_file() else b""
+    if head.startswith(MAGIC):
         tokenizer = tokenizer_from_gguf(GGUFFile.open(path, tensors=False).metadata)
+    elif head and (kind := foreign_kind(head, "JSON")):
+        raise DamagedFile(f"{path.name}: is {kind}")
     else:
         tokenizer = tokenizer_from_files(path)
     tokenizer.accelerate(tokenizer_kernel())

@@ -350,3 +350,12 @@ def test_an_adapter_folder(llm_inside: Run, tmp_path: Path) -> None:
 def test_the_tiny_model_is_what_these_tests_think() -> None:
     assert tokens()[END] == "<|im_end|>"
     assert len(tokens()) == ROWS
+
+
+@pytest.mark.parametrize("raw", [b"PK\x03\x04" + bytes(90), b"\x08\x07\x12\x07pytorch", b"<html>", bytes(99)])
+def test_a_tokenizer_out_of_what_has_none(llm_inside: Run, tmp_path: Path, raw: bytes) -> None:
+    (tmp_path / "m.bin").write_bytes(raw)
+    line = failed(llm_inside("tokenize", "-m", tmp_path / "m.bin", "hi"), 5)
+    assert line == failed(llm_inside("run", "-m", tmp_path / "m.bin", "hi"), 5).replace(
+        "not a GGUF file, but ", ""
+    )
