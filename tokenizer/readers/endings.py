@@ -81,14 +81,23 @@ def with_end_marks(pieces: Sequence[str], types: np.ndarray) -> np.ndarray:
 
 def spelled(pieces: Sequence[str], names: Iterable[str]) -> dict[str, int]:
     """The ids of those of `names` that are among `pieces`, without a look at most of these."""
-    wanted = set(names)
-    ids: Iterable[int] = range(len(pieces))
-    if isinstance(pieces, Strings):
-        firsts = [name.encode()[0] for name in wanted]
-        longest = max((len(name.encode()) for name in wanted), default=0)
-        fits = np.isin(pieces.raw[pieces.starts], firsts) & (pieces.stops - pieces.starts <= longest)
-        ids = np.flatnonzero(fits).tolist()
-    return {pieces[id]: id for id in ids if pieces[id] in wanted}
+    if not isinstance(pieces, Strings):
+        wanted = set(names)
+        return {piece: id for id, piece in enumerate(pieces) if piece in wanted}
+    by_bytes = {name.encode(): name for name in names}
+    starts, stops, raw = pieces.starts, pieces.stops, pieces.raw
+    fits = np.zeros(256, bool)
+    fits[[name[-1] for name in by_bytes]] = True
+    sizes = np.zeros(max(map(len, by_bytes)) + 1, bool)
+    sizes[[len(name) for name in by_bytes]] = True
+    candidates = np.flatnonzero(fits[raw[stops - 1]])
+    lengths = stops[candidates] - starts[candidates]
+    candidates = candidates[(lengths < len(sizes)) & sizes[np.minimum(lengths, len(sizes) - 1)]]
+    blob, found = pieces.blob, dict[str, int]()
+    for id in candidates.tolist():
+        if (name := by_bytes.get(blob[starts[id] : stops[id]])) is not None:
+            found[name] = id
+    return found
 
 
 def _unending(ids: Mapping[str, int]) -> set[str]:
