@@ -37,14 +37,15 @@ def settings_of(
     templates: Mapping[str, str],
     post_processor: object = None,
     default_ids: tuple[int | None, int | None] = (None, None),
+    n_tokens: int = MAX_VOCAB,
 ) -> TokenizerSettings:
     """tokenizer_config.json, and where it is silent the begin and end tokens that the post-processor adds.
 
-    `default_ids`: the begin and end tokens of a vocabulary that names them itself.
+    `default_ids`: the begin and end tokens of a vocabulary that names them itself, of `n_tokens` tokens.
     """
     tokens = list(added)
     ids = {token.content: token.id for token in tokens}
-    before, after = _around(post_processor, ids)
+    before, after = _around(post_processor, ids, n_tokens)
     bos_id = _named(config, "bos_token", ids, before[0] if len(before) == 1 else default_ids[0])
     eos_id = _named(config, "eos_token", ids, after[0] if len(after) == 1 else default_ids[1])
     add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
@@ -76,16 +77,16 @@ def content_of(token: object) -> str | None:
     return token if isinstance(token, str) else None
 
 
-def _around(post_processor: object, ids: Mapping[str, int]) -> tuple[list[int], list[int]]:
+def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tuple[list[int], list[int]]:
     """The special tokens that a TemplateProcessing puts in front of a text and after it.
 
-    `ids` are those of tokens whose ids it does not say.
+    `ids` are those of tokens whose ids it does not say, or wrongly (not below `n_tokens`).
     """
     if not isinstance(post_processor, dict):
         return [], []
     if post_processor.get("type") == "Sequence":
         for item in value(post_processor, "processors", list, []):
-            if any(found := _around(item, ids)):
+            if any(found := _around(item, ids, n_tokens)):
                 return found
     single = post_processor.get("single")
     if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list):
@@ -97,14 +98,14 @@ def _around(post_processor: object, ids: Mapping[str, int]) -> tuple[list[int], 
         behind = behind or (isinstance(part, dict) and "Sequence" in part)
         token = part.get("SpecialToken") if isinstance(part, dict) else None
         if isinstance(token, dict) and isinstance(token.get("id"), str):
-            around[behind].extend(_ids_of(token["id"], stated, ids))
+            around[behind].extend(_ids_of(token["id"], stated, ids, n_tokens))
     return around
 
 
-def _ids_of(name: str, stated: object, ids: Mapping[str, int]) -> list[int]:
+def _ids_of(name: str, stated: object, ids: Mapping[str, int], n_tokens: int) -> list[int]:
     """The ids of a special token of a TemplateProcessing, whose `special_tokens` are `stated`."""
     entry = stated.get(name) if isinstance(stated, dict) else None
     listed = entry.get("ids") if isinstance(entry, dict) else None
-    if isinstance(listed, list) and all(type(id) is int and 0 <= id < MAX_VOCAB for id in listed):
+    if isinstance(listed, list) and all(type(id) is int and 0 <= id < n_tokens for id in listed):
         return listed
     return [ids[name]] if name in ids else []

@@ -82,7 +82,7 @@ def _build(
         _bpe(model, vocab, ranks, joiner, byte_level),
         chain_steps(cutting),
         Detokenizer(pieces, **decoder(content.get("decoder"))),
-        settings_of(config, added, templates, content.get("post_processor")),
+        settings_of(config, added, templates, content.get("post_processor"), n_tokens=len(pieces)),
         normalizer,
         parts,
     )

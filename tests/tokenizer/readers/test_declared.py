@@ -137,3 +137,5 @@ def test_two_tokens_in_front_of_a_text(load: Callable[..., Tokenizer], small: di
     single[1] = special("hell")
     small["post_processor"]["special_tokens"] = {"hell": {"id": "hell", "ids": [258], "tokens": ["hell"]}}
     assert load({}).prefix_ids == (261, 258)
+    small["post_processor"]["special_tokens"]["hell"]["ids"] = [9999]  # of another vocabulary
+    assert load({}).prefix_ids == (261,)
