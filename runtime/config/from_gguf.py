@@ -32,6 +32,7 @@ from .reading import (
     moe_layers,
     norms_of,
     unsupported_arch,
+    vocab_size_of,
 )
 from .recurrent import mixers_by_tensors, recurrent_from_gguf
 from .rope_files import rope_from_gguf
@@ -123,8 +124,7 @@ def _scalars(keys: Metadata, arch: Arch, hidden: int, tensors: Mapping[str, QTen
     context_length = keys.integer("context_length")
     original = keys.integer("rope.scaling.original_context_length", context_length)
     return {
-        # Some files state another size than that of the table, which counts.
-        "vocab_size": embedding.shape[0] if embedding else keys.integer("vocab_size"),
+        "vocab_size": vocab_size_of(keys, embedding),
         "context_length": context_length,
         "norm_eps": keys.number(eps, high=1.0),
         "activation": arch.activation,

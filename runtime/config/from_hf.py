@@ -33,6 +33,7 @@ from .reading import (
     moe_layers,
     norms_of,
     unsupported_arch,
+    vocab_size_of,
 )
 from .recurrent import Multipliers, mixers_by_tensors, multipliers_from_hf, recurrent_from_hf
 from .rope_files import rope_entry, rope_from_hf
@@ -176,8 +177,7 @@ def _scalars(keys: Metadata, arch: Arch, hidden: int, embedding: QTensor | None)
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
     context_length, rope = keys.integer("max_position_embeddings"), rope_entry(keys)
     return {
-        # Some files state another size than that of the table, which counts.
-        "vocab_size": embedding.shape[0] if embedding else keys.integer("vocab_size"),
+        "vocab_size": vocab_size_of(keys, embedding),
         "context_length": context_length,
         "norm_eps": keys.number(arch.hf_norm_eps, high=1.0),
         "activation": _activation(keys, arch),

@@ -14,6 +14,7 @@ from .moe import MoEConfig
 from .tensor_names import BARE, TensorNames
 
 MAX_MTP_LAYERS = 1 << 10
+MAX_VOCAB = 1 << 24  # tokens; the largest vocabularies have about 2^18
 
 
 def fields_of_arch(arch: Arch) -> dict[str, Any]:
@@ -85,6 +86,16 @@ def head_dim_of(keys: Metadata, key: str, hidden: int, heads: int) -> int:
     if key not in keys and hidden % heads:
         raise DamagedFile(f"{keys.source}: a width of {hidden} does not divide into {heads} heads")
     return keys.integer(key, hidden // heads)
+
+
+def vocab_size_of(keys: Metadata, embedding: QTensor | None) -> int:
+    """The rows of the embedding table, whatever `vocab_size` says: many files state that of another version.
+
+    Raises DamagedFile for a size that no vocabulary has.
+    """
+    rows = embedding.shape[0] if embedding else None
+    stated = keys.integer("vocab_size", rows, high=MAX_VOCAB)
+    return rows or stated
 
 
 def check_gguf_kind(metadata: Mapping[str, Any], n_tensors: int) -> None:

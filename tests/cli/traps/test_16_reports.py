@@ -125,7 +125,7 @@ def test_special_ids_out_of_range(llm_inside: Run, tiny_file: Path, tmp_path: Pa
     assert (done.returncode, note in done.stderr.decode()) == (0, True)
 
 
-@pytest.mark.parametrize("stated", [260, 300, 0])
+@pytest.mark.parametrize("stated", [1, 260, 300, 128256])
 def test_a_stale_vocabulary_size(llm_inside: Run, tiny_file: Path, tmp_path: Path, stated: int) -> None:
     path = changed_gguf(tiny_file, tmp_path / "m.gguf", {"llama.vocab_size": stated})
     assert answer(llm_inside, path)[0] == answer(llm_inside, tiny_file)[0]

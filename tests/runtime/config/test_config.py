@@ -452,6 +452,7 @@ def test_damaged_config_json(changes):
         {"rope.scaling.factor": -1.0},
         {"rope.scaling.type": 1},
         {"attention.sliding_window": -1},
+        {"vocab_size": 1.5},
     ],
     ids=str,
 )
