@@ -49,6 +49,8 @@ def tokenize(
     from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)
+    for note in tokenizer.notes:
+        terminal.note(note)
     ids = tokenizer.encode(content)
     tokens = [tokenizer.token_text(token) for token in ids]
     if output is Format.json:

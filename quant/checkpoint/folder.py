@@ -16,10 +16,13 @@ from typing import Any
 
 from ..block import QTensor
 from ..errors import DamagedFile
+from ..foreign import HEAD_BYTES, foreign_kind
 from ..formats import FORMATS
 from ..gguf.metadata import quoted
 from ..mapped_file import MappedFile
+from .buffers import is_buffer
 from .lazy_rows import sources
+from .other_folders import folder_kind
 from .raw_tensors import DTYPES, FLOATS, RawTensor
 from .settings import find_settings
 
@@ -37,9 +40,10 @@ class Checkpoint:
     """An open checkpoint folder.
 
     `config` and `generation_config` (empty if missing) are the parsed JSON files. `tensors` are read-only
-    views of the safetensors files `paths`, under the checkpoint's own names. `n_bytes` is the size of all
-    files. `packing` names the scheme of quantised checkpoints ("GPTQ"), and is "" for others; quantised
-    weights have their plain names, "….weight", and are `lazy_rows`, decoded when they are read.
+    views of the safetensors files `paths`, under the checkpoint's own names and without buffers (buffers.py).
+    `n_bytes` is the size of all files. `packing` names the scheme of quantised checkpoints ("GPTQ"), and is
+    "" for others; quantised weights have their plain names, "….weight", and are `lazy_rows`, decoded when
+    they are read.
     """
 
     config: dict[str, Any]
@@ -59,6 +63,8 @@ class Checkpoint:
         """
         folder = Path(folder)
         folder.stat()  # a missing folder is an OSError, a file missing from it a DamagedFile
+        if not (folder / CONFIG).is_file() and (kind := folder_kind(folder)):
+            raise DamagedFile(f"{folder.resolve().name}: {kind}")
         config = _read_json(folder / CONFIG)
         generation = folder / GENERATION_CONFIG
         generation_config = _read_json(generation) if generation.is_file() else {}
@@ -71,7 +77,7 @@ class Checkpoint:
             files.append(MappedFile(folder / name))
             stored = _read_tensors(files[-1])
             for tensor in expected:
-                if tensor not in stored:
+                if tensor not in stored and not is_buffer(tensor):
                     raise DamagedFile(f"{name}: has no tensor {quoted(tensor)}, which {INDEX} places there")
             for tensor in stored:
                 if tensor in raw:
@@ -116,10 +122,7 @@ def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
     if (folder / WEIGHTS).is_file():
         return {WEIGHTS: []}
     if not (folder / INDEX).is_file():
-        pickled = next((path.name for path in folder.glob("pytorch_model*.bin")), None)
-        if pickled:
-            raise DamagedFile(f"{folder.name}: holds pickled weights ({pickled}); only safetensors are read")
-        raise DamagedFile(f"{folder.name}: has neither {WEIGHTS} nor {INDEX}")
+        raise DamagedFile(f"{folder.name}: {folder_kind(folder) or f'has neither {WEIGHTS} nor {INDEX}'}")
     weight_map = _read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedFile(f"{INDEX}: has no weight_map")
@@ -136,7 +139,7 @@ def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
 
 
 def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
-    """The tensors of a safetensors file by name."""
+    """The tensors of a safetensors file by name, without buffers."""
     from safetensors import SafetensorError, safe_open
 
     name = file.path.name
@@ -144,11 +147,17 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
         with safe_open(file.path, "np"):
             pass  # opening checks the header
     except SafetensorError as error:
-        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
+        kind = foreign_kind(file.buffer[:HEAD_BYTES], "safetensors")
+        why = f"is not a safetensors file, but {kind}" if kind else " ".join(str(error).split())
+        raise DamagedFile(f"{name}: {why}") from None
     data_start = 8 + int.from_bytes(file.buffer[:8], "little")
     header = _parse_json(file.buffer[8:data_start], name)
     header.pop("__metadata__", None)
-    return {tensor: _view(file, data_start, tensor, record) for tensor, record in header.items()}
+    return {
+        tensor: _view(file, data_start, tensor, record)
+        for tensor, record in header.items()
+        if not is_buffer(tensor)
+    }
 
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
@@ -186,7 +195,8 @@ def _parse_json(raw: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(raw.decode(), object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8 and endless digits
-        raise DamagedFile(f"{name}: is not valid JSON: {error}") from None
+        kind = foreign_kind(raw[:HEAD_BYTES], "JSON")
+        raise DamagedFile(f"{name}: is {kind}" if kind else f"{name}: is not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise DamagedFile(f"{name}: is not a JSON object")
     return value

@@ -57,6 +57,10 @@ class HeaderReader:
         self._end = min(file.n_bytes, MAX_HEADER_BYTES)
         self._elements_left = MAX_ELEMENTS
 
+    def head(self, n: int) -> bytes:
+        """The first n bytes of the file, or all of it."""
+        return self._buffer[:n]
+
     def damaged(self, message: str) -> DamagedFile:
         return DamagedFile(f"{self._name}: {message}")
 
@@ -92,7 +96,10 @@ class HeaderReader:
         return self._text(n, label)
 
     def metadata(self, n: int) -> tuple[dict[str, Any], dict[str, int]]:
-        """n keys with their values, and the GGUF value type of each."""
+        """n keys with their values, and the GGUF value type of each.
+
+        A text that is not UTF-8, also in an array, stays bytes: who needs it finds that it is no str.
+        """
         values: dict[str, Any] = {}
         types: dict[str, int] = {}
         for i in range(n):
@@ -105,7 +112,7 @@ class HeaderReader:
 
     def _value(self, kind: int, label: str, depth: int) -> Any:
         if kind == STRING:
-            return self._text(self.u64(label), label)
+            return _decoded(self.take(self.u64(label), label))
         if kind == ARRAY:
             return self._array(label, depth)
         if kind not in _SCALARS:
@@ -138,7 +145,7 @@ class HeaderReader:
         except UnicodeDecodeError:
             raise self.damaged(f"{label} is not UTF-8") from None
 
-    def _strings(self, n: int, label: str) -> list[str] | StringArray:
+    def _strings(self, n: int, label: str) -> list[str | bytes] | StringArray:
         # Vocabularies are large: strings are read one by one only where they cannot be read at once.
         start, done = self.position, 0
         chunks: list[bytes] = []
@@ -148,7 +155,7 @@ class HeaderReader:
             self.position += size
             if not n_read:
                 texts = self._single_strings(done, min(n, done + SINGLE_STRINGS), label)
-                if any(b"\0" in text for text in texts):
+                if any(b"\0" in text or isinstance(_decoded(text), bytes) for text in texts):
                     break
                 chunk, n_read = b"".join(b"\0" + text for text in texts), len(texts)
             chunks.append(chunk)
@@ -156,10 +163,10 @@ class HeaderReader:
         if done == n and chunks:
             return StringArray(b"".join([*chunks, b"\0"]), n)
         self.position = start
-        return [text.decode() for text in self._single_strings(0, n, label)]
+        return [_decoded(text) for text in self._single_strings(0, n, label)]
 
     def _single_strings(self, first: int, stop: int, label: str) -> list[bytes]:
-        """Strings number `first` … `stop` - 1 of an array as UTF-8, read one by one."""
+        """Strings number `first` … `stop` - 1 of an array as bytes, read one by one."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
         texts: list[bytes] = []
@@ -169,15 +176,19 @@ class HeaderReader:
                 position = start + length_at(buffer, position)[0]
                 if position > end:
                     break
-                text = buffer[start:position]
-                text.decode()
-                texts.append(text)
-        except UnicodeDecodeError:
-            raise self.damaged(f"element {first + len(texts)} of {label} is not UTF-8") from None
+                texts.append(buffer[start:position])
         except struct.error:  # no room for a length
             position = end + 1
         self.take(position - self.position, f"element {first + len(texts)} of {label}")
         return texts
+
+
+def _decoded(text: bytes) -> str | bytes:
+    """A text that is UTF-8, else its bytes."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 def quoted(name: str) -> str:
@@ -241,6 +252,7 @@ _KINDS: dict[type, str] = {
     np.integer: "an array of whole numbers",
     np.floating: "an array of floating point numbers",
     np.bool_: "an array of true and false",
+    bytes: "bytes that are not UTF-8",
 }
 
 
@@ -255,6 +267,8 @@ def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
         actual = _KINDS[list]
     elif isinstance(value, np.ndarray):
         actual = f"an array of {value.dtype.name}"
+    elif isinstance(value, list) and any(type(item) is bytes for item in value):
+        actual = _KINDS[bytes]
     elif isinstance(value, list) and not _all_strings(value):
         actual = "a nested array"
     else:

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..block import QTensor
 from ..errors import DamagedFile
+from ..foreign import HEAD_BYTES, foreign_kind
 from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
 from .metadata import UINT32, HeaderReader, quoted, require
@@ -57,8 +58,9 @@ class GGUFFile:
     """An open GGUF model.
 
     `metadata` values are int, float, bool, str, list[str] (long arrays: StringArray), NumPy arrays (numeric
-    arrays) or lists of these (nested arrays); `types` are the GGUF value types by key. `tensors` are
-    read-only views of the mapped files, in file order. `n_bytes` is the size of all `paths` together.
+    arrays) or lists of these (nested arrays), and bytes for texts that are not UTF-8; `types` are the GGUF
+    value types by key. `tensors` are read-only views of the mapped files, in file order. `n_bytes` is the
+    size of all `paths` together.
     """
 
     metadata: dict[str, Any]
@@ -132,7 +134,10 @@ class _Shard:
 def _check_magic(reader: HeaderReader) -> None:
     magic = reader.take(4, "the magic number")
     if magic != MAGIC:
-        raise reader.damaged(f"is not a GGUF file: it starts with {magic!r}")
+        kind = foreign_kind(reader.head(HEAD_BYTES), "GGUF")
+        raise reader.damaged(
+            f"is not a GGUF file, but {kind}" if kind else f"is not a GGUF file: it starts with {magic!r}"
+        )
     version = reader.u32("the version")
     if version and not version & 0xFFFF:
         raise reader.damaged("is a big-endian GGUF file; only little-endian ones are supported")

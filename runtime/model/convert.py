@@ -11,11 +11,13 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
+from ...quant.errors import DamagedFile
 from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
 from ..config.from_hf import config_from_hf
+from ..config.reading import check_gguf_kind
 from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
@@ -55,10 +57,10 @@ class Convertible:
 
 
 def _first(value: Any, default: int) -> int:
-    """A number, or the first number of an array; `default` for None and for an empty array."""
-    if isinstance(value, np.ndarray | list):
-        value = value[0] if len(value) else default
-    return default if value is None else int(value)
+    """A number, or the first number of an array; `default` for anything else."""
+    if isinstance(value, np.ndarray) and value.size:
+        value = value.flat[0].item()
+    return int(value) if isinstance(value, int) else default
 
 
 def open_convertible(path: Path, name: str) -> Convertible:
@@ -71,8 +73,17 @@ def open_convertible(path: Path, name: str) -> Convertible:
 
 def _open_gguf(path: Path) -> Convertible:
     file = GGUFFile.open(path)
+    check_gguf_kind(file.metadata, len(file.tensors))
+    if not isinstance(file.metadata.get("general.architecture"), str):
+        raise DamagedFile(f"{path.name}: its metadata has no general.architecture")
     file.will_read()
     kept = {key: value for key, value in file.metadata.items() if key not in _OF_QUANTISATION}
+    stated, embedding = (
+        f"{kept.get('general.architecture')}.vocab_size",
+        file.tensors.get("token_embd.weight"),
+    )
+    if stated in kept and embedding:
+        kept[stated] = embedding.shape[0]
     tensors = [
         GatheredTensor(name, file.tensors[name].shape, (file.tensors[name],))
         for name in sorted(file.tensors, key=file_order_key)
@@ -96,7 +107,8 @@ def _open_folder(path: Path, name: str) -> Convertible:
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
         ends |= named_ends(folder.config.get("text_config"))
-        words = tokenizer_metadata(path, config.vocab_size, architecture, sorted(ends))
+        words, lost = tokenizer_metadata(path, config.vocab_size, architecture, sorted(ends))
+        notes += lost
     else:
         words = {"tokenizer.ggml.model": NO_TOKENIZER}
         notes.append(f"{name} has no tokenizer, and so will the file")

@@ -43,10 +43,7 @@ def encode_chat(
         "eos_token": "" if tokenizer.eos_id is None else tokenizer.token_text(tokenizer.eos_id),
         **variables,
     }
-    ids = _Prompt(tokenizer, template, variables).encode(messages, tools)
-    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-        ids.insert(0, tokenizer.bos_id)
-    return ids
+    return tokenizer.with_prefix(_Prompt(tokenizer, template, variables).encode(messages, tools))
 
 
 class _Prompt:

@@ -28,10 +28,31 @@ def read_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
+def not_the_file(raw: bytes) -> str:
+    """What is in a file's place after a download that went wrong, with what to do; "" if that is unknown."""
+    text = raw[:512].removeprefix(b"\xef\xbb\xbf").lstrip()
+    pointers = (b"version https://git-lfs.github.com/spec", b"version https://hawser.github.com/spec")
+    others = ((b"\x1f\x8b", "packed with gzip"), (b"PK\x03\x04", "a ZIP archive"), (b"GGUF", "a GGUF file"))
+    if not raw.strip(b"\0"):
+        return f"{'full of zeros' if raw else 'empty'}: its download did not finish"
+    if text.startswith(pointers):
+        return "a Git LFS pointer in place of the file: `git lfs pull` fetches it"
+    if re.match(rb"<!doctype html|<html|<head|<body|<\?xml", text, re.IGNORECASE):
+        return (
+            "a web page (HTML), as sites send instead of a file: use the link that downloads the file itself"
+        )
+    for start, kind in others:
+        if raw.startswith(start):
+            return f"{kind}, not a tokenizer's file"
+    return ""
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty if there is no such file."""
+    raw = b""
     try:
-        text = read_file(path).decode("utf-8-sig")
+        raw = read_file(path)
+        text = raw.decode("utf-8-sig")
         content = json.loads(text)
         if _SURROGATE.search(text):  # escaped pairs are characters, but half of one is an error
             json.dumps(content, ensure_ascii=False).encode()
@@ -39,7 +60,11 @@ def read_object(path: Path) -> dict[str, Any]:
         return {}
     except TokenizerError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise TokenizerError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        if kind := not_the_file(raw):
+            raise TokenizerError(f"{path}: is {kind}") from None
         raise TokenizerError(f"{path}: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict):
         raise TokenizerError(f"{path}: not a JSON object")

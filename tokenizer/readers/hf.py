@@ -9,6 +9,7 @@ from typing import Any
 from ..core import Tokenizer
 from ..errors import TokenizerError
 from .components import value
+from .declared import read_settings
 from .files import read_file, read_object
 from .tokenizer_json import tokenizer_from_json
 from .tokenizer_model import tokenizer_from_model
@@ -17,13 +18,14 @@ from .tokenizer_model import tokenizer_from_model
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of a tokenizer.json, tokenizer.model or tekken.json, or a folder with one of them.
 
-    In a folder, tokenizer_config.json names begin and end tokens, and the chat template comes from there
-    or from chat_template.jinja or .json. A tokenizer.model on its own behaves as in SentencePiece:
-    control tokens are never found in a text. TokenizerError if a file is damaged or not supported.
+    In a folder, tokenizer_config.json, special_tokens_map.json and added_tokens.json name begin, end and
+    other added tokens; the chat template comes from the first or from chat_template.jinja or .json. A
+    tokenizer.model on its own behaves as in SentencePiece: control tokens are never found in a text.
+    TokenizerError if a file is damaged or not supported.
     """
     path = Path(source)
     if path.is_dir():
-        config = read_object(path / "tokenizer_config.json")
+        config = read_settings(path)
         if (path / "tokenizer.json").is_file():
             return tokenizer_from_json(path / "tokenizer.json", config, _chat_templates(path, config))
         if (path / "tokenizer.model").is_file():

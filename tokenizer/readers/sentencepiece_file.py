@@ -12,7 +12,7 @@ import numpy as np
 from ..bpe.scored import TokenType
 from ..errors import TokenizerError
 from ..pretokenize.metaspace import SPACE
-from .files import read_file
+from .files import not_the_file, read_file
 from .spm_model import plain_model
 
 
@@ -29,6 +29,8 @@ class SentencePieceFile:
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
             raw = read_file(path)
+            if kind := not_the_file(raw):
+                raise TokenizerError(f"{path}: is {kind}")
             self._processor.LoadFromSerializedProto(raw)
         except UnicodeDecodeError:  # of what it quotes in its own error
             raise TokenizerError(f"{path}: not a SentencePiece model") from None

@@ -19,6 +19,7 @@ from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
 from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
 from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .components import decoder, kind, leaves_no_space, normalizers, steps, value
+from .declared import with_declared
 from .files import read_file, read_object
 from .packed_json import PackedVocabulary, read_packed
 from .settings import MAX_VOCAB, added_token, settings_of
@@ -55,7 +56,7 @@ def _build(
     if name != "BPE":
         raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
     vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
-    added = [added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+    added = added_tokens(content, config, vocab)
     pieces = _pieces(packed.pieces if packed else vocab, added)
     cutting = steps(content.get("pre_tokenizer"))
     if leaves_no_space(content.get("normalizer")):  # Gemma cuts at spaces that are no longer there
@@ -81,10 +82,21 @@ def _build(
         _bpe(model, vocab, ranks, joiner, byte_level),
         chain_steps(cutting),
         Detokenizer(pieces, **decoder(content.get("decoder"))),
-        settings_of(config, added, templates, content.get("post_processor")),
+        settings_of(config, added, templates, content.get("post_processor"), n_tokens=len(pieces)),
         normalizer,
         parts,
     )
+
+
+def added_tokens(content: Mapping[str, Any], config: Mapping[str, Any], vocab: Lookup) -> list[AddedToken]:
+    """The added tokens of a tokenizer.json and of the files beside it (`config`, of `read_settings`)."""
+    own = [added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+
+    def id_of(text: str) -> int | None:
+        id = vocab[text]
+        return None if id == NO_ID else id
+
+    return with_declared(own, config, id_of)
 
 
 def _valid(vocab: Mapping[str, int]) -> Mapping[str, int]:

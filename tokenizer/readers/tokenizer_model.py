@@ -13,15 +13,14 @@ from ..added import AddedToken
 from ..bpe.scored import TokenType, bpe_from_scores
 from ..core import Tokenizer, TokenizerSettings
 from ..detokenize import Detokenizer
-from ..errors import TokenizerError
 from ..normalize import chain, prepend
 from ..normalize import replace as replace_text
 from ..pretokenize.metaspace import SPACE, parts_at_metaspace
 from ..pretokenize.pretokenize import no_step
-from ..strings import Lookup, Strings
-from .components import value
+from ..strings import Strings
+from .declared import with_declared
 from .sentencepiece_file import SentencePieceFile
-from .settings import added_token, settings_of
+from .settings import settings_of
 from .spm_model import PlainModel
 
 
@@ -29,18 +28,11 @@ def tokenizer_from_model(path: Path, config: Mapping[str, Any], templates: Mappi
     """A tokenizer.model. With a tokenizer_config.json beside it, its control tokens count in a text."""
     file = SentencePieceFile(path)
     pieces: list[str | None] = [*file.pieces]
-    added: dict[int, AddedToken] = {}
-    if config:
-        added = {id: AddedToken(id, file.pieces[id], special=True) for id in file.control_ids}
-        for text, item in value(config, "added_tokens_decoder", dict, {}).items():
-            if not text.isdecimal() or not isinstance(item, dict):
-                raise TokenizerError(f"{path}: added_tokens_decoder has a bad entry {text[:80]!a}")
-            token = added_token({**item, "id": int(text[:9])}, Lookup())
-            added[token.id] = token
-        pieces += [None] * (max(added, default=0) + 1 - len(pieces))
-        for token in added.values():
-            pieces[token.id] = token.content
-    settings = settings_of(config, added.values(), templates)
+    added = {token.id: token for token in added_tokens(file, config)}
+    pieces += [None] * (max(added, default=0) + 1 - len(pieces))
+    for token in added.values():
+        pieces[token.id] = token.content
+    settings = settings_of(config, added.values(), templates, default_ids=(file.bos_id, file.eos_id))
     if not config:
         settings = TokenizerSettings(
             file.bos_id,
@@ -66,6 +58,18 @@ def tokenizer_from_model(path: Path, config: Mapping[str, Any], templates: Mappi
         chain([*spelled, replace_text(" ", SPACE)]),
         parts_at_metaspace(packed),
     )
+
+
+def added_tokens(file: SentencePieceFile, config: Mapping[str, Any]) -> list[AddedToken]:
+    """The added tokens that the files beside a tokenizer.model declare (`config`, of `read_settings`), and
+    the model's control tokens; none if there are no such files."""
+    if not config:
+        return []
+    ids = {piece: id for id, piece in enumerate(file.pieces)}
+    declared = with_declared((), config, ids.get)
+    known = {token.id for token in declared}
+    control = [AddedToken(id, file.pieces[id], special=True) for id in file.control_ids if id not in known]
+    return [*control, *declared]
 
 
 def _user_defined(plain: PlainModel, others: Iterable[int]) -> list[AddedToken]:
