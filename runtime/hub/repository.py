@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ...untrusted import read_file
 from . import files
 from .download import RemoteFile, exclusive, transfer
 from .errors import ModelNotFound, StoreError, Unreachable
 from .progress import NoProgress, ProgressFactory
 
+MAX_REF_BYTES = 256  # of refs/main, which holds the name of a commit
 CONNECT_SECONDS = 4.0  # a Hub that takes longer to accept a connection counts as out of reach
 
 
@@ -57,10 +59,10 @@ def snapshot(repo: str) -> Path | None:
     """The folder of the snapshot of `repo` that `main` stands for, or else the newest; None if none is."""
     folder = repo_folder(repo)
     try:
-        commit = (folder / "refs" / "main").read_text().strip()
+        commit = read_file(folder / "refs" / "main", MAX_REF_BYTES, StoreError, folder).decode().strip()
         if commit and (folder / "snapshots" / commit).is_dir():
             return folder / "snapshots" / commit
-    except OSError:
+    except (OSError, ValueError, StoreError):  # not there, or no name of a commit
         pass
     try:
         return max((folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime, default=None)
@@ -88,14 +90,14 @@ def find(repo: str, quant: str | None) -> Path | None:
 
 def _shards_complete(folder: Path) -> bool:
     """Whether a checkpoint's folder has every shard that its index names."""
-    import json
+    from ...quant.checkpoint.json_files import INDEX_LIMITS, read_object
 
     index = folder / "model.safetensors.index.json"
     if not index.exists():
         return True
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        shards = set(read_object(index, INDEX_LIMITS, folder)["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return False
     return all((folder / str(shard)).is_file() for shard in shards)
 

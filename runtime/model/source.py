@@ -10,9 +10,11 @@ from typing import Any
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
+from ...quant.errors import DamagedFile
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, tokenizer_from_gguf
 from ...tokenizer import load_tokenizer as tokenizer_from_files
+from ...untrusted import open_file
 from ..config.from_gguf import config_from_gguf
 from ..config.from_hf import config_from_hf
 from ..config.model_config import ModelConfig
@@ -127,8 +129,8 @@ def named_ends(config: Any) -> frozenset[int]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file is a GGUF file, by its first bytes."""
-    with path.open("rb") as file:
+    """Whether a file is a GGUF file, by its first bytes. DamagedFile for a device or a pipe; OSError."""
+    with open_file(path, DamagedFile) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 

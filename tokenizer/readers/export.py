@@ -5,7 +5,6 @@ Source of the keys: the GGUF specification; of what converters put there: llama.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from ..pretokenize.metaspace import SPACE
 from ..pretokenize.pre_names import pre_name
 from ..pretokenize.pretokenize import spell_bytes
 from .components import kind, normalizers, steps, value
-from .files import read_file
+from .files import VOCABULARY_LIMITS, parse_object, read_file, read_object
 from .hf import load_tokenizer
 from .packed_json import read_packed
 from .sentencepiece_file import SentencePieceFile
@@ -53,9 +52,9 @@ def tokenizer_metadata(
 
 
 def _of_json(path: Path, vocab_size: int, architecture: str) -> dict[str, Any]:
-    raw = read_file(path)
+    raw = read_file(path, VOCABULARY_LIMITS.n_bytes, path.parent)
     packed = read_packed(raw)
-    content: Mapping[str, Any] = packed.rest if packed else json.loads(raw.decode("utf-8-sig"))
+    content = packed.rest if packed else parse_object(raw, path.name, VOCABULARY_LIMITS.n_marks)
     model = value(content, "model", dict)
     pieces: dict[int, str]
     if packed:
@@ -153,7 +152,7 @@ def _scores(tokens: Sequence[str], merges: Iterable[str]) -> np.ndarray:
 
 
 def _of_model(path: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
-    file = SentencePieceFile(path)
+    file = SentencePieceFile(path, path.parent)
     scores, types = file.scores(), file.types()
     normal = types == TokenType.NORMAL
     if normal.any() and not np.array_equal(scores[normal], np.round(scores[normal])):
@@ -180,7 +179,7 @@ def _of_model(path: Path, tokenizer: Tokenizer, vocab_size: int) -> dict[str, An
 
 def _of_tekken(path: Path, vocab_size: int) -> dict[str, Any]:
     """Any two neighbours that make an entry may join, so each way to make one is a merge, by its rank."""
-    control, words = tekken_words(json.loads(read_file(path)))
+    control, words = tekken_words(read_object(path, VOCABULARY_LIMITS, path.parent))
     known = set(words)
     merges = [
         f"{word[:i]} {word[i:]}"

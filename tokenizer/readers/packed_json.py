@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..strings import Strings
+from .files import CONFIG_LIMITS, parse_object
+from .settings import MAX_MERGES, MAX_VOCAB
 
 LEAST_BYTES = 1 << 18  # smaller files gain nothing
+MAX_ESCAPES = 1 << 18  # files have up to 2^15
 
 _VOCAB = re.compile(rb'(?<!\\)"vocab"\s*:\s*\{')
 _MERGES = re.compile(rb'\}\s*,\s*"merges"\s*:\s*\[')
@@ -42,13 +45,16 @@ def read_packed(raw: bytes) -> PackedVocabulary | None:
     stop = raw.rfind(b"]")
     if len(raw) < LEAST_BYTES or not start or not between or stop < between.end():
         return None
+    if raw.count(b"\\") > MAX_ESCAPES:  # each is looked at in Python
+        return None
     try:
-        rest = json.loads(raw[: start.end()] + raw[between.start() : between.end()] + raw[stop:])
+        without = raw[: start.end()] + raw[between.start() : between.end()] + raw[stop:]
+        rest = parse_object(without, "tokenizer.json", CONFIG_LIMITS.n_marks)
         pieces = _vocabulary(raw[start.end() : between.start()])
         merges = _merges(raw[between.end() : stop])
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    if pieces is None or merges is None or not isinstance(rest, dict):
+    if pieces is None or merges is None:
         return None
     model = rest.get("model")
     if not isinstance(model, dict) or model.get("vocab") != {} or model.get("merges") != []:
@@ -60,6 +66,8 @@ def _vocabulary(raw: bytes) -> Strings | None:
     """{"a": 0, "b": 1, …} without the braces."""
     strings, outside = _strings(raw)
     n = strings.count(0) - 1
+    if n > MAX_VOCAB:
+        return None
     numbers = outside.translate(None, b":")
     if n < 1 or len(outside) != len(numbers) + n or numbers.count(b",") != n - 1 or numbers.strip(_NUMBERS):
         return None
@@ -75,6 +83,8 @@ def _merges(raw: bytes) -> Strings | None:
     """["a b", …] or [["a", "b"], …] without the outer brackets."""
     strings, outside = _strings(raw)
     n = strings.count(0) - 1
+    if n > 2 * MAX_MERGES:
+        return None
     if n > 0 and outside == b"[,]," * (n // 2 - 1) + b"[,]" and n % 2 == 0:
         n //= 2
         text = np.frombuffer(strings, np.uint8).copy()

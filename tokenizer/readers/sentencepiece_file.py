@@ -15,6 +15,8 @@ from ..pretokenize.metaspace import SPACE
 from .files import read_file
 from .spm_model import plain_model
 
+MAX_BYTES = 1 << 24  # the largest have 2^22
+
 
 class SentencePieceFile:
     """A tokenizer.model, read and encoded by the `sentencepiece` package (BPE or unigram, any normaliser).
@@ -22,13 +24,13 @@ class SentencePieceFile:
     `plain` is what of it is enough to do without the package, where that is possible.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, within: Path | None = None) -> None:
         import sentencepiece
 
         sentencepiece.set_min_log_level(3)  # its errors are raised as well as logged
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
-            raw = read_file(path)
+            raw = read_file(path, MAX_BYTES, within)
             self._processor.LoadFromSerializedProto(raw)
         except UnicodeDecodeError:  # of what it quotes in its own error
             raise TokenizerError(f"{path}: not a SentencePiece model") from None

@@ -12,7 +12,8 @@ from ..strings import NO_ID, Lookup
 from .components import value
 from .endings import end_ids
 
-MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
+MAX_VOCAB = 1 << 20  # ids; the largest vocabularies have about 2^18
+MAX_MERGES = 1 << 21  # the largest have 2^19
 
 
 def added_token(item: object, vocab: Lookup) -> AddedToken:

@@ -19,22 +19,25 @@ from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
 from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
 from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
 from .components import decoder, kind, leaves_no_space, normalizers, steps, value
-from .files import read_file, read_object
+from .files import VOCABULARY_LIMITS, parse_object, read_file
 from .packed_json import PackedVocabulary, read_packed
 from .settings import MAX_VOCAB, added_token, settings_of
 from .tekken import tekken_tokenizer
 
 
-def tokenizer_from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
-    packed = None
-    if path.exists():
-        try:
-            packed = read_packed(read_file(path))
-        except OSError as error:
-            raise TokenizerError(f"{path}: {error}") from None
-    content = packed.rest if packed else read_object(path)
+def tokenizer_from_json(
+    path: Path, config: Mapping[str, Any], templates: Mapping[str, str], within: Path | None = None
+) -> Tokenizer:
+    """A tokenizer.json or tekken.json; `within` as for `files.read_file`."""
+    try:
+        raw = read_file(path, VOCABULARY_LIMITS.n_bytes, within)
+    except FileNotFoundError:
+        raise TokenizerError(f"{path}: no such file") from None
+    packed = read_packed(raw)
+    content = packed.rest if packed else parse_object(raw, path.name, VOCABULARY_LIMITS.n_marks)
+    del raw
     if not content:
-        raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
+        raise TokenizerError(f"{path}: an empty object")
     try:
         if path.name.startswith("tekken") or ("model" not in content and "vocab" in content):
             return tekken_tokenizer(content, templates)

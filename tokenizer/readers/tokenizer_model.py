@@ -25,9 +25,14 @@ from .settings import added_token, settings_of
 from .spm_model import PlainModel
 
 
-def tokenizer_from_model(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
-    """A tokenizer.model. With a tokenizer_config.json beside it, its control tokens count in a text."""
-    file = SentencePieceFile(path)
+def tokenizer_from_model(
+    path: Path, config: Mapping[str, Any], templates: Mapping[str, str], within: Path | None = None
+) -> Tokenizer:
+    """A tokenizer.model; `within` as for `files.read_file`.
+
+    With a tokenizer_config.json beside it, its control tokens count in a text.
+    """
+    file = SentencePieceFile(path, within)
     pieces: list[str | None] = [*file.pieces]
     added: dict[int, AddedToken] = {}
     if config:

@@ -1,0 +1,58 @@
+"""The header of a safetensors file: 8 bytes of length, and a JSON object with an entry for each tensor.
+
+The safetensors library checks it (sizes, gaps, overlaps, coverage of the file) before it is used. The library
+bounds its bytes but not its entries, so these are counted first.
+
+Source: the safetensors format description.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...untrusted import check_marks
+from ..errors import DamagedFile
+from ..gguf.metadata import quoted
+from ..mapped_file import MappedFile
+from .json_files import parse_object
+
+MAX_BYTES = 1 << 25  # of a header; one tensor takes about 100
+MAX_MARKS = 3 << 19  # brackets, commas and colons; one tensor takes about 12
+MAX_TENSORS = 1 << 17  # of a file; the largest models have 2^18 in a hundred files
+MAX_DIMENSIONS = 8
+
+
+@dataclass(frozen=True)
+class SafetensorsHeader:
+    """`entries` by tensor, each with its dtype, shape and data_offsets from byte `data_start` of the file on;
+    `metadata` is what the writer of the file put beside them."""
+
+    entries: dict[str, dict[str, Any]]
+    metadata: dict[str, str]
+    data_start: int
+
+
+def read_header(file: MappedFile) -> SafetensorsHeader:
+    """The header of a file, checked. Raises DamagedFile."""
+    from safetensors import SafetensorError, safe_open
+
+    name = file.path.name
+    data_start = 8 + int.from_bytes(file.buffer[:8], "little")
+    if data_start - 8 > MAX_BYTES:
+        raise DamagedFile(f"{name}: claims a header of {data_start - 8} bytes; at most {MAX_BYTES} are read")
+    raw = file.buffer[8:data_start]
+    check_marks(raw, name, MAX_MARKS, DamagedFile)
+    try:
+        with safe_open(file.path, "np"):
+            pass  # opening checks the header
+    except SafetensorError as error:
+        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
+    header = parse_object(raw, name, MAX_MARKS)
+    metadata = header.pop("__metadata__", None) or {}
+    if len(header) > MAX_TENSORS:
+        raise DamagedFile(f"{name}: has {len(header)} tensors; at most {MAX_TENSORS} are read")
+    long = next((tensor for tensor, entry in header.items() if len(entry["shape"]) > MAX_DIMENSIONS), None)
+    if long is not None:
+        raise DamagedFile(f"{name}: tensor {quoted(long)} has over {MAX_DIMENSIONS} dimensions")
+    return SafetensorsHeader(header, metadata, data_start)
