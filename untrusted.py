@@ -1,4 +1,4 @@
-"""Reading files that a stranger made: ordinary ones only, from where they belong, bounded in size and content.
+"""Reading files of strangers: ordinary ones only, from where they belong, bounded in bytes and values.
 
 `quant` and `tokenizer` read model files and import no sibling, so what both need is here, as their errors'
 base is in the package itself. Each hands in the `error` that it raises, with a message of one line.
@@ -23,7 +23,6 @@ from typing import Any, BinaryIO
 from . import KukriError
 
 MAX_DEPTH = 64  # levels of arrays and objects in a JSON file; config.json and tokenizer.json have up to 10
-_MARKS = (b"[", b"{", b",", b":")
 _SHOWN = 200  # characters of a path in a message
 
 # Nothing is followed and nothing is waited for; each flag where the system has it.
@@ -33,10 +32,10 @@ _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 
 @dataclass(frozen=True)
 class Limits:
-    """What a kind of JSON file may hold: `n_bytes`, and `n_marks` brackets, commas and colons.
+    """What a kind of JSON file may hold: `n_bytes`, and `n_marks` of opening brackets, commas and colons.
 
-    There are at least half as many marks as values, so they bound the objects that a parser makes: about 100
-    bytes and half a microsecond for each. Those inside of strings count too.
+    Every value has a mark before it, so they bound the objects that a parser makes. Brackets count twice,
+    since lists and dictionaries cost most. Marks inside of strings count too.
     """
 
     n_bytes: int
@@ -94,8 +93,8 @@ def parse_json(
 
 def check_marks(raw: bytes, name: str, most: int, error: type[KukriError]) -> None:
     """Raise `error` for a JSON text with over `most` marks (see Limits), without parsing it."""
-    if sum(map(raw.count, _MARKS)) > most:
-        raise error(f"{name}: has over {most} brackets, commas and colons")
+    if 2 * (raw.count(b"[") + raw.count(b"{")) + raw.count(b",") + raw.count(b":") > most:
+        raise error(f"{name}: holds too much: over {most} brackets, commas and colons")
 
 
 def _resolved(path: Path, folder: Path, error: type[KukriError]) -> Path:

@@ -31,6 +31,7 @@ INDEX = "model.safetensors.index.json"
 MODELOPT_CONFIG = "hf_quant_config.json"
 MAX_FILES = 1000  # with tensors; each stays open
 MAX_TENSORS = 1 << 18  # of all files together; the largest models have 200,000
+MAX_DIMENSIONS = 8
 MAX_NAME = 200  # characters of a shard's file name; file systems refuse longer ones in their own ways
 
 
@@ -127,16 +128,20 @@ def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
         raise DamagedFile(f"{INDEX}: has no weight_map")
     by_file: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
-        named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
-        if not named or set(name) & set("/\\\0"):
+        if not isinstance(name, str) or (name not in by_file and not _is_shard(name)):
             raise DamagedFile(f"{INDEX}: tensor {quoted(tensor)} has no safetensors file of this folder")
         by_file.setdefault(name, []).append(tensor)
-    if len(by_file) > MAX_FILES:
-        raise DamagedFile(f"{INDEX}: names {len(by_file)} files; at most {MAX_FILES} are read")
+        if len(by_file) > MAX_FILES:
+            raise DamagedFile(f"{INDEX}: names over {MAX_FILES} files")
     for name in by_file:
         if not (folder / name).exists():
             raise DamagedFile(f"{folder.name}: {quoted(name)} is missing, which {INDEX} names")
     return by_file
+
+
+def _is_shard(name: str) -> bool:
+    """Whether an index may name this file: a plain name of the folder."""
+    return name.endswith(".safetensors") and len(name) <= MAX_NAME and not set(name) & set("/\\\0")
 
 
 def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
@@ -147,12 +152,16 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
     """The tensor `name`; `record` is its entry in the header, with offsets from `data_start`."""
-    label = f"{file.path.name}: tensor {quoted(name)}"
     shape = tuple(record["shape"])
+    problem = ""
     if record["dtype"] not in DTYPES:
-        raise DamagedFile(f"{label} has dtype {record['dtype']}, which is not known")
-    if 0 in shape:
-        raise DamagedFile(f"{label} has a dimension of zero: {shape}")
+        problem = f"has dtype {record['dtype']}, which is not known"
+    elif len(shape) > MAX_DIMENSIONS:
+        problem = f"has over {MAX_DIMENSIONS} dimensions"
+    elif 0 in shape:
+        problem = f"has a dimension of zero: {shape}"
+    if problem:
+        raise DamagedFile(f"{file.path.name}: tensor {quoted(name)} {problem}")
     start, end = (data_start + offset for offset in record["data_offsets"])
     return RawTensor(name, record["dtype"], shape, file.bytes[start:end])
 

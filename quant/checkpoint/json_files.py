@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ..gguf.metadata import quoted
 # The largest configurations list what each expert of each layer is packed with; the largest indexes have a
 # line for each of 200,000 tensors.
 CONFIG_LIMITS = Limits(n_bytes=1 << 24, n_marks=1 << 20)
-INDEX_LIMITS = Limits(n_bytes=1 << 25, n_marks=1 << 20)
+INDEX_LIMITS = Limits(n_bytes=1 << 25, n_marks=3 << 18)
 
 
 def read_object(path: Path, limits: Limits, within: Path) -> dict[str, Any]:
@@ -33,9 +34,8 @@ def parse_object(raw: bytes, name: str, most_marks: int) -> dict[str, Any]:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in members:
-            raise ValueError(f"{quoted(key)} appears twice")
-        members[key] = value
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"{quoted(counts.most_common(1)[0][0])} appears twice")
     return members

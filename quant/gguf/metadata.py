@@ -187,15 +187,24 @@ class HeaderReader:
                 position = start + length_at(buffer, position)[0]
                 if position > end:
                     break
-                text = buffer[start:position]
-                text.decode()
-                texts.append(text)
-        except UnicodeDecodeError:
-            raise self.damaged(f"element {first + len(texts)} of {label} is not UTF-8") from None
+                texts.append(buffer[start:position])
         except struct.error:  # no room for a length
             position = end + 1
+        try:
+            b"\0".join(texts).decode()  # the zeros keep a character from extending over two strings
+        except UnicodeDecodeError:
+            wrong = next(i for i, text in enumerate(texts) if not _is_utf8(text))
+            raise self.damaged(f"element {first + wrong} of {label} is not UTF-8") from None
         self.take(position - self.position, f"element {first + len(texts)} of {label}")
         return texts
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def quoted(name: str) -> str:

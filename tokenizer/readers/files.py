@@ -10,7 +10,7 @@ from ...untrusted import Limits, parse_json
 from ...untrusted import read_file as read_ordinary_file
 from ..errors import TokenizerError
 
-# tokenizer.json and tekken.json: the largest have 2^25 bytes, and as objects 2^21 marks
+# tokenizer.json and tekken.json: the largest has 33 MB and 2.7 million marks
 VOCABULARY_LIMITS = Limits(n_bytes=3 << 24, n_marks=3 << 20)
 CONFIG_LIMITS = Limits(n_bytes=1 << 24, n_marks=1 << 20)
 TEMPLATE_BYTES = 1 << 20

@@ -20,6 +20,7 @@ from ..pretokenize.presets import SPACED, preset
 from ..pretokenize.pretokenize import chain_steps, no_step, parts_at_spaces
 from ..strings import Lookup, PackedLookup, Strings
 from .endings import end_ids
+from .settings import MAX_VOCAB, bounded, check_added
 
 _PREFIX = "tokenizer.ggml."
 
@@ -44,6 +45,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     pieces = _texts(metadata, "tokens")
     if not pieces:
         raise TokenizerError(f"{_PREFIX}tokens is empty")
+    if len(pieces) > MAX_VOCAB:
+        raise TokenizerError(f"{_PREFIX}tokens has {len(pieces)} entries; at most {MAX_VOCAB} are read")
     types = _types(metadata, len(pieces))
     spaced = model == "gemma4" or _text(metadata, "pre", "default") in SPACED
     if spaced and model in ("gpt2", "gemma4"):
@@ -164,8 +167,9 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
 def _added(pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
     """Control, unknown (both special) and user-defined entries are matched in a text."""
     ids = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+    check_added(len(ids))
     special = (types != TokenType.USER_DEFINED).tolist()
-    return [AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist()]
+    return bounded(AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist())
 
 
 def _settings(

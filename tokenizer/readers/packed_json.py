@@ -15,7 +15,7 @@ import numpy as np
 
 from ..strings import Strings
 from .files import CONFIG_LIMITS, parse_object
-from .settings import MAX_MERGES, MAX_VOCAB
+from .settings import LONGEST_PIECE, MAX_MERGES, MAX_VOCAB
 
 LEAST_BYTES = 1 << 18  # smaller files gain nothing
 MAX_ESCAPES = 1 << 18  # files have up to 2^15
@@ -117,7 +117,8 @@ def _packed(strings: bytes, n: int) -> Strings | None:
         strings = _ESCAPE.sub(_unescaped, strings)
     strings.decode()  # or UnicodeDecodeError
     packed = Strings(strings)
-    return packed if len(packed) == n else None
+    usual = len(packed) == n and int((packed.stops - packed.starts).max(initial=0)) <= LONGEST_PIECE
+    return packed if usual else None
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:

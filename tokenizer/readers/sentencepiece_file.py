@@ -13,7 +13,7 @@ from ..bpe.scored import TokenType
 from ..errors import TokenizerError
 from ..pretokenize.metaspace import SPACE
 from .files import read_file
-from .spm_model import plain_model
+from .spm_model import check_model, plain_model
 
 MAX_BYTES = 1 << 24  # the largest have 2^22
 
@@ -31,10 +31,17 @@ class SentencePieceFile:
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
             raw = read_file(path, MAX_BYTES, within)
+        except FileNotFoundError:
+            raise TokenizerError(f"{path}: no such file") from None
+        try:
+            check_model(raw)
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from None
+        try:
             self._processor.LoadFromSerializedProto(raw)
         except UnicodeDecodeError:  # of what it quotes in its own error
             raise TokenizerError(f"{path}: not a SentencePiece model") from None
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
         ids = list(range(self._processor.get_piece_size()))

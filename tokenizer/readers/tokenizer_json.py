@@ -18,10 +18,10 @@ from ..normalize import chain
 from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
 from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
 from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
-from .components import decoder, kind, leaves_no_space, normalizers, steps, value
+from .components import check_components, decoder, kind, leaves_no_space, normalizers, steps, value
 from .files import VOCABULARY_LIMITS, parse_object, read_file
 from .packed_json import PackedVocabulary, read_packed
-from .settings import MAX_VOCAB, added_token, settings_of
+from .settings import LONGEST_PIECE, MAX_VOCAB, added_token, bounded, settings_of
 from .tekken import tekken_tokenizer
 
 
@@ -56,9 +56,10 @@ def _build(
 ) -> Tokenizer:
     name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
     if name != "BPE":
-        raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
+        raise TokenizerError(f"unsupported model {name[:80]!a}; BPE is supported")
+    check_components(content)
     vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
-    added = [added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+    added = bounded(added_token(item, vocab) for item in value(content, "added_tokens", list, []))
     pieces = _pieces(packed.pieces if packed else vocab, added)
     cutting = steps(content.get("pre_tokenizer"))
     if leaves_no_space(content.get("normalizer")):  # Gemma cuts at spaces that are no longer there
@@ -91,6 +92,10 @@ def _build(
 
 
 def _valid(vocab: Mapping[str, int]) -> Mapping[str, int]:
+    if len(vocab) > MAX_VOCAB:
+        raise TokenizerError(f"the vocabulary has {len(vocab)} entries; at most {MAX_VOCAB} are read")
+    if max(map(len, vocab), default=0) > LONGEST_PIECE:
+        raise TokenizerError(f"a token of over {LONGEST_PIECE} characters")
     for piece, id in vocab.items():
         if type(id) is not int or not 0 <= id < MAX_VOCAB:
             raise TokenizerError(f"the token {piece[:80]!a} has no valid id")
@@ -121,7 +126,7 @@ def _ranks(model: Mapping[str, Any], vocab: Lookup) -> tuple[Lookup, str]:
 def _bpe(model: Mapping[str, Any], vocab: Lookup, ranks: Lookup, joiner: str, byte_level: bool) -> BPE:
     for unsupported in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(unsupported):
-            raise TokenizerError(f"unsupported: {unsupported} {model[unsupported]!a}")
+            raise TokenizerError(f"unsupported: {unsupported}")
     unknown = vocab[model["unk_token"]] if isinstance(model.get("unk_token"), str) else NO_ID
     return BPE(
         vocab,

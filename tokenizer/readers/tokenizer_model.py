@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain as chain_of
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..pretokenize.pretokenize import no_step
 from ..strings import Lookup, Strings
 from .components import value
 from .sentencepiece_file import SentencePieceFile
-from .settings import added_token, settings_of
+from .settings import added_token, bounded, check_added, settings_of
 from .spm_model import PlainModel
 
 
@@ -36,8 +37,10 @@ def tokenizer_from_model(
     pieces: list[str | None] = [*file.pieces]
     added: dict[int, AddedToken] = {}
     if config:
+        more = value(config, "added_tokens_decoder", dict, {})
+        check_added(len(file.control_ids) + len(more))
         added = {id: AddedToken(id, file.pieces[id], special=True) for id in file.control_ids}
-        for text, item in value(config, "added_tokens_decoder", dict, {}).items():
+        for text, item in more.items():
             if not text.isdecimal() or not isinstance(item, dict):
                 raise TokenizerError(f"{path}: added_tokens_decoder has a bad entry {text[:80]!a}")
             token = added_token({**item, "id": int(text[:9])}, Lookup())
@@ -45,7 +48,8 @@ def tokenizer_from_model(
         pieces += [None] * (max(added, default=0) + 1 - len(pieces))
         for token in added.values():
             pieces[token.id] = token.content
-    settings = settings_of(config, added.values(), templates)
+    special = bounded(added.values())
+    settings = settings_of(config, special, templates)
     if not config:
         settings = TokenizerSettings(
             file.bos_id,
@@ -59,11 +63,12 @@ def tokenizer_from_model(
     plain = file.plain
     packed = Strings.pack(plain.pieces) if plain else None
     if plain is None or packed is None:
-        return Tokenizer(len(pieces), added.values(), file, no_step, detokenizer, settings)
+        return Tokenizer(len(pieces), special, file, no_step, detokenizer, settings)
     spelled = [prepend(SPACE)] if plain.prefix else []
+    controls = (replace(token, normalized=False) for token in special)
     return Tokenizer(
         len(pieces),
-        [*(replace(token, normalized=False) for token in added.values()), *_user_defined(plain, added)],
+        bounded(chain_of(controls, _user_defined(plain, added))),
         bpe_from_scores(packed, plain.scores, plain.types, {}),
         no_step,
         detokenizer,
@@ -73,7 +78,7 @@ def tokenizer_from_model(
     )
 
 
-def _user_defined(plain: PlainModel, others: Iterable[int]) -> list[AddedToken]:
+def _user_defined(plain: PlainModel, others: Iterable[int]) -> Iterator[AddedToken]:
     """Entries, but for `others`, that are found in a text before anything is merged."""
     ids = set(np.flatnonzero(plain.types == TokenType.USER_DEFINED).tolist()).difference(others)
-    return [AddedToken(id, plain.pieces[id], normalized=True) for id in sorted(ids)]
+    return (AddedToken(id, plain.pieces[id], normalized=True) for id in sorted(ids))
