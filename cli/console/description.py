@@ -15,6 +15,8 @@ from ...quant.checkpoint.json_files import CONFIG_LIMITS, read_object
 from ...quant.gguf.reader import GGUFFile
 from ...quant.gguf.string_array import StringArray
 
+LONGEST_TEXT = 1000  # characters of a name or a licence
+
 
 @dataclass(frozen=True)
 class Description:
@@ -122,7 +124,7 @@ def _has_template(folder: Path) -> bool:
 
 def _text(data: Mapping[str, Any], key: str) -> str:
     value = data.get(key)
-    return value if isinstance(value, str) else ""
+    return value[:LONGEST_TEXT] if isinstance(value, str) else ""
 
 
 def _number(data: Mapping[str, Any], key: str) -> int:
