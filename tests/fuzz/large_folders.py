@@ -94,3 +94,13 @@ def safetensors_of_empty_lists(folder: Path) -> Path:
 @case
 def safetensors_of_100_megabytes(folder: Path) -> Path:
     return safetensors(folder, json_object(json_list(b"[],", 100_000_000)))
+
+
+@case
+def safetensors_sound_but_for_its_model(folder: Path) -> Path:
+    """50,000 tensors of experts with long names."""
+    n = 50_000
+    form = b'"model.layers.%d.mlp.experts.%d.down_proj.weight":{"dtype":"BF16",'
+    form += b'"shape":[2,2],"data_offsets":[%d,%d]}'
+    each = (form % (i % 61, i // 61, 8 * i, 8 * i + 8) for i in range(n))
+    return safetensors(folder, b"{" + b",".join(each) + b"}", 8 * n)

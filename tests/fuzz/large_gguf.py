@@ -225,3 +225,20 @@ def gguf_many_templates(folder: Path) -> Path:
     keys = vocabulary(text(b"a"), 1)
     keys |= {f"tokenizer.chat_template.{i}": pack("<I", STRING) + text(b"x") for i in range(60_000)}
     return gguf(folder / "m.gguf", keys)
+
+
+@case
+def gguf_sound_half_a_million_tokens(folder: Path) -> Path:
+    """Twice the largest vocabulary that there is, with two merges, a score and a type for each token."""
+    n = 1 << 19
+    tokens, merges = [b"%d" % i for i in range(n)], [b"%d %d" % (i // 10, i % 10) for i in range(10, n)]
+    return gguf(
+        folder / "m.gguf",
+        vocabulary(
+            strings(tokens),
+            n,
+            merges=array(STRING, 2 * len(merges), strings(merges + merges)),
+            scores=array(FLOAT32, n, bytes(4 * n)),
+            token_type=array(INT32, n, pack("<i", 1) * n),
+        ),
+    )

@@ -205,3 +205,21 @@ def endless_template(folder: Path) -> Path:
     with (folder / "chat_template.jinja").open("wb") as file:
         file.truncate(1 << 36)
     return tokenizer_of(folder, bpe(b'{"a":0}'))
+
+
+@case
+def tokenizer_sound_speech_tokens(folder: Path) -> Path:
+    """Models of speech have an added token for each of their 65536 sounds."""
+    n = 1 << 16
+    form = '{"id":%d,"content":"<|s_%d|>","single_word":false,"lstrip":false,"rstrip":false,"special":true}'
+    added = ",".join(form % (1000 + i, i) for i in range(n))
+    return tokenizer_of(folder, bpe(numbered(1000), more=f',"added_tokens":[{added}]'))
+
+
+@case
+def tokenizer_sound_merges_as_pairs(folder: Path) -> Path:
+    """As large as Gemma's, and laid out so that an object is made of everything."""
+    n = 1 << 18
+    vocab = b"{" + b",".join(b'"%x":%d' % (i, n - 1 - i) for i in range(n)) + b"}"
+    merges = b",".join(b'["%x","%x"]' % (i >> 4, i & 15) for i in range(16, n))
+    return tokenizer_of(folder, bpe(vocab, b"[" + merges + b"," + merges + b"]"))
