@@ -61,7 +61,8 @@ def open_file(path: Path, error: type[KukriError], within: Path | None = None) -
 def read_file(path: Path, most: int, error: type[KukriError], within: Path | None = None) -> bytes:
     """The contents of an ordinary file; `error` if it has over `most` bytes, and as for `open_file`."""
     with open_file(path, error, within) as file:
-        raw = file.read(most + 1)
+        stated = os.fstat(file.fileno()).st_size or most  # some of the system's files state 0
+        raw = file.read(min(stated, most) + 1)  # which makes room for so many bytes
     if len(raw) > most:
         raise error(f"{path.name}: is larger than {most} bytes")
     return raw

@@ -15,7 +15,7 @@ VOCABULARY_LIMITS = Limits(n_bytes=3 << 24, n_marks=3 << 20)
 CONFIG_LIMITS = Limits(n_bytes=1 << 24, n_marks=1 << 20)
 TEMPLATE_BYTES = 1 << 20
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIRED = re.compile(  # texts in which the halves of surrogate pairs are escaped together or not at all
     r"(?:[^\\]++|\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).))*+",
     re.DOTALL,
@@ -50,7 +50,6 @@ def parse_object(raw: bytes, name: str, most_marks: int) -> dict[str, Any]:
     content = parse_json(raw, name, most_marks, TokenizerError)
     if not isinstance(content, dict):
         raise TokenizerError(f"{name}: is not a JSON object")
-    text = raw.decode("utf-8-sig")
-    if _SURROGATE.search(text) and not _PAIRED.fullmatch(text):
+    if _SURROGATE.search(raw) and not _PAIRED.fullmatch(raw.decode()):
         raise TokenizerError(f"{name}: has half of a surrogate pair, which is no character")
     return content

@@ -18,7 +18,7 @@ from .files import CONFIG_LIMITS, parse_object
 from .settings import LONGEST_PIECE, MAX_MERGES, MAX_VOCAB
 
 LEAST_BYTES = 1 << 18  # smaller files gain nothing
-MAX_ESCAPES = 1 << 18  # files have up to 2^15
+MAX_ESCAPES = 1 << 18  # each is looked at in Python; files have up to 2^15
 
 _VOCAB = re.compile(rb'(?<!\\)"vocab"\s*:\s*\{')
 _MERGES = re.compile(rb'\}\s*,\s*"merges"\s*:\s*\[')
@@ -44,8 +44,6 @@ def read_packed(raw: bytes) -> PackedVocabulary | None:
     between = start and _MERGES.search(raw, start.end())
     stop = raw.rfind(b"]")
     if len(raw) < LEAST_BYTES or not start or not between or stop < between.end():
-        return None
-    if raw.count(b"\\") > MAX_ESCAPES:  # each is looked at in Python
         return None
     try:
         without = raw[: start.end()] + raw[between.start() : between.end()] + raw[stop:]
@@ -99,8 +97,10 @@ def _strings(raw: bytes) -> tuple[bytes, bytes]:
     """The strings, still escaped, a zero byte before, between and after them; and what is outside of them."""
     text = np.frombuffer(raw, np.uint8).copy()
     quotes = text == _QUOTE
-    for escape in _ESCAPED_QUOTE.finditer(raw):
+    for n, escape in enumerate(_ESCAPED_QUOTE.finditer(raw)):
         quotes[escape.start() + 1] = False
+        if n > MAX_ESCAPES:
+            raise ValueError("many escapes")
     inside = (np.cumsum(quotes, dtype=np.uint8) & 1).view(bool)  # from an opening quote up to a closing one
     if inside[-1:].any():
         raise ValueError("a string without an end")
@@ -114,7 +114,9 @@ def _strings(raw: bytes) -> tuple[bytes, bytes]:
 
 def _packed(strings: bytes, n: int) -> Strings | None:
     if b"\\" in strings:
-        strings = _ESCAPE.sub(_unescaped, strings)
+        strings, n_escapes = _ESCAPE.subn(_unescaped, strings, MAX_ESCAPES)
+        if n_escapes == MAX_ESCAPES:
+            return None
     strings.decode()  # or UnicodeDecodeError
     packed = Strings(strings)
     usual = len(packed) == n and int((packed.stops - packed.starts).max(initial=0)) <= LONGEST_PIECE
