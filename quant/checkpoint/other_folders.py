@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatch
 from pathlib import Path
 
-_MAX_ADAPTER_BYTES = 1 << 20  # of adapter_config.json
+from ...untrusted import Limits
+from ..errors import DamagedFile
+from .json_files import read_object
+
+_ADAPTER_LIMITS = Limits(n_bytes=1 << 20, n_marks=1 << 16)  # of adapter_config.json
 _KINDS = (  # pattern of a file's name, and what a folder with it is; the first that matches counts
     ("*.gguf", "holds GGUF files: give one of them ({})"),
     ("pytorch_model*.bin", "holds pickled weights ({}); only safetensors are read"),
@@ -41,9 +44,7 @@ def folder_kind(folder: Path) -> str:
 def _base_model(path: Path) -> str:
     """The model that an adapter is of."""
     try:
-        if path.stat().st_size > _MAX_ADAPTER_BYTES:
-            return "another model"
-        base = json.loads(path.read_bytes()).get("base_model_name_or_path")
-    except (OSError, ValueError, RecursionError, AttributeError):
+        base = read_object(path, _ADAPTER_LIMITS, path.parent).get("base_model_name_or_path")
+    except (OSError, DamagedFile):
         return "another model"
     return ascii(base[:80]) if isinstance(base, str) and base else "another model"

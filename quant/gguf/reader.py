@@ -20,12 +20,11 @@ from ..errors import DamagedFile
 from ..foreign import HEAD_BYTES, foreign_kind
 from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
+from .budget import HeaderBudget
 from .metadata import UINT32, HeaderReader, quoted, require
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_TENSORS = 1 << 17
-MAX_KEYS = 1 << 16
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one letter, type, a value of one byte
@@ -79,10 +78,11 @@ class GGUFFile:
         """
         paths = _shard_paths(Path(path))
         shards = []
+        budget = HeaderBudget()
         for i, shard in enumerate(paths if tensors else paths[:1]):
             if i and not shard.exists():
                 raise DamagedFile(f"{paths[0].name}: shard {i + 1} of {len(paths)} is missing: {shard.name}")
-            shards.append(_Shard.read(shard, tensors))
+            shards.append(_Shard.read(shard, tensors, budget))
             _check_split(shards[i].file.path.name, shards[i].metadata, i, len(paths))
         return cls(
             metadata=shards[0].metadata,
@@ -112,12 +112,12 @@ class _Shard:
     tensors: dict[str, QTensor]
 
     @classmethod
-    def read(cls, path: Path, tensors: bool) -> _Shard:
+    def read(cls, path: Path, tensors: bool, budget: HeaderBudget) -> _Shard:
         file = MappedFile(path)
-        reader = HeaderReader(file)
+        reader = HeaderReader(file, budget)
         _check_magic(reader)
-        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, MAX_TENSORS)
-        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, MAX_KEYS)
+        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, "tensors")
+        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, "keys")
         metadata, types = reader.metadata(n_keys)
         if not tensors:
             return cls(file, metadata, types, {})
@@ -128,7 +128,9 @@ class _Shard:
                 raise reader.damaged("general.alignment is not a uint32")
             if alignment < 1 or alignment & (alignment - 1):
                 raise reader.damaged(f"general.alignment is {alignment}, which is not a power of two")
-        return cls(file, metadata, types, _read_tensors(reader, file, n_tensors, alignment))
+        read = _read_tensors(reader, file, n_tensors, alignment)
+        budget.spend("header_bytes", reader.position)
+        return cls(file, metadata, types, read)
 
 
 def _check_magic(reader: HeaderReader) -> None:

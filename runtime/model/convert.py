@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,17 @@ from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
+from ...untrusted import read_file
 from ..config.from_hf import config_from_hf
 from ..config.reading import check_gguf_kind
 from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
+
+MAX_CARD_BYTES = 1 << 22  # of a README.md
+MAX_FRONT = 1 << 16  # characters of the YAML in front of it, which take half a second to parse
+_ALIAS = re.compile(r"[\s,:\[{-]\*\w")
 
 # Metadata of the source that states its quantisation; the new file states its own.
 _OF_QUANTISATION = ("general.file_type", "general.quantization_version", "general.quantized_by")
@@ -132,6 +139,9 @@ def _about(
     n_weights = sum(tensor.n_weights for tensor in tensors)
     writer = gguf.GGUFWriter(None, architecture)
     writer.add_type("model")
+    if not _is_card_plain(path):
+        writer.add_name(name)
+        return _values_and_types(writer)
     try:
         about = gguf.Metadata.load(None, path, name, n_weights)
         about.name = about.name or name
@@ -140,10 +150,29 @@ def _about(
         about.set_gguf_meta_model(writer)
     except Exception:  # noqa: BLE001 - a model card with invalid YAML or values; a model runs without this metadata
         writer.add_name(name)
+    return _values_and_types(writer)
+
+
+def _values_and_types(writer: Any) -> tuple[dict[str, Any], dict[str, int]]:
+    """The metadata that a gguf.GGUFWriter has been given, and the GGUF types of single values."""
     found: Mapping[str, Any] = writer.kv_data[0]
     values = {key: entry.value for key, entry in found.items()}
     types = {key: int(entry.type) for key, entry in found.items() if not isinstance(entry.value, list)}
     return values, types
+
+
+def _is_card_plain(folder: Path) -> bool:
+    """Whether the YAML in front of README.md is short and has no aliases, by which YAML multiplies what it
+    holds. DamagedFile for a README.md of over MAX_CARD_BYTES, and for a link that leads out of the folder."""
+    try:
+        card = read_file(folder / "README.md", MAX_CARD_BYTES, DamagedFile, folder)
+    except FileNotFoundError:
+        return True
+    lines = card.decode(errors="replace").splitlines()
+    if lines[:1] != ["---"]:
+        return True
+    front = "\n".join(takewhile("---".__ne__, lines[1:]))
+    return len(front) <= MAX_FRONT and not _ALIAS.search(front)
 
 
 def _counts(tensors: list[GatheredTensor]) -> tuple[int, int, int, int]:

@@ -18,12 +18,14 @@ from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
 from ...tokenizer import load_tokenizer as tokenizer_from_files
 from ...tokenizer.errors import listed
+from ...untrusted import open_file
 from ..config.from_gguf import config_from_gguf
 from ..config.from_hf import config_from_hf
 from ..config.model_config import ModelConfig
 from .tokenizer_kernel import tokenizer_kernel
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of GGUF files without a tokenizer
+LONGEST_NAME = 1000  # characters
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json")
 
 
@@ -57,11 +59,12 @@ def open_source(path: Path, text: bool = True) -> Source:
     has_tokenizer = text and not (isinstance(kind, str) and kind == NO_TOKENIZER)
     has_tokenizer = has_tokenizer and any(key.startswith("tokenizer.ggml.") for key in file.metadata)
     tokenizer = tokenizer_from_gguf(file.metadata) if has_tokenizer else None
-    name = file.metadata.get("general.name")
-    called = [file.metadata.get(f"general.{key}") for key in ("name", "basename", "finetune", "architecture")]
+    called = [
+        _name(file.metadata, f"general.{key}") for key in ("name", "basename", "finetune", "architecture")
+    ]
     return Source(
         path=path,
-        name=name if isinstance(name, str) and name else path.stem,
+        name=called[0] or path.stem,
         config=config,
         tensors=file.tensors,
         tokenizer=tokenizer,
@@ -83,7 +86,7 @@ def _open_folder(path: Path, text: bool) -> Source:
     tokenizer = tokenizer_from_files(path) if has_tokenizer else None
     text_config = folder.config.get("text_config")  # of a model that takes images or sound too
     ends = named_ends(folder.generation_config) | named_ends(folder.config) | named_ends(text_config)
-    called = [folder.config.get(key) for key in ("_name_or_path", "model_type")]
+    called = [_name(folder.config, key) for key in ("_name_or_path", "model_type")]
     return Source(
         path=path,
         name=path.resolve().name,
@@ -125,6 +128,12 @@ def check_embedded(
         )
 
 
+def _name(metadata: Mapping[str, Any], key: str) -> str:
+    """A name in a file's metadata, at most LONGEST_NAME characters of it; "" if there is none."""
+    value = metadata.get(key)
+    return value[:LONGEST_NAME] if isinstance(value, str) else ""
+
+
 def _folder_names(path: Path) -> list[str]:
     """The names of a folder: its own and, in huggingface-hub's cache, that of the repository's folder.
 
@@ -134,7 +143,7 @@ def _folder_names(path: Path) -> list[str]:
     return [names[0], *(name for name in names[1:3] if name.startswith("models--"))]
 
 
-def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Iterable[int]) -> str:
+def _complete(tokenizer: Tokenizer | None, called: Iterable[str], ends: Iterable[int]) -> str:
     """Give a tokenizer its compiled kernel and, if it has no chat template, the built-in one of its family.
 
     The family is known by the model's names (`called`) and by the tokens that end an answer (`ends`). Returns
@@ -146,7 +155,7 @@ def _complete(tokenizer: Tokenizer | None, called: Iterable[object], ends: Itera
         return ""
     from ...tokenizer.chat.builtin import builtin_template
 
-    names = [name for name in called if isinstance(name, str)]
+    names = [name for name in called if name]
     eos = [] if tokenizer.eos_id is None else [tokenizer.eos_id]
     family = builtin_template(tokenizer, names, [*ends, *eos])
     if family is None:
@@ -163,8 +172,8 @@ def named_ends(config: Any) -> frozenset[int]:
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a file."""
-    with path.open("rb") as file:
+    """The first bytes of a file. DamagedFile for a device or a pipe; OSError."""
+    with open_file(path, DamagedFile) as file:
         return file.read(HEAD_BYTES)
 
 

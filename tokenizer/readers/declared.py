@@ -16,8 +16,8 @@ from ..added import AddedToken
 from ..errors import TokenizerError
 from ..strings import Lookup
 from .components import value
-from .files import read_object
-from .settings import added_token, content_of
+from .files import CONFIG_LIMITS, read_object
+from .settings import added_token, bounded, check_added, content_of
 
 _DECODER = "added_tokens_decoder"
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -30,10 +30,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
     As in transformers, special_tokens_map.json goes first where tokenizer_config.json is an old one, without
     `added_tokens_decoder`. The tokens of added_tokens.json join this key.
     """
-    config = read_object(folder / "tokenizer_config.json")
-    named = read_object(folder / "special_tokens_map.json")
+    config = read_object(folder / "tokenizer_config.json", CONFIG_LIMITS, folder)
+    named = read_object(folder / "special_tokens_map.json", CONFIG_LIMITS, folder)
     config = {**named, **config} if _DECODER in config else {**config, **named}
-    if added := read_object(folder / "added_tokens.json"):
+    if added := read_object(folder / "added_tokens.json", CONFIG_LIMITS, folder):
+        check_added(len(added))
         decoder = dict(value(config, _DECODER, dict, {}))
         known = {content_of(item) for item in decoder.values()}
         special = {content for content, _ in _special_tokens(config)}
@@ -56,7 +57,9 @@ def with_declared(
     if `config` names it as begin, end and the like. Raises TokenizerError.
     """
     tokens = {token.content: token for token in added}
-    for text, item in value(config, _DECODER, dict, {}).items():
+    declared = value(config, _DECODER, dict, {})
+    check_added(len(declared))
+    for text, item in declared.items():
         if not text.isdecimal() or not isinstance(item, dict):
             raise TokenizerError(f"{_DECODER} has a bad entry {text[:80]!a}")
         token = added_token({**item, "id": int(text[:9])}, Lookup())
@@ -66,7 +69,7 @@ def with_declared(
             tokens[content] = replace(tokens[content], special=True)
         elif (id := id_of(content)) is not None:
             tokens[content] = added_token({**flags, "content": content, "id": id, "special": True}, Lookup())
-    return list(tokens.values())
+    return bounded(tokens.values())
 
 
 def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

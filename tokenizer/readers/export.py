@@ -5,7 +5,6 @@ Source of the keys: the GGUF specification; of what converters put there: llama.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from ..strings import Lookup
 from .components import kind, normalizers, steps, value
 from .declared import read_settings
 from .endings import known_to_llama_cpp
-from .files import read_file
+from .files import VOCABULARY_LIMITS, parse_object, read_file, read_object
 from .gguf_keys import FLAGS, PREFIX, PREFIX_IDS, flag_key
 from .hf import load_tokenizer
 from .packed_json import read_packed
@@ -118,9 +117,9 @@ def _notes_of_own(own: Mapping[str, Any], added: Iterable[AddedToken]) -> list[s
 
 def _of_json(folder: Path, vocab_size: int, architecture: str) -> _Vocabulary:
     path = folder / "tokenizer.json"
-    raw = read_file(path)
+    raw = read_file(path, VOCABULARY_LIMITS.n_bytes, folder)
     packed = read_packed(raw)
-    content: Mapping[str, Any] = packed.rest if packed else json.loads(raw.decode("utf-8-sig"))
+    content = packed.rest if packed else parse_object(raw, path.name, VOCABULARY_LIMITS.n_marks)
     model = value(content, "model", dict)
     pieces: dict[int, str]
     if packed:
@@ -228,7 +227,7 @@ def _scores(tokens: Sequence[str], merges: Iterable[str]) -> np.ndarray:
 
 def _of_model(folder: Path, vocab_size: int) -> _Vocabulary:
     path = folder / "tokenizer.model"
-    file = SentencePieceFile(path)
+    file = SentencePieceFile(path, folder)
     scores, types = file.scores(), file.types()
     normal = types == TokenType.NORMAL
     if normal.any() and not np.array_equal(scores[normal], np.round(scores[normal])):
@@ -259,7 +258,7 @@ def _of_model(folder: Path, vocab_size: int) -> _Vocabulary:
 
 def _of_tekken(path: Path, vocab_size: int) -> _Vocabulary:
     """Any two neighbours that make an entry may join, so each way to make one is a merge, by its rank."""
-    control, words = tekken_words(json.loads(read_file(path)))
+    control, words = tekken_words(read_object(path, VOCABULARY_LIMITS, path.parent))
     _check_size(len(control) + len(words), vocab_size)
     known = set(words)
     merges = [

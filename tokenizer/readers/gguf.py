@@ -34,6 +34,7 @@ from .gguf_keys import (
     token_ids,
     token_types,
 )
+from .settings import MAX_VOCAB, bounded, check_added
 
 _PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # the white space behind them
 
@@ -52,6 +53,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     pieces = texts(metadata, "tokens")
     if not pieces:
         raise TokenizerError(f"{PREFIX}tokens is empty")
+    if len(pieces) > MAX_VOCAB:
+        raise TokenizerError(f"{PREFIX}tokens has {len(pieces)} entries; at most {MAX_VOCAB} are read")
     types = with_end_marks(pieces, token_types(metadata, len(pieces)))
     spaced = model == "gemma4" or text(metadata, "pre", "default") in SPACED
     if spaced and model in ("gpt2", "gemma4"):
@@ -172,8 +175,9 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
 def _added(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
     """Control, unknown (both special) and user-defined entries are matched in a text."""
     ids = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+    check_added(len(ids))
     special = (types != TokenType.USER_DEFINED).tolist()
-    tokens = [AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist()]
+    tokens = bounded(AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist())
     if any(flag_key(name) in metadata for name in FLAGS):
         having = {name: set(token_ids(metadata, flag_key(name), len(pieces), [])) for name in FLAGS}
         return [

@@ -80,9 +80,11 @@ def token_ids(metadata: Mapping[str, Any], key: str, count: int, notes: list[str
     value = metadata.get(key)
     if value is None:
         return []
-    values = np.atleast_1d(np.asarray(value))
+    values = np.atleast_1d(value) if isinstance(value, int | np.ndarray) else np.zeros(0, object)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise TokenizerError(f"{key} is {type(value).__name__} and should be an array of integers")
+    if len(values) > count:
+        raise TokenizerError(f"{key} has {len(values)} entries for {count} tokens")
     found: list[int] = values.tolist()
     wrong = [id for id in found if not 0 <= id < count]
     if wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from ..added import AddedToken
@@ -12,7 +13,13 @@ from ..strings import NO_ID, Lookup
 from .components import value
 from .endings import end_ids
 
-MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
+MAX_VOCAB = 1 << 20  # ids; the largest vocabularies have about 2^18
+LONGEST_PIECE = 1 << 16  # characters or bytes of an entry; they have up to 2^9
+MAX_MERGES = 1 << 21  # the largest have 2^19
+MAX_ADDED = 1 << 17  # added tokens; models of speech have 2^16
+LONGEST_ADDED = 1 << 10  # characters of one
+MAX_ADDED_CHARACTERS = 1 << 22  # of all together
+MAX_AROUND = 1 << 6  # parts of a post-processor's template, and ids of one of its tokens; they have up to 5
 
 
 def added_token(item: object, vocab: Lookup) -> AddedToken:
@@ -29,6 +36,25 @@ def added_token(item: object, vocab: Lookup) -> AddedToken:
         for flag in ("special", "normalized", "lstrip", "rstrip", "single_word")
     }
     return AddedToken(id, content, **flags)
+
+
+def bounded(tokens: Iterable[AddedToken]) -> list[AddedToken]:
+    """The added tokens of a file; TokenizerError if they are too many or too long."""
+    found = list(islice(tokens, MAX_ADDED + 1))
+    check_added(len(found))
+    sizes = [len(token.content) for token in found]
+    if max(sizes, default=0) > LONGEST_ADDED or sum(sizes) > MAX_ADDED_CHARACTERS:
+        raise TokenizerError(
+            f"an added token has {max(sizes)} characters, all together {sum(sizes)}; at most {LONGEST_ADDED} "
+            f"and {MAX_ADDED_CHARACTERS} are read"
+        )
+    return found
+
+
+def check_added(n: int) -> None:
+    """TokenizerError for so many added tokens that they are not read."""
+    if n > MAX_ADDED:
+        raise TokenizerError(f"there are over {MAX_ADDED} added tokens")
 
 
 def settings_of(
@@ -91,6 +117,8 @@ def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tu
     single = post_processor.get("single")
     if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list):
         return [], []
+    if len(single) > MAX_AROUND:
+        raise TokenizerError(f"the post-processor has {len(single)} parts; at most {MAX_AROUND} are read")
     stated = post_processor.get("special_tokens")
     around: tuple[list[int], list[int]] = ([], [])
     behind = False
@@ -106,6 +134,10 @@ def _ids_of(name: str, stated: object, ids: Mapping[str, int], n_tokens: int) ->
     """The ids of a special token of a TemplateProcessing, whose `special_tokens` are `stated`."""
     entry = stated.get(name) if isinstance(stated, dict) else None
     listed = entry.get("ids") if isinstance(entry, dict) else None
+    if isinstance(listed, list) and len(listed) > MAX_AROUND:
+        raise TokenizerError(
+            f"the post-processor has a token of {len(listed)} ids; at most {MAX_AROUND} are read"
+        )
     if isinstance(listed, list) and all(type(id) is int and 0 <= id < n_tokens for id in listed):
         return listed
     return [ids[name]] if name in ids else []

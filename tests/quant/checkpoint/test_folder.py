@@ -159,7 +159,7 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
         (b"[1]", "config.json: is not a JSON object"),
         (b'{"a": "\xff"}', "config.json: is not valid JSON: 'utf-8'"),
         (b'{"a": 1, "a": 2}', "config.json: is not valid JSON: 'a' appears twice"),
-        (b'{"a": ' + b"[" * 200_000, "config.json: is not valid JSON"),
+        (b'{"a": ' + b"[" * 200_000, "config.json: is nested too deeply"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "config.json: is not valid JSON"),
     ],
 )

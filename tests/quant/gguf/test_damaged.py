@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from kukri.quant.errors import DamagedFile
 from kukri.quant.formats import FORMATS
-from kukri.quant.gguf import metadata as metadata_module
+from kukri.quant.gguf import reader as reader_module
+from kukri.quant.gguf.budget import HeaderBudget
 from kukri.quant.gguf.reader import GGUFFile
 
 UINT32, INT32, BOOL, STRING, ARRAY, UINT64 = 4, 5, 7, 8, 9, 10
@@ -211,14 +212,15 @@ def test_huge_claims_in_a_huge_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "m.gguf"
     for head, message in [
         (header(n_keys=1 << 20), "has 1048576 metadata keys; at most 65536 are read"),
-        (header(n_tensors=1 << 20), "has 1048576 tensors; at most 131072 are read"),
-        (keyed(ARRAY, array(UINT32, 1 << 25)), "has 33554432 elements in metadata 'k'; at most 16777216"),
-        (keyed(STRING, pack("<Q", 1 << 34)), "lies beyond the first 268435456 bytes"),
+        (header(n_tensors=1 << 20), "has 1048576 tensors; at most 32768 are read"),
+        (keyed(ARRAY, array(0, 1 << 25)), "has 33554432 elements in metadata 'k'; at most 16777216"),
+        (keyed(ARRAY, array(UINT32, 1 << 25)), "'k', more than the first 67108864 bytes can hold"),
+        (keyed(STRING, pack("<Q", 1 << 34)), "lies beyond the first 67108864 bytes"),
     ]:
         path.write_bytes(head)
         os.truncate(path, 1 << 35)  # sparse: takes no space
         assert message in refusal(path)
-    monkeypatch.setattr(metadata_module, "MAX_ELEMENTS", 5)
+    monkeypatch.setattr(reader_module, "HeaderBudget", lambda: HeaderBudget(elements=5))
     path.write_bytes(
         header([key(b"a", ARRAY, array(UINT32, 4, bytes(16))), key(b"b", ARRAY, array(0, 2, b"ab"))])
     )

@@ -40,7 +40,7 @@ def folder(unpacked: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
 
     def make(family: str) -> Path:
         path = unpacked(family)
-        (tmp_path / path.name).symlink_to(path)
+        (tmp_path / path.name).hardlink_to(path)
         (tmp_path / "tokenizer_config.json").write_text('{"legacy": true}')
         return tmp_path
 
