@@ -8,7 +8,8 @@ from ..console import terminal
 from ..console.explain import explain
 from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from .conversation import Conversation, Turn
-from .line_editor import line_editor, read_message
+from .line_editor import line_editor
+from .slash import completions, handle
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -25,6 +26,8 @@ class Session:
         self.params = params
         self.show_stats = options.stats
         self.last: Reply | None = None
+        self.draft: str | None = None  # the next message is written in an editor, beginning with this
+        self.editor = line_editor(completions())
         self.conversation = Conversation(options.system or "", raw=options.raw or not model.chat_template)
 
     @property
@@ -64,7 +67,8 @@ class Session:
             terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
         sink = terminal.ModelText()
         try:
-            reply = self.last = generate(self.model, ids, self.params, sink.write)
+            with self.editor.answering():
+                reply = self.last = generate(self.model, ids, self.params, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
@@ -84,27 +88,29 @@ class Session:
 
 def converse(session: Session) -> None:
     """Read, answer, repeat, until Ctrl-D or /bye. An error costs one turn, not the session."""
-    from .slash import COMMANDS, handle
-
-    prompt = line_editor(sorted(COMMANDS))
-    while True:
-        try:
-            text = read_message(prompt)
-        except KeyboardInterrupt:
-            terminal.remark("(Ctrl-D or /bye leaves)")
-            continue
-        except EOFError:
-            return
-        try:
-            if text.startswith("/"):
-                handle(session, text)
-            elif text.strip():
-                session.say(text)
-            elif session.cut:
-                session.answer()
-        except EOFError:
-            return
-        except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
-            terminal.error(explain(problem))
-        except KeyboardInterrupt:
-            terminal.remark("(interrupted)")
+    with session.editor:
+        while True:
+            draft, session.draft = session.draft, None
+            try:
+                text = session.editor.read(draft)
+            except KeyboardInterrupt:
+                terminal.remark("(Ctrl-D or /bye leaves)")
+                continue
+            except EOFError:
+                return
+            except ValueError as problem:  # there is no editor
+                terminal.error(explain(problem))
+                continue
+            try:
+                if text.startswith("/"):
+                    handle(session, text)
+                elif text.strip():
+                    session.say(text)
+                elif session.cut:
+                    session.answer()
+            except EOFError:
+                return
+            except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
+                terminal.error(explain(problem))
+            except KeyboardInterrupt:
+                terminal.remark("(interrupted)")

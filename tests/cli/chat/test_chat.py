@@ -52,6 +52,12 @@ class Terminal:
                 except EOFError:
                     raise AssertionError(f"it ended without {pattern!r}: {new!r}") from None
 
+    def drain(self) -> None:
+        """Read what is there, and expect none of it."""
+        while self.process.fd_ready(0):
+            self.raw += self.process.read(65536)
+        self._seen = len(ESCAPES.sub(b"", self.raw))
+
     def send(self, text: str) -> None:
         self.process.write(text.encode())
 
