@@ -7,7 +7,7 @@ import select
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -51,7 +51,7 @@ class PlainLines:
         return _unfenced("\n".join(lines))
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
+    def answering(self, on_resume: Callable[[], None]) -> Iterator[None]:
         yield
 
     def __enter__(self) -> Self:
@@ -97,18 +97,20 @@ class TerminalEditor:
         if in_editor is None:
             return _unfenced(self._session.prompt(PROMPT))
         _check_editor()
-        return _unfenced(
-            self._session.prompt(
-                PROMPT, default=in_editor, pre_run=lambda: get_app().current_buffer.open_in_editor()
-            )
-        )
+
+        def open_editor() -> None:
+            get_app().current_buffer.open_in_editor()
+
+        return _unfenced(self._session.prompt(PROMPT, default=in_editor, pre_run=open_editor))
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """What is typed within the block waits for the next `read`."""
+    def answering(self, on_resume: Callable[[], None]) -> Iterator[None]:
+        """What is typed within the block waits for the next `read`. `on_resume` is called after the process
+        was stopped (Ctrl-Z) and goes on, since something else may have written to the terminal."""
         if self._keyboard is None:
             yield
             return
+        self._keyboard.on_resume = on_resume
         with self._keyboard.collecting():
             yield
 

@@ -25,6 +25,7 @@ class Session:
         self.name = name
         self.params = params
         self.show_stats = options.stats
+        self.wrap = not options.no_wrap
         self.last: Reply | None = None
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
@@ -65,9 +66,9 @@ class Session:
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
             terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
-        sink = terminal.ModelText()
+        sink = terminal.ModelText(self.wrap)
         try:
-            with self.editor.answering():
+            with self.editor.answering(on_resume=sink.begin_line):
                 reply = self.last = generate(self.model, ids, self.params, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own

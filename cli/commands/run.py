@@ -49,7 +49,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
     ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
-    sink = terminal.ModelText()
+    sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
         reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
     except Exception:

@@ -72,6 +72,9 @@ class GenerationOptions:
     ] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
     gpu_layers: GpuLayers = None
+    no_wrap: Annotated[
+        bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
+    ] = False
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
 

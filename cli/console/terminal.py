@@ -10,10 +10,13 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TextIO
+
+from .word_wrap import WordWrap
 
 # Everything that moves a cursor or starts an escape sequence, but not tab and newline.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -126,14 +129,20 @@ def status(text: str) -> Iterator[None]:
             tell("\r\x1b[2K")
 
 
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
 class ModelText:
     """Writes a reply to stdout as it comes, and ends it with exactly one newline.
 
-    A terminal gets no control characters from a model; a file or a pipe gets every character.
+    A terminal gets no control characters from a model, and with `wrap` its lines are broken between words; a
+    file or a pipe gets every character.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wrap: bool = False) -> None:
         self.text = ""
+        self._wrap = WordWrap(_columns) if wrap and takes_escapes(sys.stdout) else None
         self._held = ""  # newlines that are written only if more text follows
 
     def write(self, piece: str) -> None:
@@ -142,7 +151,13 @@ class ModelText:
         body = piece.rstrip("\n")
         self._held = piece[len(body) :]
         if body:
-            write(_CONTROL.sub("\ufffd", body) if is_terminal(sys.stdout) else body)
+            shown = _CONTROL.sub("\ufffd", body) if is_terminal(sys.stdout) else body
+            write(self._wrap.push(shown) if self._wrap else shown)
+
+    def begin_line(self) -> None:
+        """Something else has been written to the terminal, and the cursor is at the beginning of a line."""
+        if self._wrap:
+            self._wrap.begin_line()
 
     def finish(self) -> None:
         self._held = ""

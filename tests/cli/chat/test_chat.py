@@ -28,12 +28,14 @@ RANDOM = ("-t", "2", "--min-p", "0.01", "--seed", "6")
 
 
 class Terminal:
-    """A command in a pseudo-terminal of 100 columns."""
+    """A command in a pseudo-terminal."""
 
-    def __init__(self, environment: dict[str, str], *arguments: str, term: str = "xterm-256color") -> None:
+    def __init__(
+        self, environment: dict[str, str], *arguments: str, term: str = "xterm-256color", columns: int = 100
+    ) -> None:
         environment = environment | {"TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"}
         environment.pop("COLUMNS", None)
-        self.process = PtyProcess.spawn([*LLM, *arguments], env=environment, dimensions=(30, 100))
+        self.process = PtyProcess.spawn([*LLM, *arguments], env=environment, dimensions=(30, columns))
         self.raw = b""
         self._seen = 0
 
