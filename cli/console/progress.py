@@ -85,6 +85,9 @@ class StatusLine:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.erase()
+
+    def erase(self) -> None:
         if self.shown:
             terminal.tell("\r\x1b[2K")
 
