@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -18,18 +19,29 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """The state of one chat: the model, its parameters and the conversation, which the /commands change."""
+    """The state of one chat: the model, its parameters and the conversation, which the /commands change.
 
-    def __init__(self, model: Model, name: str, options: GenerationOptions, params: SamplingParams) -> None:
+    `attached`: texts that go in front of the first message.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        name: str,
+        options: GenerationOptions,
+        params: SamplingParams,
+        attached: Sequence[str] = (),
+    ) -> None:
         self.model = model
         self.name = name
         self.params = params
         self.show_stats = options.stats
         self.wrap = not options.no_wrap
         self.last: Reply | None = None
+        self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.conversation = Conversation(options.system or "", raw=options.raw or not model.chat_template)
+        self.conversation = Conversation(options.system_text, raw=options.raw or not model.chat_template)
 
     @property
     def cut(self) -> bool:
@@ -40,7 +52,7 @@ class Session:
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
         turns = self.conversation.turns
-        self.conversation.turns = [*turns, Turn(text)]
+        self.conversation.turns = [*turns, Turn("\n\n".join([*self.attached, text]))]
         try:
             self.answer()
         except BaseException:
@@ -49,6 +61,8 @@ class Session:
         if self.conversation.turns[-1].reply is None:
             self.conversation.turns.pop()
             terminal.remark("(interrupted before the first word; the message is forgotten)")
+        else:
+            self.attached = []
 
     def again(self) -> None:
         """Answer the newest message anew; if nothing comes of that, the old answer stays."""

@@ -32,7 +32,7 @@ def run(
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
-    text = read_prompt(prompt or [], no_stdin)
+    text = read_prompt(prompt or [], no_stdin, options.file or [])
     refuse_system_of_raw(options)
     params = options.sampling()
     with closing(options.load(model)) as loaded:
@@ -41,7 +41,7 @@ def run(
 
 def refuse_system_of_raw(options: GenerationOptions) -> None:
     """A usage error for a system prompt that would be lost."""
-    if options.raw and options.system:
+    if options.raw and options.system_text:
         raise typer.BadParameter("--raw has no place for a system prompt (-s)")
 
 
@@ -73,8 +73,8 @@ def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
         return loaded.encode(text, special=True)
     if not loaded.chat_template:
         terminal.remark("this model has no chat template: it continues the text instead of answering it")
-        return loaded.encode("\n\n".join(part for part in (options.system, text) if part), special=True)
+        return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
     messages = [{"role": "user", "content": text}]
-    if options.system:
-        messages.insert(0, {"role": "system", "content": options.system})
+    if options.system_text:
+        messages.insert(0, {"role": "system", "content": options.system_text})
     return loaded.encode_chat(messages)

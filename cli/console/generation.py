@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .input_files import text_or_file
 from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
 from .prompt import check_utf8
 
@@ -21,7 +23,24 @@ if TYPE_CHECKING:
 class GenerationOptions:
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
-    system: Annotated[str | None, flag("-s", "--system", metavar="TEXT", help="System prompt.")] = None
+    system: Annotated[
+        str | None,
+        flag(
+            "-s",
+            "--system",
+            metavar="TEXT",
+            help="System prompt; @FILE takes it from a file, @@ begins a text with @.",
+        ),
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        flag(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="Put a text file in front of the prompt; may be given several times; - is stdin.",
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None, flag("-n", "--max-tokens", metavar="N", help="Tokens to write at most.")
     ] = None
@@ -78,6 +97,12 @@ class GenerationOptions:
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
 
+    @cached_property
+    def system_text(self) -> str:
+        """The system prompt, "" for none. A usage error if its file cannot be read or is not UTF-8."""
+        check_utf8("the system prompt", self.system or "")
+        return text_or_file(self.system or "")
+
     def sampling(self) -> SamplingParams:
         """SamplingParams of the sampling flags; a usage error for a value out of range or text that is not
         UTF-8.
@@ -86,7 +111,6 @@ class GenerationOptions:
 
         names = {field.name for field in fields(SamplingParams)}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
-        check_utf8("the system prompt", self.system or "")
         if self.stop is not None:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)

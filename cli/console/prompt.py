@@ -2,38 +2,88 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import select
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import typer
 
 from . import terminal
+from .input_files import decode_text, read_text_file
 
-LONGEST_INPUT = 16 << 20  # bytes; far beyond any context window
 _HINT_SECONDS = 3.0
 
 
-def read_prompt(words: Sequence[str], no_stdin: bool) -> str:
-    """Arguments joined by spaces, then a blank line and the piped text; either may be missing.
+def read_prompt(words: Sequence[str], no_stdin: bool, files: Sequence[str] = ()) -> str:
+    """The texts of `files`, the arguments joined by spaces, and the piped text, with blank lines in between.
 
-    stdin is read if it is not a terminal, or if one of the words is `-`. One newline at its end is
-    dropped. A usage error if nothing is left, if the text is not UTF-8, or if it is absurdly long.
+    Any may be missing. stdin is read if it is not a terminal, or if one of the words or files is `-`; but
+    beside other text not a file that somebody else has begun to read, which is the list of a shell's loop.
+    One newline at its end is dropped. A usage error if nothing is left, or if a text cannot be read, is not
+    UTF-8 or absurdly long.
     """
     explicit = "-" in words
-    if explicit and no_stdin:
+    if (explicit or "-" in files) and no_stdin:
         raise typer.BadParameter("- asks for stdin and --no-stdin forbids it")
+    if explicit + list(files).count("-") > 1:
+        raise typer.BadParameter("- asks for stdin twice, and it can be read once")
     argument = " ".join(word for word in words if word != "-")
     check_utf8("the prompt", argument)
     piped = ""
-    if explicit or (not no_stdin and sys.stdin is not None and not terminal.is_terminal(sys.stdin)):
-        piped = read_stdin(hint=bool(argument) and not explicit)
-    text = "\n\n".join(part for part in (argument, piped) if part.strip())
-    if not text:
+    if explicit or (not no_stdin and "-" not in files and _stdin_is_meant(bool(argument or files))):
+        piped = read_stdin(hint=bool(argument or files) and not explicit)
+        if piped and argument and not explicit and _is_parents_stdin():
+            n = piped.count("\n") + 1
+            terminal.remark(
+                f"({n} lines of stdin joined the prompt; in a loop or a script, --no-stdin leaves them alone)"
+            )
+    texts = [text for text in (argument, piped) if text.strip()]
+    text = "\n\n".join([*read_files(files, headings=len(files) > 1 or bool(texts)), *texts])
+    if not text.strip():
         raise typer.BadParameter("no prompt: give one as an argument or on stdin")
     return text
+
+
+def read_files(names: Sequence[str], headings: bool = True) -> list[str]:
+    """The texts of files, each below a heading with its name; `-` is stdin. A usage error as in
+    `read_prompt`."""
+    texts = []
+    for name in names:
+        check_utf8("the name of a file", name)
+        text = read_stdin() if name == "-" else read_text_file(name)
+        title = "stdin" if name == "-" else terminal.one_line(name)
+        texts.append(f"--- {title} ---\n{text}" if headings else text)
+    return texts
+
+
+def _stdin_is_meant(beside_text: bool) -> bool:
+    """Whether stdin belongs to the prompt though nobody named it."""
+    if sys.stdin is None or terminal.is_terminal(sys.stdin):
+        return False
+    if not (beside_text and _is_begun_file(sys.stdin.fileno())):
+        return True
+    terminal.remark("(stdin is a file that is partly read already, as in a loop, and left alone; - reads it)")
+    return False
+
+
+def _is_begun_file(descriptor: int) -> bool:
+    """Whether a part of this ordinary file has been read, and another part has not."""
+    try:
+        state = os.fstat(descriptor)
+        return stat.S_ISREG(state.st_mode) and 0 < os.lseek(descriptor, 0, os.SEEK_CUR) < state.st_size
+    except OSError:
+        return False
+
+
+def _is_parents_stdin() -> bool:
+    """Whether the parent process has the same pipe or file as its stdin, as a script or a loop has; False
+    where the system does not tell."""
+    try:
+        return os.path.samestat(os.stat(f"/proc/{os.getppid()}/fd/0"), os.fstat(sys.stdin.fileno()))
+    except OSError:
+        return False
 
 
 def check_utf8(what: str, text: str) -> None:
@@ -50,25 +100,12 @@ def read_stdin(hint: bool = False) -> str:
         return ""
     if hint:
         _hint_if_slow()
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    pieces = []
-    n_bytes = 0
-    try:
-        while block := os.read(sys.stdin.fileno(), 1 << 16):
-            n_bytes += len(block)
-            if n_bytes > LONGEST_INPUT:
-                raise typer.BadParameter(
-                    f"stdin holds more than {LONGEST_INPUT >> 20} MiB, too much for a prompt"
-                )
-            pieces.append(decoder.decode(block))
-        pieces.append(decoder.decode(b"", final=True))
-    except OSError as problem:
-        raise typer.BadParameter(f"stdin cannot be read: {problem.strerror or problem}") from None
-    except UnicodeDecodeError as problem:
-        raise typer.BadParameter(
-            f"stdin is not UTF-8 text ({problem.reason}); pipe text, not binary data"
-        ) from None
-    return "".join(pieces).removeprefix("\ufeff").removesuffix("\n").removesuffix("\r")
+    return decode_text("stdin", _blocks(sys.stdin.fileno()))
+
+
+def _blocks(descriptor: int) -> Iterator[bytes]:
+    while block := os.read(descriptor, 1 << 16):
+        yield block
 
 
 def _hint_if_slow() -> None:

@@ -243,6 +243,22 @@ def test_several_lines_and_history(
     assert "pasted" in Path(environment["KUKRI_HOME"], "chat_history").read_text()
 
 
+def test_files_go_in_front_of_the_first_message(
+    terminals: list[Terminal], environment: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("text\n")
+    (tmp_path / "s").write_text("be brief\n")
+    chat = open_chat(
+        terminals, environment, tiny, "-n", "2", "-f", str(tmp_path / "a"), "-s", f"@{tmp_path / 's'}"
+    )
+    chat.ask("one", "cut after")
+    chat.ask("two", "cut after")
+    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 2 turns")
+    saved = json.loads((tmp_path / "c.json").read_text())
+    assert saved["system"] == "be brief"
+    assert [turn["user"] for turn in saved["turns"]] == [f"--- {tmp_path / 'a'} ---\ntext\n\none", "two"]
+
+
 def test_a_dumb_terminal_gets_no_escape_codes(environment: dict[str, str], tiny: Path) -> None:
     terminal = Terminal(
         environment, "run", "-m", str(tiny), "-t", "0", "-n", "4", "--no-stdin", "hi", term="dumb"
