@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
+from ..console.completion import model_names
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag, with_options
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class EvalOptions:
 def evaluate(
     options: EvalOptions,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="MODEL…", help="More models.", show_default=False, autocompletion=model_names),
     ] = None,
     models: ModelsOption = None,
 ) -> None:

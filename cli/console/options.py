@@ -16,15 +16,25 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ...runtime.hub.catalogue import DEFAULT
+from .completion import model_names
 
 Model_ = Annotated[
     str,
     typer.Option(
-        "-m", "--model", metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub."
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="File, folder, short name, or org/repo[:quant] on the Hub.",
+        autocompletion=model_names,
     ),
 ]
 ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help="File, folder, short name, or org/repo[:quant] on the Hub.")
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="File, folder, short name, or org/repo[:quant] on the Hub.",
+        autocompletion=model_names,
+    ),
 ]
 ModelsOption = Annotated[
     list[str] | None,
@@ -33,6 +43,7 @@ ModelsOption = Annotated[
         "--model",
         metavar="MODEL",
         help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
+        autocompletion=model_names,
     ),
 ]
 DEFAULT_MODEL = DEFAULT

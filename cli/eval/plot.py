@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from ...quant.extras import how_to_install
 from ..console import terminal
 from .report import Report
 
@@ -21,7 +22,7 @@ def check_plot(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--plot")
     if importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError('--plot draws with matplotlib, which is an extra: pip install "kukri[plot]"')
+        raise RuntimeError(f"--plot draws with matplotlib, which is an extra: {how_to_install('plot')}")
 
 
 def plot(report: Report, path: Path) -> None:
