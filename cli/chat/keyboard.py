@@ -61,6 +61,7 @@ class Keyboard:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self._pasting = True  # a signal may have come while the prompt had them marked
             self._mark_pastes(False)
         finally:
             self._set_modes(self._former_modes)
@@ -126,7 +127,7 @@ class Keyboard:
         import termios
 
         with suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(self._fd, termios.TCSADRAIN, modes)
+            termios.tcsetattr(self._fd, termios.TCSANOW, modes)
 
     def _mark_pastes(self, on: bool) -> None:
         if on != self._pasting:

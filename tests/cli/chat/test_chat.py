@@ -7,6 +7,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -56,8 +57,9 @@ class Terminal:
 
     def drain(self) -> None:
         """Read what is there, and expect none of it."""
-        while self.process.fd_ready(0):
-            self.raw += self.process.read(65536)
+        with suppress(EOFError):
+            while self.process.fd_ready(0):
+                self.raw += self.process.read(65536)
         self._seen = len(ESCAPES.sub(b"", self.raw))
 
     def send(self, text: str) -> None:

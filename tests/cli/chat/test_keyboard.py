@@ -150,6 +150,7 @@ def test_the_modes_come_back_however_it_ends(terminals: list[Terminal], environm
                 except EOFError:
                     break
         after = termios.tcgetattr(terminal.process.fd)
+        terminal.drain()
         assert after[:4] == before[:4], how
         assert terminal.raw.rfind(b"\x1b[?2004l") > terminal.raw.rfind(b"\x1b[?2004h"), how
 
