@@ -13,13 +13,17 @@ from typing import Annotated, Any
 import typer
 
 from .. import __version__
+from ..quant.programs import leave_out_current_folder
 from ..runtime.hub.errors import ModelNotFound, StoreError
-from .commands import bench, chat, doctor, pull, quantize, rm, run, show, tokenize
+from .commands import bench, chat, config, doctor, pull, quantize, rm, run, show, tokenize, use
 from .commands import eval as eval_
 from .commands import list as list_
 from .console import terminal
 from .console.explain import explain
+from .console.help_text import fit_help
 from .console.log import log_on_stderr
+from .settings import model
+from .settings.file import SettingsError, read_settings, settings_path
 from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
@@ -30,11 +34,13 @@ _UsageError = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Every flag of a command can also be set in the environment, as LLM_<FLAG>: LLM_TOP_K=20.",
+    epilog="Every flag of a command can also be set in the environment, as LLM_<FLAG>: LLM_TOP_K=20, or in "
+    "the settings file: llm config top-k 20.",
 )
 _COMMANDS: dict[str, Callable[..., None]] = {
     "run": run.run,
     "chat": chat.chat,
+    "use": use.use,
     "pull": pull.pull,
     "list": list_.list_models,
     "show": show.show,
@@ -44,9 +50,11 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "eval": eval_.evaluate,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,
+    "config": config.config,
 }
 for name, command in _COMMANDS.items():
-    app.command(name)(command)
+    # The first sentence; without `short_help`, typer would cut it.
+    app.command(name, short_help=inspect.getdoc(command).split("\n\n")[0])(command)  # type: ignore[union-attr]
 
 
 def _version(wanted: bool) -> None:
@@ -57,16 +65,23 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
+    ctx: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="LLM_DEBUG")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Run quantised language models on this machine."""
+    if ctx.invoked_subcommand not in config.UNSET and (settings := read_settings()):
+        from .settings.flags import defaults, settable  # a start without settings does without
+
+        commands = settable(ctx.command.commands, config.UNSET)  # type: ignore[attr-defined]
+        ctx.default_map = defaults(settings, commands, settings_path())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code; every error becomes one line on stderr."""
+    leave_out_current_folder(os.environ)
     with unwinding(), log_on_stderr():
         return _main(arguments)
 
@@ -81,8 +96,11 @@ def _main(arguments: Sequence[str] | None) -> int:
     try:
         group = typer.main.get_command(app)
         _ignore_formats_of_others(group)
+        fit_help(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
-    except BaseException as raised:
+        if not words and terminal.is_terminal(sys.stdout):
+            _suggest()
+    except BaseException as raised:  # noqa: BLE001 - the boundary: all of them become exit codes
         problem = as_sent(raised)
         if isinstance(problem, SystemExit):
             code = problem.code
@@ -90,10 +108,18 @@ def _main(arguments: Sequence[str] | None) -> int:
             code = EXIT_INTERRUPTED
         else:
             if debug:
-                terminal.tell(traceback.format_exc())
+                terminal.tell(traceback.format_exc().rstrip())
             terminal.error(_message(problem))
             code = exit_code(problem)
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
+
+
+def _suggest() -> None:
+    """Below the help that `llm` alone shows: a model for this machine, unless one is the default already."""
+    if model.from_environment() is None and "model" not in read_settings():
+        better = model.suggested()
+        if better is not None:
+            terminal.remark(model.advice(better))
 
 
 def _ignore_formats_of_others(group: Any) -> None:
@@ -127,7 +153,7 @@ def _utf8(word: str) -> str:
 
 def exit_code(problem: BaseException) -> int:
     """The exit code an error ends the command with."""
-    if isinstance(problem, _UsageError):
+    if isinstance(problem, (_UsageError, SettingsError)):
         return EXIT_USAGE
     if isinstance(problem, ModelNotFound):
         return EXIT_NOT_FOUND
@@ -154,18 +180,12 @@ def _message(problem: BaseException) -> str:
 
 
 def _close(code: int) -> int:
-    """Flush both streams now, so that nothing is left to fail at interpreter exit."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except BrokenPipeError:
-            terminal.silence(stream)
-        except (OSError, ValueError) as problem:
-            terminal.silence(stream)
-            if stream is sys.stdout and code == 0:
-                terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
-                code = EXIT_FAILURE
-    return code
+    """Flush both streams; a failure of stdout is an error, unless there was one already."""
+    problem = terminal.close_streams()
+    if problem is None or code != 0:
+        return code
+    terminal.error(f"cannot write the output: {getattr(problem, 'strerror', None) or problem}")
+    return EXIT_FAILURE
 
 
 if __name__ == "__main__":

@@ -4,7 +4,11 @@ A child imports nothing from the current folder: whoever can put a `json.py` or 
 which a command is run must not get it executed. Hence
 
 - the interpreter is started with `-P` and without PYTHONPATH, so that its own `sys.path` holds the standard
-  library and site-packages only;
+  library and site-packages only (those of the user too, without `-s`: kukri may be installed there);
+- other variables that tell Python where to look for code are kept only if they are absolute, and so are the
+  entries of PATH;
+- its current folder is this package's, so that no settings are read where the command was run, as Numba's are
+  from `.numba_config.yaml`;
 - it takes over this process's `sys.path`, except relative entries and the current folder;
 - it loads this package from the folder that this process has it from, whether or not that is on `sys.path`:
   a child of a checkout runs the checkout, even if another version is installed.
@@ -20,7 +24,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .package import PACKAGE, PACKAGE_FOLDER
+from .programs import leave_out_current_folder
 
+# Environment variables that a child does not get: where to import from, and what to run behind `-c`.
+_DROPPED = ("PYTHONPATH", "PYTHONINSPECT", "PYTHONSTARTUP")
+# Those that name folders which Python imports from, and that a child gets only if these are absolute.
+_PLACES = ("PYTHONHOME", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX")
 # Runs in the child, where nothing of this package is importable yet. sys.argv[1] is made by `python_command`.
 _BOOTSTRAP = """
 import importlib, importlib.util, json, os, runpy, sys
@@ -63,8 +72,20 @@ def python_command(entry: str, background: bool = False) -> list[str] | None:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment for a `python_command`: this process's without PYTHONPATH."""
-    return {name: value for name, value in os.environ.items() if name.upper() != "PYTHONPATH"}
+    """The environment for a `python_command`: this process's, without what leads into the current folder.
+
+    KUKRI_HOME names the same folder wherever the child is.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name.upper() not in _DROPPED
+        and (name.upper() not in _PLACES or all(map(os.path.isabs, value.split(os.pathsep))))
+    }
+    if (home := environment.get("KUKRI_HOME")) and not home.startswith("~"):
+        environment["KUKRI_HOME"] = os.path.abspath(home)
+    leave_out_current_folder(environment)
+    return environment
 
 
 def start_python(
@@ -79,6 +100,7 @@ def start_python(
     `entry` is "module:function", which is called with the list of `arguments`, or "module", which is run as
     by `python -m` with `arguments` as its command line. Its stderr is discarded. `background`: the process
     has the lowest priority, and a session of its own, so that signals of the terminal do not reach it.
+    Paths among the `arguments` must be absolute.
     """
     command = python_command(entry, background)
     if command is None:
@@ -87,12 +109,13 @@ def start_python(
     if background:
         flags |= getattr(subprocess, "IDLE_PRIORITY_CLASS", 0)
     try:
-        return subprocess.Popen(
+        return subprocess.Popen(  # noqa: S603 - this interpreter, without a shell; see above
             [*command, *arguments],
             stdin=stdin,
             stdout=stdout,
             stderr=subprocess.DEVNULL,
             env=child_environment(),
+            cwd=PACKAGE_FOLDER,
             creationflags=flags,
             start_new_session=background and os.name != "nt",
         )

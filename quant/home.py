@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import NoHome
+from .ownership import foreign_writer
 
 
 def home() -> Path:
@@ -41,8 +42,8 @@ def _temporary_home() -> Path:
     user = os.getuid() if hasattr(os, "getuid") else 0
     folder = Path(tempfile.gettempdir()) / f"kukri-{user}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if hasattr(os, "getuid") and (status.st_uid != user or status.st_mode & 0o22):
+    is_open = os.name != "nt" and folder.lstat().st_mode & 0o22
+    if folder.is_symlink() or is_open or foreign_writer(folder):
         raise NoHome(f"there is no home folder, and {folder} is open to others; set KUKRI_HOME")
     log = logging.getLogger(__name__)
     log.addHandler(logging.NullHandler())  # else Python prints what a program without handlers logs

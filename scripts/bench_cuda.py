@@ -47,7 +47,7 @@ from cuda_bench.timing import copy_bandwidth, product_bytes, seconds
 
 from kukri.cli.bench.measure import bytes_per_token
 from kukri.cli.bench.plan import Test
-from kukri.cli.bench.report import markdown_table
+from kukri.cli.console.table import markdown_table
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable

@@ -252,7 +252,8 @@ def main() -> None:
     arguments, rest = parser.parse_known_args()
     reports = []
     for name in arguments.targets:
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        memory = "/dev/shm"  # noqa: S108 - TemporaryDirectory makes a folder of its own in it
+        with tempfile.TemporaryDirectory(dir=memory if os.path.isdir(memory) else None) as folder:
             if arguments.atheris:
                 with_atheris(TARGETS[name], arguments.seed, Path(folder), rest)
             reports.append(fuzz(TARGETS[name], arguments, Path(folder)))

@@ -26,7 +26,7 @@ LLM = [sys.executable, "-m", "kukri.cli.main"]
 def run(*command: object) -> str:
     """Run a command and return its output; exit if it fails."""
     began = time.perf_counter()
-    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+    result = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=False)
     print(f"{time.perf_counter() - began:6.1f} s  {' '.join(map(str, command))}", file=sys.stderr)
     if result.returncode:
         sys.exit(f"failed: {command[0]}")

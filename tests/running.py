@@ -47,6 +47,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     kept.pop("NO_COLOR", None)
     return kept | {
         "KUKRI_HOME": str(home),
+        "KUKRI_CONFIG": str(tmp_path / "config.toml"),
         "HF_HOME": str(tmp_path / "hf"),
         "HF_ENDPOINT": OUT_OF_REACH,
         "HF_TOKEN_PATH": str(tmp_path / "token"),
@@ -92,6 +93,7 @@ def llm_inside(
         with monkeypatch.context() as patch, (tmp_path / "stdin").open() as stdin:
             for name in [name for name in os.environ if name.startswith("LLM_")]:
                 patch.delenv(name)
+            patch.setenv("KUKRI_CONFIG", str(tmp_path / "config.toml"))
             for name, value in (env or {}).items():
                 patch.setenv(name, value)
             patch.setattr(sys, "stdin", stdin)

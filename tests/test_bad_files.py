@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -60,6 +62,34 @@ def test_bad_files_give_their_errors(kind: str, monkeypatch: pytest.MonkeyPatch)
         if found != (expected["error"], expected["message"]) or slow or large:
             wrong.append((name, found, slow, large))
     assert wrong == []
+
+
+UNASSERTED = """
+import json, sys
+from pathlib import Path
+from kukri.tests.fuzz.reading import READERS
+from kukri.tests.fuzz.targets import DOCUMENTED
+
+assert False, "asserts are on"
+errors = {}
+for name in sys.argv[2:]:
+    try:
+        READERS[name.split("/")[0]](Path(sys.argv[1], name))
+        errors[name] = "no error"
+    except DOCUMENTED as error:
+        errors[name] = type(error).__name__
+print(json.dumps(errors))
+"""
+
+
+@pytest.mark.slow
+def test_errors_do_not_come_from_asserts() -> None:
+    """`python -O` leaves asserts out; the lint rule against them (S101) is off because of this."""
+    expected = {name: each["error"] for name, each in ERRORS.items() if not name.startswith("templates")}
+    command = [sys.executable, "-O", "-c", UNASSERTED, str(BAD), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == expected
 
 
 @pytest.fixture(scope="module")

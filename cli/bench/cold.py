@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from ...quant.child_process import start_python
+from ..console import terminal
 
 if TYPE_CHECKING:
     from .plan import Plan
@@ -55,7 +56,7 @@ def main(arguments: list[str]) -> None:
     options = LoadOptions(device, context, threads, kv_type, None if layers == "all" else int(layers))
     with load_model(path, options, warn=lambda _: None, text=False) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):
-            print("first token", flush=True)
+            terminal.write("first token\n")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from typing import TypeAlias
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 
+from ..console.safe_text import one_line
+
 # The /commands, and for each the words that its argument may be; None: the name of a file.
 Completions: TypeAlias = Mapping[str, Sequence[str] | None]
 
@@ -29,9 +31,13 @@ class ChatCompleter(Completer):
             return
         words = self._commands.get(name, ())
         if words is None:
-            yield from self._files.get_completions(Document(rest), event)
+            yield from map(_shown_safely, self._files.get_completions(Document(rest), event))
         else:
             yield from _beginning_with(rest, words)
+
+
+def _shown_safely(file: Completion) -> Completion:
+    return Completion(file.text, file.start_position, display=one_line(file.display_text))
 
 
 def _beginning_with(begun: str, words: Sequence[str]) -> Iterable[Completion]:

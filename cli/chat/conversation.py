@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...quant.safe_files import NewFile
 from ..console.bounded_io import read_file
+from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
     from ...runtime.model.model import Model
@@ -98,19 +99,16 @@ def _first(fits: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def save(conversation: Conversation, model_name: str, path: Path) -> None:
-    """Write a conversation as JSON, replacing the file only once it is written. ValueError if what is there
-    is no ordinary file."""
+    """Write a conversation as JSON that only this user can read, replacing the file once it is written.
+
+    ValueError if what is there is no ordinary file, OSError if the file cannot be written.
+    """
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is there and is no ordinary file")
     turns = [{"user": turn.user, "assistant": turn.reply, "cut": turn.cut} for turn in conversation.turns]
-    data = {"model": model_name, "system": conversation.system, "turns": turns}
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    data = {"model": utf8(model_name), "system": conversation.system, "turns": turns}
+    with NewFile(path, private=True) as file:
+        file.write(json.dumps(data, ensure_ascii=False, indent=1).encode() + b"\n")
 
 
 def load(path: Path) -> tuple[str, list[Turn]]:

@@ -18,8 +18,7 @@ from ..console import terminal
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding.key_processor import KeyPress
 
-PASTE_ON, PASTE_OFF = "\x1b[?2004h", "\x1b[?2004l"  # the terminal marks the ends of what is pasted
-PASTE_BEGIN, PASTE_END = b"\x1b[200~", b"\x1b[201~"
+PASTE_BEGIN, PASTE_END = b"\x1b[200~", b"\x1b[201~"  # the marks of what is pasted
 REST_SECONDS = 0.5  # the pause in a paste, or within a character, after which the rest is not awaited
 _BLOCK = 1 << 16
 
@@ -131,7 +130,7 @@ class Keyboard:
 
     def _mark_pastes(self, on: bool) -> None:
         if on != self._pasting:
-            terminal.tell(PASTE_ON if on else PASTE_OFF)
+            terminal.mark_pastes(on)
             self._pasting = on
 
 

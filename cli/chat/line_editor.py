@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import select
 import shlex
-import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ...quant.home import home
+from ...quant.ownership import private_folder
+from ...quant.programs import find_program
 from ..console import terminal
+from ..console.safe_text import utf8
 from .keyboard import Keyboard, keyboard
 
 if TYPE_CHECKING:
@@ -26,7 +30,8 @@ if TYPE_CHECKING:
 PROMPT, CONTINUATION = ">>> ", "... "
 FENCE = '"""'  # begins and ends a message of several lines
 PASTE_SECONDS = 0.02  # in which a terminal sends the next part of a paste
-EDITORS = ("editor", "nano", "pico", "vi", "emacs")  # in the order in which prompt_toolkit tries them
+# What prompt_toolkit tries, in this order, where no variable names an editor.
+EDITORS = ("/usr/bin/editor", "/usr/bin/nano", "/usr/bin/pico", "/usr/bin/vi", "/usr/bin/emacs")
 
 
 def line_editor(commands: Completions) -> TerminalEditor | PlainLines:
@@ -70,6 +75,7 @@ class TerminalEditor:
         from prompt_toolkit.output import ColorDepth, create_output
 
         from .completer import ChatCompleter
+        from .pasted_text import ShownSafely
 
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
@@ -81,6 +87,7 @@ class TerminalEditor:
             prompt_continuation=CONTINUATION,
             enable_suspend=True,
             enable_open_in_editor=True,
+            input_processors=[ShownSafely()],
             tempfile_suffix=".md",
         )
         self._keyboard: Keyboard | None = keyboard()
@@ -95,13 +102,13 @@ class TerminalEditor:
         if self._keyboard is not None:
             store_typeahead(self._session.input, self._keyboard.take())
         if in_editor is None:
-            return _unfenced(self._session.prompt(PROMPT))
+            return _message(self._session.prompt(PROMPT))
         _check_editor()
 
         def open_editor() -> None:
             get_app().current_buffer.open_in_editor()
 
-        return _unfenced(self._session.prompt(PROMPT, default=in_editor, pre_run=open_editor))
+        return _message(self._session.prompt(PROMPT, default=in_editor, pre_run=open_editor))
 
     @contextmanager
     def answering(self, on_resume: Callable[[], None]) -> Iterator[None]:
@@ -126,14 +133,30 @@ class TerminalEditor:
 def _history() -> History:
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-    path = home() / "chat_history"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("ab").close()
-        return FileHistory(path)
+        return FileHistory(_history_file())
     except OSError as problem:
-        terminal.remark(f"(the history is not kept: {path}: {problem.strerror})")
+        why = f"{problem.filename}: {problem.strerror}" if problem.strerror else str(problem)
+        terminal.remark(f"(the history is not kept: {why})")
         return InMemoryHistory()
+
+
+def _history_file() -> Path:
+    """The file of what was typed in earlier sessions, which only this user can read.
+
+    It is made if it is missing, and closed to others if an older version left it open. Raises NoHome where
+    another user could put a link in its place, and OSError where it cannot be written.
+    """
+    path = private_folder(home()) / "chat_history"
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        # Not /dev/null, to which some people link histories.
+        if os.name != "nt" and stat.S_ISREG(status.st_mode) and status.st_mode & 0o077:
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+    return path
 
 
 def _key_bindings() -> KeyBindings:
@@ -184,6 +207,11 @@ def _has_open_fence(text: str) -> bool:
     return text.startswith(FENCE) and FENCE not in text.removeprefix(FENCE)
 
 
+def _message(typed: str) -> str:
+    """The message in what prompt_toolkit returns, where bytes that are not UTF-8 are lone surrogates."""
+    return _unfenced(utf8(typed))
+
+
 def _unfenced(text: str) -> str:
     """A message without the fences around it; what follows the second one is dropped."""
     if not text.startswith(FENCE):
@@ -195,13 +223,18 @@ def _check_editor() -> None:
     """ValueError where there is no editor; prompt_toolkit would only do nothing."""
     chosen = [os.environ.get(name, "") for name in ("VISUAL", "EDITOR")]
     programs = [shlex.split(command)[0] for command in chosen if command.strip()]
-    if not any(shutil.which(program) for program in (*programs, *EDITORS)):
+    if not any(_can_be_run(program) for program in (*programs, *EDITORS)):
         raise ValueError("there is no editor; the variable EDITOR names one")
 
 
+def _can_be_run(program: str) -> bool:
+    """Whether `program` is a path of one, or the name of one on PATH."""
+    return os.access(program, os.X_OK) if os.path.dirname(program) else find_program(program) is not None
+
+
 def _plain_line(prompt: str) -> str:
-    """Read a line where nothing can be edited."""
-    terminal.tell(prompt)
+    """Read a line where nothing can be edited: a dumb terminal, or one that shows neither stream."""
+    terminal.ask(prompt)
     line = sys.stdin.readline()
     if not line:
         raise EOFError

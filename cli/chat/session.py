@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ..console import terminal
 from ..console.explain import explain
 from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
+from ..console.wording import count
 from .conversation import Conversation, Turn
 from .line_editor import line_editor
 from .slash import completions, handle
@@ -79,7 +80,7 @@ class Session:
         turn = self.conversation.turns[-1]
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
-            terminal.note(f"(the oldest turns no longer fit: {gone} tokens went)")
+            terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
 from ..console.reply import show_stats
+from ..console.safe_text import one_line
+from ..console.table import pairs
+from ..console.wording import count
 from . import conversation
+from .settings import parsed, shown
 
 if TYPE_CHECKING:
     from .session import Session
@@ -45,36 +48,22 @@ def _clear(session: Session, rest: str) -> None:
 def _system(session: Session, rest: str) -> None:
     if rest:
         session.conversation.system = rest
-    terminal.note(session.conversation.system or "(no system prompt)")
+    terminal.tell(session.conversation.system or "(no system prompt)")
 
 
 def _set(session: Session, rest: str) -> None:
     if not rest:
         for field in fields(session.params):
-            terminal.note(f"{field.name:16} {getattr(session.params, field.name)}")
+            terminal.note(f"{field.name:16} {shown(field.name, getattr(session.params, field.name))}")
         return
     name, _, text = rest.partition(" ")
     name = name.replace("-", "_")
     kinds = {field.name: str(field.type) for field in fields(session.params)}
     if name not in kinds:
         raise ValueError(f"there is no setting {name}; /set lists them")
-    value: Any = _parse(name, kinds[name], text.strip())
+    value: Any = parsed(name, kinds[name], text.strip())
     session.params = replace(session.params, **{name: value})
-    terminal.note(f"{name} = {getattr(session.params, name)}")
-
-
-def _parse(name: str, kind: str, text: str) -> object:
-    """A setting's value as its type says: a number, on/off, words, or "none" where that is allowed."""
-    if "tuple" in kind:
-        return tuple(shlex.split(text))
-    if "None" in kind and text.lower() in ("none", ""):
-        return None
-    if "bool" in kind and text.lower() in ("on", "true", "yes", "1", "off", "false", "no", "0"):
-        return text.lower() in ("on", "true", "yes", "1")
-    try:
-        return float(text) if "float" in kind else int(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is no value for {name} ({kind})") from None
+    terminal.note(f"{name} = {shown(name, getattr(session.params, name))}")
 
 
 def _show(session: Session, rest: str) -> None:
@@ -82,12 +71,12 @@ def _show(session: Session, rest: str) -> None:
     rows = [
         ("model", session.name),
         ("file", str(session.model.path)),
-        ("architecture", f"{config.arch}, {config.n_layers} layers"),
+        ("architecture", f"{config.arch}, {count(config.n_layers, 'layer')}"),
         ("context", f"{session.model.context} tokens"),
         ("system", session.conversation.system or "none"),
         ("turns", str(len(session.conversation.turns))),
     ]
-    terminal.note(terminal.pairs(rows).rstrip("\n"))
+    terminal.tell(pairs(rows).rstrip("\n"))
     _set(session, "")
 
 
@@ -99,14 +88,14 @@ def _save(session: Session, rest: str) -> None:
     if not rest:
         raise ValueError("/save needs a file name")
     conversation.save(session.conversation, session.name, _path(rest))
-    terminal.remark(f"(saved {len(session.conversation.turns)} turns to {rest})")
+    terminal.remark(f"(saved {count(len(session.conversation.turns), 'turn')} to {rest})")
 
 
 def _load(session: Session, rest: str) -> None:
     if not rest:
         raise ValueError("/load needs a file name")
     session.conversation.system, session.conversation.turns = conversation.load(_path(rest))
-    terminal.remark(f"(loaded {len(session.conversation.turns)} turns from {rest})")
+    terminal.remark(f"(loaded {count(len(session.conversation.turns), 'turn')} from {rest})")
 
 
 def _regen(session: Session, rest: str) -> None:
@@ -119,7 +108,7 @@ def _undo(session: Session, rest: str) -> None:
     if not session.conversation.turns:
         raise ValueError("there is no turn to take back")
     turn = session.conversation.turns.pop()
-    terminal.remark(f"(took back: {terminal.one_line(turn.user)[:60]})")
+    terminal.remark(f"(took back: {one_line(turn.user)[:60]})")
 
 
 def _stats(session: Session, rest: str) -> None:

@@ -16,19 +16,11 @@ import typer
 from ... import __version__
 from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_THREADS, Plan, Test, numbers, pair
-from ..bench.report import WRITERS, Result
+from ..bench.report import WRITERS, Result, for_terminal
 from ..console import terminal
-from ..console.options import (
-    DEFAULT_MODEL,
-    THREADS_HELP,
-    Device,
-    GpuLayers,
-    KvType,
-    ModelsOption,
-    flag,
-    with_options,
-)
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, flag, with_options
 from ..console.progress import Progress
+from ..settings.model import ModelsOption
 
 if TYPE_CHECKING:
     from ...runtime.cpu.bandwidth import ReadBandwidth
@@ -41,6 +33,7 @@ COLD_STARTS = 3  # at most: each loads the model anew
 
 
 class Format(StrEnum):
+    auto = "auto"
     md = "md"
     json = "json"
     jsonl = "jsonl"
@@ -80,7 +73,10 @@ class BenchOptions:
     no_cold: Annotated[
         bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
     ] = False
-    output: Annotated[Format, flag("-o", "--output", help="Format of the results.")] = Format.md
+    output: Annotated[
+        Format,
+        flag("-o", "--output", help="Format of the results; auto: md, but records on a narrow terminal."),
+    ] = Format.auto
 
 
 @with_options
@@ -103,7 +99,10 @@ def bench(options: BenchOptions, models: ModelsOption = None) -> None:
     for name, path, about in zip(names, paths, abouts, strict=True):
         for n_threads in plan.threads:
             results += _measure(plan, name, path, about, n_threads)
-    terminal.write(WRITERS[options.output.value](results))
+    if options.output is Format.auto:
+        terminal.write(for_terminal(results, terminal.width()))
+    else:
+        terminal.write(WRITERS[options.output.value](results))
 
 
 def _plan(options: BenchOptions) -> Plan:

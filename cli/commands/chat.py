@@ -12,15 +12,16 @@ import typer
 from ..chat.session import Session, converse
 from ..console import terminal
 from ..console.generation import GenerationOptions
-from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
+from ..console.options import TextOrJson, flag, with_options
 from ..console.prompt import read_files, read_prompt
+from ..settings.model import Model_, chosen_model
 from .run import answer, refuse_system_of_raw
 
 
 @with_options
 def chat(
     options: GenerationOptions,
-    model: Model_ = DEFAULT_MODEL,
+    named: Model_ = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Hold a conversation.
@@ -36,6 +37,7 @@ def chat(
             )
         refuse_system_of_raw(options)
         text = read_prompt([], no_stdin, options.file or [])
+        model = chosen_model(named)
         with closing(options.load(model)) as loaded:
             answer(loaded, model, text, options, params)
         return
@@ -44,6 +46,7 @@ def chat(
     if "-" in (options.file or []):
         raise typer.BadParameter("-f - reads stdin, which is the terminal of this chat")
     files = read_files(options.file or [])
+    model = chosen_model(named)
     with closing(options.load(model)) as loaded:
         session = Session(loaded, model, options, params, files)
         terminal.remark(

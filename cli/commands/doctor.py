@@ -13,8 +13,10 @@ from ... import __version__
 from ...quant.extras import how_to_install
 from ...quant.home import home
 from ...quant.units import human_bytes
-from ...runtime.hub import repository
+from ...runtime.hub import cache
 from ..console import terminal
+from ..console.table import pairs
+from ..console.wording import count
 
 _PACKAGES = ("numba", "llvmlite", "numpy", "gguf", "safetensors", "huggingface-hub", "jinja2")
 
@@ -31,18 +33,18 @@ def doctor() -> None:
         ("GPU", _or_error(_gpu)),
         ("GPU kernels", _or_error(_gpu_kernels)),
         ("models", _or_error(lambda: _folder(home() / "models"))),
-        ("Hub cache", _or_error(lambda: _folder(repository.cache_folder()))),
+        ("Hub cache", _or_error(lambda: _folder(cache.cache_folder()))),
         ("kernels", _or_error(_kernels)),
     ]
-    terminal.write(terminal.pairs(rows))
+    terminal.write(pairs(rows))
 
 
 def _or_error(find: Callable[[], str]) -> str:
     """The result of `find`, or its error as a line: the report goes on whatever fails."""
     try:
         return find()
-    except Exception as problem:
-        return f"cannot tell: {type(problem).__name__}: {terminal.one_line(str(problem))}"
+    except Exception as problem:  # noqa: BLE001 - whatever it is, the report goes on
+        return f"cannot tell: {type(problem).__name__}: {problem}"
 
 
 def _version(package: str) -> str:
@@ -67,7 +69,9 @@ def cpu_name() -> str:
 def _cores() -> str:
     from ...runtime.cpu.processors import default_threads
 
-    text = f"{default_threads()} threads by default, {os.cpu_count() or 1} logical processors"
+    text = (
+        f"{count(default_threads(), 'thread')} by default, {count(os.cpu_count() or 1, 'logical processor')}"
+    )
     if (nodes := numa_nodes()) > 1:
         text += (
             f", {nodes} NUMA nodes (numactl --cpunodebind=0 --membind=0 llm … may be faster for small models)"

@@ -12,7 +12,8 @@ import typer
 
 from ..console import terminal
 from ..console.completion import model_names
-from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, ModelsOption, flag, with_options
+from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, flag, with_options
+from ..settings.model import ModelsOption, named_by_user
 
 if TYPE_CHECKING:
     from ..eval.measure import Plan, Subject
@@ -48,7 +49,8 @@ class EvalOptions:
         flag("--baseline", metavar="MODEL|FILE", help="Compare with this model, or with saved logits."),
     ] = None
     baseline_device: Annotated[
-        EvalDevice | None, flag("--baseline-device", help="Where to run the baseline; default: as --device.")
+        EvalDevice | None,
+        flag("--baseline-device", metavar="DEVICE", help="Where to run the baseline; default: as --device."),
     ] = None
     save_logits: Annotated[
         Path | None, flag("--save-logits", metavar="FILE", help="Keep the model's logits for --baseline.")
@@ -69,6 +71,7 @@ class EvalOptions:
 @with_options
 def evaluate(
     options: EvalOptions,
+    ctx: typer.Context,
     more: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL…", help="More models.", show_default=False, autocompletion=model_names),
@@ -81,6 +84,8 @@ def evaluate(
     scored, and all of it in a second number. With --baseline: KL divergence, the change in the probability
     of the right token (RMS), and how often the likeliest token is the same.
     """
+    if more and not named_by_user(ctx, "models"):
+        models = None  # a default model is not one more
     names = [*(models or []), *(more or [])] or [DEFAULT_MODEL]
     _check(options, names)
     from ..eval.measure import measure
@@ -92,12 +97,12 @@ def evaluate(
         from ..eval.plot import plot
 
         plot(report, options.plot)
-    from ..eval.report import as_json, as_markdown, as_table
+    from ..eval.report import as_json_object, as_markdown, as_table
 
     if options.output is Format.json:
-        terminal.write(as_json(report))
+        terminal.write(as_json_object(report))
     elif options.output is Format.auto and terminal.is_terminal(sys.stdout):
-        terminal.write(as_table(report))
+        terminal.write(as_table(report, terminal.width()))
     else:
         terminal.write(as_markdown(report))
 

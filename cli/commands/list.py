@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Sequence
 from typing import Annotated
 
 from ...quant.units import human_bytes
@@ -11,6 +11,10 @@ from ...runtime.hub.catalogue import ENTRIES
 from ...runtime.hub.installed import installed
 from ..console import terminal
 from ..console.options import TextOrJson, flag
+from ..console.safe_text import as_json
+from ..console.table import columns_that_fit, table
+from ..settings.model import advice, size, suggested
+from .show import parameters
 
 
 def list_models(
@@ -34,25 +38,25 @@ def list_models(
             }
             for model in models
         ]
-        terminal.write(json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+        terminal.write(as_json(rows, indent=1) + "\n")
     elif models:
-        terminal.write(
-            terminal.table(
-                ("NAME", "SIZE", "QUANT", "MODIFIED"),
-                [
-                    (
-                        model.name,
-                        human_bytes(model.n_bytes),
-                        "partial" if model.partial else model.quant,
-                        _time(model.modified, "%Y-%m-%d %H:%M"),
-                    )
-                    for model in models
-                ],
-                right=(1,),
-            )
+        _show(
+            ("NAME", "SIZE", "QUANT", "MODIFIED"),
+            [
+                (
+                    model.name,
+                    human_bytes(model.n_bytes),
+                    "partial" if model.partial else model.quant,
+                    _time(model.modified, "%Y-%m-%d %H:%M"),
+                )
+                for model in models
+            ],
+            spare=(3, 2),
         )
     else:
-        terminal.note("no models yet; llm list --all shows the names, llm pull fetches one")
+        better = suggested()
+        what = f"; {advice(better)}" if better else ""
+        terminal.note(f"no models yet{what}; llm list --all shows the names, llm pull fetches one")
 
 
 def _time(seconds: float, form: str) -> str:
@@ -65,18 +69,36 @@ def _catalogue(output: TextOrJson) -> None:
             {
                 "name": entry.name,
                 "size": entry.n_bytes,
+                "size_estimate": entry.about_bytes,
+                "parameters": round(entry.params * 1e9),
+                "active_parameters": round((entry.active or entry.params) * 1e9),
+                "chat": entry.chat,
+                "sha256": entry.sha256,
                 "repo": entry.repo,
                 "file": entry.file,
                 "licence": entry.licence,
             }
             for entry in ENTRIES
         ]
-        terminal.write(json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
+        terminal.write(as_json(rows, indent=1) + "\n")
         return
-    terminal.write(
-        terminal.table(
-            ("NAME", "SIZE", "LICENCE", "HUB"),
-            [(e.name, human_bytes(e.n_bytes), e.licence, f"{e.repo}/{e.file}") for e in ENTRIES],
-            right=(1,),
-        )
+    _show(
+        ("NAME", "SIZE", "PARAMETERS", "KIND", "LICENCE", "HUB"),
+        [
+            (e.name, size(e), parameters(e), "chat" if e.chat else "base", e.licence, f"{e.repo}/{e.file}")
+            for e in ENTRIES
+        ],
+        spare=(5, 4, 3, 2),
     )
+    if any(entry.n_bytes is None for entry in ENTRIES):
+        terminal.remark("~ is an estimate from the number of parameters")
+
+
+def _show(header: Sequence[str], rows: Sequence[Sequence[str]], spare: Sequence[int]) -> None:
+    """Write a table whose second column is numbers. On a terminal too narrow for it the columns `spare` are
+    given up, in that order, and a remark names them."""
+    shown = columns_that_fit(header, rows, spare, terminal.width())
+    cells = [[row[i] for i in shown] for row in (header, *rows)]
+    terminal.write(table(cells[0], cells[1:], right=(1,)))
+    if gone := ", ".join(name for i, name in enumerate(header) if i not in shown):
+        terminal.remark(f"(no room for {gone} in {terminal.width()} columns; -o json has all)")

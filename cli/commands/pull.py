@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from ...runtime.hub.resolve import download
 from ..console import terminal
-from ..console.options import ModelArgument
 from ..console.progress import Progress
+from ..console.safe_text import one_line
+from ..settings.model import ModelArgument, ModelBeside, one_model
 
 
-def pull(model: ModelArgument) -> None:
+def pull(model: ModelArgument = None, named: ModelBeside = None) -> None:
     """Download a model.
 
     The path of its file or folder goes to stdout.
     """
-    path = download(model, Progress)
-    terminal.write(f"{path}\n")
+    path = download(one_model(model, named), Progress)
+    terminal.write(one_line(str(path)) + "\n")

@@ -19,6 +19,7 @@ from ...runtime.hub.resolve import resolve
 from ..console import terminal
 from ..console.options import flag, with_options
 from ..console.progress import Progress
+from ..console.safe_text import one_line, utf8
 
 if TYPE_CHECKING:
     from ...quant.block import BlockFormat
@@ -112,7 +113,7 @@ def quantize(
     recipe = _recipe(options.kind)
     formats = [_override(text) for text in options.overrides or []]
     path = resolve(source, Progress)
-    name = model_name(source, path)
+    name = utf8(model_name(source, path))
     target = _target(target, name, recipe)
     began = time.perf_counter()
     model = open_convertible(path, name)
@@ -124,7 +125,7 @@ def quantize(
     with Progress(target.name, model.n_bytes, "quantising") as progress:
         written = write_quantized(target, metadata, types, planned, encode, model.release, progress.at)
     terminal.note(summary(written, planned, model.n_bytes, time.perf_counter() - began))
-    terminal.write(f"{target}\n")
+    terminal.write(one_line(str(target)) + "\n")
 
 
 def _planned(

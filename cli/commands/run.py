@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
 from ..console.generation import GenerationOptions
-from ..console.options import DEFAULT_MODEL, Model_, TextOrJson, flag, with_options
-from ..console.prompt import read_prompt
-from ..console.reply import INTERRUPTED, as_json, generate, show_stats, why_cut
+from ..console.options import TextOrJson, flag, with_options
+from ..console.prompt import read_prompt, read_stdin, stdin_is_meant
+from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..console.safe_text import as_json
+from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -21,22 +25,51 @@ if TYPE_CHECKING:
 @with_options
 def run(
     options: GenerationOptions,
+    ctx: typer.Context,
     prompt: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT", help="The prompt; - is stdin.", show_default=False),
     ] = None,
-    model: Model_ = DEFAULT_MODEL,
+    model: Model_ = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Answer one prompt.
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
-    text = read_prompt(prompt or [], no_stdin, options.file or [])
+    words, files = prompt or [], options.file or []
+    if words and words[0] in BY_NAME and not named_by_user(ctx, "model"):
+        by_word, text = _model_and_text(words, no_stdin, files)
+        model = by_word or model
+    else:
+        text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = options.sampling()
+    model = chosen_model(model)
     with closing(options.load(model)) as loaded:
         answer(loaded, model, text, options, params)
+
+
+def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:
+    """The model that the first word of a prompt names, and the prompt without it; None if it is the prompt.
+
+    Only more of a prompt, in words, files or piped, makes a model's name the model. Alone on a terminal it is
+    a usage error, since nobody asks a model for the name of one.
+    """
+    name, *rest = words
+    if rest or files:
+        text = read_prompt(rest, no_stdin, files)
+    elif terminal.is_terminal(sys.stdin):
+        raise typer.BadParameter(
+            f"{name} is the name of a model, and there is no prompt: llm run -m {name} PROMPT asks it, "
+            f"llm chat -m {name} talks to it"
+        )
+    else:
+        text = read_stdin() if not no_stdin and stdin_is_meant(beside_text=True) else ""
+    if not text.strip():
+        return None, name
+    terminal.remark(f"taking {name} as the model; -m {name} says so without this line")
+    return name, text
 
 
 def refuse_system_of_raw(options: GenerationOptions) -> None:
@@ -57,7 +90,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
             sink.finish()
         raise
     if not plain:
-        terminal.write(terminal.as_json(as_json(name, reply)) + "\n")
+        terminal.write(as_json(reply_facts(name, reply)) + "\n")
     elif reply.text or reply.finish_reason != INTERRUPTED:
         sink.finish()
     if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):

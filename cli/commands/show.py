@@ -11,33 +11,39 @@ from ...runtime.hub.errors import ModelNotFound
 from ...runtime.hub.names import parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
-from ..console.options import ModelArgument, TextOrJson, flag
+from ..console.options import TextOrJson, flag
+from ..console.safe_text import as_json
+from ..console.table import pairs
+from ..settings.model import ModelArgument, ModelBeside, one_model
+from ..settings.model import size as size_of
 
 Facts = dict[str, Any]  # for -o json
 Rows = list[tuple[str, str]]  # (label, value), for people
 
 
 def show(
-    model: ModelArgument,
+    model: ModelArgument = None,
+    named: ModelBeside = None,
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
 ) -> None:
     """Show a model's architecture, size, formats and licence.
 
     Nothing is downloaded: of a model that is not on this machine it tells what the catalogue knows.
     """
-    parsed = parse_name(model)
-    path = find_local(model)
+    name = one_model(model, named)
+    parsed = parse_name(name)
+    path = find_local(name)
     entry = parsed if isinstance(parsed, Entry) else None
     if path is not None:
         facts, rows = _on_disk(path, entry)
     elif entry is not None:
         facts, rows = _in_catalogue(entry)
     else:
-        raise ModelNotFound(f"{model} is not on disk; llm pull {model} fetches it")
+        raise ModelNotFound(f"{name} is not on disk; llm pull {name} fetches it")
     if output is TextOrJson.json:
-        terminal.write(terminal.as_json(facts, indent=1) + "\n")
+        terminal.write(as_json(facts, indent=1) + "\n")
     else:
-        terminal.write(terminal.pairs(rows))
+        terminal.write(pairs(rows))
 
 
 def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
@@ -76,7 +82,7 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
         ("tokenizer", f"{about.tokenizer or 'none'}, {about.vocab_size} tokens"),
         ("chat template", "yes" if about.chat_template else _builtin(path)),
         ("licence", licence or "not stated"),
-        ("size", human_bytes(size)),
+        ("size", f"{human_bytes(size)}, {human_bytes(about.n_bytes)} of them weights"),
         *(("file", str(file)) for file in about.paths),
     ]
     return facts, rows
@@ -84,22 +90,34 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
 
 def _in_catalogue(entry: Entry) -> tuple[Facts, Rows]:
     """What the catalogue says of a model that is not on this machine."""
-    facts = {
+    facts: Facts = {
         "name": entry.name,
         "repo": entry.repo,
         "file": entry.file,
         "size": entry.n_bytes,
+        "size_estimate": entry.about_bytes,
+        "parameters": round(entry.params * 1e9),
+        "chat": entry.chat,
+        "sha256": entry.sha256,
         "licence": entry.licence,
         "files": [],
     }
     rows = [
         ("name", entry.name),
         ("Hub", f"{entry.repo}/{entry.file}"),
-        ("size", human_bytes(entry.n_bytes)),
+        ("parameters", parameters(entry)),
+        ("kind", "chat" if entry.chat else "base model: continues text"),
+        ("size", size_of(entry)),
         ("licence", entry.licence),
         ("on disk", f"no; llm pull {entry.name} fetches it"),
     ]
     return facts, rows
+
+
+def parameters(entry: Entry) -> str:
+    """The parameters of a model of the catalogue, and those active for one token if these are fewer."""
+    active = f", {entry.active:g} B active" if entry.active else ""
+    return f"{entry.params:.3g} B{active}" if entry.params >= 1 else f"{entry.params * 1000:.0f} M"
 
 
 def _builtin(path: Path) -> str:

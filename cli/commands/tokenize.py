@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Annotated
 
@@ -10,9 +11,12 @@ import typer
 
 from ...runtime.hub.resolve import resolve
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, Model_, flag
+from ..console.options import DEFAULT_MODEL, flag
 from ..console.progress import Progress
 from ..console.prompt import check_utf8, read_stdin
+from ..console.safe_text import as_json
+from ..console.wording import count
+from ..settings.model import Model_
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
 
@@ -27,7 +31,7 @@ def tokenize(
         list[str] | None,
         typer.Argument(metavar="TEXT", help="The text; default: stdin.", show_default=False),
     ] = None,
-    model: Model_ = DEFAULT_MODEL,
+    model: Model_ = None,
     output: Annotated[Format, flag("-o", "--output", help="A table for people, or JSON.")] = Format.rich,
 ) -> None:
     """Show the tokens of a text.
@@ -41,24 +45,24 @@ def tokenize(
         content = read_stdin()
     else:
         raise typer.BadParameter("no text: give one as an argument or on stdin")
-    path = resolve(model, Progress)
+    path = resolve(model or DEFAULT_MODEL, Progress)
     from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)
     ids = tokenizer.encode(content)
     tokens = [tokenizer.token_text(token) for token in ids]
     if output is Format.json:
-        terminal.write(terminal.as_json({"ids": ids, "tokens": tokens}) + "\n")
+        terminal.write(as_json({"ids": ids, "tokens": tokens}) + "\n")
     else:
-        terminal.write(_lines(ids, tokens))
-        terminal.note(f"{len(ids)} tokens, {len(content)} characters, {len(content.encode())} bytes")
+        terminal.write_painted(_pieces(ids, tokens))
+        told = ((len(ids), "token"), (len(content), "character"), (len(content.encode()), "byte"))
+        terminal.note(", ".join(count(n, noun) for n, noun in told))
 
 
-def _lines(ids: list[int], tokens: list[str]) -> str:
-    """One token a line: its id, and its text with a visible end."""
+def _pieces(ids: list[int], tokens: list[str]) -> Iterator[tuple[str, str]]:
+    """(text, colour) pieces of lines, one a token: its id, and its text with a visible end."""
     width = len(str(max(ids, default=0)))
-    lines = []
     for i, (token, text) in enumerate(zip(ids, tokens, strict=True)):
-        shown = terminal.as_json(text)
-        lines.append(f"{token:>{width}}  {terminal.paint(shown, _BANDS[i % 2], sys.stdout)}\n")
-    return "".join(lines)
+        yield f"{token:>{width}}  ", ""
+        yield as_json(text), _BANDS[i % 2]
+        yield "\n", ""

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...runtime.hub.catalogue import ENTRIES
+from .safe_text import one_line
 
 PATH_STARTS = (".", "/", "~")
 
 
 def model_names(incomplete: str) -> list[str]:
     """The names of models that begin with `incomplete`: of the catalogue, and of what is on disk; for a path,
-    the GGUF files and folders that it may become."""
+    the GGUF files and folders that it may become.
+
+    Names that cannot be shown as they are, see `one_line`, are left out: a shell writes them to its terminal.
+    """
+    return [name for name in _names(incomplete) if one_line(name) == name]
+
+
+def _names(incomplete: str) -> list[str]:
     if incomplete.startswith(PATH_STARTS):
         return _paths(incomplete)
     from ...runtime.hub.installed import installed

@@ -12,11 +12,15 @@ import typer
 from .input_files import text_or_file
 from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
 from .prompt import check_utf8
+from .terminal import remark
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
     from ...runtime.model.model import Model
     from ...runtime.model.options import LoadOptions
+
+
+LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class GenerationOptions:
         ),
     ] = None
     max_tokens: Annotated[
-        int | None, flag("-n", "--max-tokens", metavar="N", help="Tokens to write at most.")
+        int | None, flag("-n", "--max-tokens", metavar="N", help="Tokens to write at most; -1: no limit.")
     ] = None
     context: Annotated[
         int | None,
@@ -77,7 +81,9 @@ class GenerationOptions:
         int | None,
         flag("--repeat-last-n", metavar="N", help="Tokens the penalty looks back at; default: 64."),
     ] = None
-    seed: Annotated[int | None, flag("--seed", metavar="N", help="Makes sampling repeatable.")] = None
+    seed: Annotated[
+        int | None, flag("--seed", metavar="N", help="Makes sampling repeatable; -1: random.")
+    ] = None
     stop: Annotated[
         list[str] | None,
         flag("--stop", metavar="TEXT", help="Stop where this would appear; may be given several times."),
@@ -111,13 +117,25 @@ class GenerationOptions:
 
         names = {field.name for field in fields(SamplingParams)}
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.name in names}
+        for name in ("max_tokens", "seed"):
+            if given[name] == -1:  # as in llama.cpp: no limit, and a random seed
+                del given[name]
+        check_utf8("the system prompt", self.system_text)
         if self.stop is not None:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
         try:
-            return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+            params = SamplingParams(**{name: value for name, value in given.items() if value is not None})
         except ValueError as problem:
             raise typer.BadParameter(str(problem)) from None
+        self._hint_at_threads()
+        return params
+
+    def _hint_at_threads(self) -> None:
+        """A remark if `-t 8` was most likely meant as the number of threads, which it is in `llm bench`."""
+        t = self.temperature
+        if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
+            remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
     def load(self, name: str) -> Model:
         """Find or download the model `name` and load it.

@@ -1,7 +1,7 @@
 """Flags that several commands share, and commands whose flags are the fields of a dataclass.
 
-Every flag can also be set as LLM_<FLAG> in the environment, except LLM_MODEL and LLM_USER_PATH, which
-another tool reads.
+Every flag can also be set as LLM_<FLAG> in the environment, and in the settings file (cli/settings).
+LLM_USER_PATH belongs to another tool, and LLM_MODEL does so too: see cli/settings/model.py.
 """
 
 from __future__ import annotations
@@ -16,36 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ...runtime.hub.catalogue import DEFAULT
-from .completion import model_names
 
-Model_ = Annotated[
-    str,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="File, folder, short name, or org/repo[:quant] on the Hub.",
-        autocompletion=model_names,
-    ),
-]
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help="File, folder, short name, or org/repo[:quant] on the Hub.",
-        autocompletion=model_names,
-    ),
-]
-ModelsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="File, folder, short name, or org/repo[:quant] on the Hub; may be given several times.",
-        autocompletion=model_names,
-    ),
-]
 DEFAULT_MODEL = DEFAULT
 MAX_CONTEXT = 2**31 - 1  # positions are int32
 MAX_THREADS = 1024  # as `load_model` has it, whose module is slow to import

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from ...quant.units import human_bytes
 from . import terminal
+from .safe_text import one_line
 
 LINE_SECONDS = 10.0  # between two lines of a log
 LOADING_SECONDS = 0.05  # between two states of a line
@@ -22,7 +23,7 @@ class Progress:
     line every LINE_SECONDS, which begins with `verb`. A `runtime.hub.progress.DownloadProgress`."""
 
     def __init__(self, label: str, total: int | None, verb: str = "downloading") -> None:
-        self._label = label
+        self._label = one_line(label)
         self._verb = verb
         self._total = total
         self._bar: Any = None
@@ -31,7 +32,6 @@ class Progress:
 
     def __enter__(self) -> Self:
         if terminal.takes_escapes(sys.stderr):
-            from rich.console import Console
             from rich.progress import (
                 BarColumn,
                 DownloadColumn,
@@ -42,12 +42,12 @@ class Progress:
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 DownloadColumn(),
                 TransferSpeedColumn(),
                 TimeRemainingColumn(),
-                console=Console(stderr=True),
+                console=terminal.console(),
                 transient=True,
             )
             self._task = self._bar.add_task(self._label, total=self._total)
@@ -91,12 +91,14 @@ class StatusLine:
 
     def erase(self) -> None:
         if self.shown:
-            terminal.tell("\r\x1b[2K")
+            terminal.overwrite("")
 
     def show(self, text: str) -> None:
         if self.shown:
-            line = terminal.one_line(text)[: shutil.get_terminal_size().columns - 1]
-            terminal.tell("\r\x1b[2K" + terminal.paint(line, "2", sys.stderr))
+            from rich.cells import cell_len, set_cell_size
+
+            line, width = one_line(text), shutil.get_terminal_size().columns - 1
+            terminal.overwrite(set_cell_size(line, width) if cell_len(line) > width else line)
 
 
 class Loading(StatusLine):

@@ -12,6 +12,7 @@ import typer
 
 from . import terminal
 from .input_files import decode_text, read_text_file
+from .safe_text import one_line
 
 _HINT_SECONDS = 3.0
 
@@ -32,7 +33,7 @@ def read_prompt(words: Sequence[str], no_stdin: bool, files: Sequence[str] = ())
     argument = " ".join(word for word in words if word != "-")
     check_utf8("the prompt", argument)
     piped = ""
-    if explicit or (not no_stdin and "-" not in files and _stdin_is_meant(bool(argument or files))):
+    if explicit or (not no_stdin and "-" not in files and stdin_is_meant(bool(argument or files))):
         piped = read_stdin(hint=bool(argument or files) and not explicit)
         if piped and argument and not explicit and _is_parents_stdin():
             n = piped.count("\n") + 1
@@ -53,12 +54,12 @@ def read_files(names: Sequence[str], headings: bool = True) -> list[str]:
     for name in names:
         check_utf8("the name of a file", name)
         text = read_stdin() if name == "-" else read_text_file(name)
-        title = "stdin" if name == "-" else terminal.one_line(name)
+        title = "stdin" if name == "-" else one_line(name)
         texts.append(f"--- {title} ---\n{text}" if headings else text)
     return texts
 
 
-def _stdin_is_meant(beside_text: bool) -> bool:
+def stdin_is_meant(beside_text: bool) -> bool:
     """Whether stdin belongs to the prompt though nobody named it."""
     if sys.stdin is None or terminal.is_terminal(sys.stdin):
         return False

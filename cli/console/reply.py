@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from . import terminal
 from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
+from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -78,12 +79,12 @@ def show_stats(reply: Reply) -> None:
     stats = reply.stats
     first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
     terminal.note(
-        f"prompt: {stats['prompt_tokens']} tokens, {stats['cached_tokens']} of them cached"
+        f"prompt: {count(stats['prompt_tokens'], 'token')}, {stats['cached_tokens']} of them cached"
         + _number(stats["prompt_tokens_per_second"], ", {:.1f} tokens/s")
         + (f", {first}" if first else "")
     )
     terminal.note(
-        f"reply: {stats['new_tokens']} tokens"
+        f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
         + f", ended by {reply.finish_reason}"
     )
@@ -97,7 +98,7 @@ def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     """Why a reply is incomplete, as a phrase; None if it is complete. `cure`: what may help a model that
     repeats itself."""
     if reply.finish_reason == "length":
-        return f"cut after {reply.stats['new_tokens']} tokens (-n)"
+        return f"cut after {count(reply.stats['new_tokens'], 'token')} (-n)"
     if reply.finish_reason == "context":
         return f"cut, because the context of {model.context} tokens is full (-c)"
     if reply.finish_reason == LOOP:
@@ -105,7 +106,7 @@ def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     return INTERRUPTED if reply.finish_reason == INTERRUPTED else None
 
 
-def as_json(name: str, reply: Reply) -> dict[str, Any]:
+def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
     return {
         "model": name,

@@ -1,25 +1,26 @@
 """The two streams of a command: stdout for results, stderr for everything else.
 
 Both are UTF-8 whatever the locale. Escape codes go only to a stream that is a terminal, and
-colours only where NO_COLOR allows them.
+colours only where NO_COLOR allows them. Nothing else in `cli` writes to a stream (tests/cli/console/
+test_safe_text.py looks), so that all text passes `safe_text` here: on a terminal and elsewhere, with the one
+exception of a model's text, which a pipe or a file gets as it is.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
-import re
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
+from .safe_text import lines, one_line
 from .word_wrap import WordWrap
 
-# Everything that moves a cursor or starts an escape sequence, but not tab and newline.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def setup_streams() -> None:
@@ -55,8 +56,29 @@ def paint(text: str, code: str, stream: TextIO) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if takes_colour(stream) else text
 
 
+def width() -> int | None:
+    """The columns of the terminal that stdout is, or None if it is none."""
+    return shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+
+
+def console() -> Console:
+    """Where rich draws a progress bar: stderr. Its text must be made safe before."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
 def write(text: str) -> None:
     """Write to stdout at once. When its reader is gone (`| head`) the command ends quietly."""
+    _write(lines(text))
+
+
+def write_painted(pieces: Iterable[tuple[str, str]]) -> None:
+    """Write texts to stdout, each in an SGR colour ("": in none), as `paint` does it."""
+    _write("".join(paint(lines(text), code, sys.stdout) if code else lines(text) for text, code in pieces))
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -82,7 +104,7 @@ def silence(stream: TextIO) -> None:
         pass
 
 
-def tell(text: str) -> None:
+def _tell(text: str) -> None:
     """Write to stderr as it is. If that fails (closed, no room left), the command goes on without stderr."""
     try:
         sys.stderr.write(text)
@@ -91,29 +113,46 @@ def tell(text: str) -> None:
         silence(sys.stderr)
 
 
+def tell(text: str) -> None:
+    """A text of one or several lines on stderr."""
+    _tell(lines(text) + "\n")
+
+
 def note(text: str) -> None:
-    """A line on stderr, or several, without control characters."""
-    tell(_CONTROL.sub("", text) + "\n")
+    """One line on stderr, for warnings."""
+    _tell(one_line(text) + "\n")
 
 
 def remark(text: str) -> None:
-    """One dim line on stderr, for information; `note` is for warnings."""
-    tell(paint(_CONTROL.sub("", text), "2", sys.stderr) + "\n")
+    """One dim line on stderr, for information."""
+    _tell(paint(one_line(text), "2", sys.stderr) + "\n")
 
 
 def error(text: str) -> None:
     """An error as one line on stderr."""
-    tell(paint("error:", "1;31", sys.stderr) + " " + one_line(text) + "\n")
+    _tell(paint("error:", "1;31", sys.stderr) + " " + one_line(text) + "\n")
 
 
-def one_line(text: str) -> str:
-    return _CONTROL.sub("", " ".join(text.split()))
+def ask(prompt: str) -> None:
+    """The prompt of a line to be typed, on stderr."""
+    _tell(lines(prompt))
 
 
-def as_json(value: Any, indent: int | None = None) -> str:
-    """JSON that a terminal can be shown: readable, but every control character is escaped."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent)
-    return re.sub(r"[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text)
+def mark_pastes(on: bool) -> None:
+    """Have the terminal mark the ends of what is pasted into it (bracketed paste), or stop that.
+
+    One of the streams must be a terminal that takes escapes.
+    """
+    code = "\x1b[?2004h" if on else "\x1b[?2004l"
+    if takes_escapes(sys.stderr):
+        _tell(code)
+    else:
+        _write(code)
+
+
+def overwrite(text: str) -> None:
+    """Replace the line of stderr, a terminal that takes escapes, that the cursor is in; "" erases it."""
+    _tell("\r\x1b[2K" + (paint(one_line(text), "2", sys.stderr) if text else ""))
 
 
 @contextmanager
@@ -121,12 +160,12 @@ def status(text: str) -> Iterator[None]:
     """Show `text` on stderr while the block runs; only a terminal sees it, and it leaves no trace."""
     shown = takes_escapes(sys.stderr)
     if shown:
-        tell(paint(one_line(text), "2", sys.stderr))
+        overwrite(text)
     try:
         yield
     finally:
         if shown:
-            tell("\r\x1b[2K")
+            overwrite("")
 
 
 def _columns() -> int:
@@ -136,23 +175,23 @@ def _columns() -> int:
 class ModelText:
     """Writes a reply to stdout as it comes, and ends it with exactly one newline.
 
-    A terminal gets no control characters from a model, and with `wrap` its lines are broken between words; a
-    file or a pipe gets every character.
+    A terminal gets safe text from a model, and with `wrap` its lines are broken between words; a file or a
+    pipe gets every character.
     """
 
     def __init__(self, wrap: bool = False) -> None:
         self.text = ""
         self._wrap = WordWrap(_columns) if wrap and takes_escapes(sys.stdout) else None
-        self._held = ""  # newlines that are written only if more text follows
+        self._held = ""  # line ends that are written only if more text follows
 
     def write(self, piece: str) -> None:
         self.text += piece
         piece = self._held + piece
-        body = piece.rstrip("\n")
+        body = piece.rstrip("\r\n")
         self._held = piece[len(body) :]
         if body:
-            shown = _CONTROL.sub("\ufffd", body) if is_terminal(sys.stdout) else body
-            write(self._wrap.push(shown) if self._wrap else shown)
+            shown = lines(body) if is_terminal(sys.stdout) else body
+            _write(self._wrap.push(shown) if self._wrap else shown)
 
     def begin_line(self) -> None:
         """Something else has been written to the terminal, and the cursor is at the beginning of a line."""
@@ -161,27 +200,22 @@ class ModelText:
 
     def finish(self) -> None:
         self._held = ""
-        write("\n")
+        _write("\n")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns two spaces apart, never wrapped or cut; the columns numbered in `right` align right.
+def close_streams() -> OSError | ValueError | None:
+    """Flush both streams now, so that nothing is left to fail at interpreter exit.
 
-    Cells may come out of a file: each is made one line without control characters.
+    Returns what kept stdout from being written, unless its reader is gone.
     """
-    lines = [[one_line(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    return "".join(
-        "  ".join(
-            c.rjust(w) if i in right else c.ljust(w)
-            for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        + "\n"
-        for line in lines
-    )
-
-
-def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """Names and values, one pair a line; values may come out of a file, as in `table`."""
-    width = max(len(name) for name, _ in rows)
-    return "".join(f"{name.ljust(width)}  {one_line(value)}\n" for name, value in rows)
+    failure: OSError | ValueError | None = None
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            silence(stream)
+        except (OSError, ValueError) as problem:
+            silence(stream)
+            if stream is sys.stdout:
+                failure = problem
+    return failure

@@ -20,6 +20,7 @@ from ..console.description import Description, describe
 from ..console.generation import load_quietly
 from ..console.progress import Progress
 from ..console.terminal import note
+from ..console.wording import count
 from .progress import Scoring
 from .report import Report
 from .results import Result, about_files, about_saved, empty, told_scores
@@ -140,7 +141,8 @@ def _same(subject: Subject, windows: np.ndarray, base: Baseline) -> np.ndarray:
             "so their predictions cannot be compared"
         )
     if n < len(windows):
-        note(f"{base.about['name']} holds {n} windows; {len(windows) - n} more of the text are left out")
+        left = len(windows) - n
+        note(f"{base.about['name']} holds {count(n, 'window')}; {left} more of the text are left out")
     return windows[:n]
 
 
@@ -188,8 +190,8 @@ def _writer(path: Path, plan: Plan, subject: Subject, vocab_size: int, windows: 
     need, free = saved_bytes(n, context, vocab_size), shutil.disk_usage(folder).free
     if need > free:
         raise StoreError(
-            f"the logits of {n} windows take {human_bytes(need)}, but {folder} has {human_bytes(free)} free; "
-            "--limit takes less of the text"
+            f"the logits of {count(n, 'window')} take {human_bytes(need)}, but {folder} has "
+            f"{human_bytes(free)} free; --limit takes less of the text"
         )
     about = {key: str(value) for key, value in about_files(subject.about).items()}
     metadata = {"model": subject.label, "text_sha256": plan.text.sha256, **about}

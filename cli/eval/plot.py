@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
 from ...quant.extras import how_to_install
-from ..console import terminal
+from ...quant.safe_files import NewFile
+from ..console.safe_text import one_line
 from .report import Report
 
 KINDS = (".png", ".svg")
@@ -28,10 +31,11 @@ def check_plot(path: Path) -> None:
 def plot(report: Report, path: Path) -> None:
     """Draw every model as a point with its standard error: KLD where there was a baseline, else perplexity.
 
-    The file appears at once and complete.
+    The file appears at once and complete. Raises OSError if it cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with _outside_of_current_folder():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     results = [r for r in report.models if r["size"]]
     key, what = ("kld", "mean KL divergence, nats") if report.baseline else ("perplexity", "perplexity")
@@ -42,22 +46,37 @@ def plot(report: Report, path: Path) -> None:
     errors = [r[f"{key}_stderr"] or 0.0 for r in results]
     axes.errorbar(sizes, values, yerr=errors, fmt="o", capsize=3)
     for result, size, value in zip(results, sizes, values, strict=True):
-        label = terminal.one_line(result["name"])
+        label = one_line(result["name"])
         axes.annotate(label, (size, value), (5, 5), textcoords="offset points", fontsize=8, parse_math=False)
     if report.baseline and values and min(values) > 0 and max(values) > 10 * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("size, MB")
     axes.set_ylabel(f"{what} (± standard error)")
     title = f"against {report.baseline['name']}" if report.baseline else "lower is better"
-    axes.set_title(terminal.one_line(title), fontsize=10, parse_math=False)
+    axes.set_title(one_line(title), fontsize=10, parse_math=False)
     axes.margins(0.15)
     axes.grid(alpha=0.3)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    with NewFile(path) as file:
+        figure.savefig(file, format=path.suffix.lower()[1:], metadata=_undated(path))
+
+
+@contextmanager
+def _outside_of_current_folder() -> Iterator[None]:
+    """Within the block the current folder is the root of the file system.
+
+    When it is imported, matplotlib reads the settings in `matplotlibrc` of the current folder, among them
+    Python expressions and names of modules. Whoever could put that file there must not have it executed.
+    """
     try:
-        figure.savefig(unfinished, format=path.suffix.lower()[1:], metadata=_undated(path))
-        unfinished.replace(path)
+        before = os.getcwd()
+    except FileNotFoundError:  # it has been deleted, and there is nothing to read
+        yield
+        return
+    os.chdir(os.path.abspath(os.sep))
+    try:
+        yield
     finally:
-        unfinished.unlink(missing_ok=True)
+        os.chdir(before)
 
 
 def _undated(path: Path) -> dict[str, None] | None:

@@ -41,4 +41,4 @@ class Scoring(StatusLine):
         text = f"{self._name}: {what}"
         self.show(text)
         if not self.shown and self._last > self._start:
-            terminal.note(terminal.one_line(text))
+            terminal.note(text)

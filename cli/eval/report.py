@@ -1,16 +1,14 @@
-"""The results of `llm eval` as a terminal table, markdown or JSON."""
+"""The results of `llm eval` as a table, markdown or JSON."""
 
 from __future__ import annotations
 
-import io
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...quant.units import human_bytes
-from ..bench.report import markdown_table
-from ..console import terminal
+from ..console.safe_text import as_json, one_line
+from ..console.table import fits, markdown_table, records, table
+from ..console.wording import count
 from .results import Result
 
 
@@ -30,10 +28,13 @@ class Report:
         return [*([self.baseline] if self.baseline else []), *self.models]
 
 
-HEADER = ("model", "size", "bits/weight", "perplexity", "all tokens", "KLD", "KLD 99 %", "RMS Δp", "same top")
+# "weights" is the size of the tensors; `list` and `show` tell that of the file.
+HEADER = (
+    "model", "weights", "bits/weight", "perplexity", "all tokens", "KLD", "KLD 99 %", "RMS Δp", "same top",
+)  # fmt: skip
 
 
-def as_json(report: Report) -> str:
+def as_json_object(report: Report) -> str:
     told = {
         "file": report.text,
         "text_sha256": report.sha256,
@@ -41,7 +42,7 @@ def as_json(report: Report) -> str:
         "baseline": report.baseline,
         "models": list(report.models),
     }
-    return terminal.as_json(told, indent=1) + "\n"
+    return as_json(told, indent=1) + "\n"
 
 
 def as_markdown(report: Report) -> str:
@@ -49,24 +50,13 @@ def as_markdown(report: Report) -> str:
     return markdown_table(header, rows) + "\n" + "".join(f"{note}\n" for note in _notes(report))
 
 
-def as_table(report: Report) -> str:
-    """A table for the terminal, at most as wide, in colours where it takes them."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+def as_table(report: Report, width: int | None = None) -> str:
+    """A table for people; one record a model where it would be wider than `width`."""
     header, rows = _cells(report)
-    table = Table()
-    for i, name in enumerate(header):
-        table.add_column(name, justify="right" if i else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(terminal.one_line(cell)) for cell in row))
-    text = io.StringIO()
-    width = max(40, shutil.get_terminal_size().columns)
-    plain = not terminal.takes_colour(sys.stdout)
-    console = Console(file=text, width=width, force_terminal=not plain, no_color=plain)
-    console.print(table)
-    return text.getvalue() + "".join(f"{terminal.one_line(note)}\n" for note in _notes(report))
+    text = table(header, rows, right=range(1, len(header)))
+    if not fits(text, width):
+        text = records(header, rows)
+    return text + "\n" + "".join(f"{note}\n" for note in _notes(report))
 
 
 def _cells(report: Report) -> tuple[list[str], list[list[str]]]:
@@ -104,12 +94,13 @@ def _with_error(value: float, error: float | None, digits: int) -> str:
 
 def _notes(report: Report) -> list[str]:
     """The lines under the table: text, window, device, threads."""
-    notes = [f"{report.text}, windows of {report.context} tokens, SHA-256 {report.sha256[:16]}…"]
+    notes = [f"{report.text}, windows of {count(report.context, 'token')}, SHA-256 {report.sha256[:16]}…"]
     notes += [
-        f"{r['name']}, {r['device']}: {r['windows']} windows, {r['scored']} tokens of second halves, "
-        f"{r['scored_all']} of all" + (f"; {r['seconds']:.1f} s" if r["seconds"] is not None else "")
+        f"{r['name']}, {r['device']}: {count(r['windows'], 'window')}, "
+        f"{count(r['scored'], 'token')} of second halves, {r['scored_all']} of all"
+        + (f"; {r['seconds']:.1f} s" if r["seconds"] is not None else "")
         for r in report.every
     ]
     if report.baseline:
         notes.append(f"KLD in nats, Δp and same top against {report.baseline['name']}, on second halves")
-    return list(dict.fromkeys(notes))
+    return list(dict.fromkeys(map(one_line, notes)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..console.bounded_io import GZIP, TooLong, read_limited, unpacked
+from ..console.wording import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,7 +40,7 @@ class EvalText:
         windows = cut_into_windows(ids, context, bos, limit)
         if not len(windows):
             raise typer.BadParameter(
-                f"{self.name} has {len(ids)} tokens, which do not fill a window of {context}; "
+                f"{self.name} has {count(len(ids), 'token')}, which do not fill a window of {context}; "
                 "take a longer text or a smaller -c"
             )
         return windows

@@ -1,14 +1,13 @@
 """Writing GGUF files tensor by tensor, so that a model never is in memory as a whole.
 
-A file is written under a temporary name in the same folder and renamed when it is complete. An error, Ctrl-C
-or SIGTERM removes it; if a kill leaves it, the next attempt replaces it.
+A file is written under a temporary name in the same folder and renamed when it is complete (`safe_files`). An
+error, Ctrl-C or SIGTERM removes it; if a kill leaves it, the next attempt does.
 
 The `gguf` package writes header, metadata and tensor records; source of the format: the GGUF specification.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
@@ -16,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from ... import KukriError
 from ..block import BlockFormat
+from ..safe_files import NewFile, remove_leftovers
 from .metadata import ARRAY, STRING
 from .string_array import StringArray
 
@@ -55,11 +55,6 @@ def padded(n: int, alignment: int = ALIGNMENT) -> int:
     return -(-n // alignment) * alignment
 
 
-def temporary_name(path: Path) -> Path:
-    """The name that a file has until it is complete."""
-    return path.with_name(f".{path.name}.partial")
-
-
 def write_gguf(
     path: Path,
     metadata: Mapping[str, Any],
@@ -77,33 +72,24 @@ def write_gguf(
     written, ValueError if a tensor's data have another size than its record; errors of `data` pass through.
     """
     size = sum(padded(tensor.n_bytes) for tensor in tensors) + SPARE_BYTES
+    remove_leftovers(path)
     _check_room(path, size)
-    temporary = temporary_name(path)
-    with _removed_on_exit(temporary):
-        _write_header(temporary, metadata, types, tensors)
-        with open(temporary, "r+b") as file:
-            file.seek(0, os.SEEK_END)
+    with _unwound_by_sigterm(), NewFile(path) as file:
+        _write_header(file, metadata, types, tensors)
+        _pad(file)
+        for tensor, pieces in zip(tensors, data, strict=True):
+            written = 0
+            for piece in pieces:
+                file.write(np.ascontiguousarray(piece).data)
+                written += piece.nbytes
+            if written != tensor.n_bytes:
+                raise ValueError(f"tensor {tensor.name} got {written} bytes instead of {tensor.n_bytes}")
             _pad(file)
-            for tensor, pieces in zip(tensors, data, strict=True):
-                written = 0
-                for piece in pieces:
-                    file.write(np.ascontiguousarray(piece).data)
-                    written += piece.nbytes
-                if written != tensor.n_bytes:
-                    raise ValueError(f"tensor {tensor.name} got {written} bytes instead of {tensor.n_bytes}")
-                _pad(file)
-            file.flush()
-            os.fsync(file.fileno())
-            n_bytes = file.tell()
-        os.replace(temporary, path)
-    _sync_folder(path.parent)
-    return n_bytes
+        return file.tell()
 
 
 def _check_room(path: Path, n_bytes: int) -> None:
-    leftover = temporary_name(path)
-    reused = leftover.stat().st_size if leftover.exists() else 0
-    free = shutil.disk_usage(path.parent).free + reused
+    free = shutil.disk_usage(path.parent).free
     if free < n_bytes:
         raise NoRoom(
             f"{path.parent}: {path.name} needs {n_bytes / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free"
@@ -111,14 +97,15 @@ def _check_room(path: Path, n_bytes: int) -> None:
 
 
 def _write_header(
-    path: Path, metadata: Mapping[str, Any], types: Mapping[str, int], tensors: Sequence[TensorRecord]
+    file: BinaryIO, metadata: Mapping[str, Any], types: Mapping[str, int], tensors: Sequence[TensorRecord]
 ) -> None:
+    """Write all before the tensors' bytes: header, metadata and tensor records."""
     import logging
 
     import gguf
 
     logging.getLogger("gguf").setLevel(logging.ERROR)
-    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    writer = gguf.GGUFWriter(None, metadata["general.architecture"])
     writer.data_alignment = ALIGNMENT
     for key, value in metadata.items():
         if key == "general.architecture" or key in _SHARD_KEYS or key == "general.alignment":
@@ -132,10 +119,11 @@ def _write_header(
         raw = gguf.GGMLQuantizationType(tensor.format.ggml_type)
         shape = (*tensor.shape[:-1], tensor.format.row_bytes(tensor.shape[-1]))
         writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), tensor.n_bytes, raw)
+    # In place of `open_output_file`, which opens files by name: this one is open already.
+    writer.fout, writer.state = [cast(Any, file)], gguf.gguf_writer.WriterState.EMPTY
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    writer.close()
 
 
 _BY_DTYPE = {  # NumPy dtype → GGUF value type
@@ -173,8 +161,8 @@ def _pad(file: BinaryIO) -> None:
 
 
 @contextmanager
-def _removed_on_exit(path: Path) -> Iterator[None]:
-    """Remove `path`, if it still exists, when the block ends; SIGTERM raises SystemExit so that it does."""
+def _unwound_by_sigterm() -> Iterator[None]:
+    """A context in which SIGTERM raises SystemExit, so that the unfinished file is removed."""
 
     def terminated(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
@@ -184,20 +172,5 @@ def _removed_on_exit(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
         if main:
             signal.signal(signal.SIGTERM, before)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Sync a folder to disk, so that a rename in it survives a crash; where the system allows it."""
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        os.fsync(descriptor)
-    except OSError:
-        pass
-    finally:
-        os.close(descriptor)

@@ -23,7 +23,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..errors import NoHome
 from ..home import home
+from ..ownership import foreign_writer, private_folder
 from .file_cache import UNFINISHED, FileCache
 from .sources import SourceSet
 
@@ -34,7 +36,7 @@ UNUSED_SECONDS = 30 * 86400  # after which a folder of another version is remove
 CPU_SOURCES = SourceSet(
     f"{__name__}.CPU_SOURCES",
     (
-        *("quant/block.py", "quant/errors.py", "quant/home.py", "quant/package.py"),
+        *("quant/block.py", "quant/errors.py", "quant/home.py", "quant/ownership.py", "quant/package.py"),
         *("quant/formats", "quant/jit", "quant/rounding"),
         *("runtime/cpu/abi", "runtime/cpu/kernels", "runtime/cpu/simd"),
     ),
@@ -70,11 +72,15 @@ class KernelCache:
         self._files = FileCache(folder, ".kernel")
 
     def has(self, key: str) -> bool:
-        """Whether there is a file for the kernel, be it damaged."""
+        """Whether there is a file for the kernel, be it one that `load` does not take."""
         return self._files.has(key)
 
+    def is_whole(self, key: str) -> bool:
+        """Whether the kernel's file is there and as it was written."""
+        return self._files.load(key) is not None
+
     def load(self, key: str) -> MachineCode | None:
-        """The kernel; None if it is missing or damaged, or needs a symbol that this process lacks."""
+        """The kernel; None if `FileCache.load` has none, or if it needs a symbol that this process lacks."""
         content = self._files.load(key)
         if content is None:
             return None
@@ -114,21 +120,37 @@ def kernel_cache() -> KernelCache:
 
 @cache
 def cache_folder() -> Path:
-    """The folder for compiled kernels: it exists, is writable, and counts as used now.
+    """The folder for compiled kernels: it exists, only this user can write to it, and it counts as used now.
 
-    It is in kukri's own folder (`home`). Where that cannot be written, and without sources, which would tell
-    whether a kernel is stale, it is a temporary folder that goes when this process ends.
+    It is in kukri's own folder (`home`). Where that cannot be written, or where other users can write to it,
+    and without sources, which would tell whether a kernel is stale, it is a temporary folder that goes when
+    this process ends; a warning in the log says why. Raises NoHome if the folder for temporary files is
+    unsafe, too.
     """
     try:
-        folder = home() / "kernels" / f"{_level()}-{_fingerprint()}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = private_folder(home(), "kernels", f"{_level()}-{_fingerprint()}")
         with tempfile.TemporaryFile(dir=folder):
             os.utime(folder)
             return folder
-    except OSError:
-        private = Path(tempfile.mkdtemp(prefix="kukri-kernels-"))
-        atexit.register(shutil.rmtree, private, ignore_errors=True)
-        return private
+    except OSError as problem:
+        why = f"{problem.filename}: {problem.strerror}" if problem.strerror else str(problem)
+        return _temporary_folder(why)
+
+
+def _temporary_folder(why: str) -> Path:
+    """A folder for this process's kernels, alone in another, since `tidy` removes old folders beside it."""
+    import logging
+
+    private = Path(os.path.realpath(tempfile.mkdtemp(prefix="kukri-kernels-")))
+    atexit.register(shutil.rmtree, private, ignore_errors=True)
+    if reason := foreign_writer(private):
+        raise NoHome(f"there is no safe folder for compiled kernels: {reason}; set KUKRI_HOME or TMPDIR")
+    log = logging.getLogger(__name__)
+    log.addHandler(logging.NullHandler())  # else Python prints what a program without handlers logs
+    log.warning("compiled kernels are not kept: %s", why)
+    folder = private / "kernels"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 def _level() -> str:

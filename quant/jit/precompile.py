@@ -61,7 +61,7 @@ class _Workers:
     def start(self, cache: KernelCache, kernels: Sequence[CpuKernel]) -> None:
         """Start a process that compiles the kernels in this order, if there can be one."""
         work = [f"{kernel.module}:{kernel.name}:{kernel.item}" for kernel in kernels]
-        arguments = [str(cache.folder), *work]
+        arguments = [str(cache.folder.absolute()), *work]
         process = start_python(f"{__name__}:compile_into_cache", arguments, stdin=subprocess.PIPE)
         if process is not None:
             self._running.append(process)

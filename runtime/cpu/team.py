@@ -106,7 +106,7 @@ class Team:
                     self._post(memory, step.ctypes.data, 0)
                 workers.wake()  # after posting, so that a worker about to sleep cannot miss the step
                 self._lead(memory, step.ctypes.data, 0)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - raised again once the step is done
                 interrupt = error
         if interrupt is not None:
             raise interrupt

@@ -20,12 +20,13 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 import numpy as np
 
 from ...quant.errors import DamagedFile
 from ...quant.mapped_file import MappedFile
+from ...quant.safe_files import NewFile
 from ..cpu.row_scores import LogSums
 
 FORMAT = "kukri-logits-1"
@@ -56,31 +57,34 @@ def _n_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 class LogitsWriter:
-    """A context manager that writes a file row by row, and renames it to `path` when it is complete.
+    """A context manager that writes a file row by row, and gives it its name `path` when it is complete.
 
-    `windows` is the text, int32 [n, context]. Raises OSError.
+    `windows` is the text, int32 [n, context]. Raises OSError: see `safe_files.NewFile`.
     """
 
     def __init__(self, path: Path, windows: np.ndarray, vocab_size: int, metadata: Mapping[str, str]) -> None:
         self._path = path
-        self._unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
         self._windows = windows
         self._scales: list[np.ndarray] = []
         n, context = windows.shape
         self._tensors = _tensors(n, context, vocab_size)
         self._header = _header(self._tensors, {"format": FORMAT, **metadata})
-        self._file: IO[bytes] | None = None
+        self._new: NewFile | None = None
 
     def __enter__(self) -> Self:
-        self._file = self._unfinished.open("wb")
-        self._file.write(self._header)
-        before_codes = (entry for name, entry in self._tensors.items() if name != "codes")
-        self._file.seek(sum(_n_bytes(*entry) for entry in before_codes), os.SEEK_CUR)
+        self._new = NewFile(self._path)
+        try:
+            self._new.file.write(self._header)
+            before_codes = (entry for name, entry in self._tensors.items() if name != "codes")
+            self._new.file.seek(sum(_n_bytes(*entry) for entry in before_codes), os.SEEK_CUR)
+        except BaseException:
+            self._new.discard()
+            raise
         return self
 
     def add(self, logits: np.ndarray, sums: LogSums) -> None:
         """Write the next rows of the second half: float32 logits [rows, vocab] with their log sums."""
-        assert self._file is not None
+        assert self._new is not None
         step = max(1, BLOCK // logits.shape[1])
         for start in range(0, len(logits), step):
             rows = logits[start : start + step]
@@ -89,32 +93,31 @@ class LogitsWriter:
             low = np.maximum(rows.min(axis=1, keepdims=True), top - np.float32(RANGE))
             width = (top - low) / np.float32(LARGEST_CODE)
             codes = (np.maximum(rows, low) - low) * np.where(width > 0, 1 / np.where(width > 0, width, 1), 0)
-            self._file.write(np.minimum(np.rint(codes), LARGEST_CODE).astype("<u2").data)
+            self._new.file.write(np.minimum(np.rint(codes), LARGEST_CODE).astype("<u2").data)
             self._scales.append(np.concatenate([low - log_sum, width], axis=1).astype("<f4"))
 
     def finish(self, nll: np.ndarray) -> None:
-        """Complete the file with `nll`, float64 [n, context - 1], and rename it to `path`."""
-        assert self._file is not None
-        self._file.seek(len(self._header))
-        self._file.write(nll.astype("<f8").tobytes())
-        self._file.write(self._windows.astype("<i4").tobytes())
-        self._file.write(np.concatenate(self._scales).tobytes())
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        self._unfinished.replace(self._path)
+        """Complete the file with `nll`, float64 [n, context - 1], and give it its name."""
+        assert self._new is not None
+        file = self._new.file
+        file.seek(len(self._header))
+        file.write(nll.astype("<f8").tobytes())
+        file.write(self._windows.astype("<i4").tobytes())
+        file.write(np.concatenate(self._scales).tobytes())
+        self._new.commit()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._unfinished.unlink(missing_ok=True)
+        if self._new is not None:
+            self._new.discard()
 
 
 def _header(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
     """The header of a safetensors file with these tensors and metadata."""
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    # A file name may hold bytes that are not UTF-8, as lone surrogates, and readers of JSON refuse those.
+    entries = {key: text.encode("utf-8", "replace").decode() for key, text in metadata.items()}
+    header: dict[str, object] = {"__metadata__": entries}
     end = 0
     for name, (dtype, shape) in tensors.items():
         start, end = end, end + _n_bytes(dtype, shape)

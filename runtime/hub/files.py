@@ -31,7 +31,7 @@ _MORE_TEMPLATES = re.compile(r"additional_chat_templates/[^/]+\.jinja")
 def quant_of(path: str) -> str:
     """The quantisation that a file name states ("Q4_K_M"), or ""."""
     found = _QUANT.findall(path)
-    return found[-1].upper().replace("FP", "F") if found else ""
+    return re.sub(r"^FP(?=16|32)", "F", found[-1].upper()) if found else ""
 
 
 def stem(path: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import catalogue, files, repository, wheels
+from . import cache, catalogue, files, wheels
 from .errors import ModelNotFound, StoreError
 from .names import HubName, parse_name
 
@@ -42,17 +44,17 @@ def _from_wheels() -> Iterator[Installed]:
 
 def _from_hub() -> Iterator[Installed]:
     names = {(entry.repo, files.stem(entry.file)): entry.name for entry in catalogue.ENTRIES}
-    for folder in sorted(repository.cache_folder().glob("models--*--*")):
+    for folder in sorted(cache.cache_folder().glob("models--*--*")):
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-        if root := repository.snapshot(repo):
-            paths = repository.snapshot_files(root)
+        if root := cache.snapshot(repo):
+            paths = cache.snapshot_files(root)
             for model, shards in files.gguf_models(paths).items():
                 quant = files.quant_of(model)
                 name = names.get((repo, files.stem(model))) or f"{repo}:{quant or files.stem(model)}"
                 yield _installed(name, root / shards[0], [root / path for path in shards], quant)
             if checkpoint := files.choose_checkpoint(paths):
                 yield _installed(repo, root, [root / path for path in checkpoint], "safetensors")
-        if incomplete := list((folder / "blobs").glob("*.incomplete")):
+        if incomplete := _incomplete(folder):
             yield _installed(repo, folder, incomplete, "", partial=True)
 
 
@@ -86,30 +88,59 @@ def remove(name: str) -> int:
 def _remove_from_hub(repo: str, quant: str | None) -> int:
     """Delete the model `quant` of `repo`, or with None the repository, from the cache; the bytes freed.
 
-    The cache's folder of a repository goes once no snapshot has a file.
+    The cache's folder of a repository goes once no snapshot has a file. Links are deleted, never what they
+    lead to, unless that is a blob of the same repository. StoreError where the folder itself is a link.
     """
-    folder = repository.repo_folder(repo)
-    blobs = folder / "blobs"
+    folder = cache.repo_folder(repo)
+    if folder.is_symlink():
+        raise StoreError(f"{folder} is a link to {os.readlink(folder)}: delete both yourself")
     before = _folder_bytes(folder)
+    snapshots = cache.snapshot_folders(folder)
     if quant is not None:
-        for root in (folder / "snapshots").glob("*"):
-            for path in files.choose_gguf(repository.snapshot_files(root), quant):
-                blob = (root / path).resolve()
+        for root in snapshots:
+            for path in files.choose_gguf(cache.snapshot_files(root), quant):
+                blob = _blob_of(root / path, folder)
                 (root / path).unlink()
-                if blob.parent == blobs.resolve() and not _is_linked(folder, blob):
+                if blob is not None and not _is_linked(blob, snapshots):
                     blob.unlink()
-        for incomplete in blobs.glob("*.incomplete"):
+        for incomplete in _incomplete(folder):
             incomplete.unlink()
-    if quant is None or not any(path.is_file() for path in (folder / "snapshots").rglob("*")):
+    if quant is None or not any(cache.snapshot_files(root) for root in snapshots):
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(repository.cache_folder() / ".locks" / folder.name, ignore_errors=True)
+        locks = cache.cache_folder() / ".locks"
+        if not locks.is_symlink():
+            shutil.rmtree(locks / folder.name, ignore_errors=True)
     return before - _folder_bytes(folder)
 
 
-def _is_linked(folder: Path, blob: Path) -> bool:
-    """Whether a snapshot in the repository's `folder` has a link to `blob`."""
-    return any(path.resolve() == blob for path in (folder / "snapshots").rglob("*") if path.is_symlink())
+def _incomplete(folder: Path) -> list[Path]:
+    """What broken downloads have left in a repository's `folder`; files only, no links."""
+    blobs = folder / "blobs"
+    if blobs.is_symlink():
+        return []
+    return [path for path in blobs.glob("*.incomplete") if path.is_file() and not path.is_symlink()]
+
+
+def _blob_of(path: Path, folder: Path) -> Path | None:
+    """The blob in a repository's `folder` that `path` is a link to; None if it is no link to a blob there."""
+    if not path.is_symlink():
+        return None
+    blob = path.parent / os.readlink(path)
+    inside = os.path.realpath(blob.parent) == os.path.join(os.path.realpath(folder), "blobs")
+    return folder / "blobs" / blob.name if inside else None
+
+
+def _is_linked(blob: Path, snapshots: list[Path]) -> bool:
+    """Whether a file in one of `snapshots` is a link to `blob`."""
+    paths = [root / path for root in snapshots for path in cache.snapshot_files(root)]
+    return any(path.is_symlink() and path.resolve() == blob.resolve() for path in paths)
 
 
 def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    """Bytes of the files below `folder`; links do not count, nor what they lead to."""
+    sizes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            status = os.lstat(os.path.join(parent, name))
+            sizes += status.st_size if stat.S_ISREG(status.st_mode) else 0
+    return sizes

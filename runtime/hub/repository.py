@@ -1,84 +1,42 @@
-"""Models in repositories on the Hugging Face Hub, kept in huggingface-hub's own cache.
+"""Models in repositories on the Hugging Face Hub: found in huggingface-hub's cache, or downloaded into it.
 
-huggingface-hub does authentication, endpoints, the cache's layout and its links; `download.transfer`
-downloads the files.
+Each file is used only as the first answers about it state it. The bytes that lie on the disk are compared
+with that, those of earlier downloads too: who answered then may have been somebody else.
 """
 
 from __future__ import annotations
 
-import re
-import socket
-import threading
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from . import files
-from .download import RemoteFile, exclusive, transfer
-from .errors import ModelNotFound, StoreError, Unreachable
+from ...quant.units import human_bytes
+from . import cache, files, hub_api
+from .download import RemoteFile, exclusive, require_space, settle, transfer
+from .errors import ModelNotFound, StoreError
+from .expected import compare
 from .progress import NoProgress, ProgressFactory
 
-CONNECT_SECONDS = 4.0  # a Hub that takes longer to accept a connection counts as out of reach
+MOST_SMALL_BYTES = 1 << 28  # of a file that is no weights; the largest tokenizers have 2^25
+MOST_INDEX_BYTES = 1 << 26  # of a checkpoint's index of shards, which is read into memory
+MOST_CHOSEN = 1000  # files of a model; the largest have 200
+_INDEX = "model.safetensors.index.json"
+_LONG_READ = 2_000_000_000  # bytes whose reading takes long enough to be announced
+_WEIGHTS = (".gguf", ".safetensors")
 
-
-@dataclass(frozen=True)
-class ListedFile:
-    """A file as the Hub's listing of a repository states it; size and SHA-256 may be missing."""
-
-    path: str
-    n_bytes: int | None
-    sha256: str | None
-
-
-def cache_folder() -> Path:
-    """huggingface-hub's cache: HF_HUB_CACHE, or `hub` in HF_HOME. StoreError for a bad HF_… variable."""
-    return Path(_constants().HF_HUB_CACHE)
-
-
-def _constants() -> Any:
-    """huggingface-hub's settings, read from the environment when it is first imported."""
-    try:
-        from huggingface_hub import constants
-    except ValueError as problem:
-        raise StoreError(f"one of the variables HF_… has a value that cannot be: {problem}") from None
-    return constants
-
-
-def repo_folder(repo: str) -> Path:
-    """The folder of the repository `repo` in the cache."""
-    return cache_folder() / ("models--" + repo.replace("/", "--"))
-
-
-def snapshot(repo: str) -> Path | None:
-    """The folder of the snapshot of `repo` that `main` stands for, or else the newest; None if none is."""
-    folder = repo_folder(repo)
-    try:
-        commit = (folder / "refs" / "main").read_text().strip()
-        if commit and (folder / "snapshots" / commit).is_dir():
-            return folder / "snapshots" / commit
-    except OSError:
-        pass
-    try:
-        return max((folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime, default=None)
-    except OSError:
-        return None
-
-
-def snapshot_files(folder: Path) -> list[str]:
-    """Relative paths (with slashes) of the files in a snapshot; broken links do not count."""
-    return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+_log = logging.getLogger(__name__)
 
 
 def find(repo: str, quant: str | None) -> Path | None:
     """The file (first shard) or folder of a model of `repo`; None unless all its files are on disk."""
-    folder = snapshot(repo)
+    folder = cache.snapshot(repo)
     if folder is None:
         return None
-    paths = snapshot_files(folder)
+    paths = cache.snapshot_files(folder)
     if chosen := files.choose_gguf(paths, quant):
         return folder / chosen[0]
     if quant is None and files.choose_checkpoint(paths) and _shards_complete(folder):
@@ -88,16 +46,19 @@ def find(repo: str, quant: str | None) -> Path | None:
 
 def _shards_complete(folder: Path) -> bool:
     """Whether a checkpoint's folder has every shard that its index names."""
-    import json
-
-    index = folder / "model.safetensors.index.json"
-    if not index.exists():
-        return True
+    index = folder / _INDEX
     try:
+        if index.stat().st_size > MOST_INDEX_BYTES:
+            return False
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except FileNotFoundError:
+        return True
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return False
-    return all((folder / str(shard)).is_file() for shard in shards)
+    return all(
+        isinstance(shard, str) and cache.is_file_name(shard) and (folder / shard).is_file()
+        for shard in shards
+    )
 
 
 def download(
@@ -112,169 +73,112 @@ def download(
     `label` names the model in messages. `sha256`: the checksum that the model's only file must have. Raises
     ModelNotFound, Unreachable, StoreError or OSError.
     """
-    with _hub_errors(repo):
-        remote = {file.path: file for file in _list(repo)}
-        chosen = files.choose_gguf(remote, quant)
+    with hub_api.hub_errors(repo):
+        listing = hub_api.list_files(repo)
+        chosen = files.choose_gguf(listing.files, quant)
         if not chosen and quant is None:
-            chosen = files.choose_checkpoint(remote)
+            chosen = files.choose_checkpoint(listing.files)
         if not chosen:
-            raise ModelNotFound(_nothing_to_choose(repo, quant, remote))
-        paths = [_download_file(repo, remote[path], label, progress, sha256) for path in chosen]
-    if chosen[0].lower().endswith(".gguf"):
-        return paths[0]
-    return paths[chosen.index("config.json")].parent
+            raise ModelNotFound(_nothing_to_choose(repo, quant, listing.files))
+        if len(chosen) > MOST_CHOSEN:
+            raise StoreError(f"{repo} is a model of {len(chosen)} files, more than {MOST_CHOSEN}")
+        folder = cache.repo_folder(repo)
+        wanted = [_wanted(repo, listing, path, label, sha256) for path in chosen]
+        missing = [file for file in wanted if not _is_there(file, folder)]
+        if missing:
+            (folder / "blobs").mkdir(parents=True, exist_ok=True)
+            require_space(folder, sum(_bytes_to_come(file, folder / "blobs") for file in missing), label)
+        for file in missing:
+            _fetch(file, folder, progress)
+        cache.set_main(folder, listing.commit)
+    root = cache.snapshot_folder(folder, listing.commit)
+    return root / chosen[0] if chosen[0].lower().endswith(".gguf") else root
 
 
-def _nothing_to_choose(repo: str, quant: str | None, paths: dict[str, ListedFile]) -> str:
+def _nothing_to_choose(repo: str, quant: str | None, paths: Iterable[str]) -> str:
     """The message about a repository that has no model for `quant`."""
-    quants = sorted({files.quant_of(name) or files.stem(name) for name in files.gguf_models(paths)})
+    quants = sorted({files.quant_of(name) or files.stem(name)[:60] for name in files.gguf_models(paths)})
     if quants:
-        return f"{repo} has no {quant}; it has {', '.join(quants)}"
+        shown = quants if len(quants) <= 20 else [*quants[:20], f"{len(quants) - 20} more"]
+        return f"{repo} has no {quant}; it has {', '.join(shown)}"
     if quant is not None:
         return f"{repo} has no GGUF files, so no {quant}; leave the quantisation out to use its safetensors"
     return f"{repo} has neither GGUF nor safetensors files (pickled weights are never loaded)"
 
 
-def _list(repo: str) -> list[ListedFile]:
-    """The files of a repository, from the Hub. StoreError if its answer is no list of files."""
-    from huggingface_hub import HfApi, errors
+@dataclass(frozen=True)
+class _Wanted:
+    """A file of a model: where it belongs in the cache, where it is on the Hub, and what it must be."""
 
+    commit: str
+    path: str  # in the repository
+    source: RemoteFile
+
+    @property
+    def transfer(self) -> str:
+        """The name of its transfer: the blob's, or if no digest is known, one that is only this file's."""
+        digest = self.source.expected.digest
+        return digest or "unnamed-" + hashlib.sha256(self.source.url.encode()).hexdigest()[:40]
+
+
+def _wanted(repo: str, listing: hub_api.Listing, path: str, label: str, sha256: str | None) -> _Wanted:
+    """What there is to know about a listed file before any of its bytes come. StoreError if it cannot be
+    stored."""
+    if not cache.is_file_name(path):
+        raise StoreError(f"{repo} has a file whose name cannot be stored: {path[:80]!r}")
+    expected = hub_api.expected_file(repo, listing.commit, listing.files[path], sha256)
+    shown = label if path.lower().endswith(".gguf") else f"{label} {path}"
+    most_bytes = None if path.lower().endswith(_WEIGHTS) else MOST_SMALL_BYTES
+    url = hub_api.file_url(repo, listing.commit, path)
+    return _Wanted(listing.commit, path, RemoteFile(url, hub_api.hub_headers(), expected, shown, most_bytes))
+
+
+def _is_there(file: _Wanted, folder: Path) -> bool:
+    """Whether `file` is in its snapshot in the repository's `folder`, with the bytes that it must have."""
+    path = cache.snapshot_folder(folder, file.commit) / file.path
+    return cache.leads_nowhere_else(folder, path.parent) and _has(path, file.source)
+
+
+def _has(path: Path, source: RemoteFile) -> bool:
+    """Whether the file `path` has the size and the digest of `source`; not if neither is known."""
+    expected = source.expected
+    if expected.n_bytes is None and expected.digest is None:
+        return False
     try:
-        info = HfApi().model_info(repo, files_metadata=True, timeout=2 * CONNECT_SECONDS)
-        siblings: list[tuple[Any, Any, Any]] = [
-            (file.rfilename, file.size, file.lfs and file.lfs.sha256) for file in info.siblings or []
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as problem:
-        if isinstance(problem, (errors.HfHubHTTPError, errors.HFValidationError)):
-            raise
-        raise StoreError(f"the Hub's answer about {repo} is no list of files") from None
-    return [
-        ListedFile(path, _n_bytes(size), sha256 if _is_sha256(sha256) else None)
-        for path, size, sha256 in siblings
-        if isinstance(path, str)
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            n_bytes = os.fstat(file.fileno()).st_size
+            if n_bytes == expected.n_bytes and n_bytes > _LONG_READ:
+                _log.info("%s is on disk; reading its %s to check it", source.label, human_bytes(n_bytes))
+            return not compare(file, expected, n_bytes).difference
+    except FileNotFoundError:
+        return False
+
+
+def _bytes_to_come(file: _Wanted, blobs: Path) -> int:
+    """How many bytes the disk must have room for, as far as is known."""
+    n_bytes = file.source.expected.n_bytes or 0
+    sizes = [
+        path.stat().st_size
+        for name in (file.transfer, f"{file.transfer}.incomplete")
+        if (path := blobs / name).is_file()
     ]
+    return max(n_bytes - max(sizes, default=0), 0)
 
 
-def _download_file(
-    repo: str, file: ListedFile, label: str, progress: ProgressFactory, sha256: str | None
-) -> Path:
-    """Download one file into the cache: transfer its blob, then let huggingface-hub link the snapshot to it.
+def _fetch(file: _Wanted, folder: Path, progress: ProgressFactory) -> None:
+    """Have `file` in its snapshot in the repository's `folder`: link it to its blob, downloaded if need be.
 
-    The Hub's ETag names the blob; for large files it is their SHA-256.
+    A blob is not trusted for its name, and always has the name of its digest.
     """
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
-
-    if not _is_file_name(file.path):
-        raise StoreError(f"{repo} has a file whose name cannot be stored: {file.path[:80]!r}")
-    url = hf_hub_url(repo, file.path)
-    remote = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT)
-    etag = remote.etag
-    if not etag or not re.fullmatch(r"\w[\w.-]{,127}", etag):
-        raise StoreError(f"the Hub gives no usable ETag for {file.path} of {repo}")
-    if not re.fullmatch(r"[0-9a-f]{40}", remote.commit_hash or ""):
-        raise StoreError(f"the Hub does not say which commit {file.path} of {repo} belongs to")
-    size = _n_bytes(remote.size)
-    n_bytes = file.n_bytes if size is None else size
-    if sha256 is None:
-        sha256 = file.sha256 or (etag if _is_sha256(etag) else None)
-    if _is_sha256(etag) and etag != sha256:
-        raise StoreError(f"the Hub's {file.path} is not the file this name stands for (SHA-256 {etag[:12]}…)")
-
-    blob = repo_folder(repo) / "blobs" / etag
-    blob.parent.mkdir(parents=True, exist_ok=True)
-    lock = cache_folder() / ".locks" / repo_folder(repo).name / f"{etag}.incomplete.lock"
-    with exclusive(lock, label):
-        if not blob.exists():
-            headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
-            shown = label if file.path.lower().endswith(".gguf") else f"{label} {file.path}"
-            transfer(RemoteFile(url, headers, n_bytes, sha256, shown), blob, progress)
-    return Path(hf_hub_download(repo, file.path))
-
-
-def _is_sha256(etag: object) -> bool:
-    """Whether an ETag is a SHA-256 in hexadecimal, as those of large files are."""
-    return isinstance(etag, str) and re.fullmatch(r"[0-9a-f]{64}", etag) is not None
-
-
-def _n_bytes(size: object) -> int | None:
-    """`size` if it is a whole number of bytes, else None (unknown)."""
-    return size if isinstance(size, int) and size >= 0 else None
-
-
-def _is_file_name(path: str) -> bool:
-    """Whether a path that the Hub lists stays below the snapshot's folder and can be a file's name."""
-    parts = path.split("/")
-    plain = path.isprintable() and "\\" not in path
-    return plain and all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
-
-
-@contextmanager
-def _hub_errors(repo: str) -> Iterator[None]:
-    """Raise one of kukri's errors in place of any of huggingface-hub's, and show none of its warnings."""
-    constants = _constants()
-    from huggingface_hub import errors
-    from huggingface_hub.utils import logging
-
-    logging.set_verbosity_error()
-    if constants.HF_HUB_OFFLINE:
-        raise Unreachable(f"{repo} is not on disk, and HF_HUB_OFFLINE forbids asking the Hub")
-    if not _reachable(constants.ENDPOINT):
-        raise Unreachable(f"{repo} is not on disk, and the Hub ({constants.ENDPOINT}) cannot be reached")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    except errors.GatedRepoError:
-        raise ModelNotFound(
-            f"{repo} is gated: accept its licence at {constants.ENDPOINT}/{repo} and set HF_TOKEN"
-        ) from None
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError):
-        raise ModelNotFound(f"the Hub has no model {repo} (or it is private: set HF_TOKEN)") from None
-    except errors.LocalEntryNotFoundError:
-        raise Unreachable(f"the Hub went out of reach while {repo} was being fetched") from None
-    except errors.EntryNotFoundError:
-        raise ModelNotFound(f"{repo} no longer has the file it lists") from None
-    except errors.HfHubHTTPError as problem:
-        code = problem.response.status_code
-        if code in (401, 403):
-            raise ModelNotFound(f"the Hub refuses {repo} (HTTP {code}): check HF_TOKEN") from None
-        raise Unreachable(f"the Hub answers HTTP {code} for {repo}") from None
-    except (errors.HTTPError, errors.OfflineModeIsEnabled) as problem:
-        raise Unreachable(f"{repo} is not on disk, and the Hub cannot be reached: {problem}") from None
-    except Exception as problem:
-        if type(problem).__name__ != "InvalidURL":  # the class belongs to huggingface-hub's HTTP client
-            raise
-        raise Unreachable(f"{repo} is not on disk, and a proxy's or the Hub's address is none") from None
-
-
-def _reachable(endpoint: str) -> bool:
-    """Whether a server accepts connections at `endpoint` within CONNECT_SECONDS, name resolution included."""
-    import urllib.request  # here, because it is slow to import
-
-    try:
-        url = urlsplit(endpoint)
-        host = url.hostname
-    except ValueError:
-        return False
-    if not host:
-        return False
-    if url.scheme in urllib.request.getproxies() and not urllib.request.proxy_bypass(host):
-        return True  # the proxy connects, and its answer says more
-    try:
-        port = url.port or (443 if url.scheme == "https" else 80)
-    except ValueError:
-        return False
-    answers: list[bool] = []
-
-    def knock() -> None:
-        try:
-            socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
-            answers.append(True)
-        except OSError:
-            answers.append(False)
-
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(CONNECT_SECONDS + 0.5)
-    return answers == [True]
+    source, blobs = file.source, folder / "blobs"
+    lock = folder.parent / ".locks" / folder.name / f"{file.transfer}.incomplete.lock"
+    with exclusive(lock, source.label):
+        name = source.expected.digest
+        if name is None or not _has(blobs / name, source):
+            partial = blobs / f"{file.transfer}.incomplete"
+            sha256 = transfer(source, partial, progress)
+            name = name or sha256
+            settle(partial, blobs / name)
+        cache.link(blobs / name, folder, file.commit, file.path)

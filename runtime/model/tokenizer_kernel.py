@@ -84,7 +84,7 @@ def kernel_key() -> str:
 
 
 def compile_into_cache(arguments: Sequence[str]) -> None:
-    """Compile the kernel for a cache, unless it is there. `arguments`: the cache's folder.
+    """Compile the kernel for a cache, unless it is there, whole. `arguments`: the cache's folder.
 
     A background process runs this. Raises UntrackedSource if `SOURCES` lacks a file.
     """
@@ -93,7 +93,7 @@ def compile_into_cache(arguments: Sequence[str]) -> None:
 
     cache, key = KernelCache(Path(arguments[0])), kernel_key()
     try:
-        if not cache.has(key):
+        if not cache.is_whole(key):
             SOURCES.check(MODULE)
             cache.store(key, *machine_code(importlib.import_module(MODULE).tokenizer_kernel, False))
     finally:
@@ -124,7 +124,7 @@ def _start_compiler(cache: KernelCache, key: str) -> subprocess.Popen[bytes] | N
         claim.touch(exist_ok=False)
     except OSError:
         return None  # another process compiles, or the disk is full
-    process = start_python(f"{__name__}:compile_into_cache", [str(cache.folder)], background=True)
+    process = start_python(f"{__name__}:compile_into_cache", [str(cache.folder.absolute())], background=True)
     if process is None:
         claim.unlink(missing_ok=True)
     return process

@@ -33,6 +33,7 @@ def report(arguments):
     Path(arguments[0]).write_text(json.dumps({
         "arguments": arguments,
         "path": sys.path,
+        "folder": os.getcwd(),
         "package": kukri.__file__,
         "niceness": os.nice(0) if hasattr(os, "nice") else None,
         "leads_session": os.getsid(0) == os.getpid() if hasattr(os, "getsid") else None,
@@ -64,6 +65,7 @@ def planted(tmp_path, monkeypatch):
     folder.mkdir()
     for name in PLANTED:
         (folder / f"{name}.py").write_text("open(__file__ + '.imported', 'w')\nraise SystemExit(1)\n")
+    (folder / ".numba_config.yaml").write_text("disable_jit: 1\n")  # Numba's settings for whoever is here
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(folder), "."]))
     return folder
@@ -131,13 +133,14 @@ def test_the_compiler_of_the_tokenizer_kernel_imports_nothing_from_the_current_f
     tmp_path, planted, unsafe_path
 ):
     cache, key = KernelCache(tmp_path), tokenizer_kernel.kernel_key()
-    cache._files.store(key, b"")  # all is imported before it finds that there is nothing to do
+    cache._files.path(key).write_bytes(b"damaged")  # is no reason not to compile it
     leave = unsafe_path()
     process = tokenizer_kernel._start_compiler(cache, key)
     leave()
     assert process is not None
     assert process.wait(120) == 0
     assert not tokenizer_kernel._claim(cache, key).exists()
+    assert cache.load(key) is not None
     assert marks(planted) == []
 
 
@@ -166,6 +169,23 @@ def test_a_child_runs_this_package_whatever_else_is_on_the_path(tmp_path, module
     found = report(tmp_path)
     assert Path(found["package"]).parent == root
     assert found["arguments"][1:] == ["a b", "é"]
+
+
+def test_the_environment_leads_no_child_into_the_current_folder(tmp_path, modules, planted, monkeypatch):
+    """Not by variables that name places of code, and relative names mean what they mean here."""
+    for name in ("PYTHONHOME", "PYTHONUSERBASE", "PYTHONPYCACHEPREFIX", "PYTHONSTARTUP", "PYTHONINSPECT"):
+        monkeypatch.setenv(name, "here")
+    monkeypatch.setenv("PATH", os.pathsep.join([".", os.defpath, ""]))
+    monkeypatch.setenv("KUKRI_HOME", "cache")
+    environment = child_environment()
+    assert not [name for name in environment if name.startswith("PYTHON") and environment[name] == "here"]
+    assert all(map(os.path.isabs, environment["PATH"].split(os.pathsep)))
+    assert environment["KUKRI_HOME"] == str(planted / "cache")
+    assert report(tmp_path)["folder"] == str(child_process.PACKAGE_FOLDER)
+    monkeypatch.setenv("PYTHONUSERBASE", str(tmp_path))
+    monkeypatch.setenv("KUKRI_HOME", "~/cache")
+    assert child_environment()["PYTHONUSERBASE"] == str(tmp_path)
+    assert child_environment()["KUKRI_HOME"] == "~/cache"
 
 
 def test_a_child_has_the_paths_of_its_parent_but_for_the_current_folder(

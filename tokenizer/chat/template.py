@@ -90,7 +90,7 @@ def render_until(
         raise TemplateError(f"chat template: {_one_line(error)}") from None
     except RecursionError:
         raise TemplateError("chat template: nested too deeply") from None
-    except (Exception, MemoryError) as error:  # a template can fail in any way that Python can
+    except (Exception, MemoryError) as error:  # noqa: BLE001 - a template can fail in any way
         raise TemplateError(f"chat template: {type(error).__name__}: {_one_line(error)}") from None
 
 

@@ -32,6 +32,26 @@ BLACKWELL_DRIVER = (12, 9)  # CUDA version that knows compute capability 10 and 
 SCHEDULE_AUTO, SPIN, BLOCK = 0, 1, 4  # CU_CTX_SCHED_…: how a thread waits for the GPU
 
 
+def total_memory() -> int | None:
+    """Bytes of memory of the first GPU; None if there is none or it is too old. Makes no context."""
+    functions = driver_functions()
+    if functions is None:
+        return None
+    library = Library(functions)
+    count, device, n_bytes, major = c_int(), c_int(), c_size_t(), c_int()
+    calls = (
+        ("cuInit", 0),
+        ("cuDeviceGetCount", byref(count)),
+        ("cuDeviceGet", byref(device), 0),
+        ("cuDeviceGetAttribute", byref(major), _COMPUTE_MAJOR, device),
+        ("cuDeviceTotalMem_v2", byref(n_bytes), device),
+    )
+    for name, *arguments in calls:
+        if library.code(name, *arguments):
+            return None
+    return n_bytes.value if count.value and major.value >= MIN_CAPABILITY[0] else None
+
+
 class Device:
     """The first GPU, with a stream, allocations, modules and pinned host memory that `close` frees.
 

@@ -22,7 +22,7 @@ from kukri.cli.bench import measure as bench_measure
 from kukri.cli.bench.measure import LoadTimes, bytes_per_token, measure
 from kukri.cli.bench.plan import Plan, numbers
 from kukri.cli.bench.plan import Test as Case
-from kukri.cli.bench.report import markdown_table
+from kukri.cli.console.table import markdown_table
 from kukri.runtime.cpu import bandwidth
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.state import SequenceStates
@@ -100,7 +100,7 @@ def cells(line: str) -> list[str]:
 
 def test_a_bar_or_a_line_break_in_a_name_does_not_break_the_table() -> None:
     shown = markdown_table(("a", "b"), [("x|y\nz\x1b[2J", "1")])
-    assert shown.splitlines()[2] == r"| x\|y z[2J | 1 |"
+    assert shown.splitlines()[2] == r"| x\|y z�[2J | 1 |"
     assert len(shown.splitlines()) == 3
 
 

@@ -222,11 +222,28 @@ def test_saved_text_can_be_read(tmp_path: Path) -> None:
 
 def test_a_save_that_cannot_begin_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **options: object) -> None:
-        raise OSError("no room")
+        raise OSError(28, "no room", "a name that nobody knows")
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="no room"):
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(OSError, match="no room") as problem:
         save(Conversation(), "tiny", tmp_path / "c.json")
+    assert problem.value.filename == str(tmp_path / "c.json")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no modes")
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_saved_conversations_are_private(tmp_path: Path, umask: int) -> None:
+    """Whatever the umask, and also where a file stood that all could read."""
+    path, shared = tmp_path / "new.json", tmp_path / "shared.json"
+    shared.write_text("")
+    shared.chmod(0o644)
+    before = os.umask(umask)
+    try:
+        for each in (path, shared):
+            save(Conversation("secret"), "tiny", each)
+            assert each.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(before)
 
 
 def test_turns_saved_without_a_cut_are_complete(tmp_path: Path) -> None:

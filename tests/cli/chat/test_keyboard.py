@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from kukri.cli.chat.line_editor import EDITORS
+
 from ...running import LLM
 from .test_chat import RANDOM, Terminal, open_chat, terminals
 
@@ -279,7 +281,26 @@ def test_an_editor_for_the_message(chat: Open, editor: dict[str, str], tmp_path:
     assert not Path(name).exists()
 
 
-def test_no_editor_is_said(chat: Open, tmp_path: Path) -> None:
+def test_no_editor_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, editor: dict[str, str]) -> None:
+    """Nor is one looked for in the current folder, whatever PATH says; a path is the user's own word."""
+    from kukri.cli.chat import line_editor
+
+    (tmp_path / "my editor.sh").rename(tmp_path / "ed-here")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(line_editor, "EDITORS", ())
+    monkeypatch.setenv("VISUAL", "")
+    monkeypatch.setenv("PATH", f".{os.pathsep}{os.pathsep}/usr/bin")
+    for missing in ("", "ed-here", "no-such-editor -w", "./no-such-editor"):
+        monkeypatch.setenv("EDITOR", missing)
+        with pytest.raises(ValueError, match="there is no editor"):
+            line_editor._check_editor()
+    for found in ("./ed-here", f"'{tmp_path}/ed-here' -w", "env"):
+        monkeypatch.setenv("EDITOR", found)
+        line_editor._check_editor()
+
+
+@pytest.mark.skipif(any(map(os.path.exists, EDITORS)), reason="an editor is installed")
+def test_no_editor_is_said_in_a_chat(chat: Open, tmp_path: Path) -> None:
     terminal = chat(VISUAL="", EDITOR="", PATH=str(tmp_path))
     terminal.ask("/edit", "there is no editor")
 

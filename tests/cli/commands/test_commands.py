@@ -11,7 +11,8 @@ import pytest
 import typer
 
 from kukri.cli.console import generation
-from kukri.cli.console.terminal import note, pairs, table
+from kukri.cli.console.table import pairs, table
+from kukri.cli.console.terminal import note, tell
 from kukri.cli.main import app
 from kukri.quant.units import human_bytes
 from kukri.runtime.engine.sampler import SamplingParams
@@ -41,7 +42,7 @@ def test_nothing_in_a_file_reaches_the_terminal_as_an_escape(
     name = "a\x1b]0;title\x07b\x9b2Jc\nlicence  none\x7f"
     path = write_tiny_model(tmp_path / "x.gguf", name=name)
     shown = llm_inside("show", path).stdout.decode()
-    assert re.search(r"(?m)^name +a\]0;titleb2Jc licence none$", shown)
+    assert re.search(r"(?m)^name +a�\]0;title�b�2Jc licence  none�$", shown)
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
     told = llm_inside("show", path, "-o", "json").stdout.decode()
     assert json.loads(told)["name"] == name
@@ -49,9 +50,10 @@ def test_nothing_in_a_file_reaches_the_terminal_as_an_escape(
     for flags in ((), ("-o", "json")):
         done = llm_inside("tokenize", "-m", path, *flags, "x\x9b2J\x7f")
         assert not re.search(r"[\x7f-\x9f]", done.stdout.decode())
-    note("two\x1b[2J\nlines\x9b")
-    assert capfdbinary.readouterr().err == b"two[2J\nlines\n"
-    assert table(("A",), [("x\x1b\ty\x85",)]) == "A\nx y\n"
+    note("one\x1b[2J\nline\x9b")
+    tell("two\x1b[2J\nlines\x9b")
+    assert capfdbinary.readouterr().err.decode() == "one�[2J line�\ntwo�[2J\nlines�\n"
+    assert table(("A",), [("x\x1b\ty\x85",)]) == "A\nx� y\n"
 
 
 def test_show_of_a_model_that_is_not_here_downloads_nothing(llm: Run) -> None:
@@ -125,7 +127,12 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
             if parameter.opts[0][0] == "-"
         }
         for flag, variable in flags[name].items():
-            wanted = None if flag in ("--model", "--help") else "LLM_" + flag[2:].upper().replace("-", "_")
+            # What a command is to do, unlike how, is never left in the environment.
+            wanted = (
+                None
+                if flag in ("--model", "--help", "--unset", "--path")
+                else "LLM_" + flag[2:].upper().replace("-", "_")
+            )
             assert variable == wanted, (name, flag)
     assert flags["run"] == flags["chat"]
     assert set(flags["run"]) >= {
@@ -136,6 +143,7 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
     assert set(flags) == {
         "run",
         "chat",
+        "use",
         "pull",
         "list",
         "show",
@@ -145,6 +153,7 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
         "eval",
         "tokenize",
         "doctor",
+        "config",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,9 @@ def completed(environment: dict[str, str], *words: str) -> list[str]:
         (("show", "sm"), "smollm2"),
         (("run", "-m", "smol"), "smollm2"),
         (("rm", "gem"), "gemma3:270m"),
+        (("pull", "-m", "gem"), "gemma3:270m"),
+        (("use", "smol"), "smollm2"),
+        (("eval", "--file", "x", "smol"), "smollm2"),
         (("bench", "--model", "smol"), "smollm2"),
         (("quantize", "a", "b", "--type", "iq4_"), "iq4_nl"),
         (("run", "--kv-type", "q"), "q8_0"),
@@ -55,6 +59,9 @@ def test_paths(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "mine.gguf").write_bytes(b"")
     (tmp_path / "more.txt").write_bytes(b"")
+    for unsafe in ("m\x1b[31m.gguf", "m\n.gguf", "m\u202e.gguf", "m\udce9.gguf"):
+        if os.name != "nt":
+            (tmp_path / unsafe).write_bytes(b"")
     assert completed(environment, "show", f"{tmp_path}/m") == [f"{tmp_path}/mine.gguf", f"{tmp_path}/models/"]
     assert completed(environment, "show", f"{tmp_path}/none/x") == []
 

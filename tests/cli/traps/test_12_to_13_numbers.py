@@ -56,8 +56,8 @@ def test_trap_12_settings_that_leave_all(llm_inside: Run, tiny: Path, flags: tup
     [
         *(("-t", "-0.1"), ("-t", "nan"), ("-t", "inf"), ("--top-k", "-1"), ("--top-k", "1.5")),
         *(("--top-p", "1.01"), ("--top-p", "-1"), ("--top-p", "nan"), ("--min-p", "2"), ("--min-p", "nan")),
-        *(("--repeat-penalty", "0"), ("--repeat-penalty", "inf"), ("--repeat-last-n", "-2"), ("-n", "-1")),
-        *(("-c", "0"), ("-c", "-5"), ("--seed", "-1"), ("--threads", "0"), ("--stop", "")),
+        *(("--repeat-penalty", "0"), ("--repeat-penalty", "inf"), ("--repeat-last-n", "-2"), ("-n", "-2")),
+        *(("-c", "0"), ("-c", "-5"), ("--seed", "-2"), ("--threads", "0"), ("--stop", "")),
         *(("--threads", "99999"), ("-c", "99999999999")),
         *(("--repeat-penalty", "1e-320"), ("--repeat-penalty", "1e39")),
     ],

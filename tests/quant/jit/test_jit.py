@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kukri.quant.errors import NoHome
 from kukri.quant.jit import compiler, decorators, kernel_cache, precompile
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.kernel_cache import CPU_SOURCES, UNUSED_SECONDS, KernelCache
@@ -46,6 +49,7 @@ WRITERS = {str(i): writer(number(i)) for i in range(8)}
 RUN = """
 import sys
 import numpy as np
+from kukri.quant.errors import NoHome
 from kukri.quant.jit import compiler
 from kukri.quant.jit.kernel import CpuKernel
 from kukri.quant.jit.precompile import compile_kernels
@@ -243,6 +247,34 @@ def test_a_file_in_place_of_the_home(home):
     folder = kernel_cache.cache_folder()
     assert not folder.is_relative_to(home)
     assert folder.is_dir()
+
+
+def test_a_folder_that_is_open_to_others_is_not_used(home, tmp_path, monkeypatch, caplog):
+    """What lies there could be anybody's; the log says why kernels are compiled at every start."""
+    home.mkdir()
+    home.chmod(0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with caplog.at_level(logging.WARNING):
+        folder = kernel_cache.cache_folder()
+    assert folder.is_relative_to(tmp_path)
+    assert not folder.is_relative_to(home)
+    assert caplog.messages == [f"compiled kernels are not kept: other users can write to {home}"]
+    tmp_path.chmod(0o777)
+    kernel_cache.cache_folder.cache_clear()
+    with pytest.raises(NoHome, match="set KUKRI_HOME or TMPDIR"):
+        kernel_cache.cache_folder()
+    tmp_path.chmod(0o700)
+
+
+def test_what_lies_beside_a_temporary_folder_of_kernels_is_left(home, tmp_path, monkeypatch):
+    home.write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "my-thesis").mkdir()
+    folder = kernel_cache.cache_folder()
+    os.utime(tmp_path / "my-thesis", (0, 0))
+    KernelCache(folder).tidy()
+    assert folder.is_dir()
+    assert (tmp_path / "my-thesis").is_dir()
 
 
 def test_folders_of_other_versions_go_after_a_month(tmp_path):

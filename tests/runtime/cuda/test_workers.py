@@ -13,6 +13,7 @@ from kukri.runtime.cuda.driver import device as driver
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
 from kukri.runtime.cuda.kernels.common import pointwise
+from kukri.runtime.model.cuda_device import gpu_memory
 
 KERNELS = [kernel(pointwise.add, 256, PDL=0), kernel(pointwise.soft_cap, 256, PDL=0)]
 
@@ -69,6 +70,8 @@ class Functions:
                 arguments[1]._obj.value = b"so it is"
             elif name == "cuMemGetInfo_v2":
                 arguments[0]._obj.value, arguments[1]._obj.value = 3 * 10**9, 24 * 10**9
+            elif name == "cuDeviceTotalMem_v2":
+                arguments[0]._obj.value = 24 * 10**9
             return 0
 
         return call
@@ -96,6 +99,25 @@ def test_a_card_that_others_hold(monkeypatch):
     monkeypatch.setattr(driver, "driver_functions", lambda: Functions(fails=("cuDevicePrimaryCtxRetain", 46)))
     with pytest.raises(CudaError, match="so it is, 46"):
         Device()
+
+
+@pytest.mark.parametrize(
+    ("library", "n_bytes"),
+    [
+        (None, None),
+        (Functions(), 24 * 10**9),
+        (Functions(cards=0), None),
+        (Functions(capability=(7, 5)), None),
+        (Functions(fails=("cuInit", 100)), None),
+        (Functions(fails=("cuDeviceTotalMem_v2", 1)), None),
+    ],
+)
+def test_the_memory_of_a_card_without_a_context(monkeypatch, library, n_bytes):
+    monkeypatch.setattr(driver, "driver_functions", lambda: library)
+    assert driver.total_memory() == n_bytes
+    assert gpu_memory() == n_bytes
+    monkeypatch.setattr("kukri.runtime.cuda.compile.kernel.compiler_version", lambda: None)
+    assert gpu_memory() is None
 
 
 @pytest.mark.parametrize("active", [0, 1])

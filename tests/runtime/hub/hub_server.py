@@ -7,6 +7,7 @@ import json
 import re
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".gguf", ".safetensors")  # files whose ETag is their SHA-256; those of others are git's SHA-1
+
+
+def git_sha1(data: bytes) -> str:
+    """Git's name of a file with these bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 @dataclass
@@ -40,10 +47,11 @@ class HubServer:
     api: bytes | None = None  # what is answered about every repository instead
     headers: dict[str, str] = field(default_factory=dict)  # of files, instead of the right ones
     endless: bool = False  # transfers go on behind the end of the file
+    script: Callable[[Handler], bool] | None = None  # answers a request itself and returns True, or leaves it
     requests: list[Request] = field(default_factory=list)
 
     def start(self) -> None:
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": self}))
         self._server.daemon_threads = True
         self._server.handle_error = lambda *error: None  # type: ignore[method-assign]  # clients are killed
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
@@ -59,9 +67,12 @@ class HubServer:
         return [r for r in self.requests if r.method == "GET" and r.path.endswith(path)]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """One connection to the HubServer `hub`."""
+
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -77,9 +88,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.requests.append(
             Request(self.command, path, self.headers.get("Range"), self.headers.get("Authorization"))
         )
+        if self.hub.script is not None and self.hub.script(self):
+            return
         if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/main)?", path):
             self._api(match.group(1))
-        elif match := re.fullmatch(r"/([^/]+/[^/]+)/resolve/main/(.+)", path):
+        elif match := re.fullmatch(rf"/([^/]+/[^/]+)/resolve/(?:main|{COMMIT})/(.+)", path):
             self._file(match.group(1), match.group(2), body)
         else:
             self._error(404, "EntryNotFound")
@@ -99,16 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
         if self._refused(repo):
             return
         if self.hub.api is not None:
-            self._send(200, self.hub.api, {})
+            self.send(200, self.hub.api, {})
             return
         siblings = []
         for path, data in self.hub.repos[repo].items():
-            sibling: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": "b" * 40}
-            if path.endswith((".gguf", ".safetensors")):
+            sibling: dict[str, Any] = {"rfilename": path, "size": len(data), "blobId": git_sha1(data)}
+            if path.endswith(LARGE):
                 sha256 = hashlib.sha256(data).hexdigest()
                 sibling["lfs"] = {"sha256": sha256, "size": len(data), "pointerSize": 130}
             siblings.append(sibling)
-        self._send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), {})
+        self.send(200, json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), {})
 
     def _file(self, repo: str, path: str, body: bool) -> None:
         if self._refused(repo):
@@ -117,10 +130,11 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._error(404, "EntryNotFound")
             return
-        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        digest = hashlib.sha256(data).hexdigest() if path.endswith(LARGE) else git_sha1(data)
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{digest}"'}
         headers |= self.hub.headers
         if not body:
-            self._send(200, data, headers)
+            self.send(200, data, headers)
             return
         if self.hub.statuses:
             self._error(self.hub.statuses.pop(0), "")
@@ -136,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.hub.endless:
             self._send_on(headers)
             return
-        self._send(206 if "Content-Range" in headers else 200, data[start:], headers)
+        self.send(206 if "Content-Range" in headers else 200, data[start:], headers)
 
     def _send_on(self, headers: dict[str, str]) -> None:
         self.send_response(200)
@@ -148,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(bytes(1 << 20))
         self.close_connection = True
 
-    def _send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
+    def send(self, status: int, data: bytes, headers: dict[str, str]) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

@@ -61,7 +61,7 @@ def assembly(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for name in LEFT_OUT:
         command += ["--leave-out", name]
     environment = {**os.environ, "KUKRI_HOME": str(tmp_path_factory.mktemp("home"))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr  # where LLVM cannot do something it says so and ends the process
     texts = json.loads(done.stdout)
     assert all(re.search(r"^\tret$", text, re.MULTILINE) for text in texts.values())
