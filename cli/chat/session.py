@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ..console import terminal
 from ..console.explain import explain
-from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from ..console.wording import count
+from ..generation.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from .conversation import Conversation, Turn
 from .line_editor import line_editor
 from .slash import completions, handle
@@ -16,7 +16,7 @@ from .slash import completions, handle
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
     from ...runtime.model.model import Model
-    from ..console.generation import GenerationOptions
+    from ..generation.options import GenerationOptions
 
 
 class Session:

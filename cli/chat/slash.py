@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
-from ..console.reply import show_stats
 from ..console.safe_text import one_line
 from ..console.table import pairs
 from ..console.wording import count
+from ..generation.reply import show_stats
 from . import conversation
 from .settings import parsed, shown
 

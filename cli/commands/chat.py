@@ -11,9 +11,9 @@ import typer
 
 from ..chat.session import Session, converse
 from ..console import terminal
-from ..console.generation import GenerationOptions
 from ..console.options import TextOrJson, flag, with_options
-from ..console.prompt import read_files, read_prompt
+from ..generation.options import GenerationOptions
+from ..generation.prompt import read_files, read_prompt
 from ..settings.model import Model_, chosen_model
 from .run import answer, refuse_system_of_raw
 

@@ -10,11 +10,11 @@ import typer
 
 from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
-from ..console.generation import GenerationOptions
 from ..console.options import TextOrJson, flag, with_options
-from ..console.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..console.safe_text import as_json
+from ..generation.options import GenerationOptions
+from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
+from ..generation.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from kukri.cli.console import prefill
-from kukri.cli.console.prefill import PrefillProgress, state
+from kukri.cli.generation.prefill import PrefillProgress, state
 from kukri.runtime.engine.stats import GenerationStats
 
 from ..chat.test_chat import Terminal
-from .test_progress import states, terminal_of
+from ..console.test_progress import states, terminal_of
 
 
 def test_the_line() -> None:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from . import terminal
+from ..console import terminal
+from ..console.safe_text import one_line
 from .input_files import decode_text, read_text_file
-from .safe_text import one_line
 
 _HINT_SECONDS = 3.0
 

@@ -8,10 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import terminal
+from ..console import terminal
+from ..console.wording import count
 from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
-from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from kukri.cli.console import input_files as prompt_files
-from kukri.cli.console import prompt
-from kukri.cli.console.prompt import read_prompt
+from kukri.cli.generation import input_files as prompt_files
+from kukri.cli.generation import prompt
+from kukri.cli.generation.prompt import read_prompt
 
 from ...running import LLM
 

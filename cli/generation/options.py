@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..console.options import (
+    MAX_CONTEXT,
+    MAX_THREADS,
+    THREADS_HELP,
+    Device,
+    GpuLayers,
+    KvType,
+    TextOrJson,
+    flag,
+)
+from ..console.terminal import remark
 from .input_files import text_or_file
-from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
 from .prompt import check_utf8
-from .terminal import remark
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampler import SamplingParams
@@ -144,7 +153,7 @@ class GenerationOptions:
         """
         from ...runtime.hub.resolve import resolve
         from ...runtime.model.options import LoadOptions
-        from .progress import Progress
+        from ..console.progress import Progress
 
         if self.device is Device.cuda and self.gpu_layers != 0:
             from ...runtime.model.cuda_device import check_cuda_device
@@ -164,8 +173,8 @@ def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True)
     """
     import warnings as python_warnings
 
-    from .progress import Loading
-    from .terminal import note
+    from ..console.progress import Loading
+    from ..console.terminal import note
 
     warnings: list[str] = []
     with Loading(name) as loading, python_warnings.catch_warnings():

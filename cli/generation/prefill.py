@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from .progress import StatusLine
+from ..console.progress import StatusLine
 
 if TYPE_CHECKING:
     from ...runtime.engine.stats import GenerationStats
