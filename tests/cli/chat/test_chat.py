@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -32,11 +32,16 @@ class Terminal:
     """A command in a pseudo-terminal."""
 
     def __init__(
-        self, environment: dict[str, str], *arguments: str, term: str = "xterm-256color", columns: int = 100
+        self,
+        environment: dict[str, str],
+        *arguments: str,
+        command: Sequence[str] = LLM,
+        term: str = "xterm-256color",
+        columns: int = 100,
     ) -> None:
         environment = environment | {"TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"}
         environment.pop("COLUMNS", None)
-        self.process = PtyProcess.spawn([*LLM, *arguments], env=environment, dimensions=(30, columns))
+        self.process = PtyProcess.spawn([*command, *arguments], env=environment, dimensions=(30, columns))
         self.raw = b""
         self._seen = 0
 

@@ -252,6 +252,38 @@ def test_histories_of_older_versions_are_read(
     assert said(terminal, tmp_path / "c.json") == ["pasted\nlines"]
 
 
+def test_names_of_files_that_tab_shows_are_safe(tmp_path: Path) -> None:
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+
+    from kukri.cli.chat.completer import ChatCompleter
+
+    name = "a\x1b[31m\u202eb"
+    (tmp_path / name).write_text("")
+    found = ChatCompleter({"/load": None}).get_completions(Document(f"/load {tmp_path}/a"), CompleteEvent())
+    assert [(each.text, each.display_text) for each in found] == [(name[1:], "a\ufffd[31m\ufffdb")]
+
+
+def test_a_file_that_stderr_is_gets_no_escapes(
+    terminals: list[Terminal], environment: dict[str, str], endless: Path, tmp_path: Path
+) -> None:
+    """The terminal itself is asked to mark what is pasted, whichever of the streams it is."""
+    program = f"exec \"$@\" 2> '{tmp_path}/log'"
+    command = ["sh", "-c", program, "sh", *LLM, "chat", "-m", str(endless), *RANDOM]
+    terminal = Terminal(environment, command=command)
+    terminals.append(terminal)
+    terminal.expect(">>>")
+    terminal.line("hello")
+    terminal.expect(r"hello\s+\S{5}")
+    assert terminal.raw.rindex(b"\x1b[?2004h") > terminal.raw.rindex(b"hello")
+    terminal.send("\x03")
+    terminal.expect(">>>")
+    terminal.line("\x15/bye")
+    assert terminal.end() == 0
+    assert "interrupted" in (log := (tmp_path / "log").read_text())
+    assert "\x1b" not in log
+
+
 @pytest.fixture
 def editor(tmp_path: Path) -> dict[str, str]:
     """The environment for an editor that notes its file, the file's mode and text, and appends a line."""

@@ -66,6 +66,8 @@ def test_files_and_a_system_prompt_out_of_one(llm_inside: Run, tiny: Path, tmp_p
     for flag in (("-f", tmp_path / "picture.png"), ("-s", f"@{tmp_path}/picture.png")):
         assert "picture.png is a PNG image" in failed(llm_inside(*flags, *flag, "hi"), 2)
     assert "No such file" in failed(llm_inside(*flags, "-s", "@none", "hi"), 2)
+    assert "@none" not in failed(llm_inside("run", "-m", "no-such-model", "-s", "@@none", "hi"), 3)
+    assert "none cannot be read" in failed(llm_inside("run", "-m", "no-such-model", "-s", "@none", "hi"), 2)
 
 
 def test_every_flag_has_its_variable(llm_inside: Run, tiny: Path) -> None:
