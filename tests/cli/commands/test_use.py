@@ -29,9 +29,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> list[str]:
         names.append(name)
         return tiny
 
+    for user in ("commands.tokenize", "commands.bench", "commands.quantize", "eval.measure"):
+        monkeypatch.setattr(f"kukri.cli.{user}.resolve", resolve)
+    # Last: a module that is imported for the first time keeps what it finds there.
     monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", resolve)
-    monkeypatch.setattr("kukri.cli.commands.tokenize.resolve", resolve)
-    monkeypatch.setattr("kukri.cli.commands.bench.resolve", resolve)
     return names
 
 
@@ -191,10 +192,11 @@ def test_a_first_word_that_names_a_model_beside_files(
     told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", tmp_path / "a"))
     assert told == ("qwen3:4b", len("abc"))
     told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", tmp_path / "a", "why?"))
-    assert told == ("qwen3:4b", len(f"--- {tmp_path / 'a'} ---\nabc\n\nwhy?"))
+    whole = llm_inside("run", *RAW, "-m", "qwen3:4b", "--", f"--- {tmp_path / 'a'} ---\nabc\n\nwhy?")
+    assert told == answer_to(whole)
     told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", "-", input=b"abcd\n"))
     assert told == ("qwen3:4b", 4)
-    assert asked == ["qwen3:4b"] * 3
+    assert asked == ["qwen3:4b"] * 4
 
 
 def test_a_prompt_that_is_a_models_name_leaves_a_loops_list_alone(

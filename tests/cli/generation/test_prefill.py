@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.console import prefill
+from kukri.cli.generation import prefill
 from kukri.cli.generation.prefill import PrefillProgress, state
 from kukri.runtime.engine.stats import GenerationStats
 
