@@ -34,15 +34,17 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.settings "
+    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
     "runtime.hub runtime.model runtime.engine runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": "cli.console quant runtime.model runtime.engine runtime.ops runtime.cuda.driver",
-    "cli.chat": "untrusted cli.console quant runtime.engine runtime.model",
-    "cli.eval": "cli.bench cli.console quant runtime.hub runtime.model runtime.evaluation tokenizer",
+    "cli.chat": "untrusted cli.console cli.generation quant runtime.engine runtime.model",
+    "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
+    "tokenizer",
+    "cli.generation": "cli.console runtime.hub runtime.model runtime.engine",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
-    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub runtime.model runtime.engine",
+    "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.hub": "untrusted quant quant.checkpoint",

@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = "default"  # of --calibration
 
 
+def _type_names(incomplete: str) -> list[str]:
+    """The types that begin with `incomplete`, for completion in a shell."""
+    from ...quant.recipes.recipes import ALIASES, RECIPES
+
+    return sorted(name for name in {*RECIPES, *ALIASES} if name.startswith(incomplete.lower()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
     """The flags of `llm quantize`."""
@@ -38,7 +45,10 @@ class QuantizeOptions:
     kind: Annotated[
         str,
         flag(
-            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
+            "--type",
+            metavar="TYPE",
+            help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …",
+            autocompletion=_type_names,
         ),
     ]
     overrides: Annotated[

@@ -13,9 +13,9 @@ from ...runtime.hub.resolve import resolve
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, flag
 from ..console.progress import Progress
-from ..console.prompt import check_utf8, read_stdin
 from ..console.safe_text import as_json
 from ..console.wording import count
+from ..generation.prompt import check_utf8, read_stdin
 from ..settings.model import Model_
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds

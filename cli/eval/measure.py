@@ -17,10 +17,10 @@ from ...runtime.hub.errors import StoreError
 from ...runtime.hub.resolve import resolve
 from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..console.description import Description, describe
-from ..console.generation import load_quietly
 from ..console.progress import Progress
 from ..console.terminal import note
 from ..console.wording import count
+from ..generation.options import load_quietly
 from .progress import Scoring
 from .report import Report
 from .results import Result, about_files, about_saved, empty, told_scores

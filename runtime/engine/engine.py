@@ -212,7 +212,9 @@ class Engine:
         last = (len(tokens) - 1) // self._chunk * self._chunk
         self._fill(tokens[:last], length)
         rest = tokens[last:]
-        return self._last(rest, sampler, length)
+        logits = self._last(rest, sampler, length)
+        self.stats.prefilled_tokens += len(rest)
+        return logits
 
     def _last(self, tokens: list[int], sampler: Sampler, length: int = 0) -> np.ndarray | TopK:
         """Run `tokens` in a step; the logits behind the last, or their top k if `sampler` needs no more."""
@@ -227,9 +229,11 @@ class Engine:
         return self._step(tokens, logits_indices, length, top_k)[0]
 
     def _fill(self, tokens: list[int], length: int) -> None:
-        """Run `tokens` in chunks, only to fill the cache."""
+        """Run `tokens` of a prompt in chunks, only to fill the cache."""
         for start in range(0, len(tokens), self._chunk):
-            self._step(tokens[start : start + self._chunk], NO_LOGITS, length, self.machine.step)
+            chunk = tokens[start : start + self._chunk]
+            self._step(chunk, NO_LOGITS, length, self.machine.step)
+            self.stats.prefilled_tokens += len(chunk)
 
     def _step(
         self,

@@ -15,6 +15,7 @@ class GenerationStats:
     Times are in seconds and do not include what the consumer does between two tokens.
 
     - `prompt_tokens`: ids in the prompt; the keys and values of `cached_tokens` of them were in the KV cache.
+    - `prefilled_tokens`: ids of the prompt that prefill has computed so far, without the cached ones.
     - `new_tokens`: tokens yielded, which does not include an end token.
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
@@ -25,6 +26,7 @@ class GenerationStats:
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    prefilled_tokens: int = 0
     new_tokens: int = 0
     decode_steps: int = 0
     time_to_first_token: float = 0.0
