@@ -119,6 +119,11 @@ class Budget:
                 parts += 1
                 characters += len(item)
                 length += written(item)
+            elif type(item) is int:
+                parts += 1
+                long = digits(item)
+                characters += max(long, _SCALAR)
+                length += long + OBJECT
             else:
                 known = self._sizes.get(id(item))
                 if known:
