@@ -8,6 +8,7 @@ from struct import pack
 
 from kukri.quant.gguf import budget
 from kukri.tokenizer.readers import settings
+from kukri.tokenizer.readers.gguf_keys import PREFIX_IDS
 
 from .gguf_parts import ARRAY, STRING, text
 from .large import Cases, registrar
@@ -242,3 +243,23 @@ def gguf_sound_half_a_million_tokens(folder: Path) -> Path:
             token_type=array(INT32, n, pack("<i", 1) * n),
         ),
     )
+
+
+@case
+def gguf_strings_that_are_not_utf_8(folder: Path) -> Path:
+    n = budget.MAX_STRINGS
+    return gguf(folder / "m.gguf", {"k": array(STRING, n, strings([b"ab", b"\xff"]) * (n // 2))})
+
+
+@case
+def gguf_ends_that_are_texts(folder: Path) -> Path:
+    """As an array of NumPy these would all be as long as the longest."""
+    ends = array(STRING, 1001, strings([b"x" * (1 << 20), *[b"ab"] * 1000]))
+    return gguf(folder / "m.gguf", vocabulary(strings([b"a"]), 1, eos_token_ids=ends))
+
+
+@case
+def gguf_many_ids_in_front(folder: Path) -> Path:
+    n = (budget.MAX_HEADER_BYTES - 1000) // 4
+    keys = vocabulary(strings([b"a"]), 1) | {PREFIX_IDS: array(INT32, n, bytes(4 * n))}
+    return gguf(folder / "m.gguf", keys)

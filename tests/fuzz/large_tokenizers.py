@@ -124,6 +124,31 @@ def tokenizer_of_added_tokens_at_the_limit(folder: Path) -> Path:
     return tokenizer_of(folder, bpe(b'{"a":0}', more=',"added_tokens":[' + added.decode() + "]"))
 
 
+@case
+def tokenizer_of_tokens_declared_elsewhere(folder: Path) -> Path:
+    added = (
+        b"{" + b",".join(b'"%x":%d' % (i, i) for i in range(files.CONFIG_LIMITS.n_marks // 2 - 100)) + b"}"
+    )
+    (folder / "added_tokens.json").write_bytes(added)
+    return tokenizer_of(folder, bpe(b'{"a":0}'))
+
+
+@case
+def tokenizer_of_special_tokens(folder: Path) -> Path:
+    special = b",".join(b'"%x"' % i for i in range(files.CONFIG_LIMITS.n_marks - 100))
+    (folder / "special_tokens_map.json").write_bytes(b'{"additional_special_tokens":[' + special + b"]}")
+    return tokenizer_of(folder, bpe(b'{"a":0}'))
+
+
+@case
+def tokenizer_of_tokens_declared_elsewhere_at_the_limit(folder: Path) -> Path:
+    n = settings.MAX_ADDED
+    (folder / "added_tokens.json").write_bytes(b"{" + b",".join(b'"%x":%d' % (i, i) for i in range(n)) + b"}")
+    special = b",".join(b'"%x"' % i for i in range(n - 10))
+    (folder / "special_tokens_map.json").write_bytes(b'{"additional_special_tokens":[' + special + b"]}")
+    return tokenizer_of(folder, bpe(b'{"a":0}'))
+
+
 def nested(kind: str, key: str, inner: str, n: int) -> str:
     return f'{{"type":"Sequence","{key}":[' * n + inner + "]}" * n
 

@@ -66,18 +66,20 @@ def with_declared(
         tokens.setdefault(token.content, token)
     for content, flags in _special_tokens(config):
         if content in tokens:
-            tokens[content] = replace(tokens[content], special=True)
+            if not tokens[content].special:
+                tokens[content] = replace(tokens[content], special=True)
         elif (id := id_of(content)) is not None:
             tokens[content] = added_token({**flags, "content": content, "id": id, "special": True}, Lookup())
     return bounded(tokens.values())
 
 
 def _special_tokens(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The spellings of the special tokens that `config` names, and their flags."""
+    """The spellings of the special tokens that `config` names, and their flags. TokenizerError: too many."""
     items = [config.get(name) for name in _NAMES]
     for name in _LISTS:
         found = config.get(name)
         items += found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
+    check_added(len(items))
     for item in items:
         if content := content_of(item):
             yield content, item if isinstance(item, dict) else {}

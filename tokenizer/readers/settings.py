@@ -19,7 +19,6 @@ MAX_MERGES = 1 << 21  # the largest have 2^19
 MAX_ADDED = 1 << 17  # added tokens; models of speech have 2^16
 LONGEST_ADDED = 1 << 10  # characters of one
 MAX_ADDED_CHARACTERS = 1 << 22  # of all together
-MAX_AROUND = 1 << 6  # parts of a post-processor's template, and ids of one of its tokens; they have up to 5
 
 
 def added_token(item: object, vocab: Lookup) -> AddedToken:
@@ -117,8 +116,6 @@ def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tu
     single = post_processor.get("single")
     if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list):
         return [], []
-    if len(single) > MAX_AROUND:
-        raise TokenizerError(f"the post-processor has {len(single)} parts; at most {MAX_AROUND} are read")
     stated = post_processor.get("special_tokens")
     around: tuple[list[int], list[int]] = ([], [])
     behind = False
@@ -134,10 +131,6 @@ def _ids_of(name: str, stated: object, ids: Mapping[str, int], n_tokens: int) ->
     """The ids of a special token of a TemplateProcessing, whose `special_tokens` are `stated`."""
     entry = stated.get(name) if isinstance(stated, dict) else None
     listed = entry.get("ids") if isinstance(entry, dict) else None
-    if isinstance(listed, list) and len(listed) > MAX_AROUND:
-        raise TokenizerError(
-            f"the post-processor has a token of {len(listed)} ids; at most {MAX_AROUND} are read"
-        )
     if isinstance(listed, list) and all(type(id) is int and 0 <= id < n_tokens for id in listed):
         return listed
     return [ids[name]] if name in ids else []

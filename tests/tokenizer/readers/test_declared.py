@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kukri.tokenizer import Tokenizer, TokenizerError, load_tokenizer
+from kukri.tokenizer.readers import settings
 
 FLAGS = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
 CHAT = {"<|im_end|>": 32768, "<|im_start|>": 32769}
@@ -139,3 +140,20 @@ def test_two_tokens_in_front_of_a_text(load: Callable[..., Tokenizer], small: di
     assert load({}).prefix_ids == (261, 258)
     small["post_processor"]["special_tokens"]["hell"]["ids"] = [9999]  # of another vocabulary
     assert load({}).prefix_ids == (261,)
+
+
+@pytest.mark.parametrize("where", ["added_tokens", "tokenizer_config"])
+def test_no_more_declared_tokens_than_are_read(
+    load: Callable[..., Tokenizer], monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def declare(n: int) -> Tokenizer:
+        tokens = {f"<{id}>": id for id in range(300, 300 + n)}
+        if where == "added_tokens":
+            return load({}, added_tokens=tokens)
+        return load({"added_tokens_decoder": {str(id): {"content": text} for text, id in tokens.items()}})
+
+    monkeypatch.setattr(settings, "MAX_ADDED", 10)
+    assert declare(7).vocab_size == 307  # with the 3 of tokenizer.json
+    for n in (8, 11):
+        with pytest.raises(TokenizerError, match="there are over 10 added tokens"):
+            declare(n)

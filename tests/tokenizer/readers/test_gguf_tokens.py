@@ -68,6 +68,10 @@ def test_a_list_of_ends(dtype: type) -> None:
     assert FIRST + 2 in read(MARKS[:3], eos_token_ids=FIRST + 2).end_ids
     with pytest.raises(TokenizerError, match="eos_token_ids is str"):
         read(eos_token_ids="5")
+    with pytest.raises(TokenizerError, match="eos_token_ids is StringArray"):
+        read(eos_token_ids=StringArray(b"\0a\0b\0", 2))
+    with pytest.raises(TokenizerError, match="eos_token_ids has 261 entries for 260 tokens"):
+        read(MARKS[:3], eos_token_ids=np.zeros(261, dtype))
 
 
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"])
