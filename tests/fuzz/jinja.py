@@ -67,7 +67,7 @@ _OF_LIST = (
     *("cycler(*L)", "dict(**{'a': L})", "{'a': {'a': A}}", "L|items|list", "m(*L)", "m(*T)", "L|tojson|list"),
 )
 _OF_INTEGER = (
-    *("N", "2 ** 4000", "7 ** 1400", "10 ** 400", "true", "1.5e308", "0x" + "f" * 900, "(-8) ** 0.5", "2 ** 61 - 1"),
+    *("N", "255 ** 512", "7 ** 1365", "10 ** 400", "true", "1.5e308", "0x" + "f" * 900, "(-8) ** 0.5", "2 ** 61 - 1"),
     *("I + I", "I - I", "I * I", "I ** I", "I // I", "I % I", "-I", "I|abs", "T|int", "T|int(0, 36)", "L|sum"),
     *("('f' * N)|int(0, 16)", "('9' * N)|int", "I|round(N)", "I|round(N, 'floor')", "I|float", "T|length", "L|length"),
     *("T.count(T)", "T.rfind(T)", "T.find(T)", "L.index(A)", "L.count(A)", "(I).bit_length()", "(1).to_bytes(N, 'big')"),

@@ -29,7 +29,7 @@ MAX_BITS = 4096  # of a whole number
 MAX_DEPTH = 200  # of lists inside lists, which C code hashes and compares by recursion
 BUDGET = "the budget"  # its name in a context, which no template can spell
 
-STEP = 8  # a turn of a loop
+STEP = 2  # a turn of a loop, whose time is left to the clock
 CALL = 32  # a call, with what Python needs for it
 ITEM = 64  # an item or a character that a filter looks at in Python
 LIST_ITEM = 8  # an item of a list

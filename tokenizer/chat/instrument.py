@@ -12,7 +12,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import SecurityError
 from jinja2.visitor import NodeTransformer
 
-from .budget import BUDGET, CONTAINERS, STEP, Budget, check_bits
+from .budget import BUDGET, CONTAINERS, LIST_ITEM, STEP, Budget, check_bits
 from .methods import search, spread
 
 # Of a template's syntax tree. The largest of well-known models (Gemma 4) has 1244 nodes, 19 deep, 106
@@ -92,7 +92,8 @@ class Instrument(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         if isinstance(node.arg, nodes.Slice):
-            return _step("made", node)
+            ends = (node.arg.start, node.arg.stop, node.arg.step)
+            return _step("slice", node.node, *(end or nodes.Const(None, lineno=node.lineno) for end in ends))
         if not isinstance(node.arg, nodes.Const):
             node.arg = _step("read", node.arg)
         return node
@@ -170,6 +171,18 @@ def _made(context: Context, value: Any) -> Any:
 
 
 @pass_context
+def _slice(context: Context, value: Any, start: Any, stop: Any, step: Any) -> Any:
+    budget: Budget = context.parent[BUDGET]
+    wanted = slice(start, stop, step)
+    if isinstance(value, str | list | tuple):
+        length = len(range(*wanted.indices(len(value))))
+        budget.reserve(length if isinstance(value, str) else length * LIST_ITEM)
+    found = context.environment.getitem(value, wanted)
+    budget.made(found)
+    return found
+
+
+@pass_context
 def _read(context: Context, value: Any) -> Any:
     context.parent[BUDGET].look_at(value)
     return value
@@ -213,6 +226,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     for name, step in (
         ("count", _spend),
         ("made", _made),
+        ("slice", _slice),
         ("read", _read),
         ("searched", _searched),
         ("contains", _contains),

@@ -26,6 +26,7 @@ from .methods import check_method, operate, pairs
 
 MAX_TEMPLATE = 1 << 16  # characters of a source; the longest of well-known models has two fifths of that
 MAX_NAME = 200  # characters of a name in an error
+_OF_DICTS = frozenset(dir(dict))
 _OF_JINJA = ("_loop_vars", "_block_vars")  # arguments with the variables of a loop or block, which change
 
 
@@ -116,6 +117,15 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         budget.made(result)
         return result
 
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As the sandbox does it, without its long way to a key of a dict or of a namespace."""
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        if type(obj) is _PlainNamespace:
+            kept = _kept(obj)
+            return kept[attribute] if attribute in kept else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         if attr == "mapping" and isinstance(obj, KeysView | ValuesView | ItemsView):
             return False  # a view of the whole dict, of a type of its own
@@ -153,18 +163,33 @@ class GenerationTag(Extension):
 class _PlainNamespace(Namespace):
     """A namespace whose attributes cannot shadow Python's own, and that is never written out."""
 
+    __slots__ = ("kept",)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
+        object.__setattr__(self, "kept", {})
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return _PlainNamespace
+        try:
+            return _kept(self)[name]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def __setitem__(self, name: str, value: Any) -> None:
         if str(name)[:1] == "_":
             raise SecurityError(f"a namespace has no attribute {name[:MAX_NAME]!r}")
-        super().__setitem__(name, value)
+        _kept(self)[name] = value
 
     def __repr__(self) -> str:
         return "<namespace>"
+
+
+def _kept(namespace: _PlainNamespace) -> dict[str, Any]:
+    kept: dict[str, Any] = object.__getattribute__(namespace, "kept")
+    return kept
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
