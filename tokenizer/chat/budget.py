@@ -1,9 +1,9 @@
 """The budget of one rendering of a chat template: characters made, and processor time.
 
-One character stands for at most four bytes of memory and for about ten nanoseconds. All that a template makes
-or reads is counted in it: a text by its length, an item of a list by LIST_ITEM, a look at an item in Python by
-ITEM. What an operator, a method or a filter can make at most is compared with the rest of the budget before
-it runs, and what it did make is taken off afterwards.
+One character stands for at most four bytes of memory and for about ten nanoseconds. All that a template
+makes or reads is counted in it: a text by its length, an item of a list by LIST_ITEM, a look at an item in
+Python by ITEM. What an operator, a method or a filter can make at most is compared with the rest of the
+budget before it runs, and what it did make is taken off afterwards.
 
 Values cannot be changed once they exist (the sandbox is immutable), so each list is walked through once, when
 it is made or given, and its size is remembered.
@@ -29,7 +29,7 @@ MAX_BITS = 4096  # of a whole number
 MAX_DEPTH = 200  # of lists inside lists, which C code hashes and compares by recursion
 BUDGET = "the budget"  # its name in a context, which no template can spell
 
-STEP = 2  # a turn of a loop, whose time is left to the clock
+STEP = 0  # a turn of a loop: it keeps nothing, and for its time the clock is looked at
 CALL = 32  # a call, with what Python needs for it
 ITEM = 64  # an item or a character that a filter looks at in Python
 LIST_ITEM = 8  # an item of a list
@@ -73,16 +73,15 @@ class Budget:
         self._sizes: dict[int, tuple[Any, Size]] = {}  # by id, which stays theirs while they are kept here
         self._most = self._left = MAX_GIVEN * _ESCAPED_WIDE
         characters = sum(self.size(value).characters for value in given)
-        if characters > MAX_GIVEN:
-            raise SecurityError(f"messages, tools and variables of over {MAX_GIVEN} characters")
         self._most = self._left = min(MAX_CHARACTERS + TIMES_GIVEN * characters, MAX_MADE + characters)
 
     def spend(self, characters: int) -> None:
         """Take off what was made or read."""
         self._left -= characters
         self._until_clock -= characters + _CLOCK_STEP
-        if self._left < 0 or self._until_clock < 0:
+        if self._left < 0:
             self.reserve(0)
+        if self._until_clock < 0:
             self._until_clock = _CLOCK_EVERY
             if time.thread_time() > self._deadline:
                 raise SecurityError(f"the template takes over {MAX_SECONDS:g} s")
@@ -161,7 +160,7 @@ class Budget:
             check_bits(value.bit_length())
 
     def look_at(self, value: Any) -> None:
-        """Count what a comparison or a hash reads: all parts of a list; of a text, 1/256 of its characters."""
+        """Count what a comparison or a hash reads: all parts of a list, and 1/256 of a text's characters."""
         if isinstance(value, str):
             if len(value) > _CLOCK_EVERY:
                 self.spend(len(value) >> 8)

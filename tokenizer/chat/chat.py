@@ -63,9 +63,13 @@ class _Prompt:
         self._deadline = deadline()
 
     def encode(self, conversation: Messages, tools: Tools | None) -> list[int]:
-        messages = [self._plain_message(message) for message in conversation]
+        from .given import plain
+
         documents = self._variables.get("documents")
-        used = json.dumps([messages, tools, documents, self._template], ensure_ascii=False, default=str)
+        given = plain({"messages": list(conversation), "tools": tools, "documents": documents})
+        tools, documents = given["tools"], given["documents"]
+        messages = [self._plain_message(message) for message in given["messages"]]
+        used = json.dumps([messages, tools, documents, self._template], ensure_ascii=False)
         stand_ins = self._tokenizer.guard.stand_ins(used)
 
         def hidden(exempt: list[str]) -> str:
@@ -117,6 +121,10 @@ class _Prompt:
         """The message with null content as "", tool-call arguments as objects, and text parts joined unless
         the template reads parts.
         """
+        if not isinstance(message, Mapping):
+            raise TemplateError(
+                f"a message is an object with a role and a content, not {type(message).__name__}"
+            )
         plain = dict(message)
         if plain.get("content", "") is None:
             plain["content"] = ""

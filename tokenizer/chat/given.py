@@ -1,11 +1,11 @@
-"""What a chat template is given: a copy of messages, tools and variables, of JSON's types and of bounded size."""
+"""A copy of what a chat template is given: messages, tools and variables of JSON's types, of bounded size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from .budget import MAX_BITS, MAX_DEPTH, MAX_NUMBER
+from .budget import MAX_BITS, MAX_DEPTH, MAX_GIVEN, MAX_NUMBER
 from .template import TemplateError
 
 _INPUT = "messages, tools and variables"
@@ -20,13 +20,18 @@ def plain(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Copy:
-    """One copy; `parts` are those that it has so far."""
+    """One copy, with what it has so far."""
 
     def __init__(self) -> None:
-        self.parts = 0
+        self.parts = self.characters = 0
 
     def of(self, value: Any, room: int) -> Any:
-        if type(value) is str or value is None or type(value) in (bool, float):
+        if isinstance(value, str):
+            self.characters += len(value)
+            if self.characters > MAX_GIVEN:
+                raise TemplateError(f"{_INPUT} of over {MAX_GIVEN} characters")
+            return value if type(value) is str else str(value)
+        if value is None or isinstance(value, bool):
             return value
         if isinstance(value, Mapping | list | tuple):
             self.parts += len(value)
@@ -41,7 +46,6 @@ class _Copy:
             if value.bit_length() > MAX_BITS:
                 raise TemplateError(f"{_INPUT} with a whole number of over {MAX_BITS} bits")
             return int(value)
-        for kind in (str, float):
-            if isinstance(value, kind):
-                return kind(value)
+        if isinstance(value, float):
+            return float(value)
         raise TemplateError(f"{_INPUT} are of JSON's types, not {type(value).__name__}")

@@ -216,7 +216,9 @@ def _spread(context: Context, items: Any) -> Any:
 
 @pass_context
 def _spread_names(context: Context, items: Any) -> Any:
-    if isinstance(items, CONTAINERS) and any(isinstance(name, str) and len(name) > MAX_NAME for name in items):
+    if isinstance(items, CONTAINERS) and any(
+        isinstance(name, str) and len(name) > MAX_NAME for name in items
+    ):
         raise SecurityError(f"an argument whose name has over {MAX_NAME} characters")
     return spread(context.parent[BUDGET], items)
 

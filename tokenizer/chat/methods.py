@@ -29,7 +29,9 @@ Keywords = dict[str, Any]
 
 def count_of(characters: tuple[str, ...], text: str) -> int:
     """How often any of the characters occurs in a text."""
-    known = [character for character in characters if ord(character) < _ASCII] if text.isascii() else characters
+    known = (
+        [character for character in characters if ord(character) < _ASCII] if text.isascii() else characters
+    )
     return sum(map(text.count, known))
 
 
@@ -48,9 +50,7 @@ def padded(text: str, width: Any) -> int:
 def joined(budget: Budget, separator: str, items: Iterable[Any]) -> Iterator[Any]:
     """The items, each counted with the separator behind it before it is read."""
     escaped = ESCAPED_HTML if isinstance(separator, Markup) else 1
-    return budget.each(
-        items, lambda item: LIST_ITEM + (budget.text_length(item) + len(separator)) * escaped
-    )
+    return budget.each(items, lambda item: LIST_ITEM + (budget.text_length(item) + len(separator)) * escaped)
 
 
 class _Call:
@@ -153,7 +153,8 @@ def _strip(call: _Call) -> int:
 
 
 # Not here, and so refused: encode, since bytes have methods of their own; maketrans and translate; and those
-# of Markup that look through HTML in Python. format and format_map go through ChatEnvironment.wrap_str_format.
+# of Markup that look through HTML in Python. format and format_map are left to
+# ChatEnvironment.wrap_str_format.
 _OF_TEXT: dict[str, Callable[[_Call], int]] = {
     **dict.fromkeys(("capitalize", "casefold", "lower", "swapcase", "title", "upper"), _cased),
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
@@ -169,8 +170,13 @@ _OF_TEXT: dict[str, Callable[[_Call], int]] = {
         ),
         _looked_at,
     ),
-    **{"expandtabs": _expand_tabs, "join": _join, "replace": _replace, "partition": _parted},
-    **{"rpartition": _parted_from_the_right, "split": _split, "rsplit": _split_from_the_right},
+    "expandtabs": _expand_tabs,
+    "join": _join,
+    "replace": _replace,
+    "partition": _parted,
+    "rpartition": _parted_from_the_right,
+    "split": _split,
+    "rsplit": _split_from_the_right,
     "splitlines": _split_lines,
 }
 _OF_OTHERS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (

@@ -11,12 +11,12 @@ import warnings
 from collections.abc import Callable, ItemsView, KeysView, ValuesView
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Template, UndefinedError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
-from jinja2.utils import Namespace
+from jinja2.utils import Namespace, missing
 
 from .budget import BUDGET, CALL, CONTAINERS, ITEM, OBJECT, Budget
 from .filters import guarded_filters, guarded_tests
@@ -48,12 +48,14 @@ class _Undefined(Undefined):
 
     __slots__ = ()
 
-    def __init__(self, *args: Any, name: Any = None, **kwargs: Any) -> None:
+    def __init__(
+        self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: type = UndefinedError
+    ) -> None:
         if isinstance(name, str):
             name = name[:MAX_NAME]
         elif not isinstance(name, int | None):
             name = type(name).__name__
-        super().__init__(*args, name=name, **kwargs)
+        super().__init__(hint, obj, name, exc)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):

@@ -110,7 +110,9 @@ def _refusing(budget: Budget) -> Callable[..., NoReturn]:
     def raise_exception(message: object = "") -> NoReturn:
         budget.reserve(budget.text_length(message))
         text = str(message)[:MAX_REFUSAL]
-        raise TemplateError(text if text.strip() else "the chat template refuses the conversation", raised=True)
+        if not text.strip():
+            text = "the chat template refuses the conversation"
+        raise TemplateError(text, raised=True)
 
     return raise_exception
 
@@ -134,6 +136,8 @@ def _clock(now: str | datetime | None) -> Callable[[str], str]:
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Some templates read the reasoning of an earlier answer from `thinking`."""
+    if not isinstance(message, Mapping):
+        raise TemplateError(f"a message is an object with a role and a content, not {type(message).__name__}")
     reasoning = message.get("reasoning_content")
     if reasoning is None or "thinking" in message:
         return message

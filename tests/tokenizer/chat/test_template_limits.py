@@ -1,26 +1,20 @@
-"""What any chat template and any conversation may take: 2 s of processor time and 500 MB; and that cost grows
-with a conversation's length, not with its square."""
+"""What any chat template and any conversation may take: 2 s of processor time and 500 MB."""
 
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kukri.tokenizer import TemplateError, render_chat
-from kukri.tokenizer.chat import budget, instrument
-from kukri.tokenizer.chat.families import FAMILIES
+from kukri.tokenizer.chat import budget
 
 PACKAGE = Path(__file__).parents[3]
-DATA = PACKAGE / "tests" / "data" / "chat_templates"
-CASES: dict[str, Any] = json.loads(lzma.decompress((DATA / "cases.json.xz").read_bytes()))
 HI = [{"role": "user", "content": "hi"}]
 SECONDS = 2.0
 MEGABYTES = 500
@@ -77,7 +71,7 @@ HOSTILE = {
     "a Unicode precision": "{{ ('{0:.\u0669\u0669\u0669\u0669\u0669f}' * 9999).format(1.5) }}",
     "a width from an argument": "{{ '{0:{1}}'.format(1, 10 ** 9) }}",
     "a Unicode width inside": "{{ '{0:{1}}'.format(1, '\u0669' * 9) }}",
-    "a mapped width": "{{ '{a:\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669\u0669}'.format_map({'a': 1}) }}",
+    "a mapped width": "{{ ('{a:' ~ '\u0669' * 9 ~ '}').format_map({'a': 1}) }}",
     "printf with a star": "{{ '%*d' % (10 ** 9, 1) }}",
     "printf with a mapped width": "{{ ('%(a)99999d' * 9999) % {'a': 1} }}",
     "printf with nested parentheses": "{{ ('%((a))99999d' * 9999) % {'(a)': 1} }}",
@@ -127,10 +121,11 @@ HOSTILE = {
     "text in other cases": "{% set t = '\u0390' * 9999999 %}" + again(99999, "t.upper()"),
     "escapes": again(99999, "('\"' * 999999)|escape|forceescape"),
     "escapes of what is added": "{% set t = ''|safe %}" + again(99999, "t + '\"' * 9999999"),
-    "tags that are looked for": "{{ (('<!---->' * 99999)|safe).striptags() }}{{ (('<' * 999999)|safe).striptags() }}",
+    "tags that are looked for": "{{ (('<!---->' * 99999)|safe).striptags() }}",
     "URLs": "{{ ('\U0001f600' * 999999)|urlencode|length }}",
     "a long search": "{% set t = 'a' * 9999999 %}" + again(99999, "('b' ~ 'a' * 99) in t"),
-    "a search in a list of lists": "{% set l = [['a' * 99] * 99] * 999 %}" + again(99999, "['a' * 99] * 98 in l"),
+    "a search in a list of lists": "{% set l = [['a' * 99] * 99] * 999 %}"
+    + again(99999, "['a' * 99] * 98 in l"),
     "a number in a range": again(99999, "'a' in range(100000)"),
     "select in a range": "{{ range(100000)|select('in', range(100000)|list)|list|length }}",
     "a chain of searches": "{% set t = 'a' * 9999999 %}" + again(99999, "'b' in t in t"),
@@ -146,10 +141,13 @@ HOSTILE = {
     "short outputs": loop(99999, "{{ i ~ '' }}" * 99),
     "nothing": loop(99999, loop(99999, "")),
     "macros that call themselves": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
-    "macros to a depth": "{% macro m(d) %}{% if d %}{{ m(d - 1) }}{{ m(d - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+    "macros to a depth": "{% macro m(d) %}{% if d %}{{ m(d - 1) }}{{ m(d - 1) }}{% endif %}{% endmacro %}"
+    "{{ m(40) }}",
     "blocks that call themselves": "{% set n = namespace(d=0) %}{% block b %}{% if n.d < 99999 %}"
     "{% set n.d = n.d + 1 %}{{ self.b() }}{{ self.b() }}{% endif %}{% endblock %}",
-    "loops that call themselves": loop(9, "{% for a in [[1] * 99] * 99 recursive %}{{ loop([[[1] * 99] * 99]) }}{% endfor %}"),
+    "loops that call themselves": loop(
+        9, "{% for a in [[1] * 99] * 99 recursive %}{{ loop([[[1] * 99] * 99]) }}{% endfor %}"
+    ),
     "a list of namespaces": grow("[]", "n.x + [namespace(), namespace(), cycler(1)]", turns=99999),
     "a list of macros": grow("[]", "n.x + [n]", turns=99999),
     "namespaces of names": again(99999, "namespace(**{'a': 1, 'b': 2})"),
@@ -225,3 +223,81 @@ def test_hostile_templates() -> None:
     assert not slow
     failed = {name: error for name, (_, error) in found.items() if "MemoryError" in error or "\n" in error}
     assert not failed
+
+
+# What becomes of a long message in a hostile template that keeps it, shows it or throws it away.
+WITH_TEXT = (
+    *("t.upper()", "t|upper", "t|title", "t.split()", "t.split('a')", "t.splitlines()", "t|list", "t|tojson"),
+    *("[t]|string", "t|replace('a', 'bbb')", "t|escape", "t|urlencode", "t ~ t", "t + t", "t * 2", "t[::-1]"),
+    *(
+        "t|sort",
+        "t|unique|list",
+        "'%r' % t",
+        "'{0}{0}'.format(t)",
+        "t.rfind('zzzz')",
+        "'zz' in t",
+        "t == t[1:]",
+    ),
+    *("t|batch(9)|list", "''.join(t)", "t|int(0)", "(t|safe) + t", "messages|string", "t.casefold()"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the pages of its process")
+@pytest.mark.parametrize("letter", ["\U0001f600", "a"])
+def test_a_long_message_in_a_hostile_template(letter: str) -> None:
+    shapes = (
+        "{% set y = EXPRESSION %}",
+        "{% set n.x = n.x + [EXPRESSION] %}",
+        "{{ EXPRESSION }}",
+    )
+    start = "{% set t = messages[0].content %}{% set n = namespace(x=[]) %}"
+    hostile = {
+        shape.replace("EXPRESSION", expression): start + loop(99, shape.replace("EXPRESSION", expression))
+        for expression in WITH_TEXT
+        for shape in shapes
+    }
+    content = f"({letter!r} + ' ') * {budget.MAX_GIVEN // 2 - 99}"
+    child = _CHILD.replace('"hi"', "LONG").replace("hostile =", f"LONG = {content}\nhostile =")
+    done = subprocess.run(
+        [sys.executable, "-c", child, str(MEGABYTES)],
+        input=json.dumps(hostile),
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True,
+        text=True,
+    )
+    found = {name: (took, error) for name, took, error in map(json.loads, done.stdout.splitlines())}
+    assert (done.returncode, [*found]) == (0, [*hostile]), done.stderr[-500:]
+    assert not {name: took for name, (took, _) in found.items() if took > SECONDS}
+    assert not {name: error for name, (_, error) in found.items() if "MemoryError" in error}
+
+
+def refused(template: str, **variables: Any) -> str:
+    with pytest.raises(TemplateError) as caught:
+        render_chat(template, HI, **variables)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_is_given_is_bounded() -> None:
+    assert "a whole number of over 4096 bits" in refused("{{ x }}", x=[{"a": 1 << 4096}])
+    assert render_chat("{{ x }}", HI, x=-(2**4096 - 1)) == str(-(2**4096 - 1))
+    assert render_chat("{{ x }}", HI, x=[True, 1.5, None]) == "[True, 1.5, None]"
+    deep: Any = {}
+    for _ in range(budget.MAX_DEPTH - 1):
+        deep = {"a": deep}
+    assert len(render_chat("{{ x }}", HI, x=deep)) == 2 + 7 * (budget.MAX_DEPTH - 1)
+    assert "nested too deeply" in refused("{{ x }}", x=[[deep]])
+    assert "of over 1000000 parts" in refused("{{ x }}", x=[[0] * 1000] * 1001)
+    assert "of over 33554432 characters" in refused("{{ x }}", x=["x" * 999_999] * 34)
+    with pytest.raises(TemplateError, match="a message is an object"):
+        render_chat("", [1])  # type: ignore[list-item]
+
+
+def test_a_refusal_is_of_bounded_length() -> None:
+    with pytest.raises(TemplateError) as caught:
+        render_chat("{{ raise_exception('x' * 99999) }}", HI)
+    assert str(caught.value) == "x" * 4096
+    assert len(refused("{{ {}['x' * 99999].y }}")) < 500
+    assert len(refused("{{ (''|attr('_' ~ 'x' * 99999)).y }}")) < 500
+    assert len(refused("{{ ('%(' ~ 'x' * 99999 ~ ')s') % {} }}")) < 1000
