@@ -125,7 +125,12 @@ class Instrument(NodeTransformer):
         node.body.insert(0, _count(STEP, node.lineno))
         return [_count(STEP, node.lineno), node]
 
-    visit_For = visit_CallBlock = visit_Macro
+    visit_CallBlock = visit_Macro
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:
+        if node.test is not None:
+            node.test = _step("turn", cast(nodes.Expr, node.test))
+        return self.visit_Macro(node)
 
     def visit_ScopedEvalContextModifier(self, node: nodes.ScopedEvalContextModifier) -> nodes.Node:
         if any(option.value != nodes.Const(False) for option in node.options):
@@ -162,6 +167,12 @@ def _is_constant(node: nodes.Node) -> bool:
 @pass_context
 def _spend(context: Context, characters: int) -> None:
     context.parent[BUDGET].spend(characters)
+
+
+@pass_context
+def _turn(context: Context, taken: Any) -> Any:
+    context.parent[BUDGET].spend(STEP)
+    return taken
 
 
 @pass_context
@@ -227,6 +238,7 @@ STEPS: dict[str, Callable[..., Any]] = {
     _spelled(name): step
     for name, step in (
         ("count", _spend),
+        ("turn", _turn),
         ("made", _made),
         ("slice", _slice),
         ("read", _read),

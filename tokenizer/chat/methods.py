@@ -82,6 +82,11 @@ def _nothing(call: _Call) -> int:
     return 0
 
 
+def _compared(call: _Call) -> int:
+    call.budget.look_at(call.argument(0))  # a tuple of many, maybe
+    return 0
+
+
 def _searched_from_the_right(call: _Call) -> int:
     """Its time is the product of both lengths."""
     sought = call.argument(0, "sep")
@@ -160,7 +165,7 @@ _OF_TEXT: dict[str, Callable[[_Call], int]] = {
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _pad),
     **dict.fromkeys(("count", "find", "index"), _looked_at),
     **dict.fromkeys(("rfind", "rindex"), _searched_from_the_right),
-    **dict.fromkeys(("startswith", "endswith", "isascii"), _nothing),
+    **dict.fromkeys(("startswith", "endswith"), _compared),
     **dict.fromkeys(("removeprefix", "removesuffix"), _same),
     **dict.fromkeys(("strip", "lstrip", "rstrip"), _strip),
     **dict.fromkeys(
@@ -178,6 +183,7 @@ _OF_TEXT: dict[str, Callable[[_Call], int]] = {
     "split": _split,
     "rsplit": _split_from_the_right,
     "splitlines": _split_lines,
+    "isascii": _nothing,
 }
 _OF_OTHERS: tuple[tuple[type | tuple[type, ...], frozenset[str]], ...] = (
     (dict, frozenset(("copy", "get", "items", "keys", "values"))),
@@ -277,6 +283,6 @@ def _repeat(budget: Budget, sized: Any, times: int) -> None:
     if isinstance(sized, str):
         budget.reserve(len(sized) * times)
     else:
-        if budget.size(sized).parts * times > MAX_NUMBER:
+        if (budget.size(sized).parts - 1) * times >= MAX_NUMBER:
             raise SecurityError(f"a value of over {MAX_NUMBER} parts")
         budget.reserve(len(sized) * times * LIST_ITEM)

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Template, UndefinedError, nodes, pass_context
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace, missing
 
@@ -104,12 +104,13 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget: Budget = __context.parent[BUDGET]
         budget.spend(CALL + ITEM * isinstance(__obj, type))  # a namespace and the like keep more
+        take = budget.size if isinstance(__obj, Macro) else budget.look_at
         for value in args:
             if isinstance(value, CONTAINERS):
-                budget.size(value)
+                take(value)
         for name, value in kwargs.items():
             if isinstance(value, CONTAINERS) and name not in _OF_JINJA:
-                budget.size(value)
+                take(value)
         owner = getattr(__obj, "__self__", None)
         if owner is not None and (isinstance(owner, str) or type(owner).__module__ == "builtins"):
             args = check_method(budget, owner, getattr(__obj, "__name__", ""), args, kwargs)

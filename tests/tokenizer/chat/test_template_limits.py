@@ -139,6 +139,10 @@ HOSTILE = {
     "a refusal with a list": "{{ raise_exception([" + WIDE + " * 9999999]) }}",
     # Loops, macros, blocks
     "short outputs": loop(99999, "{{ i ~ '' }}" * 99),
+    "turns that are left out": "{% set l = [0] * 900000 %}" + loop(999, "{% for a in l if a %}{% endfor %}"),
+    "many prefixes": "{% set l = ('b',) * 900000 %}" + again(99999, "'a'.startswith(l)"),
+    "changes of equal lists": "{% set l = [0] * 900000 %}{% set m = [0] * 900000 %}"
+    + loop(99999, "{{ loop.changed(l if i is odd else m) }}"),
     "nothing": loop(99999, loop(99999, "")),
     "macros that call themselves": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "macros to a depth": "{% macro m(d) %}{% if d %}{{ m(d - 1) }}{{ m(d - 1) }}{% endif %}{% endmacro %}"
