@@ -12,7 +12,7 @@ it is made or given, and its size is remembered.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from types import MethodType
 from typing import Any, NamedTuple
@@ -42,7 +42,9 @@ _SCALAR = 8  # characters that are counted for null, a truth value or a number
 _ESCAPED, _ESCAPED_WIDE = 6, 12  # the longest escape of a character in JSON or by repr: \u001f, \ud83d\ude00
 _SHOWN = 100  # characters of what Python writes for anything else, as <built-in method …>
 
-CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
+VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS)
+_NOT_PLAIN = (*CONTAINERS, str, int, MethodType)  # what has a size of its own
 
 
 class Size(NamedTuple):
@@ -112,6 +114,7 @@ class Budget:
         """The size of a list that is not known yet; its items are counted as made."""
         if not room:
             raise SecurityError(f"a value nested over {MAX_DEPTH} deep")
+        self.spend(OBJECT + len(value) * LIST_ITEM)
         parts, characters, length, depth = 1, 0, 2, 0
         for item in chain(value, value.values()) if isinstance(value, dict) else value:
             if type(item) is str:
@@ -123,6 +126,10 @@ class Budget:
                 long = digits(item)
                 characters += max(long, _SCALAR)
                 length += long + OBJECT
+            elif not isinstance(item, _NOT_PLAIN):
+                parts += 1
+                characters += _SCALAR
+                length += _SHOWN
             else:
                 known = self._sizes.get(id(item))
                 if known:
@@ -140,7 +147,6 @@ class Budget:
                 raise SecurityError(f"a value of over {self._most} characters")
         if depth >= MAX_DEPTH:
             raise SecurityError(f"a value nested over {MAX_DEPTH} deep")
-        self.spend(OBJECT + len(value) * LIST_ITEM)
         found = Size(parts, characters, length + 4 * parts, depth + 1)
         if parts > _SMALL:
             self._sizes[id(value)] = (value, found)

@@ -13,7 +13,7 @@ from jinja2.sandbox import SecurityError
 from jinja2.visitor import NodeTransformer
 
 from .budget import BUDGET, CONTAINERS, LIST_ITEM, STEP, Budget, check_bits
-from .methods import search, spread
+from .methods import pairs, search, spread
 
 # Of a template's syntax tree. The largest of well-known models (Gemma 4) has 1244 nodes, 19 deep, 106
 # statements and 56 names, and becomes 61,000 characters of Python code.
@@ -103,7 +103,14 @@ class Instrument(NodeTransformer):
         stored = getattr(node, "ctx", "load") != "load"  # the targets of an assignment
         return cast(nodes.Node, node) if stored or _is_constant(node) else _step("made", node)
 
-    visit_List = visit_Tuple = visit_Dict = _visit_display
+    visit_List = visit_Tuple = _visit_display
+
+    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
+        if len(node.items) <= MAX_DISPLAY:
+            return self._visit_display(node)
+        self.generic_visit(node)
+        items: list[nodes.Expr] = [nodes.Tuple([pair.key, pair.value], "load") for pair in node.items]
+        return _step("dict", nodes.List(items, lineno=node.lineno))
 
     def _visit_call(self, node: Any) -> nodes.Node:
         self.generic_visit(node)
@@ -182,6 +189,13 @@ def _made(context: Context, value: Any) -> Any:
 
 
 @pass_context
+def _dict(context: Context, items: Any) -> dict[Any, Any]:
+    made = pairs(context.parent[BUDGET], items)
+    context.parent[BUDGET].made(made)
+    return made
+
+
+@pass_context
 def _slice(context: Context, value: Any, start: Any, stop: Any, step: Any) -> Any:
     budget: Budget = context.parent[BUDGET]
     wanted = slice(start, stop, step)
@@ -240,6 +254,7 @@ STEPS: dict[str, Callable[..., Any]] = {
         ("count", _spend),
         ("turn", _turn),
         ("made", _made),
+        ("dict", _dict),
         ("slice", _slice),
         ("read", _read),
         ("searched", _searched),

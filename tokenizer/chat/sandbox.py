@@ -8,7 +8,7 @@ is worked out at that time, and a `Budget` counts what each rendering makes and 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, ItemsView, KeysView, ValuesView
+from collections.abc import Callable
 from typing import Any
 
 from jinja2 import Template, UndefinedError, nodes, pass_context
@@ -18,7 +18,7 @@ from jinja2.runtime import Context, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 from jinja2.utils import Namespace, missing
 
-from .budget import BUDGET, CALL, CONTAINERS, ITEM, OBJECT, Budget
+from .budget import BUDGET, CALL, CONTAINERS, ITEM, OBJECT, VIEWS, Budget
 from .filters import guarded_filters, guarded_tests
 from .formats import format_length
 from .instrument import STEPS, BoundedCode, Instrument, check_tree
@@ -130,7 +130,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if attr == "mapping" and isinstance(obj, KeysView | ValuesView | ItemsView):
+        if attr == "mapping" and isinstance(obj, VIEWS):
             return False  # a view of the whole dict, of a type of its own
         return super().is_safe_attribute(obj, attr, value)
 

@@ -157,6 +157,7 @@ STATEMENTS = (
     "{% endmacro %}{{ m(1) }}{{ m(1, 2, 3, c=4) }}{{ m(*[1, 2], **{'d': 5}) }}"
     "{% call m(9) %}body{% endcall %}{{ m.name }}{{ m.arguments }}",
     "{% set x %}a{{ 1 }}b{% endset %}{{ x }}{% set a, b = 1, 2 %}{{ a }}{{ b }}",
+    "{{ {" + "".join(f"'a{i}': {i}, " for i in range(100)) + "}['a77'] }}",
     "{% with c = 3 %}{{ c }}{% endwith %}{% filter upper %}a{{ 'b' }}{% endfilter %}",
     "{% block b %}c{% endblock %}{{ self.b() }}{% autoescape false %}<{{ '<' }}{% endautoescape %}",
     "{% set n = namespace(i=0, s='') %}{% for a in range(5) %}{% set n.i = n.i + a %}"

@@ -143,6 +143,7 @@ HOSTILE = {
     "many prefixes": "{% set l = ('b',) * 900000 %}" + again(99999, "'a'.startswith(l)"),
     "changes of equal lists": "{% set l = [0] * 900000 %}{% set m = [0] * 900000 %}"
     + loop(99999, "{{ loop.changed(l if i is odd else m) }}"),
+    "lists of what is missing": grow("[a, b]", "n.x + n.x", turns=99999),
     "nothing": loop(99999, loop(99999, "")),
     "macros that call themselves": "{% macro m() %}{{ m() }}{{ m() }}{% endmacro %}{{ m() }}",
     "macros to a depth": "{% macro m(d) %}{% if d %}{{ m(d - 1) }}{{ m(d - 1) }}{% endif %}{% endmacro %}"
