@@ -21,7 +21,7 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - UnsupportedModel (a DamagedFile): take another model or format; the message says which are supported.
 - NotEnoughMemory (a RuntimeError): take a smaller context, fewer `gpu_layers` or a smaller quantisation.
 - CudaError (a RuntimeError): the GPU's driver failed; load with device="cpu", or restart the process.
-- CudaUnavailable (a CudaError): install a driver and kukri[cuda], or load with device="cpu".
+- CudaUnavailable (a CudaError): install a driver and the extra `cuda`, or load with device="cpu".
 - CudaOutOfMemory (a CudaError): free memory of the GPU, or load with a smaller context or fewer `gpu_layers`.
 - TokenizerError (a ValueError): take a model whose files have a supported tokenizer, or use token ids.
 - TemplateError (a ValueError): change the messages, or pass another template to `render_chat`; where its

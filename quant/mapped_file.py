@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import mmap
-import stat
 from pathlib import Path
 
 import numpy as np
 
+from ..untrusted import open_file
 from .errors import DamagedFile
 
 
 class MappedFile:
     """A whole file as a read-only uint8 array `[n_bytes]`.
 
-    The mapping lives as long as the last array that points into it. Raises OSError if the file cannot be
-    opened, and DamagedFile if it is empty or not an ordinary file.
+    The mapping lives as long as the last array that points into it. `within` is the model's folder, for a
+    file that must not be a link out of it. Raises OSError if the file cannot be opened, and DamagedFile if it
+    is empty, not an ordinary file or such a link.
     """
 
-    def __init__(self, path: Path) -> None:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for a writer
-            raise DamagedFile(f"{path.name}: is not an ordinary file")
-        with path.open("rb") as file:  # a folder: IsADirectoryError
+    def __init__(self, path: Path, within: Path | None = None) -> None:
+        with open_file(path, DamagedFile, within) as file:
             try:
                 self.buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except ValueError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 # Unicode White_Space. str.isspace() would also count the separators U+001C to U+001F.
@@ -11,6 +11,9 @@ WHITE_SPACE = (
     "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
     "\u2028\u2029\u202f\u205f\u3000"
 )
+
+
+MOST_FIRST = 256  # first characters that a pattern tells apart one by one
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,13 @@ class AddedTokens:
         for token in tokens:
             if token.content:
                 self._by_content.setdefault(token.content, token)
-        seconds: dict[str, set[str]] = {}
-        lengths: dict[str, set[int]] = {}
+        by_start: dict[str, int] = {}  # a bit for each length that occurs
         for content in self._by_content:
-            seconds.setdefault(content[0], set()).add(content[1:2])
-            lengths.setdefault(content[:2], set()).add(len(content))
-        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
-        self._candidate = re.compile(
-            "|".join(_prefix(first, seen) for first, seen in sorted(seconds.items()))
-        )
+            start = content[:2]
+            by_start[start] = by_start.get(start, 0) | 1 << len(content)
+        lengths = {bits: _set_bits(bits) for bits in set(by_start.values())}  # most starts have the same
+        self._lengths = {start: lengths[bits] for start, bits in by_start.items()}
+        self._candidate = re.compile(_beginnings(by_start))
 
     def __bool__(self) -> bool:
         return bool(self._by_content)
@@ -102,6 +103,28 @@ class AddedTokens:
             if token is not None:
                 return token
         return self._by_content.get(text[position])
+
+
+def _set_bits(bits: int) -> tuple[int, ...]:
+    """The numbers of the bits that are 1, the highest first."""
+    return tuple(i for i in range(bits.bit_length() - 1, -1, -1) if bits >> i & 1)
+
+
+def _beginnings(starts: Collection[str]) -> str:
+    """A pattern for where a token may begin, given the one or two characters that each starts with.
+
+    Where there are many first characters it does not look at the second ones.
+    """
+    firsts = sorted({start[0] for start in starts})
+    if len(firsts) <= MOST_FIRST:
+        seconds: dict[str, set[str]] = {first: set() for first in firsts}
+        for start in starts:
+            seconds[start[0]].add(start[1:])
+        return "|".join(_prefix(first, seen) for first, seen in seconds.items())
+    near = "".join(re.escape(first) for first in firsts if first < "\U00010000")
+    # Python looks up characters of the first plane in a table, but compares with each of the others.
+    far = "\U00010000-\U0010ffff" if firsts[-1] >= "\U00010000" else ""
+    return f"[{near}{far}]"
 
 
 def _prefix(first: str, seconds: set[str]) -> str:

@@ -51,6 +51,8 @@ class TokenizerSettings:
     add_eos: bool = False
     end_ids: frozenset[int] = frozenset()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
+    prefix_ids: tuple[int, ...] = ()  # if there are others in front of a text than the begin token
+    notes: tuple[str, ...] = ()
 
 
 class Tokenizer:
@@ -59,8 +61,11 @@ class Tokenizer:
     bos_id, eos_id   begin and end of a text, None where the file names none
     add_bos, add_eos whether a model expects them around a prompt; encode() never adds them
     end_ids          tokens that end an answer (end of text, of turn, of message)
+    prefix_ids       what a model expects in front of a prompt: mostly the begin token, if add_bos is set
     chat_templates   Jinja sources by name
     special_tokens   control tokens by their spelling
+    added_tokens     all tokens that are looked for in a text, as they are spelled there
+    notes            lines for the user about what in the files contradicts the vocabulary
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Tokenizer:
         """`cut` pre-tokenizes; `parts` quickly cuts a text into chunks where `cut` always cuts it too."""
         tokens = list(added)
         self.vocab_size = vocab_size
+        self.added_tokens = tuple(tokens)
         self.special_tokens: dict[str, int] = {t.content: t.id for t in tokens if t.special}
         self.bos_id = settings.bos_id
         self.eos_id = settings.eos_id
@@ -84,6 +90,9 @@ class Tokenizer:
         self.add_eos = settings.add_eos
         self.end_ids = settings.end_ids
         self.chat_templates = settings.chat_templates
+        begin = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()
+        self.prefix_ids: tuple[int, ...] = settings.prefix_ids or begin
+        self.notes = settings.notes
         self._special_ids = frozenset(self.special_tokens.values())
         self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]
         self._added = AddedTokens(t for t in tokens if not t.normalized)
@@ -129,6 +138,10 @@ class Tokenizer:
         Other added tokens (USER_DEFINED in a GGUF) always count. Lone surrogates become U+FFFD.
         """
         return self._encode(text, special, None)
+
+    def with_prefix(self, ids: list[int]) -> list[int]:
+        """The ids of a prompt, begun as the model expects it, unless they begin that way already."""
+        return ids if ids[:1] == [*self.prefix_ids[:1]] else [*self.prefix_ids, *ids]
 
     def encode_rendered(self, text: str, restore: Callable[[str], str]) -> list[int]:
         """The ids of a prompt in which added tokens count, except those that `restore` brings out.

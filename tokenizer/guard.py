@@ -7,6 +7,7 @@ characters again. Lengths do not change, nor does any other text that the templa
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,8 +23,7 @@ class SpecialGuard:
     def __init__(self, spellings: Iterable[str]) -> None:
         self.spellings = known = sorted(filter(None, spellings))
         self._tokens = AddedTokens(AddedToken(0, spelling, special=True) for spelling in known)
-        self._starts = {spelling[:n] for spelling in known for n in range(1, len(spelling))}
-        self._ends = {spelling[n:] for spelling in known for n in range(1, len(spelling))}
+        self._backwards = sorted(spelling[::-1] for spelling in known)
         self._longest = max(map(len, known), default=0)
         self._characters = sorted(set("".join(known)))
 
@@ -39,11 +39,17 @@ class SpecialGuard:
         positions = set(self._tokens.starts(text))
         if not whole_only:
             for n in range(1, min(self._longest, len(text) + 1)):
-                if text[-n:] in self._starts:
+                if _begins_one(text[-n:], self.spellings):
                     positions.add(len(text) - n)
-                if text[:n] in self._ends:
+                if _begins_one(text[:n][::-1], self._backwards):
                     positions.add(0)
         return positions
+
+
+def _begins_one(start: str, ordered: list[str]) -> bool:
+    """Whether one of these texts, which are sorted, begins with `start` and goes on behind it."""
+    next_one = bisect_right(ordered, start)
+    return next_one < len(ordered) and ordered[next_one].startswith(start)
 
 
 class StandIns:

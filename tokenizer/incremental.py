@@ -16,13 +16,13 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
-        self._skip_special = skip_special
+        self.skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
 
     def push(self, id: int) -> str:
         """The text that has become certain with this token; often "" within a character."""
-        if self._skip_special and self._tokenizer.is_special(id):
+        if self.skip_special and self._tokenizer.is_special(id):
             return ""
         return self._begin(self._decoder.decode(self._tokenizer.token_bytes(id)))
 

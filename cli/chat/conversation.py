@@ -8,14 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...quant.errors import DamagedFile
 from ...quant.safe_files import NewFile
+from ...untrusted import parse_json
 from ..console.bounded_io import read_file
 from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
     from ...runtime.model.model import Model
 
-LONGEST_FILE = 64 << 20  # bytes
+LONGEST_FILE = 32 << 20  # bytes
+MOST_MARKS = 1 << 20  # brackets, commas and colons
 RESERVE = 4  # 1/RESERVE of the context is kept free for the reply, if dropping old turns can free it
 KEPT = 2  # 1/KEPT of the room for the prompt is filled at most after turns have been dropped
 
@@ -114,10 +117,10 @@ def save(conversation: Conversation, model_name: str, path: Path) -> None:
 def load(path: Path) -> tuple[str, list[Turn]]:
     """System prompt and turns of a file that `save` wrote; ValueError if it is not one."""
     try:
-        data: Any = json.loads(read_file(path, LONGEST_FILE))
+        data: Any = parse_json(read_file(path, LONGEST_FILE), path.name, MOST_MARKS, DamagedFile)
         turns = [Turn(turn["user"], turn["assistant"], turn.get("cut", "")) for turn in data["turns"]]
         system = data["system"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is not a saved conversation") from None
     texts = [system, *(text for turn in turns for text in (turn.user, turn.reply, turn.cut))]
     if not all(isinstance(text, str) for text in texts):

@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..console import terminal
 from ..console.explain import explain
-from ..console.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from ..console.wording import count
+from ..generation.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
 from .conversation import Conversation, Turn
-from .line_editor import line_editor, read_message
+from .line_editor import line_editor
+from .slash import completions, handle
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
-    from ..console.generation import GenerationOptions
+    from ..generation.options import GenerationOptions
 
 
 class Session:
-    """The state of one chat: the model, its parameters and the conversation, which the /commands change."""
+    """The state of one chat: the model, its parameters and the conversation, which the /commands change.
 
-    def __init__(self, model: Model, name: str, options: GenerationOptions, params: SamplingParams) -> None:
+    `attached`: texts that go in front of the first message.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        name: str,
+        options: GenerationOptions,
+        params: SamplingParams,
+        attached: Sequence[str] = (),
+    ) -> None:
         self.model = model
         self.name = name
         self.params = params
         self.show_stats = options.stats
+        self.wrap = not options.no_wrap
         self.last: Reply | None = None
-        self.conversation = Conversation(options.system or "", raw=options.raw or not model.chat_template)
+        self.attached = [*attached]
+        self.draft: str | None = None  # the next message is written in an editor, beginning with this
+        self.editor = line_editor(completions())
+        self.conversation = Conversation(options.system_text, raw=options.raw or not model.chat_template)
 
     @property
     def cut(self) -> bool:
@@ -37,7 +53,7 @@ class Session:
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
         turns = self.conversation.turns
-        self.conversation.turns = [*turns, Turn(text)]
+        self.conversation.turns = [*turns, Turn("\n\n".join([*self.attached, text]))]
         try:
             self.answer()
         except BaseException:
@@ -46,6 +62,8 @@ class Session:
         if self.conversation.turns[-1].reply is None:
             self.conversation.turns.pop()
             terminal.remark("(interrupted before the first word; the message is forgotten)")
+        else:
+            self.attached = []
 
     def again(self) -> None:
         """Answer the newest message anew; if nothing comes of that, the old answer stays."""
@@ -63,9 +81,10 @@ class Session:
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
             terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
-        sink = terminal.ModelText()
+        sink = terminal.ModelText(self.wrap)
         try:
-            reply = self.last = generate(self.model, ids, self.params, sink.write)
+            with self.editor.answering(on_resume=sink.begin_line):
+                reply = self.last = generate(self.model, ids, self.params, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
@@ -85,27 +104,29 @@ class Session:
 
 def converse(session: Session) -> None:
     """Read, answer, repeat, until Ctrl-D or /bye. An error costs one turn, not the session."""
-    from .slash import COMMANDS, handle
-
-    prompt = line_editor(sorted(COMMANDS))
-    while True:
-        try:
-            text = read_message(prompt)
-        except KeyboardInterrupt:
-            terminal.remark("(Ctrl-D or /bye leaves)")
-            continue
-        except EOFError:
-            return
-        try:
-            if text.startswith("/"):
-                handle(session, text)
-            elif text.strip():
-                session.say(text)
-            elif session.cut:
-                session.answer()
-        except EOFError:
-            return
-        except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
-            terminal.error(explain(problem))
-        except KeyboardInterrupt:
-            terminal.remark("(interrupted)")
+    with session.editor:
+        while True:
+            draft, session.draft = session.draft, None
+            try:
+                text = session.editor.read(draft)
+            except KeyboardInterrupt:
+                terminal.remark("(Ctrl-D or /bye leaves)")
+                continue
+            except EOFError:
+                return
+            except ValueError as problem:  # there is no editor
+                terminal.error(explain(problem))
+                continue
+            try:
+                if text.startswith("/"):
+                    handle(session, text)
+                elif text.strip():
+                    session.say(text)
+                elif session.cut:
+                    session.answer()
+            except EOFError:
+                return
+            except (ValueError, OSError, RuntimeError, ArithmeticError) as problem:
+                terminal.error(explain(problem))
+            except KeyboardInterrupt:
+                terminal.remark("(interrupted)")

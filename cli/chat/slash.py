@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
-from ..console.reply import show_stats
 from ..console.safe_text import one_line
 from ..console.table import pairs
 from ..console.wording import count
+from ..generation.reply import show_stats
 from . import conversation
 from .settings import NOT_FOR_CHAT, parsed, shown
 
@@ -35,6 +35,9 @@ def _help(session: Session, rest: str) -> None:
     for name, (text, _) in COMMANDS.items():
         terminal.note(f"{name:9} {text}")
     terminal.note('"""       begins a message of several lines, and ends it')
+    terminal.note(
+        "Alt-Enter or Ctrl-J: a new line; Ctrl-X Ctrl-E: the message in your editor; Tab: completion"
+    )
 
 
 def _clear(session: Session, rest: str) -> None:
@@ -119,6 +122,10 @@ def _stats(session: Session, rest: str) -> None:
     show_stats(session.last)
 
 
+def _edit(session: Session, rest: str) -> None:
+    session.draft = rest
+
+
 def _bye(session: Session, rest: str) -> None:
     raise EOFError
 
@@ -134,5 +141,16 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     "/regen": ("answer the last message anew", _regen),
     "/undo": ("take back the last message and its answer", _undo),
     "/stats": ("tokens and speeds of the last answer", _stats),
+    "/edit": ("[TEXT] write the next message in the editor that EDITOR names", _edit),
     "/bye": ("leave (also Ctrl-D)", _bye),
 }
+
+
+def completions() -> dict[str, Sequence[str] | None]:
+    """For each command the words that its argument may be; None: the name of a file."""
+    from ...runtime.engine.sampling.params import (
+        SamplingParams,  # imports NumPy, which most commands do without
+    )
+
+    settings = [field.name for field in fields(SamplingParams)]
+    return {**dict.fromkeys(COMMANDS, ()), "/set": settings, "/save": None, "/load": None}

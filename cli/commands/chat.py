@@ -11,9 +11,9 @@ import typer
 
 from ..chat.session import Session, converse
 from ..console import terminal
-from ..console.generation import GenerationOptions, check_texts
 from ..console.options import TextOrJson, flag, with_options
-from ..console.prompt import read_prompt
+from ..generation.options import GenerationOptions, check_texts
+from ..generation.prompt import read_files, read_prompt
 from ..settings.model import Model_, chosen_model
 from .run import answer, refuse_system_of_raw
 
@@ -36,7 +36,7 @@ def chat(
                 "llm run takes a prompt as an argument"
             )
         refuse_system_of_raw(options)
-        text = read_prompt([], no_stdin)
+        text = read_prompt([], no_stdin, options.file or [])
         model = chosen_model(named)
         with closing(options.load(model)) as loaded:
             check_texts(loaded, params)
@@ -44,13 +44,18 @@ def chat(
         return
     if options.output is TextOrJson.json:
         raise typer.BadParameter("-o json is for one answer: pipe the prompt, or use llm run")
+    if "-" in (options.file or []):
+        raise typer.BadParameter("-f - reads stdin, which is the terminal of this chat")
+    files = read_files(options.file or [])
     model = chosen_model(named)
     with closing(options.load(model)) as loaded:
         check_texts(loaded, params)
-        session = Session(loaded, model, options, params)
+        session = Session(loaded, model, options, params, files)
         terminal.remark(
             f"{Path(model).name}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves."
         )
+        if files:
+            terminal.remark("(the files go in front of the first message)")
         if session.conversation.raw and not options.raw:
             terminal.note("This model has no chat template: it continues text, it does not answer it.")
         converse(session)

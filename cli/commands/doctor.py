@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ... import __version__
+from ...quant.extras import how_to_install
 from ...quant.home import home
 from ...quant.units import human_bytes
 from ...runtime.hub import cache
@@ -125,7 +126,7 @@ def _gpu_kernels() -> str:
     from ...runtime.cuda.driver.device import CudaError, Device
 
     compiler = compiler_version()
-    more = f"numba-cuda {compiler} compiles others" if compiler else "others need pip install kukri[cuda]"
+    more = f"numba-cuda {compiler} compiles others" if compiler else f"others need {how_to_install('cuda')}"
     try:
         device = Device()
     except CudaError:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
+from ..console.completion import model_names
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, flag, with_options
 from ..settings.model import ModelsOption, named_by_user
 
@@ -72,7 +73,8 @@ def evaluate(
     options: EvalOptions,
     ctx: typer.Context,
     more: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL…", help="More models.", show_default=False)
+        list[str] | None,
+        typer.Argument(metavar="MODEL…", help="More models.", show_default=False, autocompletion=model_names),
     ] = None,
     models: ModelsOption = None,
 ) -> None:

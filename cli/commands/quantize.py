@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 DEFAULT_TEXT = "default"  # of --calibration
 
 
+def _type_names(incomplete: str) -> list[str]:
+    """The types that begin with `incomplete`, for completion in a shell."""
+    from ...quant.recipes.recipes import ALIASES, RECIPES
+
+    return sorted(name for name in {*RECIPES, *ALIASES} if name.startswith(incomplete.lower()))
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizeOptions:
     """The flags of `llm quantize`."""
@@ -38,7 +45,10 @@ class QuantizeOptions:
     kind: Annotated[
         str,
         flag(
-            "--type", metavar="TYPE", help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …"
+            "--type",
+            metavar="TYPE",
+            help="f32, f16, bf16, q8_0 (int8), q4_0 … q6_k, iq4_nl, mxfp4, int4, …",
+            autocompletion=_type_names,
         ),
     ]
     overrides: Annotated[
@@ -107,7 +117,7 @@ def quantize(
     target = _target(target, name, recipe)
     began = time.perf_counter()
     model = open_convertible(path, name)
-    _check_target(target, model.paths, options.force)
+    _check_target(target, path, model.paths, options.force)
     planned, encode = _planned(options, recipe, formats, model, path)
     for line in [*model.notes, *remarks(planned)]:
         terminal.note(line)
@@ -256,15 +266,30 @@ def _target(target: Path, name: str, recipe: Recipe) -> Path:
     return target
 
 
-def _check_target(target: Path, sources: Sequence[Path], force: bool) -> None:
+def _check_target(target: Path, source: Path, weights: Sequence[Path], force: bool) -> None:
+    """A usage error for a target that is there and not to be replaced, or would change the source.
+
+    `weights` are the files that the model is read from; all files of a folder but GGUF files belong to it.
+    """
+    is_gguf = target.suffix.lower() == ".gguf"
+    if source.is_dir() and not is_gguf and source.resolve() in target.resolve().parents:
+        raise typer.BadParameter(
+            f"{target} is in the source's folder, where only a .gguf file may be written"
+        )
     if not target.exists():
         return
-    if any(os.path.samefile(target, source) for source in sources):
-        raise typer.BadParameter(f"{target} is the source itself, which is never changed")
+    kept = [*weights, *(_files(source) if source.is_dir() and not is_gguf else ())]
+    if any(os.path.samefile(target, file) for file in kept):
+        raise typer.BadParameter(f"{target} is a file of the source, which is never changed")
     if not force:
         raise typer.BadParameter(f"{target} is there already; --force replaces it")
     if not target.is_file():
         raise typer.BadParameter(f"{target} is no file to replace")
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files in a folder and below it."""
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def _check_quantised(planned: Sequence[PlannedTensor], allowed: bool) -> None:
@@ -303,11 +328,11 @@ def summary(
     written: QuantizedFile, planned: Sequence[PlannedTensor], source_bytes: int, seconds: float
 ) -> str:
     """The closing line."""
-    weights = Counter[str]()
+    weights, seconds = Counter[str](), max(seconds, 1e-9)
     for each in planned:
         weights[each.format.name] += each.tensor.n_weights
     shares = ", ".join(
-        f"{form} {100 * n / written.n_weights:.0f} %"
+        f"{form} {100 * n / max(1, written.n_weights):.0f} %"
         for form, n in weights.most_common()
         if n * 200 >= written.n_weights
     )

@@ -11,11 +11,11 @@ import typer
 
 from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
-from ..console.generation import GenerationOptions, check_texts
 from ..console.options import TextOrJson, flag, with_options
-from ..console.prompt import read_prompt, read_stdin
-from ..console.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..console.safe_text import as_json
+from ..generation.options import GenerationOptions, check_texts
+from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
+from ..generation.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..settings.model import Model_, chosen_model, named_by_user
 
@@ -47,12 +47,12 @@ def run(
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
-    words = prompt or []
+    words, files = prompt or [], options.file or []
     if words and words[0] in BY_NAME and not named_by_user(ctx, "model"):
-        by_word, text = _model_and_text(words, no_stdin)
+        by_word, text = _model_and_text(words, no_stdin, files)
         model = by_word or model
     else:
-        text = read_prompt(words, no_stdin)
+        text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
     model = chosen_model(model)
@@ -64,22 +64,22 @@ def run(
         answer(loaded, model, text, options, params)
 
 
-def _model_and_text(words: list[str], no_stdin: bool) -> tuple[str | None, str]:
+def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:
     """The model that the first word of a prompt names, and the prompt without it; None if it is the prompt.
 
-    Only more of a prompt, in words or piped, makes a model's name the model. Alone on a terminal it is a
-    usage error, since nobody asks a model for the name of one.
+    Only more of a prompt, in words, files or piped, makes a model's name the model. Alone on a terminal it is
+    a usage error, since nobody asks a model for the name of one.
     """
     name, *rest = words
-    if rest:
-        text = read_prompt(rest, no_stdin)
+    if rest or files:
+        text = read_prompt(rest, no_stdin, files)
     elif terminal.is_terminal(sys.stdin):
         raise typer.BadParameter(
             f"{name} is the name of a model, and there is no prompt: llm run -m {name} PROMPT asks it, "
             f"llm chat -m {name} talks to it"
         )
     else:
-        text = "" if no_stdin else read_stdin()
+        text = read_stdin() if not no_stdin and stdin_is_meant(beside_text=True) else ""
     if not text.strip():
         return None, name
     terminal.remark(f"taking {name} as the model; -m {name} says so without this line")
@@ -88,7 +88,7 @@ def _model_and_text(words: list[str], no_stdin: bool) -> tuple[str | None, str]:
 
 def refuse_system_of_raw(options: GenerationOptions) -> None:
     """A usage error for a system prompt that would be lost."""
-    if options.raw and options.system:
+    if options.raw and options.system_text:
         raise typer.BadParameter("--raw has no place for a system prompt (-s)")
 
 
@@ -96,7 +96,7 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
     ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
-    sink = terminal.ModelText()
+    sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
         reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
     except Exception:
@@ -120,8 +120,8 @@ def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
         return loaded.encode(text, special=True)
     if not loaded.chat_template:
         terminal.remark("this model has no chat template: it continues the text instead of answering it")
-        return loaded.encode("\n\n".join(part for part in (options.system, text) if part), special=True)
+        return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
     messages = [{"role": "user", "content": text}]
-    if options.system:
-        messages.insert(0, {"role": "system", "content": options.system})
+    if options.system_text:
+        messages.insert(0, {"role": "system", "content": options.system_text})
     return loaded.encode_chat(messages)

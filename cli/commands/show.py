@@ -51,6 +51,8 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
     from ..console.description import describe, human_count
 
     about = describe(path)
+    if not about.n_params:
+        terminal.note(f"{about.name} has no weights; it cannot be run")
     licence = about.licence or (entry.licence if entry else "")
     size = sum(file.stat().st_size for file in about.paths)
     facts = {

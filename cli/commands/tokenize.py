@@ -13,9 +13,9 @@ from ...runtime.hub.resolve import resolve
 from ..console import terminal
 from ..console.options import DEFAULT_MODEL, flag
 from ..console.progress import Progress
-from ..console.prompt import check_utf8, read_stdin
 from ..console.safe_text import as_json
 from ..console.wording import count
+from ..generation.prompt import check_utf8, read_stdin
 from ..settings.model import Model_
 
 _BANDS = ("48;5;24", "48;5;53")  # neighbouring tokens have different backgrounds
@@ -49,6 +49,8 @@ def tokenize(
     from ...runtime.model.source import load_tokenizer
 
     tokenizer = load_tokenizer(path)
+    for note in tokenizer.notes:
+        terminal.note(note)
     ids = tokenizer.encode(content)
     tokens = [tokenizer.token_text(token) for token in ids]
     if output is Format.json:

@@ -12,6 +12,7 @@ from ...runtime.hub.catalogue import DEFAULT, Entry
 from ...runtime.hub.names import HubName, parse_name
 from ...runtime.hub.resolve import find_local
 from ..console import terminal
+from ..console.completion import model_names
 from ..console.safe_text import one_line
 from ..settings.file import change, read_settings
 from ..settings.model import VARIABLE, from_environment, size
@@ -26,6 +27,7 @@ def use(
             metavar="MODEL",
             help="File, folder, short name, or org/repo[:quant] on the Hub; none: show the present one.",
             show_default=False,
+            autocompletion=model_names,
         ),
     ] = None,
 ) -> None:

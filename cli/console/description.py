@@ -11,8 +11,11 @@ from typing import Any
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
+from ...quant.checkpoint.json_files import CONFIG_LIMITS, read_object
 from ...quant.gguf.reader import GGUFFile
 from ...quant.gguf.string_array import StringArray
+
+LONGEST_TEXT = 1000  # characters of a name or a licence
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,10 @@ class Description:
 
 
 def describe(path: Path) -> Description:
-    """Read the description of a GGUF file or a Hugging Face folder. DamagedFile if it is neither."""
+    """Read the description of a GGUF file or a Hugging Face folder.
+
+    DamagedFile if it is neither, or its files are damaged; OSError.
+    """
     return _describe_folder(path) if path.is_dir() else _describe_gguf(path)
 
 
@@ -110,20 +116,15 @@ def _weights(tensors: Iterable[QTensor], recipe: str) -> dict[str, Any]:
 
 
 def _has_template(folder: Path) -> bool:
-    import json
-
     if (folder / "chat_template.jinja").exists() or (folder / "chat_template.json").exists():
         return True
-    try:
-        settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(settings, dict) and bool(settings.get("chat_template"))
+    settings = folder / "tokenizer_config.json"
+    return settings.exists() and bool(read_object(settings, CONFIG_LIMITS, folder).get("chat_template"))
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:
     value = data.get(key)
-    return value if isinstance(value, str) else ""
+    return value[:LONGEST_TEXT] if isinstance(value, str) else ""
 
 
 def _number(data: Mapping[str, Any], key: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from types import TracebackType
 from typing import Any, Self
@@ -14,6 +15,7 @@ from .safe_text import one_line
 
 LINE_SECONDS = 10.0  # between two lines of a log
 LOADING_SECONDS = 0.05  # between two states of a line
+TICK_SECONDS = 1.0  # between two states of a line that counts seconds
 
 
 class Progress:
@@ -85,6 +87,9 @@ class StatusLine:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.erase()
+
+    def erase(self) -> None:
         if self.shown:
             terminal.overwrite("")
 
@@ -99,26 +104,59 @@ class StatusLine:
 class Loading(StatusLine):
     """The status line while a model is loaded.
 
-    Where stderr is no terminal, only compiling is reported, since it takes long the first time.
+    While kernels are compiled, some of which take much longer than others, it counts the seconds as well, in
+    a thread. Where stderr is no terminal, only compiling is reported, since it takes long the first time.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self._name = name
         self._stage = ""
-        self._last = 0.0
+        self._counted = ""
+        self._last = self._since = 0.0
+        self._ended = threading.Event()
+        self._lock = threading.Lock()  # held while the line is written
+        self._ticker: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         self.show(f"loading {self._name} …")
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        with self._lock:
+            self.erase()
 
     def at(self, stage: str, done: int, total: int) -> None:
         """The `progress` callback of `load_model`: `stage` has done `done` of `total`."""
         now = time.monotonic()
         if stage == self._stage and now - self._last < LOADING_SECONDS and done < total:
             return
-        if stage != self._stage and stage.startswith("compiling") and not self.shown:
+        if stage != self._stage:
+            self._since = now
+            if stage.startswith("compiling"):
+                self._begin_compiling(stage, total)
+        with self._lock:
+            self._stage, self._last = stage, now
+            self._counted = f"{done} of {total}" if total < 10_000 else f"{100 * done // total} %"
+            self._show_stage()
+
+    def _begin_compiling(self, stage: str, total: int) -> None:
+        if not self.shown:
             terminal.note(f"{stage}: {total}")
-        self._stage, self._last = stage, now
-        counted = f"{done} of {total}" if total < 10_000 else f"{100 * done // total} %"
-        self.show(f"loading {self._name}: {stage}, {counted} …")
+        elif self._ticker is None:
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
+
+    def _tick(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            with self._lock:
+                if not self._ended.is_set() and self._stage.startswith("compiling"):
+                    self._show_stage()
+
+    def _show_stage(self) -> None:
+        seconds = int(time.monotonic() - self._since)
+        took = f", {seconds} s" if seconds and self._stage.startswith("compiling") else ""
+        self.show(f"loading {self._name}: {self._stage}, {self._counted}{took} …")

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from .safe_text import lines, one_line
+from .word_wrap import WordWrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -137,6 +138,18 @@ def ask(prompt: str) -> None:
     _tell(lines(prompt))
 
 
+def mark_pastes(on: bool) -> None:
+    """Have the terminal mark the ends of what is pasted into it (bracketed paste), or stop that.
+
+    One of the streams must be a terminal that takes escapes.
+    """
+    code = "\x1b[?2004h" if on else "\x1b[?2004l"
+    if takes_escapes(sys.stderr):
+        _tell(code)
+    else:
+        _write(code)
+
+
 def overwrite(text: str) -> None:
     """Replace the line of stderr, a terminal that takes escapes, that the cursor is in; "" erases it."""
     _tell("\r\x1b[2K" + (paint(one_line(text), "2", sys.stderr) if text else ""))
@@ -155,14 +168,20 @@ def status(text: str) -> Iterator[None]:
             overwrite("")
 
 
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
 class ModelText:
     """Writes a reply to stdout as it comes, and ends it with exactly one newline.
 
-    A terminal gets safe text from a model; a file or a pipe gets every character.
+    A terminal gets safe text from a model, and with `wrap` its lines are broken between words; a file or a
+    pipe gets every character.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wrap: bool = False) -> None:
         self.text = ""
+        self._wrap = WordWrap(_columns) if wrap and takes_escapes(sys.stdout) else None
         self._held = ""  # line ends that are written only if more text follows
 
     def write(self, piece: str) -> None:
@@ -171,7 +190,13 @@ class ModelText:
         body = piece.rstrip("\r\n")
         self._held = piece[len(body) :]
         if body:
-            _write(lines(body) if is_terminal(sys.stdout) else body)
+            shown = lines(body) if is_terminal(sys.stdout) else body
+            _write(self._wrap.push(shown) if self._wrap else shown)
+
+    def begin_line(self) -> None:
+        """Something else has been written to the terminal, and the cursor is at the beginning of a line."""
+        if self._wrap:
+            self._wrap.begin_line()
 
     def finish(self) -> None:
         self._held = ""

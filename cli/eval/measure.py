@@ -17,10 +17,10 @@ from ...runtime.hub.errors import StoreError
 from ...runtime.hub.resolve import resolve
 from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..console.description import Description, describe
-from ..console.generation import load_quietly
 from ..console.progress import Progress
 from ..console.terminal import note
 from ..console.wording import count
+from ..generation.options import load_quietly
 from .progress import Scoring
 from .report import Report
 from .results import Result, about_files, about_saved, empty, told_scores
@@ -105,9 +105,15 @@ def measure(plan: Plan, subjects: Sequence[Subject], baseline: Subject | Path | 
 
 def _windows(plan: Plan, subject: Subject) -> np.ndarray:
     """The windows of the text by a model's tokenizer, without loading the model."""
-    from ...runtime.model.source import load_tokenizer
+    from ...runtime.model.source import check_embedded, open_source
+    from ...tokenizer import TokenizerError
 
-    return plan.text.windows(load_tokenizer(subject.path), plan.context, plan.limit)
+    source = open_source(subject.path)
+    if source.tokenizer is None:
+        raise TokenizerError(f"{source.name} has no tokenizer, so it cannot read a text")
+    windows = plan.text.windows(source.tokenizer, plan.context, plan.limit)
+    check_embedded(source.name, source.tokenizer, windows.ravel(), source.config.vocab_size)
+    return windows
 
 
 def _live(plan: Plan, subject: Subject, stack: ExitStack) -> Baseline:

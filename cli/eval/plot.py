@@ -10,8 +10,9 @@ from pathlib import Path
 
 import typer
 
+from ...quant.extras import how_to_install
 from ...quant.safe_files import NewFile
-from ..console import terminal
+from ..console.safe_text import one_line
 from .report import Report
 
 KINDS = (".png", ".svg")
@@ -24,7 +25,7 @@ def check_plot(path: Path) -> None:
     if not path.absolute().parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--plot")
     if importlib.util.find_spec("matplotlib") is None:
-        raise RuntimeError('--plot draws with matplotlib, which is an extra: pip install "kukri[plot]"')
+        raise RuntimeError(f"--plot draws with matplotlib, which is an extra: {how_to_install('plot')}")
 
 
 def plot(report: Report, path: Path) -> None:
@@ -45,14 +46,14 @@ def plot(report: Report, path: Path) -> None:
     errors = [r[f"{key}_stderr"] or 0.0 for r in results]
     axes.errorbar(sizes, values, yerr=errors, fmt="o", capsize=3)
     for result, size, value in zip(results, sizes, values, strict=True):
-        label = terminal.one_line(result["name"])
+        label = one_line(result["name"])
         axes.annotate(label, (size, value), (5, 5), textcoords="offset points", fontsize=8, parse_math=False)
     if report.baseline and values and min(values) > 0 and max(values) > 10 * min(values):
         axes.set_yscale("log")
     axes.set_xlabel("size, MB")
     axes.set_ylabel(f"{what} (± standard error)")
     title = f"against {report.baseline['name']}" if report.baseline else "lower is better"
-    axes.set_title(terminal.one_line(title), fontsize=10, parse_math=False)
+    axes.set_title(one_line(title), fontsize=10, parse_math=False)
     axes.margins(0.15)
     axes.grid(alpha=0.3)
     with NewFile(path) as file:

@@ -11,16 +11,16 @@ import typer
 
 from ..console import terminal
 from ..console.options import TextOrJson
-from ..console.repetition import RepetitionDetector
-from ..console.reply import INTERRUPTED, LOOP, Reply, reply_facts, show_stats, stats_facts, why_cut
 from ..console.safe_text import as_json
 from ..console.table import table
+from ..generation.repetition import RepetitionDetector
+from ..generation.reply import INTERRUPTED, LOOP, Reply, reply_facts, show_stats, stats_facts, why_cut
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.logprobs import TokenLogprobs
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
-    from ..console.generation import GenerationOptions
+    from ..generation.options import GenerationOptions
 
 MOST_ANSWERS = 256
 SEPARATOR = "---"  # the line between two answers

@@ -15,6 +15,7 @@ from ...runtime.hub.catalogue import BY_NAME, DEFAULT, Entry
 from ...runtime.hub.errors import ModelNotFound
 from ...runtime.hub.names import looks_like_path, parse_name
 from ..console import terminal
+from ..console.completion import model_names
 
 VARIABLE = "LLM_MODEL"
 
@@ -65,13 +66,22 @@ Model_ = Annotated[
         metavar="MODEL",
         help=f"{_MODEL_HELP}; default: what `llm use` chose, else {DEFAULT}.",
         callback=prefer_environment,
+        autocompletion=model_names,
     ),
 ]
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help=f"{_MODEL_HELP}.", show_default=False)
+    str | None,
+    typer.Argument(metavar="MODEL", help=f"{_MODEL_HELP}.", show_default=False, autocompletion=model_names),
 ]
 ModelBeside = Annotated[
-    str | None, typer.Option("-m", "--model", metavar="MODEL", help="The same as the argument.")
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="The same as the argument.",
+        autocompletion=model_names,
+    ),
 ]
 ModelsOption = Annotated[
     list[str] | None,
@@ -81,6 +91,7 @@ ModelsOption = Annotated[
         metavar="MODEL",
         help=f"{_MODEL_HELP}; may be given several times.",
         callback=prefer_environment,
+        autocompletion=model_names,
     ),
 ]
 

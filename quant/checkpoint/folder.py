@@ -1,14 +1,13 @@
 """Hugging Face checkpoint folders: config.json and memory-mapped safetensors files.
 
-The safetensors library checks a file's header (sizes, gaps, overlaps, coverage of the file). Tensors are then
-views of the mapped file, since the library's NumPy interface copies, and has no BF16.
+Tensors are views of the mapped files: the safetensors library's NumPy interface copies, and has no BF16.
+All files of a folder are opened by `untrusted`: they are bounded, and no link leads out of the folder.
 
 Source: the safetensors format description; index and file names are those of transformers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,12 @@ from ..errors import DamagedFile
 from ..formats import FORMATS
 from ..gguf.metadata import quoted
 from ..mapped_file import MappedFile
+from .buffers import is_buffer
+from .json_files import CONFIG_LIMITS, INDEX_LIMITS, read_object
 from .lazy_rows import sources
+from .other_folders import folder_kind
 from .raw_tensors import DTYPES, FLOATS, RawTensor
+from .safetensors_header import read_header
 from .settings import find_settings
 
 CONFIG = "config.json"
@@ -28,7 +31,9 @@ GENERATION_CONFIG = "generation_config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODELOPT_CONFIG = "hf_quant_config.json"
-MAX_JSON_BYTES = 1 << 26
+MAX_FILES = 1000  # with tensors; each stays open
+MAX_TENSORS = 1 << 18  # of all files together; the largest models have 200,000
+MAX_DIMENSIONS = 8
 MAX_NAME = 200  # characters of a shard's file name; file systems refuse longer ones in their own ways
 
 
@@ -37,9 +42,10 @@ class Checkpoint:
     """An open checkpoint folder.
 
     `config` and `generation_config` (empty if missing) are the parsed JSON files. `tensors` are read-only
-    views of the safetensors files `paths`, under the checkpoint's own names. `n_bytes` is the size of all
-    files. `packing` names the scheme of quantised checkpoints ("GPTQ"), and is "" for others; quantised
-    weights have their plain names, "….weight", and are `lazy_rows`, decoded when they are read.
+    views of the safetensors files `paths`, under the checkpoint's own names and without buffers (buffers.py).
+    `n_bytes` is the size of all files. `packing` names the scheme of quantised checkpoints ("GPTQ"), and is
+    "" for others; quantised weights have their plain names, "….weight", and are `lazy_rows`, decoded when
+    they are read.
     """
 
     config: dict[str, Any]
@@ -59,24 +65,26 @@ class Checkpoint:
         """
         folder = Path(folder)
         folder.stat()  # a missing folder is an OSError, a file missing from it a DamagedFile
-        config = _read_json(folder / CONFIG)
-        generation = folder / GENERATION_CONFIG
-        generation_config = _read_json(generation) if generation.is_file() else {}
-        modelopt = folder / MODELOPT_CONFIG
-        settings = find_settings(config, _read_json(modelopt) if modelopt.is_file() else {})
+        if not (folder / CONFIG).exists() and (kind := folder_kind(folder)):
+            raise DamagedFile(f"{folder.resolve().name}: {kind}")
+        config = _read_config(folder, CONFIG)
+        generation_config = _read_config(folder, GENERATION_CONFIG, required=False)
+        settings = find_settings(config, _read_config(folder, MODELOPT_CONFIG, required=False))
         indexed = _indexed_tensors(folder)
         files: list[MappedFile] = []
         raw: dict[str, RawTensor] = {}
         for name, expected in indexed.items():
-            files.append(MappedFile(folder / name))
+            files.append(MappedFile(folder / name, folder))
             stored = _read_tensors(files[-1])
             for tensor in expected:
-                if tensor not in stored:
+                if tensor not in stored and not is_buffer(tensor):
                     raise DamagedFile(f"{name}: has no tensor {quoted(tensor)}, which {INDEX} places there")
             for tensor in stored:
                 if tensor in raw:
                     raise DamagedFile(f"{name}: tensor {quoted(tensor)} is in another file too")
             raw |= stored
+            if len(raw) > MAX_TENSORS:
+                raise DamagedFile(f"{folder.name}: has over {MAX_TENSORS} tensors, which are not read")
         tensors, replaced, packing = dict[str, QTensor](), set[str](), ""
         if settings:
             from .schemes import scheme_of, unpack  # imported only for quantised checkpoints
@@ -113,52 +121,53 @@ class Checkpoint:
 
 def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
     """The safetensors files of a folder, and for each the tensors that the index places there."""
-    if (folder / WEIGHTS).is_file():
+    if (folder / WEIGHTS).exists():
         return {WEIGHTS: []}
-    if not (folder / INDEX).is_file():
-        pickled = next((path.name for path in folder.glob("pytorch_model*.bin")), None)
-        if pickled:
-            raise DamagedFile(f"{folder.name}: holds pickled weights ({pickled}); only safetensors are read")
-        raise DamagedFile(f"{folder.name}: has neither {WEIGHTS} nor {INDEX}")
-    weight_map = _read_json(folder / INDEX).get("weight_map")
+    if not (folder / INDEX).exists():
+        raise DamagedFile(f"{folder.name}: {folder_kind(folder) or f'has neither {WEIGHTS} nor {INDEX}'}")
+    weight_map = read_object(folder / INDEX, INDEX_LIMITS, folder).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise DamagedFile(f"{INDEX}: has no weight_map")
     by_file: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
-        named = isinstance(name, str) and name.endswith(".safetensors") and len(name) <= MAX_NAME
-        if not named or set(name) & set("/\\\0"):
+        if not isinstance(name, str) or (name not in by_file and not _is_shard(name)):
             raise DamagedFile(f"{INDEX}: tensor {quoted(tensor)} has no safetensors file of this folder")
         by_file.setdefault(name, []).append(tensor)
+        if len(by_file) > MAX_FILES:
+            raise DamagedFile(f"{INDEX}: names over {MAX_FILES} files")
     for name in by_file:
-        if not (folder / name).is_file():
+        if not (folder / name).exists():
             raise DamagedFile(f"{folder.name}: {quoted(name)} is missing, which {INDEX} names")
     return by_file
 
 
-def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
-    """The tensors of a safetensors file by name."""
-    from safetensors import SafetensorError, safe_open
+def _is_shard(name: str) -> bool:
+    """Whether an index may name this file: a plain name of the folder."""
+    return name.endswith(".safetensors") and len(name) <= MAX_NAME and not set(name) & set("/\\\0")
 
-    name = file.path.name
-    try:
-        with safe_open(file.path, "np"):
-            pass  # opening checks the header
-    except SafetensorError as error:
-        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
-    data_start = 8 + int.from_bytes(file.buffer[:8], "little")
-    header = _parse_json(file.buffer[8:data_start], name)
-    header.pop("__metadata__", None)
-    return {tensor: _view(file, data_start, tensor, record) for tensor, record in header.items()}
+
+def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
+    """The tensors of a safetensors file by name, without buffers."""
+    header = read_header(file)
+    return {
+        tensor: _view(file, header.data_start, tensor, entry)
+        for tensor, entry in header.entries.items()
+        if not is_buffer(tensor)
+    }
 
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
     """The tensor `name`; `record` is its entry in the header, with offsets from `data_start`."""
-    label = f"{file.path.name}: tensor {quoted(name)}"
     shape = tuple(record["shape"])
+    problem = ""
     if record["dtype"] not in DTYPES:
-        raise DamagedFile(f"{label} has dtype {record['dtype']}, which is not known")
-    if 0 in shape:
-        raise DamagedFile(f"{label} has a dimension of zero: {shape}")
+        problem = f"has dtype {record['dtype']}, which is not known"
+    elif len(shape) > MAX_DIMENSIONS:
+        problem = f"has over {MAX_DIMENSIONS} dimensions"
+    elif 0 in shape:
+        problem = f"has a dimension of zero: {shape}"
+    if problem:
+        raise DamagedFile(f"{file.path.name}: tensor {quoted(name)} {problem}")
     start, end = (data_start + offset for offset in record["data_offsets"])
     return RawTensor(name, record["dtype"], shape, file.bytes[start:end])
 
@@ -174,28 +183,10 @@ def _plain(raw: RawTensor) -> QTensor:
     return QTensor(raw.name, form, raw.shape, raw.data.reshape(rows, -1))
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise DamagedFile(f"{path.parent.name}: has no {path.name}")
-    if path.stat().st_size > MAX_JSON_BYTES:
-        raise DamagedFile(f"{path.name}: is larger than {MAX_JSON_BYTES} bytes")
-    return _parse_json(path.read_bytes(), path.name)
-
-
-def _parse_json(raw: bytes, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(raw.decode(), object_pairs_hook=_distinct)
-    except (ValueError, RecursionError) as error:  # also bytes that are not UTF-8 and endless digits
-        raise DamagedFile(f"{name}: is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise DamagedFile(f"{name}: is not a JSON object")
-    return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in members:
-            raise ValueError(f"{quoted(key)} appears twice")
-        members[key] = value
-    return members
+def _read_config(folder: Path, name: str, required: bool = True) -> dict[str, Any]:
+    """A configuration of the folder; {} for one that is not there and need not be."""
+    if (folder / name).exists():
+        return read_object(folder / name, CONFIG_LIMITS, folder)
+    if required:
+        raise DamagedFile(f"{folder.name}: has no {name}")
+    return {}

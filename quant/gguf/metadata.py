@@ -13,13 +13,13 @@ import numpy as np
 
 from ..errors import DamagedFile
 from ..mapped_file import MappedFile
+from .budget import HeaderBudget
 from .string_array import StringArray, pack_short_strings
 
-MAX_HEADER_BYTES = 1 << 28  # everything before the tensor data; the largest vocabularies take 2^24
-MAX_ELEMENTS = 1 << 24  # array elements of a file in all
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_DEPTH = 4  # levels of nested arrays
-STRING_WINDOW = 1 << 19  # bytes of a string array that `pack_short_strings` gets at once
+STRING_WINDOW = 1 << 19  # bytes of a string array that `pack_short_strings` gets at once, at most
+LEAST_WINDOW = 1 << 12  # and at least
 SINGLE_STRINGS = 1 << 8  # strings read one by one before `pack_short_strings` is tried again
 MIN_PACKED = 1 << 8  # strings; a shorter array is a list
 
@@ -48,14 +48,22 @@ D = TypeVar("D")
 
 
 class HeaderReader:
-    """Reads the part of a GGUF file before the tensor data, from front to back. Raises DamagedFile."""
+    """Reads the part of a GGUF file before the tensor data, from front to back. Raises DamagedFile.
 
-    def __init__(self, file: MappedFile) -> None:
+    What it reads is taken off `budget`, but for the bytes of the header, which the caller knows at its end.
+    """
+
+    def __init__(self, file: MappedFile, budget: HeaderBudget) -> None:
         self.position = 0
         self._buffer = file.buffer
         self._name = file.path.name
-        self._end = min(file.n_bytes, MAX_HEADER_BYTES)
-        self._elements_left = MAX_ELEMENTS
+        self._end = min(file.n_bytes, budget.header_bytes)
+        self._is_whole = file.n_bytes == self._end
+        self._budget = budget
+
+    def head(self, n: int) -> bytes:
+        """The first n bytes of the file, or all of it."""
+        return self._buffer[:n]
 
     def damaged(self, message: str) -> DamagedFile:
         return DamagedFile(f"{self._name}: {message}")
@@ -63,8 +71,8 @@ class HeaderReader:
     def take(self, n: int, label: str) -> bytes:
         """The next n bytes; `label` names them in errors, here and below."""
         if n > self._end - self.position:
-            if self._end == MAX_HEADER_BYTES:
-                raise self.damaged(f"{label} lies beyond the first {MAX_HEADER_BYTES} bytes")
+            if not self._is_whole:
+                raise self.damaged(f"{label} lies beyond the first {self._end} bytes")
             raise self.damaged(f"{label} runs past the end of the file")
         self.position += n
         return self._buffer[self.position - n : self.position]
@@ -75,12 +83,17 @@ class HeaderReader:
     def u64(self, label: str) -> int:
         return int(_U64.unpack(self.take(8, label))[0])
 
-    def count(self, label: str, least_bytes: int, limit: int) -> int:
-        """A number of items, at most `limit`, that the rest of the file can hold at `least_bytes` each."""
+    def count(self, label: str, least_bytes: int, what: str) -> int:
+        """A number of items that the rest of the file can hold at `least_bytes` each.
+
+        They are taken off the budget's field `what`.
+        """
         n = self.u64(f"the number of {label}")
         if n * least_bytes > self._end - self.position:
-            raise self.damaged(f"claims {n} {label}, more than the file can hold")
-        if n > limit:
+            held = "the file" if self._is_whole else f"the first {self._end} bytes"
+            raise self.damaged(f"claims {n} {label}, more than {held} can hold")
+        limit = getattr(self._budget, what)
+        if not self._budget.spend(what, n):
             raise self.damaged(f"has {n} {label}; at most {limit} are read")
         return n
 
@@ -89,10 +102,16 @@ class HeaderReader:
         n = self.u64(f"the length of {label}")
         if not 0 < n <= MAX_KEY_BYTES:
             raise self.damaged(f"{label} is {n} bytes long; 1 to {MAX_KEY_BYTES} are allowed")
-        return self._text(n, label)
+        try:
+            return self._taken_off(n, label, "name_bytes").decode()
+        except UnicodeDecodeError:
+            raise self.damaged(f"{label} is not UTF-8") from None
 
     def metadata(self, n: int) -> tuple[dict[str, Any], dict[str, int]]:
-        """n keys with their values, and the GGUF value type of each."""
+        """n keys with their values, and the GGUF value type of each.
+
+        A text that is not UTF-8, also in an array, stays bytes: who needs it finds that it is no str.
+        """
         values: dict[str, Any] = {}
         types: dict[str, int] = {}
         for i in range(n):
@@ -105,7 +124,7 @@ class HeaderReader:
 
     def _value(self, kind: int, label: str, depth: int) -> Any:
         if kind == STRING:
-            return self._text(self.u64(label), label)
+            return _decoded(self._taken_off(self.u64(label), label, "text_bytes"))
         if kind == ARRAY:
             return self._array(label, depth)
         if kind not in _SCALARS:
@@ -121,8 +140,8 @@ class HeaderReader:
         kind = self.u32(label)
         if kind not in _LEAST_BYTES:
             raise self.damaged(f"{label} is an array of an unknown value type, {kind}")
-        n = self.count(f"elements in {label}", _LEAST_BYTES[kind], self._elements_left)
-        self._elements_left -= n
+        what = {STRING: "strings", ARRAY: "nested"}.get(kind, "elements")
+        n = self.count(f"elements in {label}", _LEAST_BYTES[kind], what)
         if kind == STRING:
             return self._strings(n, label)
         if kind == ARRAY:
@@ -132,34 +151,41 @@ class HeaderReader:
             raise self.damaged(f"{label} has a bool that is neither 0 nor 1")
         return np.frombuffer(raw, _DTYPES[kind]).copy()
 
-    def _text(self, n: int, label: str) -> str:
-        try:
-            return self.take(n, label).decode()
-        except UnicodeDecodeError:
-            raise self.damaged(f"{label} is not UTF-8") from None
+    def _taken_off(self, n: int, label: str, what: str) -> bytes:
+        """The next n bytes, taken off the budget's field `what`."""
+        raw = self.take(n, label)
+        if not self._budget.spend(what, n):
+            raise self.damaged(f"{label} is {n} bytes long, more than is read")
+        return raw
 
-    def _strings(self, n: int, label: str) -> list[str] | StringArray:
-        # Vocabularies are large: strings are read one by one only where they cannot be read at once.
-        start, done = self.position, 0
+    def _strings(self, n: int, label: str) -> list[str | bytes] | StringArray:
+        # Vocabularies are large: strings are read one by one only where they cannot be read at once. Where
+        # little of a window can, the next is smaller, so that looking takes no longer than reading does.
+        start, done, window_bytes = self.position, 0, STRING_WINDOW
         chunks: list[bytes] = []
         while done < n and n >= MIN_PACKED:
-            window = self._buffer[self.position : min(self._end, self.position + STRING_WINDOW)]
+            window = self._buffer[self.position : min(self._end, self.position + window_bytes)]
             chunk, n_read, size = pack_short_strings(window, n - done)
             self.position += size
+            if 2 * size > window_bytes:
+                window_bytes = min(2 * window_bytes, STRING_WINDOW)
+            else:
+                window_bytes = max(window_bytes // 4, min(LEAST_WINDOW, STRING_WINDOW))
             if not n_read:
                 texts = self._single_strings(done, min(n, done + SINGLE_STRINGS), label)
-                if any(b"\0" in text for text in texts):
-                    break
                 chunk, n_read = b"".join(b"\0" + text for text in texts), len(texts)
+                # The zeros keep a character from extending over two strings.
+                if chunk.count(0) != n_read or isinstance(_decoded(chunk), bytes):
+                    break
             chunks.append(chunk)
             done += n_read
         if done == n and chunks:
             return StringArray(b"".join([*chunks, b"\0"]), n)
         self.position = start
-        return [text.decode() for text in self._single_strings(0, n, label)]
+        return [_decoded(text) for text in self._single_strings(0, n, label)]
 
     def _single_strings(self, first: int, stop: int, label: str) -> list[bytes]:
-        """Strings number `first` … `stop` - 1 of an array as UTF-8, read one by one."""
+        """Strings number `first` … `stop` - 1 of an array as bytes, read one by one."""
         buffer, position, end = self._buffer, self.position, self._end
         length_at = _U64.unpack_from
         texts: list[bytes] = []
@@ -169,15 +195,19 @@ class HeaderReader:
                 position = start + length_at(buffer, position)[0]
                 if position > end:
                     break
-                text = buffer[start:position]
-                text.decode()
-                texts.append(text)
-        except UnicodeDecodeError:
-            raise self.damaged(f"element {first + len(texts)} of {label} is not UTF-8") from None
+                texts.append(buffer[start:position])
         except struct.error:  # no room for a length
             position = end + 1
         self.take(position - self.position, f"element {first + len(texts)} of {label}")
         return texts
+
+
+def _decoded(text: bytes) -> str | bytes:
+    """A text that is UTF-8, else its bytes."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text
 
 
 def quoted(name: str) -> str:
@@ -241,6 +271,7 @@ _KINDS: dict[type, str] = {
     np.integer: "an array of whole numbers",
     np.floating: "an array of floating point numbers",
     np.bool_: "an array of true and false",
+    bytes: "bytes that are not UTF-8",
 }
 
 
@@ -255,6 +286,8 @@ def _wrong(key: str, kind: type, value: Any) -> DamagedFile:
         actual = _KINDS[list]
     elif isinstance(value, np.ndarray):
         actual = f"an array of {value.dtype.name}"
+    elif isinstance(value, list) and any(type(item) is bytes for item in value):
+        actual = _KINDS[bytes]
     elif isinstance(value, list) and not _all_strings(value):
         actual = "a nested array"
     else:

@@ -17,14 +17,14 @@ from typing import Any
 
 from ..block import QTensor
 from ..errors import DamagedFile
+from ..foreign import HEAD_BYTES, foreign_kind
 from ..formats import BY_TYPE, FORMATS
 from ..mapped_file import MappedFile
+from .budget import HeaderBudget
 from .metadata import UINT32, HeaderReader, quoted, require
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MAX_TENSORS = 1 << 17
-MAX_KEYS = 1 << 16
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 _LEAST_KEY_BYTES = 8 + 1 + 4 + 1  # length, a key of one letter, type, a value of one byte
@@ -57,8 +57,9 @@ class GGUFFile:
     """An open GGUF model.
 
     `metadata` values are int, float, bool, str, list[str] (long arrays: StringArray), NumPy arrays (numeric
-    arrays) or lists of these (nested arrays); `types` are the GGUF value types by key. `tensors` are
-    read-only views of the mapped files, in file order. `n_bytes` is the size of all `paths` together.
+    arrays) or lists of these (nested arrays), and bytes for texts that are not UTF-8; `types` are the GGUF
+    value types by key. `tensors` are read-only views of the mapped files, in file order. `n_bytes` is the
+    size of all `paths` together.
     """
 
     metadata: dict[str, Any]
@@ -77,10 +78,11 @@ class GGUFFile:
         """
         paths = _shard_paths(Path(path))
         shards = []
+        budget = HeaderBudget()
         for i, shard in enumerate(paths if tensors else paths[:1]):
             if i and not shard.exists():
                 raise DamagedFile(f"{paths[0].name}: shard {i + 1} of {len(paths)} is missing: {shard.name}")
-            shards.append(_Shard.read(shard, tensors))
+            shards.append(_Shard.read(shard, tensors, budget))
             _check_split(shards[i].file.path.name, shards[i].metadata, i, len(paths))
         return cls(
             metadata=shards[0].metadata,
@@ -110,12 +112,12 @@ class _Shard:
     tensors: dict[str, QTensor]
 
     @classmethod
-    def read(cls, path: Path, tensors: bool) -> _Shard:
+    def read(cls, path: Path, tensors: bool, budget: HeaderBudget) -> _Shard:
         file = MappedFile(path)
-        reader = HeaderReader(file)
+        reader = HeaderReader(file, budget)
         _check_magic(reader)
-        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, MAX_TENSORS)
-        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, MAX_KEYS)
+        n_tensors = reader.count("tensors", _LEAST_TENSOR_BYTES, "tensors")
+        n_keys = reader.count("metadata keys", _LEAST_KEY_BYTES, "keys")
         metadata, types = reader.metadata(n_keys)
         if not tensors:
             return cls(file, metadata, types, {})
@@ -126,13 +128,18 @@ class _Shard:
                 raise reader.damaged("general.alignment is not a uint32")
             if alignment < 1 or alignment & (alignment - 1):
                 raise reader.damaged(f"general.alignment is {alignment}, which is not a power of two")
-        return cls(file, metadata, types, _read_tensors(reader, file, n_tensors, alignment))
+        read = _read_tensors(reader, file, n_tensors, alignment)
+        budget.spend("header_bytes", reader.position)
+        return cls(file, metadata, types, read)
 
 
 def _check_magic(reader: HeaderReader) -> None:
     magic = reader.take(4, "the magic number")
     if magic != MAGIC:
-        raise reader.damaged(f"is not a GGUF file: it starts with {magic!r}")
+        kind = foreign_kind(reader.head(HEAD_BYTES), "GGUF")
+        raise reader.damaged(
+            f"is not a GGUF file, but {kind}" if kind else f"is not a GGUF file: it starts with {magic!r}"
+        )
     version = reader.u32("the version")
     if version and not version & 0xFFFF:
         raise reader.damaged("is a big-endian GGUF file; only little-endian ones are supported")

@@ -148,11 +148,13 @@ def _typed(value: Any, kind: int | None) -> tuple[int, Any, int | None]:
     if isinstance(value, StringArray):
         return ARRAY, value.packed.split(b"\0")[1:-1], STRING
     if isinstance(value, list):
-        if not value or isinstance(value[0], str):
+        if not value or isinstance(value[0], str | bytes):
             return ARRAY, value, STRING
         return ARRAY, [_typed(inner, None)[1] for inner in value], None
     if kind is None:
-        kind = next(k for t, k in ((bool, 7), (int, 4), (float, 6), (str, STRING)) if isinstance(value, t))
+        kind = next(
+            k for t, k in ((bool, 7), (int, 4), (float, 6), ((str, bytes), STRING)) if isinstance(value, t)
+        )
     return kind, value, None
 
 

@@ -32,7 +32,7 @@ class QuantizedFile:
 
     @property
     def bits_per_weight(self) -> float:
-        return self.n_tensor_bytes * 8 / self.n_weights
+        return self.n_tensor_bytes * 8 / max(1, self.n_weights)
 
 
 def uncalibrated_encoder(threads: int | None = None, zero_nonfinite: bool = False) -> Encoder:

@@ -6,6 +6,7 @@ before both. Source: the list of keys in the GGUF specification.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from .per_layer import per_layer_from_gguf
 from .reading import (
     MAX_MTP_LAYERS,
     biases_of,
+    check_gguf_kind,
     choose_arch,
     fields_of_arch,
     head_dim_of,
@@ -30,10 +32,13 @@ from .reading import (
     moe_layers,
     norms_of,
     unsupported_arch,
+    vocab_size_of,
 )
 from .recurrent import mixers_by_tensors, recurrent_from_gguf
 from .rope_files import rope_from_gguf
 from .tensor_names import TensorNames
+
+_SCORING_HEAD = re.compile(r"cls(_out|\.output)?\.(weight|bias)")  # of rerankers
 
 
 def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
@@ -41,7 +46,10 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
 
     Raises DamagedFile, or UnsupportedModel for an architecture or variant that is not in `ARCHS`.
     """
+    check_gguf_kind(metadata, len(tensors))
     arch, keys = _arch_and_keys(metadata)
+    if head := next((name for name in tensors if _SCORING_HEAD.match(name)), None):
+        raise UnsupportedModel(f"tensor {head}: the model is a classifier or reranker, and writes no text")
     moe, names = moe_from_gguf(keys, arch, tensors), TensorNames(arch, tensors, from_gguf=True)
     mtp_layers = keys.integer("nextn_predict_layers", 0, low=0, high=MAX_MTP_LAYERS)
     n_layers = layer_count(keys, "block_count", tensors, mtp_layers)
@@ -116,7 +124,7 @@ def _scalars(keys: Metadata, arch: Arch, hidden: int, tensors: Mapping[str, QTen
     context_length = keys.integer("context_length")
     original = keys.integer("rope.scaling.original_context_length", context_length)
     return {
-        "vocab_size": keys.integer("vocab_size", embedding.shape[0] if embedding else None),
+        "vocab_size": vocab_size_of(keys, embedding),
         "context_length": context_length,
         "norm_eps": keys.number(eps, high=1.0),
         "activation": arch.activation,

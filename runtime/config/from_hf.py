@@ -7,12 +7,14 @@ a key out.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...quant.block import QTensor
 from ...quant.errors import UnsupportedModel
 from ..archs import ARCHS, Arch
+from ..archs.others import task_of
 from .altup import altup_from_hf
 from .layer_sizes import ffns_from_hf, full_sizes_from_hf, sized_layers_from_hf
 from .layers import Layer, layers_from_hf
@@ -31,9 +33,10 @@ from .reading import (
     moe_layers,
     norms_of,
     unsupported_arch,
+    vocab_size_of,
 )
 from .recurrent import Multipliers, mixers_by_tensors, multipliers_from_hf, recurrent_from_hf
-from .rope_files import rope_from_hf
+from .rope_files import rope_entry, rope_from_hf
 from .tensor_names import TensorNames
 
 # Spellings of config.json → kinds of ops.GatedActivation
@@ -58,16 +61,24 @@ SUPPORTED_SWITCHES = {
     "mamba_use_mlp": True,
 }
 
+_SCORING_HEAD = re.compile(
+    r"(.*\.)?(score|classifier|classification_head|reward_head|regression_head|value_head|v_head|qa_outputs)"
+    r"\.(.*\.)?(weight|bias)"
+)
+
 
 def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) -> ModelConfig:
     """The configuration of a Hugging Face checkpoint, from config.json as published or by transformers 5.
 
-    `tensors` are those of the checkpoint; only their names are read. Raises like `config_from_gguf`.
+    Of `tensors`, those of the checkpoint, only names and the shape of the embedding table are read. Raises
+    like `config_from_gguf`.
     """
     wrapper = Metadata(config, "config.json")
     arch, keys = _arch_and_keys(wrapper)
     _check_switches(keys)
     moe, names = moe_from_hf(keys, arch, tensors), TensorNames(arch, tensors, from_gguf=False)
+    tied = keys.flag("tie_word_embeddings", wrapper.flag("tie_word_embeddings", arch.tied))
+    _check_task(wrapper, tied, tensors, names)
     n_layers = layer_count(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -90,14 +101,14 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         ffn=ffns[0],
         attention_scale=keys.number("attention_multiplier", scale),
         layers=sized_layers_from_hf(keys, layers, ffns, full),
-        tied=keys.flag("tie_word_embeddings", wrapper.flag("tie_word_embeddings", arch.tied)),
+        tied=tied,
         norms=norms_of(arch, n_layers, tensors, names),
         biases=biases_of(arch, n_layers, tensors, names) | _switched_biases(keys, arch),
         norm_offset=arch.hf_norm_offset,
         moe=moe,
         multipliers=multipliers,
         mla=mla,
-        **_scalars(keys, arch, hidden),
+        **_scalars(keys, arch, hidden, tensors.get(names("token_embd.weight"))),
         **_blocks(keys, arch, layers),
         **fields_of_arch(arch),
     )
@@ -133,17 +144,26 @@ def _check_switches(keys: Metadata) -> None:
             raise UnsupportedModel(f"{key} = {str(not supported).lower()} is not supported")
 
 
+def _check_task(wrapper: Metadata, tied: bool, tensors: Mapping[str, QTensor], names: TensorNames) -> None:
+    """UnsupportedModel for a model with another head than the output matrix, such as a classifier's."""
+    classes = wrapper.values.get("architectures")
+    task = task_of(classes if isinstance(classes, list) else [])
+    head = next((name for name in tensors if _SCORING_HEAD.fullmatch(name)), None)
+    if names("output.weight") in tensors or (tied and not head):
+        return
+    if head and not task:
+        task = f"tensor {head}: the model is a classifier or reward model, and writes no text"
+    if task:
+        raise UnsupportedModel(task)
+
+
 def _attention_scale(
     keys: Metadata, arch: Arch, mla: MLAConfig | None, head_dim: int, multipliers: Multipliers
 ) -> float:
     """The factor of the scores where config.json has no `attention_multiplier`."""
     scale = arch.attention_scale or keys.number("query_pre_attn_scalar", head_dim) ** -0.5
     scale *= multipliers.key
-    return scale * (yarn_score_scale_from_hf(_rope_entry(keys)) if mla else 1.0)
-
-
-def _rope_entry(keys: Metadata) -> Metadata:
-    return keys.section("rope_parameters") or keys.section("rope_scaling") or Metadata({}, keys.source)
+    return scale * (yarn_score_scale_from_hf(rope_entry(keys)) if mla else 1.0)
 
 
 def _switched_biases(keys: Metadata, arch: Arch) -> set[str]:
@@ -152,12 +172,12 @@ def _switched_biases(keys: Metadata, arch: Arch) -> set[str]:
     return stems & set(arch.layer)
 
 
-def _scalars(keys: Metadata, arch: Arch, hidden: int) -> dict[str, Any]:
+def _scalars(keys: Metadata, arch: Arch, hidden: int, embedding: QTensor | None) -> dict[str, Any]:
     """Fields of a ModelConfig that are one number or flag of config.json."""
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
-    context_length, rope = keys.integer("max_position_embeddings"), _rope_entry(keys)
+    context_length, rope = keys.integer("max_position_embeddings"), rope_entry(keys)
     return {
-        "vocab_size": keys.integer("vocab_size"),
+        "vocab_size": vocab_size_of(keys, embedding),
         "context_length": context_length,
         "norm_eps": keys.number(arch.hf_norm_eps, high=1.0),
         "activation": _activation(keys, arch),

@@ -8,11 +8,13 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, UnsupportedModel
 from ..archs import Arch
+from ..archs.others import OTHER_ARCHITECTURES, OTHER_TYPES
 from .metadata import Metadata, show
 from .moe import MoEConfig
 from .tensor_names import BARE, TensorNames
 
 MAX_MTP_LAYERS = 1 << 10
+MAX_VOCAB = 1 << 24  # tokens; the largest vocabularies have about 2^18
 
 
 def fields_of_arch(arch: Arch) -> dict[str, Any]:
@@ -86,8 +88,32 @@ def head_dim_of(keys: Metadata, key: str, hidden: int, heads: int) -> int:
     return keys.integer(key, hidden // heads)
 
 
+def vocab_size_of(keys: Metadata, embedding: QTensor | None) -> int:
+    """The rows of the embedding table, whatever `vocab_size` says: many files state that of another version.
+
+    Raises DamagedFile for a size that no vocabulary has.
+    """
+    rows = embedding.shape[0] if embedding else None
+    stated = keys.integer("vocab_size", rows, high=MAX_VOCAB)
+    return rows or stated
+
+
+def check_gguf_kind(metadata: Mapping[str, Any], n_tensors: int) -> None:
+    """Raise UnsupportedModel for a GGUF file that is something else than a model."""
+    kind = metadata.get("general.type")
+    if isinstance(kind, str) and kind in OTHER_TYPES:
+        raise UnsupportedModel(f"the file is {OTHER_TYPES[kind]}")
+    if not n_tensors:
+        vocabulary = ": it is a vocabulary without a model (vocab-only)"
+        raise UnsupportedModel(
+            f"the file has no tensors{vocabulary if 'tokenizer.ggml.tokens' in metadata else ''}"
+        )
+
+
 def unsupported_arch(name: str, supported: Iterable[str]) -> UnsupportedModel:
     """The error for an architecture that is not in `ARCHS`."""
+    if name in OTHER_ARCHITECTURES:
+        return UnsupportedModel(f"architecture {show(name)}: this is {OTHER_ARCHITECTURES[name]}")
     return UnsupportedModel(
         f"architecture {show(name)} is not supported; supported are {', '.join(dict.fromkeys(supported))}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, UnsupportedModel
@@ -38,11 +39,7 @@ def rope_from_hf(
     these differ.
     """
     base, parameters = config.number("rope_theta", arch.rope_base), config.section("rope_parameters")
-    entry = parameters
-    if parameters is not None and "full_attention" in parameters:
-        entry = parameters.section("full_attention")
-    entry = entry or config.section("rope_scaling")
-    full = _from_entry(config, entry, base, full_head_dim or head_dim, arch)
+    full = _from_entry(config, rope_entry(config), base, full_head_dim or head_dim, arch)
     if arch.local_rope_base is None and not arch.local_rope_unscaled:
         return full, full
     entry = None  # an entry without layer types is for layers with full attention
@@ -53,6 +50,39 @@ def rope_from_hf(
     elif entry is None:
         base = full.base
     return full, _from_entry(config, entry, base, head_dim, arch)
+
+
+def rope_entry(config: Metadata) -> Metadata:
+    """What config.json says about the RoPE of layers with full attention, empty if it says nothing.
+
+    People add `rope_scaling` to files of transformers 5 too, beside `rope_parameters`: then both count, as in
+    transformers. Raises DamagedFile if they contradict each other.
+    """
+    entries = [entry for key in ("rope_parameters", "rope_scaling") if (entry := config.section(key))]
+    entries = [entry.section("full_attention") or entry for entry in entries]
+    values: dict[str, Any] = {}
+    for entry in entries:
+        added = {key: value for key, value in entry.values.items() if value is not None}
+        if "type" in added:
+            added.setdefault("rope_type", added["type"])
+        if _same(added.get("rope_type"), "su"):  # LongRoPE's first name
+            added["rope_type"] = "longrope"
+        if _same(values.get("rope_type"), "default") and "rope_type" in added:
+            values = {key: value for key, value in values.items() if key not in ("rope_type", "type")}
+        for key in values.keys() & added.keys() - {"type"}:
+            if not _same(values[key], added[key]):
+                raise DamagedFile(
+                    f"{config.source}: {key} is {show(values[key])} in rope_parameters, but "
+                    f"{show(added[key])} in rope_scaling"
+                )
+        values |= added
+    return Metadata(values, entries[0].source if entries else config.source)
+
+
+def _same(value: object, other: object) -> bool:
+    """Whether two values of config.json mean the same; 4 and 4.0 do."""
+    numbers = isinstance(value, int | float) and isinstance(other, int | float)
+    return value == other if numbers else repr(value) == repr(other)
 
 
 def _from_entry(config: Metadata, entry: Metadata | None, base: float, head_dim: int, arch: Arch) -> Rope:
@@ -90,7 +120,7 @@ def _from_entry(config: Metadata, entry: Metadata | None, base: float, head_dim:
             entry.number("original_max_position_embeddings"),
         )
         return replace(rope, scaling=scaling)
-    if kind not in ("yarn", "longrope", "su"):
+    if kind not in ("yarn", "longrope"):
         raise UnsupportedModel(
             f"RoPE scaling {show(kind)} is not supported; supported are {', '.join(SUPPORTED)}"
         )

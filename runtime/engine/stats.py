@@ -15,7 +15,7 @@ class GenerationStats:
     Times are in seconds and do not include what the consumer does between two tokens.
 
     - `prompt_tokens`: ids in the prompt; the keys and values of `cached_tokens` of them were in the KV cache.
-    - `prefilled_tokens`: ids of the prompt that are computed or were cached, while it is read.
+    - `prefilled_tokens`: ids of the prompt that prefill has computed so far, without the cached ones.
     - `new_tokens`: tokens yielded, which does not include an end token.
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.

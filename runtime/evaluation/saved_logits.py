@@ -24,9 +24,11 @@ from typing import Self
 
 import numpy as np
 
+from ...quant.checkpoint.safetensors_header import read_header
 from ...quant.errors import DamagedFile
 from ...quant.mapped_file import MappedFile
 from ...quant.safe_files import NewFile
+from ...untrusted import open_file
 from ..cpu.row_scores import LogSums
 
 FORMAT = "kukri-logits-1"
@@ -164,28 +166,19 @@ class SavedLogits:
 def is_saved_logits(path: Path) -> bool:
     """Whether a file begins like a file of saved logits; False if it cannot be read."""
     try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
+        with open_file(path, DamagedFile) as file:
             return f'"format": "{FORMAT}"'.encode() in file.read(4096)
-    except OSError:
+    except (OSError, DamagedFile):
         return False
 
 
 def _read(file: MappedFile) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors, as views of the file, and the metadata. Raises DamagedFile."""
-    from safetensors import SafetensorError, safe_open
-
     name = file.path.name
-    try:
-        with safe_open(file.path, "np") as opened:
-            metadata = opened.metadata() or {}
-    except SafetensorError as error:
-        raise DamagedFile(f"{name}: {' '.join(str(error).split())}") from None
+    found = read_header(file)
+    metadata, header, start = found.metadata, found.entries, found.data_start
     if metadata.get("format") != FORMAT:
         raise DamagedFile(f"{name}: is not a file of saved logits")
-    start = 8 + int.from_bytes(file.buffer[:8], "little")
-    header = json.loads(file.buffer[8:start])
     try:
         n, context = header["ids"]["shape"]
         vocab_size = header["codes"]["shape"][2]

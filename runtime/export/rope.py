@@ -15,6 +15,7 @@ from ..archs import Arch
 from ..config.metadata import Metadata
 from ..config.model_config import ModelConfig
 from ..config.rope import DynamicNTK, Llama3Scaling, LongRope, Rope, Yarn, yarn_attention_factor
+from ..config.rope_files import rope_entry
 from .architectures import gguf_rules
 
 _NEAR = 1e-6  # relative tolerance of numbers that are stored as float32
@@ -52,7 +53,7 @@ def rope_keys(c: ModelConfig, arch: Arch, keys: Metadata) -> dict[str, Any]:
         ):
             entries["attention.temperature_length"] = c.attention_temperature[1]
     if default_sections := gguf_rules(arch.gguf).mrope_sections:
-        sections = (_entry(keys).values.get("mrope_section") or list(default_sections))[:4]
+        sections = (rope_entry(keys).values.get("mrope_section") or list(default_sections))[:4]
         entries["rope.dimension_sections"] = np.array([*sections, 0, 0, 0, 0][:4], np.int32)
     return entries
 
@@ -66,19 +67,13 @@ def _yarn(rope: Rope, scaling: Yarn, arch: Arch, keys: Metadata) -> dict[str, An
         "rope.scaling.yarn_beta_fast": scaling.fast_turns,
         "rope.scaling.yarn_beta_slow": scaling.slow_turns,
     }
-    scale = _entry(keys).number("mscale_all_dim", 0.0, zero=True)
+    scale = rope_entry(keys).number("mscale_all_dim", 0.0, zero=True)
     if scale:
         entries["rope.scaling.yarn_log_multiplier"] = scale * arch.yarn_log_unit
     usual = yarn_attention_factor(scaling.factor, scale if arch.yarn_log_unit != 1.0 else 1.0, scale)
     if not math.isclose(usual, rope.attention_factor, rel_tol=_NEAR):
         entries["rope.scaling.yarn_attn_factor"] = rope.attention_factor
     return entries
-
-
-def _entry(keys: Metadata) -> Metadata:
-    """The section of config.json about RoPE: rope_parameters, or rope_scaling in older files."""
-    entry = keys.section("rope_parameters") or keys.section("rope_scaling") or Metadata({}, keys.source)
-    return entry.section("full_attention") or entry
 
 
 def rope_tensors(config: ModelConfig) -> Iterable[GatheredTensor]:

@@ -19,11 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from ...untrusted import read_file
 from .download import sync_folder
 from .errors import StoreError
 from .expected import is_sha1
 
 _MOST_PATH_BYTES = 1000
+_MOST_REF_BYTES = 64  # of refs/main, which holds the name of a commit
 _DEVICES = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³]|conin\$|conout\$)(\..*)?", re.IGNORECASE)
 _NOT_IN_NAMES = frozenset('<>:"|?*\\')  # on Windows, where they separate folders, drives and streams
 
@@ -100,10 +102,10 @@ def _is_plain_folder(path: Path) -> bool:
 def _commit_of_main(folder: Path) -> str | None:
     """The commit in `refs/main`; None if that file is missing or has something else in it."""
     try:
-        with (folder / "refs" / "main").open("rb") as file:
-            commit = file.read(64).decode("ascii", "replace").strip()
-    except OSError:
+        raw = read_file(folder / "refs" / "main", _MOST_REF_BYTES, StoreError, folder)
+    except (OSError, StoreError):  # not there, or no ordinary file of this size
         return None
+    commit = raw.decode("ascii", "replace").strip()
     return commit if is_sha1(commit) else None
 
 

@@ -6,7 +6,6 @@ which commit `main` stands for, and everything else is asked of that commit.
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from ...untrusted import parse_json
 from .answers import Refused, TooSlow, ask, read_body
 from .cache import hub_constants
 from .errors import ModelNotFound, StoreError, Unreachable
@@ -25,6 +25,7 @@ from .expected import Expected, is_sha1, is_sha256
 CONNECT_SECONDS = 4.0  # a Hub that takes longer to accept a connection counts as out of reach
 ANSWER_SECONDS = 60.0  # for a listing, and for the headers of a file
 MOST_LISTING_BYTES = 8_000_000  # about 30,000 files
+MOST_LISTING_MARKS = 1 << 20  # as in untrusted.Limits; a file takes about 20
 MOST_FILES = 20_000  # in a repository
 
 _NO_MODEL = "the Hub has no model {} (or it is private: set HF_TOKEN)"
@@ -58,10 +59,10 @@ def list_files(repo: str) -> Listing:
     with ask("GET", url, hub_headers(), 2 * CONNECT_SECONDS, ANSWER_SECONDS) as answer:
         body = read_body(answer, MOST_LISTING_BYTES, ANSWER_SECONDS)
     try:
-        info = json.loads(body)
+        info = parse_json(body, "the answer", MOST_LISTING_MARKS, StoreError)
         commit = info["sha"]
         files = [_listed(sibling) for sibling in info["siblings"]]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (StoreError, LookupError, TypeError, AttributeError):
         raise StoreError(f"the Hub's answer about {repo} is no list of files") from None
     if not is_sha1(commit):
         raise StoreError(f"the Hub does not say which commit the files of {repo} belong to")

@@ -7,7 +7,6 @@ with that, those of earlier downloads too: who answered then may have been someb
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Iterable
@@ -22,7 +21,6 @@ from .expected import compare
 from .progress import NoProgress, ProgressFactory
 
 MOST_SMALL_BYTES = 1 << 28  # of a file that is no weights; the largest tokenizers have 2^25
-MOST_INDEX_BYTES = 1 << 26  # of a checkpoint's index of shards, which is read into memory
 MOST_CHOSEN = 1000  # files of a model; the largest have 200
 _INDEX = "model.safetensors.index.json"
 _LONG_READ = 2_000_000_000  # bytes whose reading takes long enough to be announced
@@ -46,14 +44,13 @@ def find(repo: str, quant: str | None) -> Path | None:
 
 def _shards_complete(folder: Path) -> bool:
     """Whether a checkpoint's folder has every shard that its index names."""
-    index = folder / _INDEX
+    from ...quant.checkpoint.json_files import INDEX_LIMITS, read_object
+
     try:
-        if index.stat().st_size > MOST_INDEX_BYTES:
-            return False
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(read_object(folder / _INDEX, INDEX_LIMITS, folder)["weight_map"].values())
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return False
     return all(
         isinstance(shard, str) and cache.is_file_name(shard) and (folder / shard).is_file()

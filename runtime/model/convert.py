@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +13,22 @@ import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
+from ...quant.errors import DamagedFile
 from ...quant.gguf.gathered import GatheredTensor, file_order_key
 from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
+from ...untrusted import read_file
 from ..config.from_hf import config_from_hf
+from ..config.reading import check_gguf_kind
 from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
 from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
+
+MAX_CARD_BYTES = 1 << 22  # of a README.md
+MAX_FRONT = 1 << 16  # characters of the YAML in front of it, which take half a second to parse
+_ALIAS = re.compile(r"[\s,:\[{-]\*\w")
 
 # Metadata of the source that states its quantisation; the new file states its own.
 _OF_QUANTISATION = ("general.file_type", "general.quantization_version", "general.quantized_by")
@@ -55,10 +64,10 @@ class Convertible:
 
 
 def _first(value: Any, default: int) -> int:
-    """A number, or the first number of an array; `default` for None and for an empty array."""
-    if isinstance(value, np.ndarray | list):
-        value = value[0] if len(value) else default
-    return default if value is None else int(value)
+    """A number, or the first number of an array; `default` for anything else."""
+    if isinstance(value, np.ndarray) and value.size:
+        value = value.flat[0].item()
+    return int(value) if isinstance(value, int) else default
 
 
 def open_convertible(path: Path, name: str) -> Convertible:
@@ -71,8 +80,17 @@ def open_convertible(path: Path, name: str) -> Convertible:
 
 def _open_gguf(path: Path) -> Convertible:
     file = GGUFFile.open(path)
+    check_gguf_kind(file.metadata, len(file.tensors))
+    if not isinstance(file.metadata.get("general.architecture"), str):
+        raise DamagedFile(f"{path.name}: its metadata has no general.architecture")
     file.will_read()
     kept = {key: value for key, value in file.metadata.items() if key not in _OF_QUANTISATION}
+    stated, embedding = (
+        f"{kept.get('general.architecture')}.vocab_size",
+        file.tensors.get("token_embd.weight"),
+    )
+    if stated in kept and embedding:
+        kept[stated] = embedding.shape[0]
     tensors = [
         GatheredTensor(name, file.tensors[name].shape, (file.tensors[name],))
         for name in sorted(file.tensors, key=file_order_key)
@@ -96,7 +114,8 @@ def _open_folder(path: Path, name: str) -> Convertible:
     if any((path / file).exists() for file in TOKENIZER_FILES):
         ends = named_ends(folder.generation_config) | named_ends(folder.config)
         ends |= named_ends(folder.config.get("text_config"))
-        words = tokenizer_metadata(path, config.vocab_size, architecture, sorted(ends))
+        words, lost = tokenizer_metadata(path, config.vocab_size, architecture, sorted(ends))
+        notes += lost
     else:
         words = {"tokenizer.ggml.model": NO_TOKENIZER}
         notes.append(f"{name} has no tokenizer, and so will the file")
@@ -120,6 +139,9 @@ def _about(
     n_weights = sum(tensor.n_weights for tensor in tensors)
     writer = gguf.GGUFWriter(None, architecture)
     writer.add_type("model")
+    if not _is_card_plain(path):
+        writer.add_name(name)
+        return _values_and_types(writer)
     try:
         about = gguf.Metadata.load(None, path, name, n_weights)
         about.name = about.name or name
@@ -128,10 +150,29 @@ def _about(
         about.set_gguf_meta_model(writer)
     except Exception:  # noqa: BLE001 - a model card with invalid YAML or values; a model runs without this metadata
         writer.add_name(name)
+    return _values_and_types(writer)
+
+
+def _values_and_types(writer: Any) -> tuple[dict[str, Any], dict[str, int]]:
+    """The metadata that a gguf.GGUFWriter has been given, and the GGUF types of single values."""
     found: Mapping[str, Any] = writer.kv_data[0]
     values = {key: entry.value for key, entry in found.items()}
     types = {key: int(entry.type) for key, entry in found.items() if not isinstance(entry.value, list)}
     return values, types
+
+
+def _is_card_plain(folder: Path) -> bool:
+    """Whether the YAML in front of README.md is short and has no aliases, by which YAML multiplies what it
+    holds. DamagedFile for a README.md of over MAX_CARD_BYTES, and for a link that leads out of the folder."""
+    try:
+        card = read_file(folder / "README.md", MAX_CARD_BYTES, DamagedFile, folder)
+    except FileNotFoundError:
+        return True
+    lines = card.decode(errors="replace").splitlines()
+    if lines[:1] != ["---"]:
+        return True
+    front = "\n".join(takewhile("---".__ne__, lines[1:]))
+    return len(front) <= MAX_FRONT and not _ALIAS.search(front)
 
 
 def _counts(tensors: list[GatheredTensor]) -> tuple[int, int, int, int]:

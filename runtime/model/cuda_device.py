@@ -46,13 +46,13 @@ def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str
             warn(f"running on the CPU: {problem}")
         return None
     # Imported here, so that a machine without a GPU does not wait for these modules.
-    from ..cuda.compile.kernel import MISSING, compiled_kernels, compiler_version
+    from ..cuda.compile.kernel import compiled_kernels, compiler_version, missing_compiler
     from ..cuda.lowering.support import check_supported
     from ..cuda.machine import cache_type
 
     try:
         if compiler_version() is None and not compiled_kernels(device.capability):
-            raise CudaUnavailable(MISSING)
+            raise CudaUnavailable(missing_compiler())
         check_supported(program)
         cache_type(program, options.kv_type)
     except (UnsupportedModel, ValueError, CudaUnavailable) as problem:

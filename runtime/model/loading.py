@@ -44,6 +44,8 @@ def load_model(
     options = options or LoadOptions()
     warn = warn or _log.warning
     source = open_source(Path(path), text)
+    for note in source.notes:
+        warn(note)
     if source.builtin:
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)

@@ -23,7 +23,7 @@ from .continuation import Continuation
 from .sampling_keywords import SamplingKeywords, sampling_params
 from .sampling_texts import SamplingTexts
 from .session_file import fingerprint
-from .source import Source
+from .source import Source, check_embedded
 from .stop_strings import StopFilter
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
@@ -91,16 +91,12 @@ class Model:
         return self.engine.stats
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """The token ids of a raw prompt, with the BOS token in front if the model's files ask for it.
+        """The token ids of a raw prompt, with the BOS token or what else the model's files ask for in front.
 
         With `special`, control tokens written in the text become control tokens. Raises TokenizerError if the
-        model has no tokenizer.
+        model has no tokenizer, or no embedding for one of the tokens.
         """
-        ids = self.tokenizer.encode(text, special=special)
-        bos = self.tokenizer.bos_id
-        if self.tokenizer.add_bos and bos is not None and ids[:1] != [bos]:
-            ids.insert(0, bos)
-        return ids
+        return self._embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
 
     def encode_chat(
         self,
@@ -116,7 +112,7 @@ class Model:
         - `variables`: what else the template reads, such as {"enable_thinking": False}.
 
         Raises TemplateError if the model has no template, or if the template refuses the conversation, and
-        TokenizerError if the model has no tokenizer.
+        TokenizerError if the model has no tokenizer, or no embedding for one of the tokens.
         """
         if self.chat_template is None:
             raise TemplateError(f"{self.name} has no chat template; use raw completion instead (--raw)")
@@ -127,7 +123,12 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
-        return encode_chat(self.tokenizer, template, messages, tools, **(variables or {}))
+        return self._embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
+
+    def _embedded(self, ids: list[int]) -> list[int]:
+        """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
+        check_embedded(self.name, self.tokenizer, ids, self.config.vocab_size)
+        return ids
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 [len(ids), vocab_size]: the logits after each of `ids`, whatever was computed before.
@@ -185,9 +186,9 @@ class Model:
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
 
-        No piece has any part of a stop string. Special tokens give no text unless `skip_special` is false.
-        `stats.finish_reason` says afterwards why the text ended. Errors as for `generate`, and TokenizerError
-        at the call if the model has no tokenizer.
+        No piece has any part of a stop string. Special tokens give no text unless `skip_special` is false,
+        but a stop string that spells one stops there. `stats.finish_reason` says afterwards why the text
+        ended. Errors as for `generate`, and TokenizerError at the call if the model has no tokenizer.
         """
         params = sampling_params("stream", params, sampling)
         decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
@@ -218,6 +219,8 @@ class Model:
         with closing(tokens):
             for token in tokens:
                 piece = stops.push(decoder.push(token))
+                if decoder.skip_special and self.tokenizer.is_special(token):
+                    piece += stops.push(self.tokenizer.token_text(token), shown=False)
                 if stops.stopped is not None:
                     break
                 if piece:

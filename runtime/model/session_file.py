@@ -19,11 +19,13 @@ import numpy as np
 
 from ...quant.errors import DamagedFile
 from ...quant.safe_files import NewFile
+from ...untrusted import parse_json
 from ..engine.scheduling.placement import Kept
 from ..engine.state import SavedState
 
 FORMAT = "kukri-session-1"
 MOST_PAGES = 1 << 20
+MOST_MARKS = 1 << 20  # brackets, commas and colons of a conversation
 _SAMPLES, _SAMPLE_BYTES = 64, 4096  # of each file of a model
 _DTYPES = {"int32": "I32", "uint8": "U8", "float32": "F32"}
 
@@ -102,7 +104,7 @@ def read_session(path: Path) -> SavedSession:
             names = sorted(key for key in file.keys() if key.startswith("state."))  # noqa: SIM118
             ids, pages = file.get_tensor("ids"), file.get_tensor("pages")
             states = tuple(file.get_tensor(key) for key in names)
-        conversation = json.loads(about["conversation"])
+        conversation = parse_json(about["conversation"].encode(), name, MOST_MARKS, DamagedFile)
     except (SafetensorError, KeyError, ValueError, RecursionError) as problem:
         if isinstance(problem, DamagedFile):
             raise

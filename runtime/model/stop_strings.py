@@ -9,47 +9,81 @@ class StopFilter:
     """Passes text on up to the first stop string; an end of the text that may begin one is held back.
 
     How the text is cut into pieces makes no difference. The stop string that is complete first ends the text,
-    and of several that end at the same character the longest. Each character is compared once per stop
-    string (Knuth, Morris & Pratt 1977, "Fast pattern matching in strings").
+    and of several that end at the same character the longest. Each character is compared once or twice per
+    stop string (Knuth, Morris & Pratt 1977, "Fast pattern matching in strings").
+
+    Special tokens give no text, but a stop string may spell one: it is looked for in the text as a reader
+    sees it, and in the same text with the special tokens spelled out.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self.stopped: str | None = None  # the stop string that ended the text
-        self._stops = [(stop, borders(stop)) for stop in sorted(set(stops), key=len, reverse=True)]
-        self._matched = [0] * len(self._stops)  # length of each one's longest prefix at the text's end
-        self._held = ""
+        stops = sorted(set(stops), key=len, reverse=True)
+        self._shown = [_Matcher(stop) for stop in stops]
+        self._spelled = [_Matcher(stop) for stop in stops]
+        self._held: list[tuple[str, bool]] = []  # characters that are held back, and whether they are shown
+        self._n_hidden = 0  # of them
 
-    def push(self, text: str) -> str:
-        """Take a piece of text; returns the text that is certain to come before any stop string.
+    def push(self, text: str, shown: bool = True) -> str:
+        """Take a piece of text, or with `shown` false the spelling of a special token.
 
-        "" after a stop string.
+        Returns the text that is certain to come before any stop string; "" after a stop string.
         """
         if self.stopped is not None:
             return ""
-        if not self._stops:
-            return text
-        for end, char in enumerate(text, start=1):
-            for i, (stop, borders) in enumerate(self._stops):
-                matched = self._matched[i]
-                while matched and stop[matched] != char:
-                    matched = borders[matched - 1]
-                if stop[matched] == char:
-                    matched += 1
-                self._matched[i] = matched
-                if matched == len(stop):
-                    self.stopped = stop
-                    before = self._held + text[:end]
-                    self._held = ""
-                    return before[: -len(stop)]
-        whole = self._held + text
-        free = len(whole) - max(self._matched)
-        self._held = whole[free:]
-        return whole[:free]
+        if not self._shown:
+            return text if shown else ""
+        for char in text:
+            self._held.append((char, shown))
+            self._n_hidden += not shown
+            for visible, spelled in zip(self._shown, self._spelled, strict=True):
+                whole = spelled.step(char)
+                if whole or (shown and visible.step(char)):
+                    self.stopped = spelled.stop
+                    return self._release(self._start_of(len(spelled.stop), among_shown=not whole))
+        starts = [self._start_of(m.matched, among_shown=True) for m in self._shown if m.matched]
+        starts += [self._start_of(m.matched, among_shown=False) for m in self._spelled if m.matched]
+        return self._release(min(starts, default=len(self._held)))
+
+    def _start_of(self, n: int, among_shown: bool) -> int:
+        """The position among the held characters from which on there are n, or n that are shown."""
+        if not among_shown or not self._n_hidden:
+            return len(self._held) - n
+        position = len(self._held)
+        while n:
+            position -= 1
+            n -= self._held[position][1]
+        return position
+
+    def _release(self, n: int) -> str:
+        """Take n of the held characters; those of them that are shown."""
+        free = self._held[:n]
+        del self._held[:n]
+        self._n_hidden -= sum(not shown for _, shown in free)
+        return "".join(char for char, shown in free if shown)
 
     def flush(self) -> str:
         """The text that was held back, when no more text follows."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held)) if self.stopped is None else ""
+
+
+class _Matcher:
+    """The length (`matched`) of the longest prefix of a stop string that the text ends with."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0
+        self._borders = borders(stop)
+
+    def step(self, char: str) -> bool:
+        """Take the text's next character; whether the stop string is complete."""
+        matched = self.matched
+        while matched and self.stop[matched] != char:
+            matched = self._borders[matched - 1]
+        if self.stop[matched] == char:
+            matched += 1
+        self.matched = matched
+        return matched == len(self.stop)
 
 
 def borders(stop: str) -> list[int]:

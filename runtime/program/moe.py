@@ -51,6 +51,8 @@ def experts(b: LayerBuilder, moe: MoEConfig, router_input: Buffer, x: Buffer, ou
     )
     gate, up, down = (tensors.matrices.get(stem, ()) for stem in PROJECTIONS)
     gate_bias, up_bias, down_bias = (tensors.biases.get(stem) for stem in PROJECTIONS)
+    if gate:
+        gate_bias, up_bias = _both_or_none(gate_bias, up_bias)
     b.emit(
         MoE(
             *(x, selected, routing_weights, out),  # out [rows, hidden]
@@ -61,6 +63,17 @@ def experts(b: LayerBuilder, moe: MoEConfig, router_input: Buffer, x: Buffer, ou
             alpha=moe.alpha,
         )
     )
+
+
+def _both_or_none(
+    gate: np.ndarray | None, up: np.ndarray | None
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """The biases of two products that a kernel computes together, zeros for one that a file lacks."""
+    if gate is None and up is not None:
+        gate = np.zeros_like(up)
+    if up is None and gate is not None:
+        up = np.zeros_like(gate)
+    return gate, up
 
 
 def shared_expert(b: LayerBuilder, moe: MoEConfig, x: Buffer) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...quant.block import QTensor
+from ...quant.checkpoint.buffers import is_buffer
 from ...quant.checkpoint.lazy_rows import is_lazy
 from ...quant.errors import DamagedFile
 from ..archs import ARCHS, Arch
@@ -19,13 +20,10 @@ from .experts import ExpertTensors
 from .mla_heads import HeadTensors
 from .tensors import by_projection, reshaped, same_but_ones, split_rows, transposed
 
-# Tensors that some writers store although they follow from the configuration.
-_DERIVED = re.compile(
-    r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)|(.*\.)?(masked_bias|h\.\d+\.attn\.bias)"
-    r"|(.*\.)?layers\.\d+\.attention\.bias|blk\.\d+\.attn_rot_embd\.weight"
-)
-# Tensors of GGUF files that are read with the configuration.
-_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight")
+# Tensors of GGUF files that are read with the configuration, or follow from it.
+_ROPE = re.compile(r"rope_(freqs|factors_long|factors_short)\.weight|blk\.\d+\.attn_rot_embd\.weight")
+# Prefixes of the vision and audio parts of GGUF files that have them beside the text model.
+_BESIDE_TEXT = ("v.", "a.", "mm.", "mm_", "resampler.", "adapter.")
 
 Part = tuple[str, tuple[int, ...]]  # inside name and shape of a tensor that is all or part of a stored one
 
@@ -36,9 +34,9 @@ class Weights:
     Binding is strict: a tensor that is missing, of another shape, or has no place in the model raises
     DamagedFile naming it. Four kinds of tensors are skipped: buffers that follow from the configuration, an
     output matrix next to tied embeddings, keys and values of layers that share those of another layer, and
-    the parts of a larger model that the architecture's row lists. Projections that a file keeps in one fused
-    tensor are views of its rows if they are consecutive. `skipped` has a line for each skipped part of a
-    larger model.
+    the vision and audio parts of a larger model (of a folder, the parts that the architecture's row lists).
+    Projections that a file keeps in one fused tensor are views of its rows if they are consecutive. `skipped`
+    has a line for each skipped part of a larger model.
     """
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, QTensor]) -> None:
@@ -164,11 +162,11 @@ def _unused_beside(config: ModelConfig, arch: Arch, names: TensorNames) -> set[s
 
 def _skipped_parts(config: ModelConfig, arch: Arch, names: TensorNames, left_over: set[str]) -> set[str]:
     """A line for each part of a larger model in `left_over`. Raises DamagedFile for any other tensor."""
-    prefixes = () if config.from_gguf else arch.hf_skip
+    prefixes = _BESIDE_TEXT if config.from_gguf else arch.hf_skip
     prefixes += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.mtp_layers))
     counts: dict[str, int] = {}
     for name in sorted(left_over):
-        known = _DERIVED.fullmatch(name) or (config.from_gguf and _ROPE.fullmatch(name))
+        known = _ROPE.fullmatch(name) if config.from_gguf else is_buffer(name)
         if part := next((prefix for prefix in prefixes if name.startswith(prefix)), None):
             counts[part] = counts.get(part, 0) + 1
         elif not known:

@@ -170,11 +170,39 @@ def _change_key(rng: Random, parts: Parts) -> None:
 
 
 def _any_value(rng: Random) -> Value:
+    what = rng.random()
+    if what < 0.1:
+        return _nested(rng)
+    if what < 0.12:
+        return _long(rng)
     kind = rng.choice(KINDS)
     if kind == STRING:
         return Value(STRING, text(rng.choice(TEXTS).encode()))
     n = rng.choice((0, 1, 2, 3, 300))
     return Value(kind, rng.randbytes(n * SIZES.get(kind, 1)), array=rng.random() < 0.4, count=n)
+
+
+def _nested(rng: Random) -> Value:
+    """Arrays in arrays, now and then too deep."""
+    kind, count, raw = rng.choice((0, 5, STRING)), 0, b""
+    if rng.random() < 0.8 and kind != STRING:
+        count = rng.randrange(5)
+        raw = rng.randbytes(count * SIZES[kind])
+    for _ in range(rng.choice((1, 1, 2, 3, 4, 9))):
+        raw = pack("<IQ", kind, count) + raw
+        count = rng.choice((0, 1, 2, 3))
+        raw, kind = raw * count, ARRAY
+    return Value(ARRAY, raw, array=True, count=count)
+
+
+def _long(rng: Random) -> Value:
+    """A long array of things that take no bytes, or hardly any."""
+    n = rng.choice((1 << 10, 1 << 13, 1 << 16))
+    if rng.random() < 0.5:
+        return Value(ARRAY, pack("<IQ", rng.choice((0, STRING, ARRAY)), 0) * n, array=True, count=n)
+    units = ([b""], [b"", b"a"], [b"a"] * 300 + [b""], [b"\0"], [b"x" * 300, b""])
+    texts = rng.choice(units)
+    return Value(STRING, array=True, count=n // len(texts) * len(texts), texts=texts * (n // len(texts)))
 
 
 def _change_value(rng: Random, value: Value) -> None:

@@ -138,7 +138,19 @@ def _value(rng: Random) -> Any:
     return copy.deepcopy(rng.choice(VALUES))  # the next change may be made inside of it
 
 
+def _long(rng: Random) -> Any:
+    """A long list of things that hardly take a byte, or an object of as many."""
+    n = rng.choice((300, 3000, 50_000))
+    unit = rng.choice(([], {}, [[]], [{}], {"a": []}, "", "a", 0, ["a", "a"], None))
+    if rng.random() < 0.3:
+        return {str(i): copy.copy(unit) for i in range(n)}
+    return [copy.copy(unit) for _ in range(n)]
+
+
 def _change_container(rng: Random, value: Any, key: Any) -> Any:
+    if rng.random() < 0.02:
+        value[key] = _long(rng)
+        return value
     match rng.randrange(6):
         case 0:
             del value[key]

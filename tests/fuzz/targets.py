@@ -58,7 +58,7 @@ def _read_model(path: Path) -> None:
     source = open_source(path)
     build_program(source.config, Weights(source.config, source.tensors))
     if source.tokenizer:
-        _try(source.tokenizer)
+        try_tokenizer(source.tokenizer)
         if source.tokenizer.chat_template:
             _render(source.tokenizer.chat_template)
 
@@ -82,10 +82,10 @@ def _run_gguf(folder: Path) -> None:
 
 
 def _read_tokenizer(folder: Path) -> None:
-    _try(load_tokenizer(folder))
+    try_tokenizer(load_tokenizer(folder))
 
 
-def _try(tokenizer: Tokenizer) -> None:
+def try_tokenizer(tokenizer: Tokenizer) -> None:
     for special in (False, True):
         ids = tokenizer.encode(TEXT, special=special)
         if ids and not 0 <= min(ids) <= max(ids) < tokenizer.vocab_size:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import TokenizerError
 from ..strings import NO_ID, Lookup, PackedLookup, Strings
 
 NO_RANK = 1 << 80
@@ -23,12 +22,16 @@ _SPACE = 0x20
 
 
 def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) -> Lookup:
-    """Merges in order, each a pair joined by `joiner`, as ranks; each must make an entry of `vocab`."""
+    """Merges in order, each a pair joined by `joiner`, as ranks.
+
+    A merge that makes no entry of `vocab` has none.
+    """
     ranks = Lookup(zip(merges, range(len(merges)), strict=True), NO_RANK)
     made = [pair.replace(joiner, "", 1) for pair in merges]
     if not all(map(vocab.__contains__, made)):
-        wrong = next(pair for pair, entry in zip(merges, made, strict=True) if entry not in vocab)
-        raise TokenizerError(f"the merge {wrong[:80]!a} makes no entry of the vocabulary")
+        for pair, entry in zip(merges, made, strict=True):
+            if entry not in vocab:
+                ranks.pop(pair, None)
     return ranks
 
 

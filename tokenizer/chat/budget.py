@@ -1,27 +1,59 @@
 """The budget of one rendering of a chat template: characters made, and processor time.
 
-Every list and text is counted when it is made; a list inside a list counts with all its parts each time
-that it occurs. So no value exists that could not be hashed, compared or written out in bounded time.
+One character stands for at most four bytes of memory and for about ten nanoseconds. All that a template
+makes or reads is counted in it: a text by its length, an item of a list by LIST_ITEM, a look at an item in
+Python by ITEM. What an operator, a method or a filter can make at most is compared with the rest of the
+budget before it runs, and what it did make is taken off afterwards.
+
+Values cannot be changed once they exist (the sandbox is immutable), so each list is walked through once, when
+it is made or given, and its size is remembered.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, KeysView, ValuesView
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from types import MethodType
+from typing import Any, NamedTuple
 
 from jinja2.sandbox import SecurityError
 
-MAX_CHARACTERS = 1 << 24  # made by one rendering, intermediate texts included; a list item counts as 8
-TIMES_GIVEN = 16  # and so many times what it was given
+MAX_CHARACTERS = 1 << 24  # made by one rendering, intermediate texts included,
+TIMES_GIVEN = 16  # and so many times what it was given,
+MAX_MADE = 1 << 26  # but at most so many, and once more what it was given
+MAX_GIVEN = 1 << 25  # characters of messages, tools and variables
 MAX_SECONDS = 1.5  # of processor time for one prompt, however often its template is rendered
 MAX_NUMBER = 1_000_000  # widths, counts and precisions given to filters and methods; parts of a value
 MAX_BITS = 4096  # of a whole number
-ITEM_COST = 16  # a character or an item that a filter looks at in Python, in characters copied
-LIST_ITEM = 8  # bytes that a list takes for an item
+MAX_DEPTH = 200  # of lists inside lists, which C code hashes and compares by recursion
 BUDGET = "the budget"  # its name in a context, which no template can spell
 
-_CONTAINERS = (list, tuple, dict, KeysView, ValuesView, ItemsView)
+STEP = 0  # a turn of a loop: it keeps nothing, and for its time the clock is looked at
+CALL = 32  # a call, with what Python needs for it
+ITEM = 64  # an item or a character that a filter looks at in Python
+LIST_ITEM = 8  # an item of a list
+OBJECT = 16  # a text or a list of its own, besides its characters or items
+
+_CLOCK_EVERY = 1 << 12  # characters spent before the clock is looked at again, where
+_CLOCK_STEP = 64  # spending anything counts as so many more
+_SMALL = 16  # parts of a value whose size is found again rather than remembered
+_SCALAR = 8  # characters that are counted for null, a truth value or a number
+_ESCAPED, _ESCAPED_WIDE = 6, 12  # the longest escape of a character in JSON or by repr: \u001f, \ud83d\ude00
+_SHOWN = 100  # characters of what Python writes for anything else, as <built-in method …>
+
+VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS: tuple[type[Any], ...] = (list, tuple, dict, *VIEWS)
+_NOT_PLAIN = (*CONTAINERS, str, int, MethodType)  # what has a size of its own
+
+
+class Size(NamedTuple):
+    """Of a value with all that is nested in it, which counts as often as it occurs."""
+
+    parts: int
+    characters: int  # of its texts and whole numbers
+    written: int  # of its repr or JSON at most
+    depth: int
 
 
 def deadline() -> float:
@@ -34,65 +66,129 @@ def deadline() -> float:
 class Budget:
     """The characters that one rendering may still make, and its deadline, which renderings may share.
 
-    `given` is the number of characters in its inputs.
+    `given` are its inputs, of JSON's types.
     """
 
-    def __init__(self, deadline: float, given: int = 0) -> None:
-        self._most = self._left = MAX_CHARACTERS + TIMES_GIVEN * given
+    def __init__(self, deadline: float, given: Iterable[Any] = ()) -> None:
         self._deadline = deadline
+        self._until_clock = 0
+        self._sizes: dict[int, tuple[Any, Size]] = {}  # by id, which stays theirs while they are kept here
+        self._most = self._left = MAX_GIVEN * _ESCAPED_WIDE
+        characters = sum(self.size(value).characters for value in given)
+        self._most = self._left = min(MAX_CHARACTERS + TIMES_GIVEN * characters, MAX_MADE + characters)
 
     def spend(self, characters: int) -> None:
-        self._left -= max(0, characters)
+        """Take off what was made or read."""
+        self._left -= characters
+        self._until_clock -= characters + _CLOCK_STEP
         if self._left < 0:
-            raise SecurityError(f"the template makes over {self._most} characters of text")
-        if time.thread_time() > self._deadline:
-            raise SecurityError(f"the template takes over {MAX_SECONDS:g} s")
+            self.reserve(0)
+        if self._until_clock < 0:
+            self._until_clock = _CLOCK_EVERY
+            if time.thread_time() > self._deadline:
+                raise SecurityError(f"the template takes over {MAX_SECONDS:g} s")
 
-    def measure(self, value: Any) -> tuple[int, int]:
-        """(parts, characters) of a value, all that is nested in it counted as often as it occurs;
-        SecurityError if that is more than a value may have."""
+    def reserve(self, characters: int) -> None:
+        """SecurityError if so much is no longer left."""
+        if characters > self._left:
+            raise SecurityError(f"the template makes over {self._most} characters of text")
+
+    def size(self, value: Any) -> Size:
+        """SecurityError if it is more than a value may have."""
         if isinstance(value, str):
-            return 1, len(value)
-        if not isinstance(value, _CONTAINERS):
-            return 1, 0
-        parts = characters = 0
-        pending: list[Any] = [value]
-        while pending:
-            item = pending.pop()
-            parts += 1
-            if isinstance(item, str):
+            return Size(1, len(value), written(value), 0)
+        if isinstance(value, CONTAINERS):
+            known = self._sizes.get(id(value))
+            return known[1] if known else self._walk(value, MAX_DEPTH)
+        return self._scalar(value)
+
+    def _scalar(self, value: Any) -> Size:
+        if isinstance(value, int):
+            length = digits(value)
+            return Size(1, max(length, _SCALAR), length + OBJECT, 0)
+        if isinstance(value, MethodType):
+            return self.size(value.__self__)  # which is a part of its repr
+        return Size(1, _SCALAR, _SHOWN, 0)
+
+    def _walk(self, value: Any, room: int) -> Size:
+        """The size of a list that is not known yet; its items are counted as made."""
+        if not room:
+            raise SecurityError(f"a value nested over {MAX_DEPTH} deep")
+        self.spend(OBJECT + len(value) * LIST_ITEM)
+        parts, characters, length, depth = 1, 0, 2, 0
+        for item in chain(value, value.values()) if isinstance(value, dict) else value:
+            if type(item) is str:
+                parts += 1
                 characters += len(item)
-            elif isinstance(item, dict):
-                parts += len(item)
-                pending.extend(item)
-                pending.extend(item.values())
-            elif isinstance(item, _CONTAINERS):
-                pending.extend(item)
+                length += written(item)
+            elif type(item) is int:
+                parts += 1
+                long = digits(item)
+                characters += max(long, _SCALAR)
+                length += long + OBJECT
+            elif not isinstance(item, _NOT_PLAIN):
+                parts += 1
+                characters += _SCALAR
+                length += _SHOWN
+            else:
+                known = self._sizes.get(id(item))
+                if known:
+                    size = known[1]
+                else:
+                    inner = isinstance(item, CONTAINERS)
+                    size = self._walk(item, room - 1) if inner else self.size(item)
+                parts += size.parts
+                characters += size.characters
+                length += size.written
+                depth = max(depth, size.depth)
             if parts > MAX_NUMBER:
                 raise SecurityError(f"a value of over {MAX_NUMBER} parts")
             if characters > self._most:
                 raise SecurityError(f"a value of over {self._most} characters")
-        return parts, characters
+        if depth >= MAX_DEPTH:
+            raise SecurityError(f"a value nested over {MAX_DEPTH} deep")
+        found = Size(parts, characters, length + 4 * parts, depth + 1)
+        if parts > _SMALL:
+            self._sizes[id(value)] = (value, found)
+        return found
 
-    def spend_on(self, value: Any, fresh: bool = False) -> None:
-        """Count a value that has been made. The parts of a list are not new, unless it is `fresh`."""
+    def text_length(self, value: Any) -> int:
+        """The length of str(value) at most."""
+        return len(value) if isinstance(value, str) else self.size(value).written
+
+    def made(self, value: Any) -> None:
+        """Count a value that a filter, a method or an operator gave back."""
         if isinstance(value, str):
-            self.spend(len(value))
-        elif isinstance(value, _CONTAINERS):
-            characters = self.measure(value)[1]
-            self.spend(len(value) * LIST_ITEM + characters * fresh)
-        elif isinstance(value, range):
-            self.spend(len(value) * LIST_ITEM)
+            self.spend(len(value) + OBJECT)
+        elif isinstance(value, CONTAINERS):
+            self.size(value)
         elif isinstance(value, int):
             check_bits(value.bit_length())
 
     def look_at(self, value: Any) -> None:
-        """Count what an operator reads: all parts of a list; of a text, 1/256 of its characters."""
+        """Count what a comparison or a hash reads: all parts of a list, and 1/256 of a text's characters."""
         if isinstance(value, str):
-            if len(value) > 4096:
+            if len(value) > _CLOCK_EVERY:
                 self.spend(len(value) >> 8)
-        elif isinstance(value, _CONTAINERS):
-            self.spend(self.measure(value)[0])
+        elif isinstance(value, CONTAINERS):
+            size = self.size(value)
+            self.spend(4 * size.parts + (size.characters >> 8))
+
+    def each(self, items: Iterable[Any], cost: Callable[[Any], int]) -> Iterator[Any]:
+        """The items, each counted before it is given on."""
+        for item in items:
+            self.spend(cost(item))
+            yield item
+
+
+def written(text: str) -> int:
+    """The length of a text's repr or JSON at most."""
+    return len(text) * (_ESCAPED if text.isascii() else _ESCAPED_WIDE) + 2
+
+
+def digits(number: int) -> int:
+    """The length of a whole number's decimal digits at most."""
+    return number.bit_length() * 4 // 13 + 2
 
 
 def check_bits(bits: int) -> None:
@@ -100,7 +196,7 @@ def check_bits(bits: int) -> None:
         raise SecurityError(f"a number of over {MAX_BITS} bits")
 
 
-def check_numbers(values: Any) -> None:
+def check_numbers(values: Iterable[Any]) -> None:
     """SecurityError for a width, count or precision above MAX_NUMBER."""
     if any(isinstance(value, int) and abs(value) > MAX_NUMBER for value in values):
         raise SecurityError(f"a number over {MAX_NUMBER}")

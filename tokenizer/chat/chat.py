@@ -43,10 +43,7 @@ def encode_chat(
         "eos_token": "" if tokenizer.eos_id is None else tokenizer.token_text(tokenizer.eos_id),
         **variables,
     }
-    ids = _Prompt(tokenizer, template, variables).encode(messages, tools)
-    if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-        ids.insert(0, tokenizer.bos_id)
-    return ids
+    return tokenizer.with_prefix(_Prompt(tokenizer, template, variables).encode(messages, tools))
 
 
 class _Prompt:
@@ -63,9 +60,13 @@ class _Prompt:
         self._deadline = deadline()
 
     def encode(self, conversation: Messages, tools: Tools | None) -> list[int]:
-        messages = [self._plain_message(message) for message in conversation]
+        from .given import plain
+
         documents = self._variables.get("documents")
-        used = json.dumps([messages, tools, documents, self._template], ensure_ascii=False, default=str)
+        given = plain({"messages": list(conversation), "tools": tools, "documents": documents})
+        tools, documents = given["tools"], given["documents"]
+        messages = [self._plain_message(message) for message in given["messages"]]
+        used = json.dumps([messages, tools, documents, self._template], ensure_ascii=False)
         stand_ins = self._tokenizer.guard.stand_ins(used)
 
         def hidden(exempt: list[str]) -> str:
@@ -117,6 +118,10 @@ class _Prompt:
         """The message with null content as "", tool-call arguments as objects, and text parts joined unless
         the template reads parts.
         """
+        if not isinstance(message, Mapping):
+            raise TemplateError(
+                f"a message is an object with a role and a content, not {type(message).__name__}"
+            )
         plain = dict(message)
         if plain.get("content", "") is None:
             plain["content"] = ""

@@ -1,7 +1,8 @@
 """Jinja's filters and tests for chat templates, each wrapped so that it is charged to the rendering's budget.
 
-A wrapped filter reads the budget from the context; filters that take the context are never run while a
-template is compiled.
+Filters that go through items are given them through a counter, one by one; what filters of texts can make at
+most is compared with the budget before they run. A wrapped filter reads the budget from the context, so it
+is never run while a template is compiled.
 """
 
 from __future__ import annotations
@@ -14,32 +15,11 @@ from jinja2 import pass_context
 from jinja2.runtime import Context
 from jinja2.sandbox import SecurityError
 
-from .budget import BUDGET, ITEM_COST, Budget, check_numbers
-from .methods import formatted, replaced, stripped
+from .budget import BUDGET, CALL, LIST_ITEM, Budget, check_numbers
+from .filter_costs import OF_ITEMS, OF_TEXT, Use
+from .methods import search
 
-MAX_SEPARATOR = 64  # characters between the parts of JSON
-# Made for web pages; their time can grow with the square of what they are given, or they are random.
-LEFT_OUT = ("lipsum", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr")
-# Filters that do not look at characters or items one by one in Python.
-QUICK = frozenset(
-    (
-        *("abs", "capitalize", "count", "d", "default", "e", "escape", "first", "float", "forceescape"),
-        *(
-            "format",
-            "indent",
-            "int",
-            "items",
-            "last",
-            "length",
-            "lower",
-            "replace",
-            "reverse",
-            "round",
-            "safe",
-        ),
-        *("string", "tojson", "trim", "upper"),
-    )
-)
+MAX_NAME = 1000  # characters of a filter's or test's name that is given as a text
 # Tests that look no further than at the type of a value.
 _OF_TYPES = frozenset(
     (
@@ -62,43 +42,93 @@ def to_json(
     )
 
 
+_NAMES_AT = {"map": 0, "select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}  # of filters and tests
+# Filters that only take out what is there, and look at nothing else. Left out are those made for web pages,
+# whose time can grow with the square of what they are given, and `random`.
+_OTHERS = frozenset(("attr", "count", "d", "default", "first", "items", "last", "length", "reverse"))
+
+
 def guarded_filters(filters: dict[str, Any]) -> dict[str, Any]:
     kept = {**filters, "tojson": to_json}
-    return {name: _guarded(name, kept[name]) for name in kept if name not in LEFT_OUT}
+    return {
+        name: _guarded(name, kept[name])
+        for name in kept
+        if name in OF_TEXT or name in OF_ITEMS or name in _OTHERS
+    }
 
 
 def guarded_tests(tests: dict[str, Any]) -> dict[str, Any]:
-    return {name: test if name in _OF_TYPES else _guarded_test(test) for name, test in tests.items()}
+    return {name: test if name in _OF_TYPES else _guarded_test(name, test) for name, test in tests.items()}
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter with its arguments checked and its result counted."""
     takes = _passed(function)
+    of_text, of_items = OF_TEXT.get(name), OF_ITEMS.get(name)
 
     @pass_context
     def run(context: Context, value: Any, *args: Any, **kwargs: Any) -> Any:
         budget: Budget = context.parent[BUDGET]
-        more = [*args, *kwargs.values()]
-        if name not in QUICK:
-            value = _looked_at(budget, value, sum(budget.measure(argument)[1] for argument in more))
-        if name not in ("default", "d"):
-            check_numbers(more)
-            budget.spend(budget.measure([value, *more])[0])
-            value = _check(budget, name, value, args, kwargs)
+        budget.spend(CALL)
+        if of_text:
+            check_numbers((*args, *kwargs.values()))
+            use = Use(budget, value, args, kwargs)
+            budget.reserve(of_text(use))
+            value = use.value
+        elif of_items:
+            check_numbers((*args, *kwargs.values()))
+            value = _counted(budget, name, Use(budget, value, args, kwargs), of_items)
+        elif isinstance(value, str):
+            budget.reserve(len(value))
+        elif isinstance(value, Iterator):
+            value = budget.each(value, lambda item: LIST_ITEM)
         result = function(*takes(context), value, *args, **kwargs)
-        budget.spend_on(result, fresh=name == "list" and isinstance(value, str))
+        if name in ("batch", "slice"):
+            return _made_one_by_one(budget, result)
+        budget.made(result)
         return result
 
     return run
 
 
-def _guarded_test(function: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(budget: Budget, name: str, use: Use, of_items: Callable[[Use], Callable[[Any], int]]) -> Any:
+    """The value of a filter of items, which counts them as they are taken."""
+    at = _NAMES_AT.get(name)
+    if at is not None and len(use.args) > at and budget.text_length(use.args[at]) > MAX_NAME:
+        raise SecurityError(f"a name of over {MAX_NAME} characters")
+    if name == "sum" and not isinstance(use.argument(1, "start", 0), int | float):
+        raise SecurityError("a sum of anything but numbers")
+    if name == "batch" and isinstance(number := use.argument(0, "linecount"), int):
+        budget.reserve(number * LIST_ITEM)  # the last is filled up
+    cost = of_items(use)
+    if name == "dictsort":  # which takes the whole dict
+        budget.spend(cost(use.value))
+        return use.value
+    return budget.each(use.value, cost) if use.value else use.value
+
+
+def _made_one_by_one(budget: Budget, lists: Iterator[Any]) -> Iterator[Any]:
+    for made in lists:
+        budget.made(made)
+        yield made
+
+
+def _guarded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     takes = _passed(function)
 
     @pass_context
     def run(context: Context, value: Any, *args: Any) -> Any:
-        for looked_at in (value, *args):
-            context.parent[BUDGET].look_at(looked_at)
+        budget: Budget = context.parent[BUDGET]
+        budget.spend(CALL)
+        if name == "in" and args:
+            search(budget, value, args[0])
+        elif name in ("lower", "upper"):
+            budget.reserve(budget.text_length(value))
+            value = str(value)
+            budget.spend(len(value))
+        else:
+            for looked_at in (value, *args):
+                budget.look_at(looked_at)
         return function(*takes(context), value, *args)
 
     return run
@@ -113,57 +143,3 @@ def _passed(function: Callable[..., Any]) -> Callable[[Context], tuple[Any, ...]
         "environment": lambda context: (context.environment,),
     }
     return first.get(wanted, lambda context: ())
-
-
-def _looked_at(budget: Budget, value: Any, given: int) -> Any:
-    """Count what a filter is going to look at one by one, with `given` characters of arguments for each; what
-    has no length is counted as it comes."""
-    each = ITEM_COST + given
-    if isinstance(value, str | range):
-        budget.spend(len(value) * each)
-    elif isinstance(value, Iterator):
-        return _counted(budget, value, each)
-    else:
-        budget.spend(budget.measure(value)[0] * each)
-    return value
-
-
-def _counted(budget: Budget, items: Iterator[Any], each: int) -> Iterator[Any]:
-    for item in items:
-        budget.spend(each)
-        yield item
-
-
-def _check(budget: Budget, name: str, value: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Count what the filter is about to make; generators that had to be read for that come back as lists."""
-
-    def argument(position: int, key: str, default: Any = "") -> Any:
-        return args[position] if len(args) > position else kwargs.get(key, default)
-
-    if name == "join":
-        value = list(value)
-        budget.spend(sum(budget.measure(item)[1] for item in value))
-        budget.spend(len(str(argument(0, "d"))) * len(value))
-    elif name == "replace":
-        budget.spend(replaced(str(value), str(argument(0, "old")), str(argument(1, "new"))))
-    elif name == "format":
-        budget.spend(formatted(str(value), [*args, *kwargs.values()]))
-    elif name == "indent":
-        width = argument(0, "width", 4)
-        lines = len(str(value).splitlines())
-        budget.spend(len(str(value)) + lines * (width if isinstance(width, int) else len(str(width))))
-    elif name == "trim":
-        budget.spend(stripped(str(value), argument(0, "chars", None)))
-    elif name == "sum" and not isinstance(argument(1, "start", 0), int | float):
-        raise SecurityError("a sum of anything but numbers")
-    elif name == "tojson":
-        _check_json(budget, value, argument(1, "indent", None), argument(2, "separators", None))
-    return value
-
-
-def _check_json(budget: Budget, value: Any, indent: Any, separators: Any) -> None:
-    width = indent if isinstance(indent, int) else len(indent or "")
-    parts, characters = budget.measure(value)
-    budget.spend(characters + parts * (width + ITEM_COST if width else 1))
-    if separators is not None and sum(len(str(text)) for text in separators) > MAX_SEPARATOR:
-        raise SecurityError(f"separators of over {MAX_SEPARATOR} characters")

@@ -12,8 +12,12 @@ from ... import KukriError
 if TYPE_CHECKING:
     from jinja2 import Template
 
+    from .budget import Budget
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
+MAX_REFUSAL = 4096  # characters of what a template says in refusing a conversation
+MAX_ERROR = 500  # characters of any other error
 
 
 class TemplateError(KukriError, ValueError):
@@ -63,9 +67,10 @@ def render_until(
     from jinja2 import TemplateError as JinjaError
 
     from .budget import BUDGET, Budget
+    from .given import plain
     from .sandbox import MAX_TEMPLATE
 
-    context = {
+    given = {
         "messages": [_with_thinking(message) for message in messages],
         "tools": tools,
         "documents": None,
@@ -77,11 +82,11 @@ def render_until(
             f"chat template: {len(template)} characters long; at most {MAX_TEMPLATE} are read"
         )
     try:
-        context = {name: _plain(value) for name, value in context.items()}
-        budget = Budget(deadline, _characters([*context.values()]))
+        context: dict[str, Any] = plain(given)
+        budget = Budget(deadline, context.values())
         budget.spend(0)  # compiling takes time too, and so may have what went before
         context[BUDGET] = budget
-        context["raise_exception"] = _refuse
+        context["raise_exception"] = _refusing(budget)
         context["strftime_now"] = _clock(now)
         return "".join(_compiled(template).generate(context))
     except TemplateError:
@@ -101,17 +106,25 @@ def _compiled(template: str) -> Template:
     return ChatEnvironment().from_string(template)
 
 
-def _refuse(message: object = "") -> NoReturn:
-    text = str(message)
-    raise TemplateError(text if text.strip() else "the chat template refuses the conversation", raised=True)
+def _refusing(budget: Budget) -> Callable[..., NoReturn]:
+    def raise_exception(message: object = "") -> NoReturn:
+        budget.reserve(budget.text_length(message))
+        text = str(message)[:MAX_REFUSAL]
+        if not text.strip():
+            text = "the chat template refuses the conversation"
+        raise TemplateError(text, raised=True)
+
+    return raise_exception
 
 
 def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or ["failed"])[0][:500]
+    if isinstance(error, KeyError) and isinstance(error.args[0], str):  # whose text is the repr of the key
+        return f"no {error.args[0][:MAX_ERROR]!r}"
+    return (str(error)[:MAX_ERROR].splitlines() or ["failed"])[0]
 
 
 def _clock(now: str | datetime | None) -> Callable[[str], str]:
-    from .methods import format_time
+    from .formats import format_time
 
     moment = datetime.fromisoformat(now) if isinstance(now, str) else now or datetime.now()
 
@@ -123,30 +136,9 @@ def _clock(now: str | datetime | None) -> Callable[[str], str]:
 
 def _with_thinking(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Some templates read the reasoning of an earlier answer from `thinking`."""
+    if not isinstance(message, Mapping):
+        raise TemplateError(f"a message is an object with a role and a content, not {type(message).__name__}")
     reasoning = message.get("reasoning_content")
     if reasoning is None or "thinking" in message:
         return message
     return {**message, "thinking": reasoning}
-
-
-def _characters(value: Any) -> int:
-    """About as many as a plain value is written with."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(str(key)) + _characters(item) for key, item in value.items())
-    return sum(map(_characters, value)) if isinstance(value, list) else 8
-
-
-def _plain(value: Any) -> Any:
-    """A copy made of JSON's types only: other objects have methods that no sandbox knows."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    raise TemplateError(f"messages and variables are of JSON's types, not {type(value).__name__}")

@@ -66,7 +66,7 @@ class Split:
         self, source: str, behavior: str = "Isolated", invert: bool = False, seconds: float | None = None
     ) -> None:
         if behavior not in BEHAVIORS:
-            raise TokenizerError(f"unsupported split behavior {behavior!a}")
+            raise TokenizerError(f"unsupported split behavior {behavior[:80]!a}")
         self.source = source
         self.behavior = behavior
         self.invert = invert
@@ -221,7 +221,7 @@ def spell_bytes(text: str, at_start: bool) -> Sequence[str]:
 def metaspace(replacement: str, prepend: str, cut: bool) -> Step:
     """Spaces as `replacement`, one put in front ("always", "first" of a text, "never"), cut before each."""
     if prepend not in ("always", "first", "never"):
-        raise TokenizerError(f"unsupported prepend_scheme {prepend!a}")
+        raise TokenizerError(f"unsupported prepend_scheme {prepend[:80]!a}")
     before = Split(re.escape(replacement), "MergedWithNext")
 
     def run(text: str, at_start: bool) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,9 @@ from ..pretokenize.pretokenize import Split, Step, compile_pattern, metaspace, p
 
 Spec = Mapping[str, Any]
 
+MAX_COMPONENTS = 1 << 10  # files have up to 20, and a few special tokens in their post-processor
+MAX_PATTERNS = 1 << 13  # characters of all patterns together; files have up to 1500
+MAX_GROWTH = 4  # of a token's text by the decoder; it grows in no known one
 PATTERN_SECONDS = 60.0  # one text through one pattern that only this file has
 
 
@@ -31,6 +35,26 @@ def value(spec: Spec, key: str, expected: type, default: Any = None) -> Any:
             f"tokenizer.json: {key} is {type(found).__name__} and should be {expected.__name__}"
         )
     return found
+
+
+def check_components(content: Spec) -> None:
+    """TokenizerError if a tokenizer.json has more components, or longer patterns, than are read."""
+    pending = [content.get(part) for part in ("normalizer", "pre_tokenizer", "decoder", "post_processor")]
+    n_components = n_characters = 0
+    while pending:
+        item = pending.pop()
+        if isinstance(item, list):
+            n_components += len(item)
+            pending += item
+        elif isinstance(item, dict):
+            n_components += "type" in item
+            patterns = [item.get("Regex"), item.get("String")]
+            n_characters += sum(len(text) for text in patterns if isinstance(text, str))
+            pending += [inner for inner in item.values() if isinstance(inner, list | dict)]
+        if n_components > MAX_COMPONENTS:
+            raise TokenizerError(f"tokenizer.json: over {MAX_COMPONENTS} components")
+    if n_characters > MAX_PATTERNS:
+        raise TokenizerError(f"tokenizer.json: patterns of {n_characters} characters, over {MAX_PATTERNS}")
 
 
 def _items(spec: Spec, key: str) -> list[Any]:
@@ -67,7 +91,7 @@ def normalizers(spec: object) -> list[Normalizer]:
             return [strip(value(fields, "strip_left", bool, True), value(fields, "strip_right", bool, True))]
         case "Lowercase":
             return [lowercase]
-    raise TokenizerError(f"unsupported normalizer {name!a}")
+    raise TokenizerError(f"unsupported normalizer {name[:80]!a}")
 
 
 def leaves_no_space(spec: object) -> bool:
@@ -115,7 +139,7 @@ def steps(spec: object) -> list[Step]:
             if not value(fields, "add_prefix_space", bool, True):
                 scheme = "never"
             return [metaspace(value(fields, "replacement", str), scheme, value(fields, "split", bool, True))]
-    raise TokenizerError(f"unsupported pre_tokenizer {name!a}")
+    raise TokenizerError(f"unsupported pre_tokenizer {name[:80]!a}")
 
 
 def decoder(spec: object) -> dict[str, Any]:
@@ -142,7 +166,11 @@ def decoder(spec: object) -> dict[str, Any]:
                 prefixed = fields.get("add_prefix_space", True) and fields.get("prepend_scheme") != "never"
                 arguments["strip_space"] = bool(prefixed)
             case _:
-                raise TokenizerError(f"unsupported decoder {name!a}")
+                raise TokenizerError(f"unsupported decoder {name[:80]!a}")
+    replacements = arguments.get("replacements", ())
+    growth = math.prod(max(1, len(new)) for _, new in replacements)
+    if growth > MAX_GROWTH or not all(old for old, _ in replacements):  # the empty text is everywhere
+        raise TokenizerError(f"the decoder makes a text over {MAX_GROWTH} times as long")
     return arguments
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace as with_fields
+from typing import Any
 
 import numpy as np
 
@@ -19,16 +20,23 @@ from ..pretokenize.metaspace import SPACE, parts_at_metaspace
 from ..pretokenize.presets import SPACED, preset
 from ..pretokenize.pretokenize import chain_steps, no_step, parts_at_spaces
 from ..strings import Lookup, PackedLookup, Strings
-from .endings import end_ids
+from .endings import end_ids, with_end_marks
+from .gguf_keys import (
+    FLAGS,
+    PREFIX,
+    PREFIX_IDS,
+    array,
+    flag,
+    flag_key,
+    text,
+    texts,
+    token_id,
+    token_ids,
+    token_types,
+)
+from .settings import MAX_VOCAB, bounded, check_added
 
-_PREFIX = "tokenizer.ggml."
-
-
-@runtime_checkable
-class Packed(Protocol):
-    """An array of strings that was read without making them."""
-
-    packed: bytes  # UTF-8, a zero byte before, between and after the strings, none in them
+_PHI3_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # the white space behind them
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -36,16 +44,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     `Packed`, numeric arrays as NumPy arrays).
 
     `tokenizer.ggml.model` "gpt2" is byte-level BPE with the pre-tokeniser that `tokenizer.ggml.pre` names,
-    "llama" is SentencePiece's BPE. Where the original tokenizer normalises its text (Qwen: NFC) this does
-    too, unlike llama.cpp. TokenizerError if keys are missing, of the wrong type or inconsistent, or for other
-    models.
+    "llama" is SentencePiece's BPE. End tokens that are not typed as control tokens count as such, and special
+    ids that are no tokens as not there, as in llama.cpp. Where the original tokenizer normalises its text
+    (Qwen: NFC) this does too, unlike llama.cpp. TokenizerError if keys are missing, of the wrong type or
+    inconsistent, or for other models.
     """
-    model = _text(metadata, "model")
-    pieces = _texts(metadata, "tokens")
+    model = text(metadata, "model")
+    pieces = texts(metadata, "tokens")
     if not pieces:
-        raise TokenizerError(f"{_PREFIX}tokens is empty")
-    types = _types(metadata, len(pieces))
-    spaced = model == "gemma4" or _text(metadata, "pre", "default") in SPACED
+        raise TokenizerError(f"{PREFIX}tokens is empty")
+    if len(pieces) > MAX_VOCAB:
+        raise TokenizerError(f"{PREFIX}tokens has {len(pieces)} entries; at most {MAX_VOCAB} are read")
+    types = with_end_marks(pieces, token_types(metadata, len(pieces)))
+    spaced = model == "gemma4" or text(metadata, "pre", "default") in SPACED
     if spaced and model in ("gpt2", "gemma4"):
         return _spaced_bpe(metadata, pieces, types)
     if model == "gpt2":
@@ -58,12 +69,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _byte_level(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
-    pre = preset(_text(metadata, "pre", "default"))
-    vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
+    pre = preset(text(metadata, "pre", "default"))
+    vocab, ranks = _vocabulary(pieces, types, texts(metadata, "merges"))
     steps = pre.steps()
     return Tokenizer(
         len(pieces),
-        _added(pieces, types),
+        _added(metadata, pieces, types),
         BPE(vocab, ranks, " ", byte_level=pre.byte_level_words, ignore_merges=pre.ignore_merges),
         chain_steps(steps),
         Detokenizer(pieces, byte_level=True),
@@ -87,14 +98,14 @@ def _vocabulary(pieces: Sequence[str], types: np.ndarray, merges: Sequence[str])
 
 
 def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
-    scores = _array(metadata, "scores", len(pieces))
+    scores = array(metadata, "scores", len(pieces))
     if scores.dtype.kind != "f":
-        raise TokenizerError(f"{_PREFIX}scores are {scores.dtype} and should be float32")
+        raise TokenizerError(f"{PREFIX}scores are {scores.dtype} and should be float32")
     packed = pieces if isinstance(pieces, Strings) else Strings.pack(pieces)
     if packed is None:
-        raise TokenizerError(f"{_PREFIX}tokens has an entry with a NUL character")
-    added, respelled = _runs_of_spaces(_added(pieces, types))
-    prefix = _flag(metadata, "add_space_prefix", True)
+        raise TokenizerError(f"{PREFIX}tokens has an entry with a NUL character")
+    added, respelled = _runs_of_spaces(_added(metadata, pieces, types))
+    prefix = flag(metadata, "add_space_prefix", True)
     normalizers = [replace(" ", SPACE)]
     if prefix:
         normalizers.insert(0, prepend(SPACE))
@@ -130,8 +141,8 @@ def _runs_of_spaces(tokens: Iterable[AddedToken]) -> tuple[list[AddedToken], dic
 
 def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
     """Gemma 4 and others: merges, but spaces as U+2581 and bytes as "<0x0A>" as in SentencePiece."""
-    vocab, ranks = _vocabulary(pieces, types, _texts(metadata, "merges"))
-    added, respelled = _runs_of_spaces(_added(pieces, types))
+    vocab, ranks = _vocabulary(pieces, types, texts(metadata, "merges"))
+    added, respelled = _runs_of_spaces(_added(metadata, pieces, types))
     if isinstance(vocab, PackedLookup):
         vocab.respell(respelled)
     else:
@@ -154,33 +165,49 @@ def _spaced_bpe(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.nd
             metadata,
             pieces,
             types,
-            add_bos="gemma4" in (_text(metadata, "model"), _text(metadata, "pre", "")),
+            add_bos="gemma4" in (text(metadata, "model"), text(metadata, "pre", "")),
         ),
         replace(" ", SPACE),
         parts_at_metaspace(pieces) if isinstance(pieces, Strings) else None,
     )
 
 
-def _added(pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
+def _added(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> list[AddedToken]:
     """Control, unknown (both special) and user-defined entries are matched in a text."""
     ids = np.flatnonzero(np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)))
+    check_added(len(ids))
     special = (types != TokenType.USER_DEFINED).tolist()
-    return [AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist()]
+    tokens = bounded(AddedToken(i, pieces[i], special=special[i]) for i in ids.tolist())
+    if any(flag_key(name) in metadata for name in FLAGS):
+        having = {name: set(token_ids(metadata, flag_key(name), len(pieces), [])) for name in FLAGS}
+        return [
+            AddedToken(t.id, t.content, t.special, **{name: t.id in having[name] for name in FLAGS})
+            for t in tokens
+        ]
+    name = metadata.get("general.name")
+    if isinstance(name, str) and any(family in name.lower() for family in ("phi-3", "phi3")):
+        # GGUF has no key for it, and llama.cpp knows the family by its name.
+        return [with_fields(t, rstrip=t.content not in _PHI3_KEEPS_SPACE) for t in tokens]
+    return tokens
 
 
 def _settings(
     metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray, add_bos: bool
 ) -> TokenizerSettings:
     names = ("bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id")
-    bos, eos, eot, eom = (_id(metadata, name, len(pieces)) for name in names)
+    notes: list[str] = []
+    bos, eos, eot, eom = (token_id(metadata, name, len(pieces), notes) for name in names)
+    ends = token_ids(metadata, f"{PREFIX}eos_token_ids", len(pieces), notes)  # Ollama's key
     control = {pieces[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
     return TokenizerSettings(
         bos,
         eos,
-        add_bos=bos is not None and _flag(metadata, "add_bos_token", add_bos),
-        add_eos=eos is not None and _flag(metadata, "add_eos_token", False),
-        end_ids=end_ids(control, eos, eot, eom),
+        add_bos=bos is not None and flag(metadata, "add_bos_token", add_bos),
+        add_eos=eos is not None and flag(metadata, "add_eos_token", False),
+        end_ids=end_ids(control, eos, eot, eom, *ends),
         chat_templates=_chat_templates(metadata),
+        prefix_ids=tuple(token_ids(metadata, PREFIX_IDS, len(pieces), notes)),
+        notes=tuple(notes),
     )
 
 
@@ -193,66 +220,3 @@ def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:
                 raise TokenizerError(f"{name} is {type(template).__name__} and should be a string")
             templates[name[len(key) + 1 :] or "default"] = template
     return templates
-
-
-def _text(metadata: Mapping[str, Any], key: str, default: str | None = None) -> str:
-    value = metadata.get(_PREFIX + key, default)
-    if not isinstance(value, str):
-        raise TokenizerError(_wrong(key, value, "a string"))
-    return value
-
-
-def _texts(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
-    """An array of strings, packed if that is how it was read and nothing in it forbids it."""
-    value = metadata.get(_PREFIX + key)
-    if isinstance(value, Packed):
-        return Strings(value.packed)
-    if not isinstance(value, list) or set(map(type, value)) - {str}:
-        raise TokenizerError(_wrong(key, value, "an array of strings"))
-    try:
-        "".join(value).encode()
-    except UnicodeEncodeError:
-        raise TokenizerError(f"{_PREFIX}{key} has an entry that is not Unicode text") from None
-    return value
-
-
-def _flag(metadata: Mapping[str, Any], key: str, default: bool) -> bool:
-    value = metadata.get(_PREFIX + key, default)
-    if not isinstance(value, bool):
-        raise TokenizerError(_wrong(key, value, "a bool"))
-    return value
-
-
-def _id(metadata: Mapping[str, Any], key: str, count: int) -> int | None:
-    value = metadata.get(_PREFIX + key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TokenizerError(_wrong(key, value, "an integer"))
-    if not 0 <= value < count:
-        raise TokenizerError(f"{_PREFIX}{key} is {value}, but there are {count} tokens")
-    return value
-
-
-def _array(metadata: Mapping[str, Any], key: str, count: int) -> np.ndarray:
-    value = metadata.get(_PREFIX + key)
-    if not isinstance(value, np.ndarray) or value.ndim != 1:
-        raise TokenizerError(_wrong(key, value, "an array of numbers"))
-    if len(value) != count:
-        raise TokenizerError(f"{_PREFIX}{key} has {len(value)} entries for {count} tokens")
-    return value
-
-
-def _types(metadata: Mapping[str, Any], count: int) -> np.ndarray:
-    if _PREFIX + "token_type" not in metadata:
-        return np.full(count, TokenType.NORMAL, np.int32)
-    types = _array(metadata, "token_type", count)
-    if types.dtype.kind not in "iu":
-        raise TokenizerError(f"{_PREFIX}token_type is {types.dtype} and should be int32")
-    return types
-
-
-def _wrong(key: str, value: object, expected: str) -> str:
-    if value is None:
-        return f"{_PREFIX}{key} is missing"
-    return f"{_PREFIX}{key} is {type(value).__name__} and should be {expected}"

@@ -14,8 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..strings import Strings
+from .files import CONFIG_LIMITS, parse_object
+from .settings import LONGEST_PIECE, MAX_MERGES, MAX_VOCAB
 
 LEAST_BYTES = 1 << 18  # smaller files gain nothing
+MAX_ESCAPES = 1 << 18  # each is looked at in Python; files have up to 2^15
 
 _VOCAB = re.compile(rb'(?<!\\)"vocab"\s*:\s*\{')
 _MERGES = re.compile(rb'\}\s*,\s*"merges"\s*:\s*\[')
@@ -43,12 +46,13 @@ def read_packed(raw: bytes) -> PackedVocabulary | None:
     if len(raw) < LEAST_BYTES or not start or not between or stop < between.end():
         return None
     try:
-        rest = json.loads(raw[: start.end()] + raw[between.start() : between.end()] + raw[stop:])
+        without = raw[: start.end()] + raw[between.start() : between.end()] + raw[stop:]
+        rest = parse_object(without, "tokenizer.json", CONFIG_LIMITS.n_marks)
         pieces = _vocabulary(raw[start.end() : between.start()])
         merges = _merges(raw[between.end() : stop])
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
-    if pieces is None or merges is None or not isinstance(rest, dict):
+    if pieces is None or merges is None:
         return None
     model = rest.get("model")
     if not isinstance(model, dict) or model.get("vocab") != {} or model.get("merges") != []:
@@ -60,6 +64,8 @@ def _vocabulary(raw: bytes) -> Strings | None:
     """{"a": 0, "b": 1, …} without the braces."""
     strings, outside = _strings(raw)
     n = strings.count(0) - 1
+    if n > MAX_VOCAB:
+        return None
     numbers = outside.translate(None, b":")
     if n < 1 or len(outside) != len(numbers) + n or numbers.count(b",") != n - 1 or numbers.strip(_NUMBERS):
         return None
@@ -75,6 +81,8 @@ def _merges(raw: bytes) -> Strings | None:
     """["a b", …] or [["a", "b"], …] without the outer brackets."""
     strings, outside = _strings(raw)
     n = strings.count(0) - 1
+    if n > 2 * MAX_MERGES:
+        return None
     if n > 0 and outside == b"[,]," * (n // 2 - 1) + b"[,]" and n % 2 == 0:
         n //= 2
         text = np.frombuffer(strings, np.uint8).copy()
@@ -89,8 +97,10 @@ def _strings(raw: bytes) -> tuple[bytes, bytes]:
     """The strings, still escaped, a zero byte before, between and after them; and what is outside of them."""
     text = np.frombuffer(raw, np.uint8).copy()
     quotes = text == _QUOTE
-    for escape in _ESCAPED_QUOTE.finditer(raw):
+    for n, escape in enumerate(_ESCAPED_QUOTE.finditer(raw)):
         quotes[escape.start() + 1] = False
+        if n > MAX_ESCAPES:
+            raise ValueError("many escapes")
     inside = (np.cumsum(quotes, dtype=np.uint8) & 1).view(bool)  # from an opening quote up to a closing one
     if inside[-1:].any():
         raise ValueError("a string without an end")
@@ -104,10 +114,13 @@ def _strings(raw: bytes) -> tuple[bytes, bytes]:
 
 def _packed(strings: bytes, n: int) -> Strings | None:
     if b"\\" in strings:
-        strings = _ESCAPE.sub(_unescaped, strings)
+        strings, n_escapes = _ESCAPE.subn(_unescaped, strings, MAX_ESCAPES)
+        if n_escapes == MAX_ESCAPES:
+            return None
     strings.decode()  # or UnicodeDecodeError
     packed = Strings(strings)
-    return packed if len(packed) == n else None
+    usual = len(packed) == n and int((packed.stops - packed.starts).max(initial=0)) <= LONGEST_PIECE
+    return packed if usual else None
 
 
 def _unescaped(escape: re.Match[bytes]) -> bytes:

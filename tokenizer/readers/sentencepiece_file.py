@@ -12,8 +12,10 @@ import numpy as np
 from ..bpe.scored import TokenType
 from ..errors import TokenizerError
 from ..pretokenize.metaspace import SPACE
-from .files import read_file
-from .spm_model import plain_model
+from .files import not_the_file, read_file
+from .spm_model import check_model, plain_model
+
+MAX_BYTES = 1 << 24  # the largest have 2^22
 
 
 class SentencePieceFile:
@@ -22,17 +24,26 @@ class SentencePieceFile:
     `plain` is what of it is enough to do without the package, where that is possible.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, within: Path | None = None) -> None:
         import sentencepiece
 
         sentencepiece.set_min_log_level(3)  # its errors are raised as well as logged
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         try:
-            raw = read_file(path)
+            raw = read_file(path, MAX_BYTES, within)
+        except FileNotFoundError:
+            raise TokenizerError(f"{path}: no such file") from None
+        if kind := not_the_file(raw):
+            raise TokenizerError(f"{path}: is {kind}")
+        try:
+            check_model(raw)
+        except TokenizerError as error:
+            raise TokenizerError(f"{path}: {error}") from None
+        try:
             self._processor.LoadFromSerializedProto(raw)
         except UnicodeDecodeError:  # of what it quotes in its own error
             raise TokenizerError(f"{path}: not a SentencePiece model") from None
-        except (RuntimeError, OSError) as error:
+        except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise TokenizerError(f"{path}: not a SentencePiece model ({reason})") from None
         ids = list(range(self._processor.get_piece_size()))

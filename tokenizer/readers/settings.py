@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from ..added import AddedToken
@@ -12,7 +13,12 @@ from ..strings import NO_ID, Lookup
 from .components import value
 from .endings import end_ids
 
-MAX_VOCAB = 1 << 22  # ids; the largest vocabularies have about 2^18
+MAX_VOCAB = 1 << 20  # ids; the largest vocabularies have about 2^18
+LONGEST_PIECE = 1 << 16  # characters or bytes of an entry; they have up to 2^9
+MAX_MERGES = 1 << 21  # the largest have 2^19
+MAX_ADDED = 1 << 17  # added tokens; models of speech have 2^16
+LONGEST_ADDED = 1 << 10  # characters of one
+MAX_ADDED_CHARACTERS = 1 << 22  # of all together
 
 
 def added_token(item: object, vocab: Lookup) -> AddedToken:
@@ -31,51 +37,100 @@ def added_token(item: object, vocab: Lookup) -> AddedToken:
     return AddedToken(id, content, **flags)
 
 
+def bounded(tokens: Iterable[AddedToken]) -> list[AddedToken]:
+    """The added tokens of a file; TokenizerError if they are too many or too long."""
+    found = list(islice(tokens, MAX_ADDED + 1))
+    check_added(len(found))
+    sizes = [len(token.content) for token in found]
+    if max(sizes, default=0) > LONGEST_ADDED or sum(sizes) > MAX_ADDED_CHARACTERS:
+        raise TokenizerError(
+            f"an added token has {max(sizes)} characters, all together {sum(sizes)}; at most {LONGEST_ADDED} "
+            f"and {MAX_ADDED_CHARACTERS} are read"
+        )
+    return found
+
+
+def check_added(n: int) -> None:
+    """TokenizerError for so many added tokens that they are not read."""
+    if n > MAX_ADDED:
+        raise TokenizerError(f"there are over {MAX_ADDED} added tokens")
+
+
 def settings_of(
     config: Mapping[str, Any],
     added: Iterable[AddedToken],
     templates: Mapping[str, str],
     post_processor: object = None,
+    default_ids: tuple[int | None, int | None] = (None, None),
+    n_tokens: int = MAX_VOCAB,
 ) -> TokenizerSettings:
-    """tokenizer_config.json, and where it is silent the begin and end tokens that the post-processor adds."""
+    """tokenizer_config.json, and where it is silent the begin and end tokens that the post-processor adds.
+
+    `default_ids`: the begin and end tokens of a vocabulary that names them itself, of `n_tokens` tokens.
+    """
     tokens = list(added)
     ids = {token.content: token.id for token in tokens}
-    first, last = _wrapping(post_processor)
-    bos_id = ids.get(_content(config.get("bos_token")) or first or "")
-    eos_id = ids.get(_content(config.get("eos_token")) or last or "")
+    before, after = _around(post_processor, ids, n_tokens)
+    bos_id = _named(config, "bos_token", ids, before[0] if len(before) == 1 else default_ids[0])
+    eos_id = _named(config, "eos_token", ids, after[0] if len(after) == 1 else default_ids[1])
     add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
+    adds_bos = bos_id is not None and (add_bos if isinstance(add_bos, bool) else bos_id in before)
+    prefix = [id for id in before if id != bos_id or adds_bos]
+    if adds_bos and bos_id is not None and bos_id not in prefix:
+        prefix.insert(0, bos_id)
     return TokenizerSettings(
         bos_id,
         eos_id,
-        add_bos=bos_id is not None and (add_bos if isinstance(add_bos, bool) else first is not None),
-        add_eos=eos_id is not None and (add_eos if isinstance(add_eos, bool) else last is not None),
+        add_bos=adds_bos,
+        add_eos=eos_id is not None and (add_eos if isinstance(add_eos, bool) else eos_id in after),
         end_ids=end_ids({t.content: t.id for t in tokens if t.special}, eos_id),
         chat_templates=templates,
+        prefix_ids=tuple(prefix),
     )
 
 
-def _content(token: object) -> str | None:
+def _named(config: Mapping[str, Any], key: str, ids: Mapping[str, int], default: int | None) -> int | None:
+    """The id of the token that `config` names, if that is a token; `default` if it names none."""
+    content = content_of(config.get(key))
+    return default if content is None else ids.get(content)
+
+
+def content_of(token: object) -> str | None:
     """The spelling in a token of tokenizer_config.json, which is a text or an object."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
-def _wrapping(post_processor: object) -> tuple[str | None, str | None]:
-    """The special tokens that a TemplateProcessing puts in front of a text and after it."""
+def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tuple[list[int], list[int]]:
+    """The special tokens that a TemplateProcessing puts in front of a text and after it.
+
+    `ids` are those of tokens whose ids it does not say, or wrongly (not below `n_tokens`).
+    """
     if not isinstance(post_processor, dict):
-        return None, None
+        return [], []
     if post_processor.get("type") == "Sequence":
         for item in value(post_processor, "processors", list, []):
-            if any(found := _wrapping(item)):
+            if any(found := _around(item, ids, n_tokens)):
                 return found
     single = post_processor.get("single")
-    if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list) or not single:
-        return None, None
-    return _special_token(single[0]), _special_token(single[-1])
+    if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list):
+        return [], []
+    stated = post_processor.get("special_tokens")
+    around: tuple[list[int], list[int]] = ([], [])
+    behind = False
+    for part in single:
+        behind = behind or (isinstance(part, dict) and "Sequence" in part)
+        token = part.get("SpecialToken") if isinstance(part, dict) else None
+        if isinstance(token, dict) and isinstance(token.get("id"), str):
+            around[behind].extend(_ids_of(token["id"], stated, ids, n_tokens))
+    return around
 
 
-def _special_token(part: object) -> str | None:
-    """The token of {"SpecialToken": {"id": …}}."""
-    token = part.get("SpecialToken") if isinstance(part, dict) else None
-    return _content({"content": token.get("id")}) if isinstance(token, dict) else None
+def _ids_of(name: str, stated: object, ids: Mapping[str, int], n_tokens: int) -> list[int]:
+    """The ids of a special token of a TemplateProcessing, whose `special_tokens` are `stated`."""
+    entry = stated.get(name) if isinstance(stated, dict) else None
+    listed = entry.get("ids") if isinstance(entry, dict) else None
+    if isinstance(listed, list) and all(type(id) is int and 0 <= id < n_tokens for id in listed):
+        return listed
+    return [ids[name]] if name in ids else []

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import TokenizerError
+
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _PIECES, _TRAINER, _NORMALIZER = 1, 2, 3  # of ModelProto
 _PIECE, _SCORE, _TYPE = 1, 2, 3  # of SentencePiece
@@ -14,6 +16,13 @@ _TEXT_KEY, _SCORE_KEY = _PIECE << 3 | _BYTES, bytes([_SCORE << 3 | _FIXED32])
 _MODEL_TYPE, _SPACE_AT_END = 3, 24  # of TrainerSpec
 _CHARACTERS, _DUMMY_PREFIX, _SQUEEZE, _ESCAPE, _RULES = 2, 3, 4, 5, 6  # of NormalizerSpec
 _NORMAL, _UNUSED, _BPE = 1, 5, 2
+_SCORE_AND_TYPE = 9  # bytes of a piece beside its text, at most
+
+
+MAX_PIECES = 1 << 19  # the largest models have 2^18
+LONGEST_PIECE = 1 << 8  # bytes with score and type; pieces of models have up to 100
+MAX_TEXT_BYTES = 1 << 22  # of all pieces without score and type; a node of a trie is made for each
+MAX_OTHER_BYTES = 1 << 22  # of everything that is no piece; rules of normalisers have up to 2^19
 
 
 class PlainModel(NamedTuple):
@@ -26,6 +35,35 @@ class PlainModel(NamedTuple):
     scores: np.ndarray
     types: np.ndarray
     prefix: bool
+
+
+def check_model(raw: bytes) -> None:
+    """TokenizerError for a file that is no message, or that holds so much that it is not read.
+
+    To be asked before the package reads a file: it makes objects of what it finds, and its tries recurse once
+    for each byte of a piece.
+    """
+    n_pieces = n_text = n_other = 0
+    try:
+        for field, value in _fields(raw):
+            size = len(value) if isinstance(value, bytes) else 8
+            if field != _PIECES:
+                n_other += size
+                if n_other > MAX_OTHER_BYTES:
+                    raise TokenizerError(
+                        f"a SentencePiece model with over {MAX_OTHER_BYTES} bytes beside its pieces"
+                    )
+                continue
+            n_pieces += 1
+            n_text += max(0, size - _SCORE_AND_TYPE)
+            if n_pieces > MAX_PIECES or n_text > MAX_TEXT_BYTES:
+                raise TokenizerError(
+                    f"a SentencePiece model of over {MAX_PIECES} pieces or {MAX_TEXT_BYTES} bytes of text"
+                )
+            if size > LONGEST_PIECE:
+                raise TokenizerError(f"a SentencePiece model with a piece of over {LONGEST_PIECE} bytes")
+    except IndexError:
+        raise TokenizerError("not a SentencePiece model (cut off)") from None
 
 
 def plain_model(raw: bytes) -> PlainModel | None:
@@ -81,7 +119,7 @@ def _piece(raw: bytes) -> tuple[str, bytes, int]:
 
 
 def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message in order: (number, integer or bytes). ValueError, IndexError for none."""
+    """The fields of a message in order: (number, integer or bytes). TokenizerError, IndexError for none."""
     at = 0
     while at < len(raw):
         key, at = (raw[at], at + 1) if raw[at] < 0x80 else _varint(raw, at)
@@ -95,9 +133,9 @@ def _fields(raw: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire in (_FIXED32, _FIXED64):
             size = 4 if wire == _FIXED32 else 8
         else:
-            raise ValueError("an unknown wire type")
+            raise TokenizerError("not a SentencePiece model (an unknown wire type)")
         if at + size > len(raw):
-            raise ValueError("cut off")
+            raise TokenizerError("not a SentencePiece model (cut off)")
         yield key >> 3, raw[at : at + size]
         at += size
 
@@ -112,4 +150,4 @@ def _varint(raw: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise ValueError("a number without an end")
+            raise TokenizerError("not a SentencePiece model (a number without an end)")

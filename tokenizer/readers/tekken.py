@@ -20,9 +20,10 @@ from ..pretokenize.pretokenize import BYTE_SYMBOLS, Split, parts_at_spaces
 from ..strings import Lookup
 from .components import PATTERN_SECONDS, value
 from .endings import end_ids
+from .settings import MAX_VOCAB, bounded
 
-MAX_VOCAB = 1 << 22
-MAX_CONTROL = 1 << 16  # control tokens; there are 1000
+MAX_CONTROL = 1 << 14  # control tokens; there are 1000
+LONGEST_WORD = 1 << 10  # bytes; words have up to 128
 _SYMBOLS = dict(enumerate(BYTE_SYMBOLS))
 # The control tokens of files that name none (version 3), by id.
 _CONTROL = (
@@ -47,7 +48,7 @@ def tekken_tokenizer(content: Mapping[str, Any], templates: Mapping[str, str]) -
     bos, eos = ids.get("<s>"), ids.get("</s>")
     return Tokenizer(
         n_control + len(words),
-        [AddedToken(id, text, special=True) for id, text in enumerate(control)],
+        bounded(AddedToken(id, text, special=True) for id, text in enumerate(control)),
         BPE(vocab, _ranks(vocab), "", byte_level=True, ignore_merges=True),
         step,
         Detokenizer([*control, *words], byte_level=True),
@@ -69,6 +70,8 @@ def tekken_words(content: Mapping[str, Any]) -> tuple[list[str], list[str]]:
         raw = [base64.b64decode(entry["token_bytes"], validate=True) for entry in entries]
     except (TypeError, KeyError, binascii.Error, ValueError):
         raise TokenizerError("tekken.json: vocab has an entry without token_bytes in base64") from None
+    if max(map(len, raw), default=0) > LONGEST_WORD:
+        raise TokenizerError(f"tekken.json: a word of over {LONGEST_WORD} bytes")
     words = [text.decode("latin-1").translate(_SYMBOLS) for text in raw]
     control = [f"<SPECIAL_{id}>" for id in range(n_control)]
     control[: len(_CONTROL)] = _CONTROL[:n_control]

@@ -18,23 +18,27 @@ from ..normalize import chain
 from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
 from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
 from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
-from .components import decoder, kind, leaves_no_space, normalizers, steps, value
-from .files import read_file, read_object
+from .components import check_components, decoder, kind, leaves_no_space, normalizers, steps, value
+from .declared import with_declared
+from .files import VOCABULARY_LIMITS, parse_object, read_file
 from .packed_json import PackedVocabulary, read_packed
-from .settings import MAX_VOCAB, added_token, settings_of
+from .settings import LONGEST_PIECE, MAX_VOCAB, added_token, bounded, settings_of
 from .tekken import tekken_tokenizer
 
 
-def tokenizer_from_json(path: Path, config: Mapping[str, Any], templates: Mapping[str, str]) -> Tokenizer:
-    packed = None
-    if path.exists():
-        try:
-            packed = read_packed(read_file(path))
-        except OSError as error:
-            raise TokenizerError(f"{path}: {error}") from None
-    content = packed.rest if packed else read_object(path)
+def tokenizer_from_json(
+    path: Path, config: Mapping[str, Any], templates: Mapping[str, str], within: Path | None = None
+) -> Tokenizer:
+    """A tokenizer.json or tekken.json; `within` as for `files.read_file`."""
+    try:
+        raw = read_file(path, VOCABULARY_LIMITS.n_bytes, within)
+    except FileNotFoundError:
+        raise TokenizerError(f"{path}: no such file") from None
+    packed = read_packed(raw)
+    content = packed.rest if packed else parse_object(raw, path.name, VOCABULARY_LIMITS.n_marks)
+    del raw
     if not content:
-        raise TokenizerError(f"{path}: no such file" if not path.exists() else f"{path}: an empty object")
+        raise TokenizerError(f"{path}: an empty object")
     try:
         if path.name.startswith("tekken") or ("model" not in content and "vocab" in content):
             return tekken_tokenizer(content, templates)
@@ -53,9 +57,10 @@ def _build(
 ) -> Tokenizer:
     name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
     if name != "BPE":
-        raise TokenizerError(f"unsupported model {name!a}; BPE is supported")
+        raise TokenizerError(f"unsupported model {name[:80]!a}; BPE is supported")
+    check_components(content)
     vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
-    added = [added_token(item, vocab) for item in value(content, "added_tokens", list, [])]
+    added = added_tokens(content, config, vocab)
     pieces = _pieces(packed.pieces if packed else vocab, added)
     cutting = steps(content.get("pre_tokenizer"))
     if leaves_no_space(content.get("normalizer")):  # Gemma cuts at spaces that are no longer there
@@ -81,13 +86,28 @@ def _build(
         _bpe(model, vocab, ranks, joiner, byte_level),
         chain_steps(cutting),
         Detokenizer(pieces, **decoder(content.get("decoder"))),
-        settings_of(config, added, templates, content.get("post_processor")),
+        settings_of(config, added, templates, content.get("post_processor"), n_tokens=len(pieces)),
         normalizer,
         parts,
     )
 
 
+def added_tokens(content: Mapping[str, Any], config: Mapping[str, Any], vocab: Lookup) -> list[AddedToken]:
+    """The added tokens of a tokenizer.json and of the files beside it (`config`, of `read_settings`)."""
+    own = bounded(added_token(item, vocab) for item in value(content, "added_tokens", list, []))
+
+    def id_of(text: str) -> int | None:
+        id = vocab[text]
+        return None if id == NO_ID else id
+
+    return with_declared(own, config, id_of)
+
+
 def _valid(vocab: Mapping[str, int]) -> Mapping[str, int]:
+    if len(vocab) > MAX_VOCAB:
+        raise TokenizerError(f"the vocabulary has {len(vocab)} entries; at most {MAX_VOCAB} are read")
+    if max(map(len, vocab), default=0) > LONGEST_PIECE:
+        raise TokenizerError(f"a token of over {LONGEST_PIECE} characters")
     for piece, id in vocab.items():
         if type(id) is not int or not 0 <= id < MAX_VOCAB:
             raise TokenizerError(f"the token {piece[:80]!a} has no valid id")
@@ -118,7 +138,7 @@ def _ranks(model: Mapping[str, Any], vocab: Lookup) -> tuple[Lookup, str]:
 def _bpe(model: Mapping[str, Any], vocab: Lookup, ranks: Lookup, joiner: str, byte_level: bool) -> BPE:
     for unsupported in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(unsupported):
-            raise TokenizerError(f"unsupported: {unsupported} {model[unsupported]!a}")
+            raise TokenizerError(f"unsupported: {unsupported}")
     unknown = vocab[model["unk_token"]] if isinstance(model.get("unk_token"), str) else NO_ID
     return BPE(
         vocab,

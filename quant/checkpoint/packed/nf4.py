@@ -19,7 +19,6 @@ Source: Dettmers et al. 2023, "QLoRA"; the tensors that bitsandbytes and transfo
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator
 
@@ -27,6 +26,7 @@ import numpy as np
 
 from ...errors import DamagedFile
 from ...gguf.metadata import quoted
+from ..json_files import parse_object
 from ..lazy_rows import Index, row_numbers
 from ..raw_tensors import RawCheckpoint, RawTensor, check_tensor
 from ..settings import Settings
@@ -35,6 +35,7 @@ from .lossless import encode_floats
 from .packed_weight import PackedWeight
 
 KINDS = ("nf4", "fp4")
+MAX_STATE_BYTES = 1 << 12  # of JSON; seven short entries
 FORMATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
@@ -109,9 +110,6 @@ def _absmax(
 
 def _state(tensor: RawTensor) -> Settings:
     """The quantisation state: a JSON object in the bytes of a tensor."""
-    try:
-        values = json.loads(tensor.data.tobytes())
-    except (ValueError, RecursionError):
-        values = None
-    check_tensor(isinstance(values, dict), tensor, "is no JSON object")
-    return Settings(values, f"tensor {quoted(tensor.name)}")
+    label = f"tensor {quoted(tensor.name)}"
+    check_tensor(tensor.data.size <= MAX_STATE_BYTES, tensor, f"has over {MAX_STATE_BYTES} bytes of JSON")
+    return Settings(parse_object(tensor.data.tobytes(), label, MAX_STATE_BYTES), label)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, TypeVar, overload
 
+from ....quant.extras import how_to_install
 from ....quant.jit.file_cache import FileCache
 from ....quant.jit.kernel_cache import cache_folder
 from ....quant.jit.sources import SourceSet
@@ -34,9 +35,6 @@ SOURCES = SourceSet(
     tuple(f"runtime/cuda/{each}" for each in ("abi", "compile", "kernels", "ptx")),
 )
 _SUFFIX = ".cubin"
-MISSING = (
-    "the kernels must be compiled once, which needs numba-cuda; install it with: pip install kukri[cuda]"
-)
 
 
 Arguments = TypeVar("Arguments", bound=Iterable[int | float])
@@ -117,6 +115,12 @@ def kernel(function: Callable[..., None], threads: int, **constants: int | float
     return CudaKernel(module, function.__name__, threads, tuple(sorted(constants.items())))
 
 
+def missing_compiler() -> str:
+    """What to say where kernels must be compiled and numba-cuda is not installed."""
+    how = how_to_install("cuda")
+    return f"the kernels must be compiled once, which needs numba-cuda; install it with: {how}"
+
+
 @dataclass
 class Kernels:
     """The kernels of one card, loaded when first asked for."""
@@ -152,7 +156,7 @@ class Kernels:
         if len(missing) < 2:
             return
         if compiler_version() is None:
-            raise CudaUnavailable(MISSING)
+            raise CudaUnavailable(missing_compiler())
         from .workers import compile_elsewhere
 
         for done, (what, ptx) in enumerate(compile_elsewhere(missing, self.device.capability)):
@@ -175,7 +179,7 @@ class Kernels:
         try:
             text = what.ptx(self.device.capability)
         except ImportError as problem:
-            raise CudaUnavailable(f"{MISSING} ({problem})") from None
+            raise CudaUnavailable(f"{missing_compiler()} ({problem})") from None
         return self._store(what, text)
 
     def _store(self, what: CudaKernel, ptx: str) -> bytes:

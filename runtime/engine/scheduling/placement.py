@@ -76,7 +76,7 @@ class Placement:
         sequence.n_cached = self._adopt(tree, slot, match, n)
         sequence.n_original = 0 if self._is_long(sequence) else sequence.n_cached
         if not sequence.n_new:
-            sequence.stats.cached_tokens = sequence.stats.prefilled_tokens = sequence.n_cached
+            sequence.stats.cached_tokens = sequence.n_cached
         return True
 
     def _is_long(self, sequence: Sequence) -> bool:

@@ -308,7 +308,8 @@ class Scheduler:
             stats.accepted_tokens += n_right
         else:
             stats.prompt_seconds += seconds
-            stats.prefilled_tokens = min(rows.first + rows.n, sequence.n_prompt)
+            reached = min(rows.first + rows.n, sequence.n_prompt)
+            stats.prefilled_tokens = max(0, reached - stats.cached_tokens)
             if rows.chooses:
                 stats.time_to_first_token = stats.prompt_seconds
         sequence.changed_at = monotonic()

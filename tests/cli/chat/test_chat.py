@@ -6,7 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,12 +29,19 @@ RANDOM = ("-t", "2", "--min-p", "0.01", "--seed", "6")
 
 
 class Terminal:
-    """A command in a pseudo-terminal of 100 columns."""
+    """A command in a pseudo-terminal."""
 
-    def __init__(self, environment: dict[str, str], *arguments: str, term: str = "xterm-256color") -> None:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        *arguments: str,
+        command: Sequence[str] = LLM,
+        term: str = "xterm-256color",
+        columns: int = 100,
+    ) -> None:
         environment = environment | {"TERM": term, "PROMPT_TOOLKIT_NO_CPR": "1"}
         environment.pop("COLUMNS", None)
-        self.process = PtyProcess.spawn([*LLM, *arguments], env=environment, dimensions=(30, 100))
+        self.process = PtyProcess.spawn([*command, *arguments], env=environment, dimensions=(30, columns))
         self.raw = b""
         self._seen = 0
 
@@ -51,6 +59,13 @@ class Terminal:
                     self.raw += self.process.read(65536)
                 except EOFError:
                     raise AssertionError(f"it ended without {pattern!r}: {new!r}") from None
+
+    def drain(self) -> None:
+        """Read what is there, and expect none of it."""
+        with suppress(EOFError):
+            while self.process.fd_ready(0):
+                self.raw += self.process.read(65536)
+        self._seen = len(ESCAPES.sub(b"", self.raw))
 
     def send(self, text: str) -> None:
         self.process.write(text.encode())
@@ -237,6 +252,22 @@ def test_several_lines_and_history(
     later.line("")
     later.expect("saved 0 turns")
     assert "pasted" in Path(environment["KUKRI_HOME"], "chat_history").read_text()
+
+
+def test_files_go_in_front_of_the_first_message(
+    terminals: list[Terminal], environment: dict[str, str], tiny: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("text\n")
+    (tmp_path / "s").write_text("be brief\n")
+    chat = open_chat(
+        terminals, environment, tiny, "-n", "2", "-f", str(tmp_path / "a"), "-s", f"@{tmp_path / 's'}"
+    )
+    chat.ask("one", "cut after")
+    chat.ask("two", "cut after")
+    chat.ask(f"/save {tmp_path / 'c.json'}", "saved 2 turns")
+    saved = json.loads((tmp_path / "c.json").read_text())
+    assert saved["system"] == "be brief"
+    assert [turn["user"] for turn in saved["turns"]] == [f"--- {tmp_path / 'a'} ---\ntext\n\none", "two"]
 
 
 def test_a_dumb_terminal_gets_no_escape_codes(environment: dict[str, str], tiny: Path) -> None:

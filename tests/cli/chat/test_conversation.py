@@ -256,7 +256,7 @@ def test_turns_saved_without_a_cut_are_complete(tmp_path: Path) -> None:
 
 
 def test_files_beyond_the_limit_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LONGEST_FILE == 64 * 1024 * 1024
+    assert LONGEST_FILE == 32 * 1024 * 1024
     path = tmp_path / "c.json"
     path.write_text('{"system": "s", "turns": []}')
     monkeypatch.setattr(conversation_module, "LONGEST_FILE", 28)

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from kukri.cli.console import generation
 from kukri.cli.console.table import pairs, table
 from kukri.cli.console.terminal import note, tell
+from kukri.cli.generation import options as generation
 from kukri.cli.main import app
 from kukri.quant.units import human_bytes
 from kukri.runtime.engine.sampling.params import SamplingParams

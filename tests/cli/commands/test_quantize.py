@@ -171,6 +171,44 @@ def test_what_is_there_is_not_replaced_unasked(llm_inside: Run, tmp_path: Path) 
     assert target.read_bytes()[:4] == b"GGUF"
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "README.md", "model-00001-of-00002.safetensors", "new.bin"]
+)
+def test_files_of_the_source_are_never_replaced(
+    llm_inside: Run, checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    before = contents(checkpoint)
+    for target in (checkpoint / name, tmp_path / "link" / name):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(checkpoint)
+        line = failed(llm_inside("quantize", checkpoint, target, "--type", "q8_0", "--force"), 2)
+        assert "where only a .gguf file may be written" in line
+        assert contents(checkpoint) == before
+
+
+def test_links_to_files_of_the_source_are_never_replaced(
+    llm_inside: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    before = contents(checkpoint)
+    for make in (os.link, os.symlink):
+        (tmp_path / "other").unlink(missing_ok=True)
+        make(checkpoint / "config.json", tmp_path / "other")
+        line = failed(llm_inside("quantize", checkpoint, tmp_path / "other", "--type", "q8_0", "--force"), 2)
+        assert "source" in line
+        assert contents(checkpoint) == before
+
+
+def test_a_gguf_file_inside_the_source_folder(llm_inside: Run, checkpoint: Path) -> None:
+    """It is none of the source's files, so it may be there, and be replaced."""
+    before = contents(checkpoint)
+    for more in ((), ("--force",)):
+        done = llm_inside("quantize", checkpoint, checkpoint / "m.gguf", "--type", "q8_0", *more)
+        assert done.returncode == 0, done.stderr.decode()
+    after = contents(checkpoint)
+    assert after.pop("m.gguf")[:4] == b"GGUF"
+    assert after == before
+
+
 def damaged(source: Path, name: str, value: float) -> Path:
     """The file with one weight changed."""
     data = GGUFFile.open(source).tensors[name].data

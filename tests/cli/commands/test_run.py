@@ -50,6 +50,26 @@ def test_piped_text_follows_the_argument_after_a_blank_line(llm_inside: Run, tin
     assert many_words["stats"]["prompt_tokens"] == len("a b")
 
 
+def test_files_and_a_system_prompt_out_of_one(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
+    flags = ("run", "-m", tiny, "-t", 0, "-n", 8, "-o", "json")
+    (tmp_path / "a").write_text("text of a\n")
+    (tmp_path / "s").write_text("be brief\n")
+    name = tmp_path / "a"
+    whole = answer(llm_inside(*flags, "-s", "be brief", "--", f"--- {name} ---\ntext of a\n\nhello"))
+    told = answer(llm_inside(*flags, "-s", f"@{tmp_path}/s", "-f", name, "hello"))
+    assert (told["text"], told["stats"]["prompt_tokens"]) == (whole["text"], whole["stats"]["prompt_tokens"])
+    assert (
+        answer(llm_inside(*flags, "-f", "-", input=b"hello\n"))["text"]
+        == answer(llm_inside(*flags, "hello"))["text"]
+    )
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    for flag in (("-f", tmp_path / "picture.png"), ("-s", f"@{tmp_path}/picture.png")):
+        assert "picture.png is a PNG image" in failed(llm_inside(*flags, *flag, "hi"), 2)
+    assert "No such file" in failed(llm_inside(*flags, "-s", "@none", "hi"), 2)
+    assert "@none" not in failed(llm_inside("run", "-m", "no-such-model", "-s", "@@none", "hi"), 3)
+    assert "none cannot be read" in failed(llm_inside("run", "-m", "no-such-model", "-s", "@none", "hi"), 2)
+
+
 def test_every_flag_has_its_variable(llm_inside: Run, tiny: Path) -> None:
     by_variable = {
         "LLM_MAX_TOKENS": "3",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import kukri.runtime.hub.resolve
+from kukri.cli.commands.run import _model_and_text
 from kukri.cli.console import terminal
 from kukri.cli.settings import model
 from kukri.runtime.hub.catalogue import BY_NAME
@@ -27,9 +29,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> list[str]:
         names.append(name)
         return tiny
 
+    for user in ("commands.tokenize", "commands.bench", "commands.quantize", "eval.measure"):
+        monkeypatch.setattr(f"kukri.cli.{user}.resolve", resolve)
+    # Last: a module that is imported for the first time keeps what it finds there.
     monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", resolve)
-    monkeypatch.setattr("kukri.cli.commands.tokenize.resolve", resolve)
-    monkeypatch.setattr("kukri.cli.commands.bench.resolve", resolve)
     return names
 
 
@@ -180,6 +183,36 @@ def test_a_first_word_that_names_none(llm_inside: Run, asked: list[str]) -> None
         done = llm_inside("run", *RAW, *words)
         assert b"taking" not in done.stderr
         assert answer_to(done)[1] == answer_to(llm_inside("run", *RAW, "-m", "org/x", prompt))[1]
+
+
+def test_a_first_word_that_names_a_model_beside_files(
+    llm_inside: Run, asked: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "a").write_text("abc\n")
+    told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", tmp_path / "a"))
+    assert told == ("qwen3:4b", len("abc"))
+    told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", tmp_path / "a", "why?"))
+    whole = llm_inside("run", *RAW, "-m", "qwen3:4b", "--", f"--- {tmp_path / 'a'} ---\nabc\n\nwhy?")
+    assert told == answer_to(whole)
+    told = answer_to(llm_inside("run", *RAW, "qwen3:4b", "-f", "-", input=b"abcd\n"))
+    assert told == ("qwen3:4b", 4)
+    assert asked == ["qwen3:4b"] * 4
+
+
+def test_a_prompt_that_is_a_models_name_leaves_a_loops_list_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "questions").write_text("smollm2\nwhy?\n")
+    with open(tmp_path / "questions") as questions:
+        monkeypatch.setattr(sys, "stdin", questions)
+        assert _model_and_text(["smollm2"], False, []) == ("smollm2", "smollm2\nwhy?")
+        os.lseek(questions.fileno(), len("smollm2\n"), os.SEEK_SET)  # as the shell's `read` leaves it
+        capsys.readouterr()
+        assert _model_and_text(["smollm2"], False, []) == (None, "smollm2")
+        assert os.lseek(questions.fileno(), 0, os.SEEK_CUR) == len("smollm2\n")
+    told = capsys.readouterr().err
+    assert "left alone" in told
+    assert "taking" not in told
 
 
 def test_a_model_alone_on_a_terminal_is_a_hint(

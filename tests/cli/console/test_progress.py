@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
+from kukri.cli.console import progress
 from kukri.cli.console.progress import Loading
 
 
@@ -42,6 +44,21 @@ def test_a_terminal_sees_stages_and_counts(monkeypatch):
         "loading smollm2: repacking weights, 50 % …",
         "",  # no trace
     ]
+
+
+def test_a_kernel_that_takes_long_does_not_look_like_a_standstill(monkeypatch):
+    monkeypatch.setattr(progress, "TICK_SECONDS", 0.02)
+    terminal = terminal_of(monkeypatch)
+    with Loading("m") as loading:
+        loading.at("compiling kernels", 3, 40)
+        time.sleep(1.2)
+        seen = states(terminal)
+        loading.at("repacking weights", 1, 2)
+        time.sleep(0.1)
+        assert states(terminal)[len(seen) :][-1] == "loading m: repacking weights, 1 of 2 …"
+    assert "loading m: compiling kernels, 3 of 40, 1 s …" in seen
+    time.sleep(0.1)
+    assert states(terminal)[-1] == ""
 
 
 def test_a_long_line_is_cut_to_the_terminal(monkeypatch):

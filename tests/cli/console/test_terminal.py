@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kukri.cli.console.repetition import ends_in_repetition
+from kukri.cli.generation.repetition import ends_in_repetition
 
 from ...running import LLM, Run, failed
 from ..chat.test_chat import RANDOM, Terminal, open_chat, terminals

@@ -24,6 +24,7 @@ from kukri.cli.eval import plot as eval_plot
 from kukri.cli.eval import progress as eval_progress
 from kukri.cli.eval import report as eval_report
 from kukri.cli.eval import text as eval_text
+from kukri.quant.extras import how_to_install
 from kukri.runtime.evaluation.scores import cut_into_windows
 from kukri.runtime.evaluation.scores import evaluate as score
 
@@ -312,7 +313,7 @@ def test_a_picture_without_matplotlib_names_the_extra(
         eval_plot.importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
     done = llm_inside("eval", "-m", tiny, "--file", text, "-c", 32, "--plot", tmp_path / "p.png")
-    assert 'pip install "kukri[plot]"' in failed(done, 1)
+    assert how_to_install("plot") in failed(done, 1)
 
 
 def test_uniform_logits_have_the_perplexity_of_the_vocabulary(

@@ -11,9 +11,9 @@ import pytest
 import typer
 
 from kukri.cli.console import terminal
-from kukri.cli.console.generation import GenerationOptions
 from kukri.cli.console.options import TextOrJson
-from kukri.cli.console.reply import INTERRUPTED, LOOP
+from kukri.cli.generation.options import GenerationOptions
+from kukri.cli.generation.reply import INTERRUPTED, LOOP
 from kukri.cli.run.answers import generate_answers, write_answers
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.loading import load_model

@@ -183,7 +183,7 @@ WRONG_TYPES = {
     b"tokenizer.ggml.token_type": Value(6, bytes(4 * 265), array=True, count=265),
     b"tokenizer.ggml.merges": uint32(1),
     b"tokenizer.ggml.eos_token_id": Value(STRING, text(b"x")),
-    b"tokenizer.ggml.bos_token_id": uint32(1 << 30),
+    b"tokenizer.ggml.bos_token_id": Value(6, pack("<f", 1.0)),
     b"tokenizer.ggml.add_bos_token": uint32(2),
     b"tokenizer.chat_template": uint32(7),
     b"general.architecture": uint32(1),

@@ -146,18 +146,20 @@ def test_what_is_missing(folder: Path, tmp_path: Path) -> None:
     (folder / "pytorch_model-00001-of-00002.bin").write_bytes(b"x")
     assert "holds pickled weights (pytorch_model-00001-of-00002.bin)" in refusal(folder)
     (folder / "config.json").unlink()
+    assert "holds pickled weights (pytorch_model-00001-of-00002.bin)" in refusal(folder)
+    (folder / "pytorch_model-00001-of-00002.bin").unlink()
     assert refusal(folder) == "model: has no config.json"
 
 
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "config.json: is not valid JSON"),
+        (b"", "config.json: is empty: its download did not finish"),
         (b"{", "config.json: is not valid JSON"),
         (b"[1]", "config.json: is not a JSON object"),
         (b'{"a": "\xff"}', "config.json: is not valid JSON: 'utf-8'"),
         (b'{"a": 1, "a": 2}', "config.json: is not valid JSON: 'a' appears twice"),
-        (b'{"a": ' + b"[" * 200_000, "config.json: is not valid JSON"),
+        (b'{"a": ' + b"[" * 200_000, "config.json: is nested too deeply"),
         (b'{"a": ' + b"9" * 10_000 + b"}", "config.json: is not valid JSON"),
     ],
 )

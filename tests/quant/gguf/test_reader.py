@@ -414,3 +414,23 @@ def test_the_types_of_keys(tmp_path: Path) -> None:
     value = gguf.GGUFValueType
     file = write_metadata(tmp_path / "m.gguf", {"n": (3, value.UINT16), "l": ([1], value.ARRAY, value.INT8)})
     assert file.types == {"general.architecture": 8, "n": 2, "l": 9}
+
+
+def test_texts_that_are_not_utf_8_stay_bytes(tmp_path: Path) -> None:
+    """Whoever needs one finds that it is no text; nobody else is stopped by it."""
+
+    def text(raw: bytes) -> bytes:
+        return pack("<Q", len(raw)) + raw
+
+    many = [b"ab"] * 300 + [b"\xc3", b"\xa9"]  # together a character
+    keys = text(b"a") + pack("<I", 8) + text(b"J\xfcrgen")
+    keys += text(b"b") + pack("<IIQ", 9, 8, 3) + text(b"x") + text(b"\xff") + text("é".encode())
+    keys += text(b"c") + pack("<IIQ", 9, 8, len(many)) + b"".join(map(text, many))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(bare([], keys, 3))
+    read = GGUFFile.open(path).metadata
+    assert read == {"a": b"J\xfcrgen", "b": ["x", b"\xff", "é"], "c": ["ab"] * 300 + [b"\xc3", b"\xa9"]}
+    with pytest.raises(DamagedFile, match="'a' should be text but is bytes that are not UTF-8"):
+        require(read, "a", str)
+    with pytest.raises(DamagedFile, match="'b' should be a list of texts but is bytes that are not UTF-8"):
+        require(read, "b", list)

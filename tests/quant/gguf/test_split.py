@@ -1,5 +1,6 @@
 """GGUF models in several files."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -69,6 +70,18 @@ def test_any_shard_opens_the_whole_model(shards: list[Path], opened: int) -> Non
     for name, tensor in TENSORS.items():
         np.testing.assert_array_equal(file.tensors[name].dequantize(), tensor)
         file.release(file.tensors[name])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links of POSIX")
+def test_shards_may_be_links(shards: list[Path], tmp_path: Path) -> None:
+    """Other programs keep a model's shards elsewhere, under names of their own."""
+    farm, kept = tmp_path / "farm", tmp_path / "kept"
+    farm.mkdir()
+    kept.mkdir()
+    for i, shard in enumerate(shards):
+        shard.rename(kept / f"blob-{i}")
+        (farm / shard.name).symlink_to(kept / f"blob-{i}")
+    assert list(GGUFFile.open(farm / shards[1].name).tensors) == list(TENSORS)
 
 
 def test_metadata_comes_from_the_first_shard_alone(shards: list[Path]) -> None:

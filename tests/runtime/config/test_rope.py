@@ -377,3 +377,54 @@ def test_context_above_which_frequencies_change(scaling, expected):
 def test_factor_and_divisors_together():
     rope = Rope(1e4, 4, False, factor=2.0, divisors=(4.0, 5.0))
     np.testing.assert_allclose(rope.inv_freq(), [0.125, 0.001], rtol=1e-7)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+PARAMETERS = {"rope_theta": 5e5, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        PARAMETERS,
+        {"rope_theta": 5e5},
+        {**PARAMETERS, "rope_type": None},
+        {**PARAMETERS, "factor": 4},  # 4 is 4.0
+        {"full_attention": PARAMETERS},
+    ],
+)
+@pytest.mark.parametrize("scaling", [YARN, {**YARN, "rope_theta": 5e5}, {"full_attention": YARN}])
+def test_a_scaling_added_beside_parameters(parameters, scaling):
+    expected = from_hf(rope_theta=5e5, rope_scaling=YARN)
+    assert from_hf(rope_parameters=parameters, rope_scaling=scaling) == expected
+    assert from_hf(rope_scaling=scaling, rope_parameters=parameters) == expected
+
+
+def test_an_older_spelling_beside_parameters():
+    scaling = {"type": "linear", "factor": 2.0}
+    assert from_hf(rope_parameters=PARAMETERS, rope_scaling=scaling)[0].factor == 2.0
+    assert from_hf(rope_parameters={**PARAMETERS, "type": "default"}, rope_scaling=scaling)[0].factor == 2.0
+    long = {**LONGROPE, "original_max_position_embeddings": 64}
+    both = from_hf(rope_parameters={**long, "rope_type": "longrope"}, rope_scaling={**long, "type": "su"})
+    assert both == from_hf(rope_scaling={**long, "type": "longrope"})
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_scaling_that_says_nothing(nothing):
+    given = {**PARAMETERS, **YARN, "rope_type": "yarn"}
+    assert from_hf(rope_parameters=given, rope_scaling=nothing) == from_hf(rope_parameters=given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"factor": 8.0}, "factor"),
+        ({"rope_type": "linear"}, "rope_type"),
+        ({"rope_theta": 1e4}, "rope_theta"),
+    ],
+)
+def test_a_scaling_that_contradicts_parameters(changes, key):
+    with pytest.raises(
+        DamagedFile, match=f"config.json: {key} is .* in rope_parameters, but .* in rope_scaling"
+    ):
+        from_hf(rope_parameters={**YARN, "rope_theta": 5e5}, rope_scaling={**YARN, **changes})

@@ -9,12 +9,18 @@ import pytest
 from kukri.quant.block import QTensor
 from kukri.quant.errors import UnsupportedModel
 from kukri.quant.formats import FORMATS
+from kukri.quant.gguf.reader import GGUFFile
 from kukri.runtime import ops
+from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.cpu.abi.instructions import Instructions
 from kukri.runtime.cpu.kernels import GEMVS
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
+
+from ...fuzz.seeds import gguf_seeds
 
 VOCAB, HIDDEN, WIDTH = 40, 64, 96
 
@@ -240,3 +246,18 @@ def test_a_token_reads_the_active_parameters(shape, monkeypatch):
     assert sum(choices) == 2 * 2 * variant["top"]  # layers, products a choice, choices
     assert len(read) == 1
     assert active <= sum(read.values()) < 1.1 * active
+
+
+@pytest.mark.parametrize("missing", ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"])
+def test_experts_that_lack_one_of_their_biases(tmp_path, missing):
+    """A kernel computes gate and up together; a bias that a file lacks is zero, and not read from nowhere."""
+    (seed,) = [seed for seed in gguf_seeds(tmp_path) if seed.name == "gpt-oss"]
+    path = tmp_path / "gpt-oss.gguf"
+    path.write_bytes(seed.raw)
+    file = GGUFFile.open(path)
+    tensors = {name: t for name, t in file.tensors.items() if name != f"blk.0.{missing}.bias"}
+    assert len(tensors) == len(file.tensors) - 1
+    config = config_from_gguf(file.metadata, tensors)
+    made = build_program(config, Weights(config, tensors))
+    expected = logits(ReferenceMachine(made, 4), (8, 1, 1))
+    np.testing.assert_allclose(logits(CpuMachine(made, 4), (8, 1, 1)), expected, atol=2e-3)

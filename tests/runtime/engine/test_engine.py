@@ -114,6 +114,19 @@ def test_prefill_comes_in_chunks_and_decode_in_ones():
     assert engine.machine.fed == [5, 5]
 
 
+def test_stats_tell_how_far_prefill_is() -> None:
+    engine = new_engine(prefill_chunk=5)
+    seen: list[int] = []
+    engine.machine.before_step = lambda: seen.append(engine.stats.prefilled_tokens)
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
+    list(engine.generate(prompt, SamplingParams(temperature=0, max_tokens=2)))
+    assert seen == [0, 5, 10, 12]
+    seen.clear()
+    list(engine.generate([*prompt[:6], 20, 21, 22], SamplingParams(temperature=0, max_tokens=1)))
+    assert seen == [0]
+    assert (engine.stats.cached_tokens, engine.stats.prefilled_tokens) == (6, 3)
+
+
 def test_ids_may_be_an_array_or_a_tuple():
     expected = greedy([1, 2, 3], 4)
     for ids in ((1, 2, 3), np.array([1, 2, 3], np.int32), np.array([1, 2, 3], np.uint16)):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kukri.quant.extras import how_to_install
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
 from kukri.runtime.engine.split import SplitMachine, split
@@ -155,7 +156,7 @@ def test_without_a_compiler(gpu, folder, monkeypatch, tmp_path):
     model, said = load(folder)
     assert layers_on_gpu(model) == 0
     assert len(said) == 1
-    assert "pip install kukri[cuda]" in said[0]
+    assert how_to_install("cuda") in said[0]
     with pytest.raises(CudaUnavailable, match="pip install"):
         load(folder, device="cuda")
     assert gpu.closed == 2

@@ -80,3 +80,40 @@ def run_quietly(stop: str, text: str) -> tuple[str, str | None]:
     stop_filter = StopFilter([stop])
     out = "".join([stop_filter.push(text[i : i + 1000]) for i in range(0, len(text), 1000)])
     return out + stop_filter.flush(), stop_filter.stopped
+
+
+def spelled(stops, *pieces) -> tuple[str, str | None]:
+    """What came out of pieces of text, and of special tokens, which are in tuples."""
+    stop_filter = StopFilter(stops)
+    out = ""
+    for piece in pieces:
+        out += stop_filter.push(*piece, shown=False) if isinstance(piece, tuple) else stop_filter.push(piece)
+    return out + stop_filter.flush(), stop_filter.stopped
+
+
+@pytest.mark.parametrize(
+    ("stops", "pieces", "out", "stopped"),
+    [
+        (["<|x|>"], ["ab", ("<|x|>",), "c"], "ab", "<|x|>"),
+        (["<|x|>"], [("<|x|>",)], "", "<|x|>"),
+        (["<|x|>"], ["a", ("<|y|>",), "b"], "ab", None),  # gives no text
+        (["a<|x|>b"], ["za", ("<|x|>",), "bc"], "z", "a<|x|>b"),
+        (["a<|x|>b"], ["za", ("<|x|>",), "c"], "zac", None),
+        (["|x|"], ["a", ("<|x|>",)], "a", "|x|"),
+        (["x|>\n"], ["a", ("<|x|>",), "\nb"], "a", "x|>\n"),
+        (["ab"], ["za", ("<|x|>",), "bc"], "z", "ab"),  # as a reader sees it
+        (["abc"], ["zab", ("<|x|>",), ("<|x|>",), "d"], "zabd", None),
+        (["<|x|><|x|>"], [("<|x|>",), "a", ("<|x|>",), ("<|x|>",)], "a", "<|x|><|x|>"),
+        ([], ["a", ("<|x|>",), "b"], "ab", None),
+    ],
+)
+def test_stop_strings_that_spell_special_tokens(stops, pieces, out, stopped):
+    assert spelled(stops, *pieces) == (out, stopped)
+
+
+def test_text_behind_a_special_token_is_held_no_longer_than_needed():
+    stop_filter = StopFilter(["b<|x|>c"])
+    assert stop_filter.push("ab") == "a"
+    assert stop_filter.push("<|x|>", shown=False) == ""
+    assert stop_filter.push("d") == "bd"
+    assert stop_filter.push("<|y|>", shown=False) == ""

@@ -157,9 +157,15 @@ def test_shapes(qwen2, field, value, name):
 def test_claims_of_a_gguf_file(qwen2):
     config, tensors = qwen2
     named = {"token_embd.weight": tensors["model.embed_tokens.weight"]}
-    claims = metadata(config, vocab_size=2**31 - 1)
-    claimed = config_from_gguf(claims, {**named, "output_norm.weight": tensors["model.norm.weight"]})
-    with pytest.raises(DamagedFile, match=r"token_embd\.weight has shape \(256, 64\)"):
+    more = {"output_norm.weight": tensors["model.norm.weight"]}
+    for stated in (1, 255, 257, 1 << 24):
+        assert config_from_gguf(metadata(config, vocab_size=stated), named | more).vocab_size == 256
+    for stated in (0, (1 << 24) + 1, 2**31 - 1):
+        with pytest.raises(DamagedFile, match="vocab_size is"):
+            config_from_gguf(metadata(config, vocab_size=stated), named | more)
+    claims = metadata(config, feed_forward_length=2**31 - 1)
+    claimed = config_from_gguf(claims, {**named, "blk.0.ffn_up.weight": tensors["model.norm.weight"]})
+    with pytest.raises(DamagedFile, match=r"tensor blk\.0\."):
         Weights(claimed, named)
     divisors = {"rope_freqs.weight": float_tensor("rope_freqs.weight", np.ones(7))}
     with pytest.raises(DamagedFile, match="rope_freqs"):

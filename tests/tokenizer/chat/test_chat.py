@@ -255,6 +255,28 @@ def test_one_prompt_has_one_budget_of_time(
     assert time.thread_time() - start < 0.6
 
 
+def test_conversations_of_unbounded_size(load_small: Callable[[], Tokenizer]) -> None:
+    """JSON from a file may hold anything: what no template could take is one clear error."""
+    deep: Any = "x"
+    for _ in range(5000):
+        deep = [deep]
+    for content, match in (
+        (10**5000, "a whole number of over 4096 bits"),
+        ([{"type": "text", "text": "x", "more": [-(10**100_000)]}], "a whole number of over 4096 bits"),
+        (deep, "nested too deeply"),
+        ([0] * 2_000_000, "of over 1000000 parts"),
+        (object(), "not object"),
+    ):
+        start = time.process_time()
+        with pytest.raises(TemplateError, match=match):
+            encode_chat(load_small(), CHATML, user(content))
+        with pytest.raises(TemplateError, match=match):
+            encode_chat(load_small(), CHATML, user("x"), [{"type": "function", "function": content}])
+        assert time.process_time() - start < 2
+    with pytest.raises(TemplateError, match="a message is an object"):
+        encode_chat(load_small(), CHATML, ["hi"])  # type: ignore[list-item]
+
+
 def test_images_for_a_template_of_text(tokenizer: Callable[[str], Tokenizer]) -> None:
     image = [{"type": "image_url", "image_url": {"url": "x"}}]
     with pytest.raises(TemplateError, match="text only"):

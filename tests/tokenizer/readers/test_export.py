@@ -40,7 +40,7 @@ def folder(unpacked: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
 
     def make(family: str) -> Path:
         path = unpacked(family)
-        (tmp_path / path.name).symlink_to(path)
+        (tmp_path / path.name).hardlink_to(path)
         (tmp_path / "tokenizer_config.json").write_text('{"legacy": true}')
         return tmp_path
 
@@ -52,7 +52,7 @@ def folder(unpacked: Callable[[str], Path], tmp_path: Path) -> Callable[[str], P
 def test_the_same_ids(family: str, folder: Callable[[str], Path], strings: dict[str, str]) -> None:
     path = folder(family)
     original = load_tokenizer(path)
-    metadata = tokenizer_metadata(path, original.vocab_size, "")
+    metadata = tokenizer_metadata(path, original.vocab_size, "").keys
     model, pre = FAMILIES[family]
     assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == (model, pre)
     read = tokenizer_from_gguf(metadata)
@@ -68,11 +68,13 @@ def test_the_same_ids(family: str, folder: Callable[[str], Path], strings: dict[
 def test_a_vocabulary_of_another_size_than_the_models(folder: Callable[[str], Path]) -> None:
     path = folder("phi2")
     n = load_tokenizer(path).vocab_size
-    metadata = tokenizer_metadata(path, n + 3, "phi2")
+    metadata = tokenizer_metadata(path, n + 3, "phi2").keys
     assert metadata["tokenizer.ggml.tokens"][n:] == [f"[PAD{n + i}]" for i in range(3)]
     assert metadata["tokenizer.ggml.token_type"][n - 1 :].tolist() == [4, 5, 5, 5]
-    fewer = tokenizer_metadata(path, n - 1, "phi2")  # the last is an added token, which the model cannot read
+    fewer, notes = tokenizer_metadata(path, n - 1, "phi2")  # the last is an added token
     assert len(fewer["tokenizer.ggml.tokens"]) == n - 1
+    assert len(notes) == 1
+    assert notes[0].startswith(f"the model has {n - 1} embeddings; tokens beyond them")
     with pytest.raises(TokenizerError, match="more than the model's 1000 embeddings"):
         tokenizer_metadata(path, 1000, "phi2")
 
@@ -98,7 +100,8 @@ def test_special_tokens_and_templates(tmp_path: Path) -> None:
     config = {"bos_token": "<|end|>", "eos_token": {"content": "<|end|>"}, "add_bos_token": True}
     templates = [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": templates}))
-    metadata = tokenizer_metadata(small(tmp_path), 259, "llama", end_ids=[256, 257])
+    metadata = tokenizer_metadata(small(tmp_path), 259, "llama", end_ids=[256, 257]).keys
+    assert metadata.pop("tokenizer.ggml.eos_token_ids").tolist() == [256, 257]
     assert {key: value for key, value in metadata.items() if "token_id" in key or "add_" in key} == {
         "tokenizer.ggml.bos_token_id": 256,
         "tokenizer.ggml.eos_token_id": 256,
@@ -154,7 +157,7 @@ def test_tekken(tmp_path: Path) -> None:
     }
     (tmp_path / "tekken.json").write_text(json.dumps(content))
     original = load_tokenizer(tmp_path)
-    metadata = tokenizer_metadata(tmp_path, original.vocab_size + 1, "mistral3")
+    metadata = tokenizer_metadata(tmp_path, original.vocab_size + 1, "mistral3").keys
     assert metadata["tokenizer.ggml.pre"] == "tekken"
     assert metadata["tokenizer.ggml.merges"] == ["a b", "b c", "a bc", "ab c", "h e", "he l", "Ġ a"]
     assert metadata["tokenizer.ggml.token_type"].dtype == np.int32

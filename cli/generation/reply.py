@@ -8,9 +8,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import terminal
+from ..console import terminal
+from ..console.wording import count
+from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
-from .wording import count
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -42,14 +43,16 @@ def generate(
 ) -> Reply:
     """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
 
-    A model that repeats itself without end is stopped as well.
+    Until the first piece a terminal sees how far prefill is. A model that repeats itself without end is
+    stopped as well.
     """
     repeats = RepetitionDetector().push
     pieces: list[str] = []
     reason = INTERRUPTED
     try:
-        with closing(model.stream(ids, params)) as stream:
+        with closing(model.stream(ids, params)) as stream, PrefillProgress(lambda: model.stats) as prefill:
             for piece in stream:
+                prefill.stop()
                 pieces.append(piece)
                 write(piece)
                 if repeats(piece):

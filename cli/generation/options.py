@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .options import MAX_CONTEXT, MAX_THREADS, THREADS_HELP, Device, GpuLayers, KvType, TextOrJson, flag
+from ..console.options import (
+    MAX_CONTEXT,
+    MAX_THREADS,
+    THREADS_HELP,
+    Device,
+    GpuLayers,
+    KvType,
+    TextOrJson,
+    flag,
+)
+from ..console.terminal import remark
+from .input_files import text_or_file
 from .prompt import check_utf8
-from .terminal import remark
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -26,7 +37,24 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 class GenerationOptions:
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
-    system: Annotated[str | None, flag("-s", "--system", metavar="TEXT", help="System prompt.")] = None
+    system: Annotated[
+        str | None,
+        flag(
+            "-s",
+            "--system",
+            metavar="TEXT",
+            help="System prompt; @FILE takes it from a file, @@ begins a text with @.",
+        ),
+    ] = None
+    file: Annotated[
+        list[str] | None,
+        flag(
+            "-f",
+            "--file",
+            metavar="FILE",
+            help="Put a text file in front of the prompt; may be given several times; - is stdin.",
+        ),
+    ] = None
     max_tokens: Annotated[
         int | None, flag("-n", "--max-tokens", metavar="N", help="Tokens to write at most; -1: no limit.")
     ] = None
@@ -151,8 +179,16 @@ class GenerationOptions:
     ] = None
     device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
     gpu_layers: GpuLayers = None
+    no_wrap: Annotated[
+        bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
+    ] = False
     stats: Annotated[bool, flag("--stats", help="Show token counts and speeds on stderr.")] = False
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text
+
+    @cached_property
+    def system_text(self) -> str:
+        """The system prompt, "" for none. A usage error if its file cannot be read or is not UTF-8."""
+        return text_or_file(self.system or "")
 
     def sampling(self) -> SamplingParams:
         """SamplingParams of the sampling flags; a usage error for a value out of range or text that is not
@@ -165,8 +201,8 @@ class GenerationOptions:
         for name in ("max_tokens", "seed"):
             if given[name] == -1:  # as in llama.cpp: no limit, and a random seed
                 del given[name]
-        check_utf8("the system prompt", self.system or "")
         check_utf8("a logit bias", "".join(self.logit_bias or ()))
+        check_utf8("the system prompt", self.system_text)
         if self.stop is not None:
             check_utf8("a stop string", "".join(self.stop))
             given["stop"] = tuple(self.stop)
@@ -192,7 +228,7 @@ class GenerationOptions:
         """
         from ...runtime.hub.resolve import resolve
         from ...runtime.model.options import LoadOptions
-        from .progress import Progress
+        from ..console.progress import Progress
 
         if self.device is Device.cuda and self.gpu_layers != 0:
             from ...runtime.model.cuda_device import check_cuda_device
@@ -227,8 +263,8 @@ def load_quietly(path: Path, name: str, options: LoadOptions, text: bool = True)
     """
     import warnings as python_warnings
 
-    from .progress import Loading
-    from .terminal import note
+    from ..console.progress import Loading
+    from ..console.terminal import note
 
     warnings: list[str] = []
     with Loading(name) as loading, python_warnings.catch_warnings():
