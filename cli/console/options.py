@@ -35,6 +35,12 @@ class Device(StrEnum):
     cuda = "cuda"
 
 
+class Speculate(StrEnum):
+    auto = "auto"
+    off = "off"
+    ngram = "ngram"
+
+
 class KvType(StrEnum):
     auto = "auto"
     f16 = "f16"

@@ -17,6 +17,7 @@ from ..console.options import (
     Device,
     GpuLayers,
     KvType,
+    Speculate,
     TextOrJson,
     flag,
 )
@@ -171,6 +172,10 @@ class GenerationOptions:
         flag("--stop", metavar="TEXT", help="Stop where this would appear; may be given several times."),
     ] = None
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
+    speculate: Annotated[
+        Speculate,
+        flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
+    ] = Speculate.auto
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -237,7 +242,14 @@ class GenerationOptions:
         return load_quietly(
             resolve(name, Progress),
             name,
-            LoadOptions(self.device.value, self.context, self.threads, self.kv_type.value, self.gpu_layers),
+            LoadOptions(
+                self.device.value,
+                self.context,
+                self.threads,
+                self.kv_type.value,
+                self.gpu_layers,
+                speculate=self.speculate.value,
+            ),
         )
 
 

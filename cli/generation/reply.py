@@ -22,7 +22,7 @@ INTERRUPTED = "interrupted"
 LOOP = "loop"
 _STATS = (
     "prompt_tokens", "cached_tokens", "new_tokens", "time_to_first_token", "prompt_seconds", "decode_seconds",
-    "tokens_per_second", "prompt_tokens_per_second",
+    "tokens_per_second", "prompt_tokens_per_second", "drafted_tokens", "accepted_tokens",
 )  # fmt: skip
 
 
@@ -78,6 +78,7 @@ def _finite(value: float | int | None) -> float | int | None:
 def show_stats(reply: Reply) -> None:
     """Show token counts and speeds in two lines on stderr."""
     stats = reply.stats
+    drafted = stats["drafted_tokens"]
     first = _number(stats["time_to_first_token"], "{:.2f} s to the first token")
     terminal.note(
         f"prompt: {count(stats['prompt_tokens'], 'token')}, {stats['cached_tokens']} of them cached"
@@ -87,6 +88,11 @@ def show_stats(reply: Reply) -> None:
     terminal.note(
         f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
+        + (
+            f", {stats['accepted_tokens']} of {stats['drafted_tokens']} drafted"
+            if stats["drafted_tokens"]
+            else ""
+        )
         + f", ended by {reply.finish_reason}"
     )
 

@@ -138,8 +138,8 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
     assert not flags["chat"].keys() - flags["run"].keys()
     assert set(flags["run"]) >= {
         "--system", "--max-tokens", "--context", "--temperature", "--top-k", "--top-p", "--min-p", "--seed",
-        "--repeat-penalty", "--repeat-last-n", "--stop", "--raw", "--kv-type", "--threads", "--device",
-        "--stats", "--output",
+        "--repeat-penalty", "--repeat-last-n", "--stop", "--raw", "--speculate", "--kv-type", "--threads",
+        "--device", "--stats", "--output",
     }  # fmt: skip
     assert set(flags) == {
         "run",
