@@ -88,11 +88,7 @@ def show_stats(reply: Reply) -> None:
     terminal.note(
         f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
-        + (
-            f", {stats['accepted_tokens']} of {stats['drafted_tokens']} drafted"
-            if stats["drafted_tokens"]
-            else ""
-        )
+        + (f", {stats['accepted_tokens']} of {drafted} drafted ones right" if drafted else "")
         + f", ended by {reply.finish_reason}"
     )
 
