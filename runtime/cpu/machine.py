@@ -106,10 +106,9 @@ class CpuMachine:
             for a in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
         )
         self._fill_inputs(batch, tokens)
-        instructions = self._lowered.decode if n == 1 else self._lowered.prefill
-        step = self._step
-        step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
-        step["n_rows"], step["n_logits"] = n, len(logits_indices)
+        run, step = self._lowered.steps_of(n), self._step
+        step["instructions"], step["n_instructions"] = run.instructions.ctypes.data, len(run.instructions)
+        step["n_rows"], step["n_logits"], step["row_tile"] = n, len(logits_indices), run.row_tile
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
         step["positions"], step["logits_indices"] = positions.ctypes.data, logits_indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
@@ -147,7 +146,7 @@ class CpuMachine:
 
         Views, valid until the next step.
         """
-        regions = self._lowered.boundary_out[n_rows == 1]
+        regions = self._lowered.steps_of(n_rows).boundary_out
         return [
             region.floats(n_rows)[:, : b.width]
             for b, region in zip(self.program.boundary_out, regions, strict=True)

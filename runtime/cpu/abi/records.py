@@ -28,6 +28,7 @@ STEP = record(
     "n_instructions",
     "n_threads",  # threads that run the step
     "n_rows",  # rows of the batch, one a token
+    "row_tile",  # threads partition rows in multiples of this: TOKENS, or 1 in a step of few rows
     "n_logits",  # rows whose logits are computed
     "tokens",  # int32 [n_rows], token ids
     "sequences",  # int32 [n_rows], the sequence of each row
@@ -48,7 +49,7 @@ INSTRUCTION = record(
 # Values of the field `gate`: the activation f of out = f(x) · y. 0: not gated, or GELU by erf.
 SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)
 
-# GEMMS, GEMVS, FLOAT_GEMMS: out = x · Wᵀ with W stored as panels of LANES rows (simd/panels.py). The kernels
+# GEMMS, SKINNY_GEMMS, GEMVS, FLOAT_GEMMS: out = x · Wᵀ with W stored as panels of LANES rows (simd/panels.py). The kernels
 # work on pairs of panels; with `gate`, the first panel of a pair belongs to the gate matrix and the second to
 # the up matrix.
 MATMUL = record(
@@ -59,8 +60,10 @@ MATMUL = record(
     "second_offset",  # bytes from the first panel of a pair to its second
     "n_blocks",  # quantisation blocks a row of W
     "width",  # columns of W
-    "x",  # float32 rows; GEMVS: a quantised row; GEMMS: tiles of quantised rows (kernels/matmul/quantize.py)
-    "x_stride",  # float32 rows only
+    # float32 rows; GEMVS: a quantised row, SKINNY_GEMMS: quantised rows, whole PASS_ROWS of them in memory,
+    # GEMMS: tiles of quantised rows (kernels/matmul/quantize.py)
+    "x",
+    "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
@@ -73,7 +76,7 @@ MATMUL = record(
     "gate",  # activation f of out = f(x · gateᵀ) · (x · upᵀ); 0: out = x · Wᵀ
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: number of rows, known only during the step; 0: as many as the step has
-    "scratch",  # GEMMS: uint8 [n_threads, gemm_scratch_bytes]
+    "scratch",  # uint8 [n_threads, gemm_scratch_bytes], SKINNY_GEMMS: [n_threads, skinny_scratch_bytes]
     "scratch_stride",
     # Mixtures of experts: the matrices of all experts lie one behind the other.
     "expert_stride",  # bytes from the matrix of one expert to the next
@@ -137,13 +140,14 @@ POINTWISE = record(
     ),
 )
 
-# QUANTIZE_ROW, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits (kernels/matmul/quantize.py).
+# QUANTIZE_ROW, QUANTIZE_ROWS, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits (kernels/matmul/quantize.py).
 QUANTIZE = record(
     "x",  # float32 [rows, width]
     "x_stride",
     "x_thread_stride",
     "width",  # columns of x, a multiple of 32
-    "out",  # uint8: the quantised row of each thread, or the tiles of all rows
+    "out",  # uint8: the quantised row of each thread, quantised rows, or the tiles of all rows
+    "out_stride",  # QUANTIZE_ROWS only
     "out_thread_stride",
     "residuals",  # tiles only: int8 residual codes and their scales
     "residual_lists",  # tiles only: int32 [groups, 1 + rows]

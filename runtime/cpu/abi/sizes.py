@@ -9,17 +9,23 @@ from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
-from ..simd.tile_sizes import GROUP, MAX_FACTORS, PANELS, RECORD, RESIDUAL, TOKENS, VECTOR, weights_record
+from ..simd.tile_sizes import (
+    GROUP,
+    GROUP_STATS,
+    MAX_FACTORS,
+    PANELS,
+    RECORD,
+    RESIDUAL,
+    TOKENS,
+    VECTOR,
+    weights_record,
+)
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by float type
 CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
+FEW_ROWS = 16  # rows of a step at most that is run by the list of instructions for few rows
 
 # --- activations in 8 bits (kernels/matmul/quantize.py) --------------------------------------------------
-
-# Float32 statistics of each group of a quantised row, at these byte offsets: scale of the codes, scale of the
-# residual codes, sum of the dequantised values, sums of the first 16 and of the last 16 of them.
-GROUP_STATS = 5
-SCALE, RESIDUAL_SCALE, GROUP_SUM, LOW_SUM, HIGH_SUM = (4 * i for i in range(GROUP_STATS))
 
 
 def row_bytes(width: int) -> int:
@@ -39,7 +45,9 @@ def residual_list_bytes(width: int, max_rows: int) -> tuple[int, int]:
     return width // GROUP * 4 * (1 + max_rows), 4 * (1 + max_rows)
 
 
-# --- matrix products (kernels/matmul/gemm.py) and embedding lookup ---------------------------------------
+# --- matrix products (kernels/matmul/) and embedding lookup ----------------------------------------------
+
+PASS_ROWS = 8  # rows that a skinny gemm multiplies with a panel at once
 
 BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights fit into the L1 data cache
 SLOT = PANELS * TOKENS * VECTOR  # bytes of the accumulators of one tile
@@ -50,6 +58,11 @@ def gemm_scratch_bytes(max_rows: int) -> int:
     accumulators of all tiles and of one spare tile.
     """
     return BLOCK * weights_record(MAX_FACTORS) + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
+
+
+def skinny_scratch_bytes() -> int:
+    """Scratch bytes a thread: the products of PASS_ROWS rows with a pair of panels."""
+    return PANELS * PASS_ROWS * VECTOR
 
 
 def embed_scratch_bytes() -> int:

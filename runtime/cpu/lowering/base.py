@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -65,8 +66,9 @@ class BaseLowering(ABC):
         self.length_dependent: dict[str, ops.RoPE] = {}
         self.boundary_out: list[Region] = []  # final locations of `Program.boundary_out`
 
+    @cached_property
     def instructions(self) -> Instructions:
-        """Lower the whole program."""
+        """The whole program, lowered."""
         for buffer in self._program.boundary_in:
             self._boundary_in(buffer)
         for op in fused(self._program):

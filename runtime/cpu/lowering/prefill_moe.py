@@ -44,6 +44,10 @@ class PrefillMoELowering(MoELowering):
             return self._permutations[buffer.name].max_rows
         return super()._max_rows(buffer)
 
+    def _is_permuted(self, buffer: ops.Buffer) -> bool:
+        """Whether the rows of a buffer are copies permuted by expert."""
+        return buffer.name in self._permutations
+
     def _n_rows_address(self, buffer: ops.Buffer) -> int:
         """Address of the number of rows of a buffer of permuted rows; 0 for the buffers of the program."""
         return self._permutations[buffer.name].count.address if buffer.name in self._permutations else 0

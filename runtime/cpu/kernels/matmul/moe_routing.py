@@ -18,7 +18,7 @@ from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32,
 from ...abi.records import PERMUTE, ROUTE
 from ...simd.tile_sizes import TOKENS
 from ..common.access import record_reader, step_at
-from ..common.partition import partition_rows, thread_rows
+from ..common.partition import partition_rows, partition_tiles, thread_rows
 from ..common.vector_math import constant, exp, sigmoid
 
 LOWEST = np.float32(-np.inf)
@@ -160,7 +160,7 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
 def permute_rows(arguments: int, step: int, thread: int) -> None:
     """out[i] = x[source_rows[i]], float32 rows; zeros for padding. Threads partition the permuted rows."""
     a, s = permute_at(arguments), step_at(step)
-    first, last = partition_rows(load_i32(a.n_rows_address), thread, s.n_threads)
+    first, last = partition_tiles(load_i32(a.n_rows_address), thread, s.n_threads)
     for t in range(first, last):
         source, out = load_i32(a.source_rows + 4 * t), a.out + t * a.out_stride
         row = a.x + source * a.x_stride
@@ -172,7 +172,7 @@ def permute_rows(arguments: int, step: int, thread: int) -> None:
 def unpermute_rows(arguments: int, step: int, thread: int) -> None:
     """out[t] = Σ_j routing_weights[t, j] · x[permuted_rows[t, j]], float32. Threads partition the rows."""
     a, s = permute_at(arguments), step_at(step)
-    first, last = partition_rows(s.n_logits if a.on_logits_rows else s.n_rows, thread, s.n_threads)
+    first, last = partition_rows(s.n_logits if a.on_logits_rows else s.n_rows, thread, s)
     for t in range(first, last):
         out, routing_weights = a.out + t * a.out_stride, a.routing_weights + t * a.routing_weights_stride
         for i in range(0, 4 * a.width, 4 * LANES):
