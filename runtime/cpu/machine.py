@@ -71,8 +71,8 @@ class CpuMachine:
         self._lowered = Lowering(program, config, release, progress).lower()
         self._logits = self._lowered.arena.floats(program.logits.name)[:, : program.logits.width]
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
-            self._lowered.arena.floats(f"{kind} {i}").view(np.int32).reshape(n_pages, -1)
-            for i in range(len(program.cache_layers))
+            self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
+            for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
             for kind in ("keys", "values")
         ]
         self._team = Team(self.n_threads)

@@ -120,8 +120,8 @@ def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
 MAX_QUERIES = 64  # queries in a tile at most; a query is one head of one row
 ROWS = 4  # queries that a register tile computes at once
 KEY_BLOCK = 64  # keys between two updates of the running maximum
-MAX_SPLITS = 16  # split-KV of a decode step; one more if the window begins inside a split
-MIN_SPLIT = 64  # tokens of a split at least
+MAX_SPLITS = 16  # split-KV; one more if the window begins inside a split
+MIN_SPLIT = 64  # tokens of a split at least, in a decode step
 
 
 class Scratch(NamedTuple):
@@ -195,9 +195,8 @@ def attention_scratch_bytes(head_dim: int) -> int:
 
 
 def partials_bytes(heads: int, head_dim: int, max_tokens: int) -> int:
-    """Bytes of the partial results of split-KV decode attention over sequences of up to `max_tokens` tokens.
+    """Bytes of the partial results of a row: split-KV attention over sequences of up to `max_tokens` tokens.
 
-    float32 [splits, heads, padded head_dim + 16]: the unnormalised output, the maximum score, the softmax
-    denominator, and padding.
+    float32 [splits, heads, padded head_dim + 16], see `kernels.attention.partials`.
     """
     return (min(MAX_SPLITS, -(-max_tokens // MIN_SPLIT)) + 1) * heads * 4 * (padded(head_dim) + 16)

@@ -36,6 +36,7 @@ FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
 KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)
 PREFILL_ATTENTIONS = _kernels("attention.prefill", "PREFILL_ATTENTIONS", CACHE_TYPES)
 DECODE_ATTENTIONS = _kernels("attention.decode", "DECODE_ATTENTIONS", CACHE_TYPES)
+MERGE_ROWS = _kernel("attention.prefill", "merge_rows")
 MERGE_SPLITS = _kernel("attention.decode", "merge_splits")
 
 QUANTIZE_ROW = _kernel("matmul.quantize", "quantize_row")

@@ -1,7 +1,8 @@
 """Products of one group of unpacked weights with several quantised rows, in registers.
 
 Several rows of activations meet a group of 32 columns of a panel while it lies unpacked in registers, so that
-weights are read and unpacked once for all of them. Rows are as `quantize_rows` writes them (`kernels/matmul/quantize.py`).
+weights are read and unpacked once for all of them. Rows are as `quantize_rows` writes them
+(`kernels/matmul/quantize.py`).
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def add_row_products(
 ) -> Any:
     """sums + the products of one group of 32 columns with each row; `sums` is a tuple of F32, one a row.
 
-    `weights` as `unpack` returns them, `codes` their `Codes`. `x` is the address of the first row's int8 codes
-    of the group, `residual` the distance in bytes to its residual codes, `stats` the address of its
+    `weights` as `unpack` returns them, `codes` their `Codes`. `x` is the address of the first row's int8
+    codes of the group, `residual` the distance in bytes to its residual codes, `stats` the address of its
     GROUP_STATS; the next row is `row_bytes` further.
     """
     if not isinstance(weights, types.BaseTuple):

@@ -56,7 +56,7 @@ from ...simd.tile_sizes import (
     TOKENS,
 )
 from ..common.access import record_reader, step_at
-from ..common.partition import n_rows_of, partition, partition_rows, partition_tiles
+from ..common.partition import n_rows_of, partition, partition_rows
 from ..common.vector_math import constant
 
 OUTLIER = 5.0  # in root mean squares of the row
@@ -162,10 +162,11 @@ def quantize_rows(arguments: int, step: int, thread: int) -> None:
 
 @kernel
 def quantize_tiles(arguments: int, step: int, thread: int) -> None:
-    """Quantise x, float32 [rows, width], to tiles padded with zeros. Threads partition the tiles."""
+    """Quantise x, float32 [rows, width], to tiles padded with zeros. Threads partition the tiles, for which
+    `row_tile` must be TOKENS."""
     a, s = quantize_at(arguments), step_at(step)
     n = n_rows_of(a, s)
-    first, last = partition_tiles(n, thread, s.n_threads)
+    first, last = partition_rows(n, thread, s)
     groups = a.width // GROUP
     for start in range(first, last, TOKENS):
         tile = start // TOKENS

@@ -1,9 +1,9 @@
 """Matrix products of a few rows (skinny gemm): out = x · Wᵀ, reading the packed weights once for all rows.
 
-A gemv with several rows: a group of 32 columns of a panel is unpacked into registers and multiplied with up to
-PASS_ROWS rows there (`simd.row_products`). So a few rows take no longer than one while memory is the limit.
+A gemv with several rows: a group of 32 columns of a panel is unpacked into registers and multiplied with up
+to PASS_ROWS rows there (`simd.row_products`). So few rows take no longer than one while memory is the limit.
 More rows go over a panel in several passes, of which only the first reads it from memory. The rows are as
-`quantize_rows` writes them. Threads partition the panels.
+`quantize_rows` writes them, with memory for PASS_ROWS more behind them. Threads partition the panels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...simd.row_products import Rows, add_row_products, store_rows, zero_rows
 from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.access import step_at
 from ..common.partition import n_rows_of, partition
-from .epilogue import finish, gated_outputs, matmul_at
+from .epilogue import expert_rows, finish, gated_outputs, matmul_at
 from .gemv import AHEAD, STATS_BYTES
 from .unpack import CODES, unpack
 
@@ -72,31 +72,40 @@ def _skinny_gemm(codes: Codes) -> EntryPoint:
 
     @kernel
     def skinny_gemm(arguments: int, step: int, thread: int) -> None:
-        """out [rows, n_panels · LANES], float32, with the epilogue of `epilogue`."""
+        """out [rows, n_panels · LANES] = x · Wᵀ, float32, with the epilogue of `epilogue`.
+
+        Each expert is multiplied with its own rows.
+        """
         a, s = matmul_at(arguments), step_at(step)
-        rows = n_rows_of(a, s)
-        passes = (rows + PASS_ROWS - 1) // PASS_ROWS
+        n = n_rows_of(a, s)
         first, last = partition(a.n_panels, thread, s.n_threads)
         sums = a.scratch + thread * a.scratch_stride
         other_sums = sums + PASS_ROWS * VECTOR
-        for panel in range(first, last):
-            column = panel * VECTOR
-            at = a.weights + panel * (a.pair_stride if a.gate else a.panel_bytes)
-            for i in range(passes):
-                begin, end = partition(rows, i, passes)
-                x, out = a.x + begin * a.x_stride, a.out + begin * a.out_stride
-                # In one loop, so that the code of the passes is there once.
-                for second in range(2 if a.gate else 1):
-                    to = other_sums if second else sums
-                    multiply(a, end - begin, at + second * a.second_offset, x, to)
-                for t in range(end - begin):
-                    value = loadv_f32(sums + t * VECTOR)
-                    if a.gate:
-                        other = loadv_f32(other_sums + t * VECTOR)
-                        storev_f32(out + column, gated_outputs(a, column, 0, value, other))
-                    else:
-                        finish(a, out, column, 0, 0, value)
-                    out += a.out_stride
+        for e in range(max(1, a.n_experts)):
+            start, stop = expert_rows(a, s, e, n)
+            if start == stop:
+                continue
+            matrix, bias = a.weights + e * a.expert_stride, e * a.bias_stride
+            passes = (stop - start + PASS_ROWS - 1) // PASS_ROWS
+            for panel in range(first, last):
+                column = panel * VECTOR
+                at = matrix + panel * (a.pair_stride if a.gate else a.panel_bytes)
+                for i in range(passes):
+                    begin, end = partition(stop - start, i, passes)
+                    x = a.x + (start + begin) * a.x_stride
+                    out = a.out + (start + begin) * a.out_stride
+                    # In one loop, so that the code of the passes is there once.
+                    for second in range(2 if a.gate else 1):
+                        to = other_sums if second else sums
+                        multiply(a, end - begin, at + second * a.second_offset, x, to)
+                    for t in range(end - begin):
+                        value = loadv_f32(sums + t * VECTOR)
+                        if a.gate:
+                            other = loadv_f32(other_sums + t * VECTOR)
+                            storev_f32(out + column, gated_outputs(a, column, bias, value, other))
+                        else:
+                            finish(a, out, column, bias, 0, value)
+                        out += a.out_stride
 
     return skinny_gemm
 
