@@ -14,8 +14,8 @@ from ..engine.state import SequenceStates
 from ..engine.top_k import TopK, top_k_of
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
+from .lowering.base import MachineConfig
 from .lowering.lower import Lowering
-from .lowering.machine_config import MachineConfig
 from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
 from .team import Team

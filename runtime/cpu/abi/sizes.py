@@ -23,7 +23,9 @@ from ..simd.tile_sizes import (
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by float type
 CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
-FEW_ROWS = 16  # rows of a step at most that is run by the list of instructions for few rows
+# Rows of a step at most that is run by the list of instructions for few rows: from here on the gemm, which
+# unpacks weights into memory, is faster than the skinny gemm (docs/performance.md).
+FEW_ROWS = 64 if LANES == 16 else 16
 
 # --- activations in 8 bits (kernels/matmul/quantize.py) --------------------------------------------------
 
@@ -47,7 +49,6 @@ def residual_list_bytes(width: int, max_rows: int) -> tuple[int, int]:
 
 # --- matrix products (kernels/matmul/) and embedding lookup ----------------------------------------------
 
-PASS_ROWS = 8  # rows that a skinny gemm multiplies with a panel at once
 
 BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights fit into the L1 data cache
 SLOT = PANELS * TOKENS * VECTOR  # bytes of the accumulators of one tile
@@ -61,8 +62,8 @@ def gemm_scratch_bytes(max_rows: int) -> int:
 
 
 def skinny_scratch_bytes() -> int:
-    """Scratch bytes a thread: the products of PASS_ROWS rows with a pair of panels."""
-    return PANELS * PASS_ROWS * VECTOR
+    """Scratch bytes a thread: the accumulators of FEW_ROWS rows and a pair of panels."""
+    return FEW_ROWS * PANELS * VECTOR
 
 
 def embed_scratch_bytes() -> int:

@@ -47,7 +47,7 @@ class FewRowsLowering(PrefillLowering):
 
     def _quantized_rows(self, x: ops.Buffer) -> Region:
         """The present contents of a buffer in 8 bits, row by row; made once for all readers."""
-        most = min(sizes.FEW_ROWS * self._copies(x), self._max_rows(x)) + sizes.PASS_ROWS
+        most = min(sizes.FEW_ROWS * self._copies(x), self._max_rows(x))
         region = self._arena.rows(f"{x.name} in 8 bits", most, sizes.row_bytes(x.width))
         if x.name not in self._quantized:
             source = self._shared(x)

@@ -20,10 +20,9 @@ from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
 from ..simd.panels import aligned_empty, repack, repacked_bytes
 from ..simd.tile_sizes import TOKENS
-from .base import BaseLowering
+from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
 from .few_rows import FewRowsLowering
-from .machine_config import MachineConfig
 from .prefill import PrefillLowering
 from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 

@@ -1,13 +1,11 @@
-"""Products of one group of unpacked weights with several quantised rows, in registers.
+"""Products of one group of unpacked weights, which lies in registers, with a quantised row.
 
-Several rows of activations meet a group of 32 columns of a panel while it lies unpacked in registers, so that
-weights are read and unpacked once for all of them. Rows are as `quantize_rows` writes them
-(`kernels/matmul/quantize.py`).
+Several rows may meet a group of 32 columns while it lies there, so that weights are read and unpacked once
+for all of them. Rows are as `quantize_rows` writes them (`kernels/matmul/quantize.py`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
@@ -16,134 +14,120 @@ from numba.core import cgutils
 from numba.core.typing.templates import signature
 
 from ....quant.jit.llvm_ir import F32V, FLOAT, I8V, I32_, all_lanes, beside, load, multiply_add, splat, store
-from ....quant.jit.simd.vectors import F32, compile_time, intrinsic
+from ....quant.jit.simd.vectors import intrinsic
 from .dot8 import VNNI, Sums, broadcast4
 from .tile_sizes import GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE, VECTOR
 
 
-@compile_time
-@dataclass(frozen=True)
-class Rows:
-    """A compile-time constant: the number of rows that are multiplied at once."""
-
-    n: int
-
-
-@intrinsic
-def zero_rows(typingctx: Any, rows: Any) -> Any:
-    """A tuple of zero F32, one for each of the `Rows`."""
-    result = types.UniTuple(F32, rows.value.n)
-
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        return context.make_tuple(builder, result, [all_lanes(F32V, 0.0)] * rows.value.n)
-
-    return signature(result, rows), codegen
-
-
-@intrinsic
-def store_rows(typingctx: Any, address: Any, sums: Any) -> Any:
-    """Write a tuple of F32 to consecutive vectors at an address."""
-
-    def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        for i, value in enumerate(cgutils.unpack_tuple(builder, values[1], len(sums))):
-            store(builder, value, beside(builder, values[0], i * VECTOR), 4)
-        return context.get_dummy_value()
-
-    return signature(types.none, types.int64, sums), codegen
-
-
 @intrinsic
 def add_row_products(
-    typingctx: Any, sums: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any, row_bytes: Any
+    typingctx: Any, sums: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any
 ) -> Any:
-    """sums + the products of one group of 32 columns with each row; `sums` is a tuple of F32, one a row.
+    """Add the products of one group of 32 columns of some panels with one row to the F32 at address `sums`.
 
-    `weights` as `unpack` returns them, `codes` their `Codes`. `x` is the address of the first row's int8
-    codes of the group, `residual` the distance in bytes to its residual codes, `stats` the address of its
-    GROUP_STATS; the next row is `row_bytes` further.
+    `weights` is a tuple of what `unpack` returned for each of the panels, whose F32 lie one behind the other,
+    and `codes` their `Codes`. `x` is the address of the row's int8 codes of the group, `residual` the
+    distance in bytes to its residual codes, `stats` the address of its GROUP_STATS.
     """
     if not isinstance(weights, types.BaseTuple):
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
-        before, packed, _, x, residual, stats, row_bytes = values
-        group = _Group(builder, cgutils.unpack_tuple(builder, packed, len(weights)), weights, codes.value)
-        totals = cgutils.unpack_tuple(builder, before, len(sums))
-        for row, total in enumerate(totals):
-            distance = builder.mul(row_bytes, ir.Constant(row_bytes.type, row))
-            totals[row] = group.add(total, builder.add(x, distance), residual, builder.add(stats, distance))
-        return context.make_tuple(builder, sums, totals)
+        at, packed, _, x, residual, stats = values
+        panels = []
+        for kinds, panel in zip(weights, cgutils.unpack_tuple(builder, packed, len(weights)), strict=True):
+            members = cgutils.unpack_tuple(builder, panel, len(kinds))
+            panels.append(_Panel(builder, members, kinds, codes.value))
+        _Row(builder, panels, codes.value, x, builder.add(x, residual), stats).add(at)
+        return context.get_dummy_value()
 
     i64 = types.int64
-    return signature(sums, sums, weights, codes, i64, i64, i64, i64), codegen
+    return signature(types.none, i64, weights, codes, i64, i64, i64), codegen
 
 
-class _Group:
-    """LLVM IR of the products of a group: `values` are the members of the tuple that `unpack` returned."""
+class _Panel:
+    """The unpacked weights of a group of a panel; `values` are the members of the tuple of `unpack`."""
 
     def __init__(self, builder: Any, values: list, kinds: Any, codes: Any) -> None:
-        self.builder, self.codes = builder, codes
-        self.parts = 2 if len(kinds) in (4, 6) else 1  # runs of columns with a scale of their own
-        self.offset = codes.zero + (128 if codes.signed and VNNI else 0)
-        self.words = []
-        for part in range(self.parts):
+        parts = 2 if len(kinds) in (4, 6) else 1  # runs of columns with a scale of their own
+        self.words: list[list] = []  # of each part, ready for multiplication
+        for part in range(parts):
             words = cgutils.unpack_tuple(builder, values[part], kinds[part].count)
-            sums = self._sums()
+            sums = Sums(builder, [0], codes.limit, codes.signed)
             self.words.append([sums.prepare(builder.bitcast(word, I8V)) for word in words])
-        self.scales = values[self.parts : 2 * self.parts]
-        self.minima = values[2 * self.parts :]
+        self.scales = values[parts : 2 * parts]
+        self.minima = values[2 * parts :]
 
-    def _sums(self) -> Any:
-        return Sums(self.builder, [0], self.codes.limit, self.codes.signed)
 
-    def _broadcast(self, address: Any) -> Any:
-        """The float32 at an address in every lane."""
+class _Row:
+    """LLVM IR of the products of a row's group with the same group of some panels."""
+
+    def __init__(
+        self, builder: Any, panels: list[_Panel], codes: Any, x: Any, residual: Any, stats: Any
+    ) -> None:
+        self.builder, self.panels, self.codes = builder, panels, codes
+        self.x, self.residual, self.stats = x, residual, stats
+        self.offset = codes.zero + (128 if codes.signed and VNNI else 0)
+
+    def _broadcast(self, offset: int) -> Any:
+        """The float32 at an offset of the statistics in every lane."""
         b = self.builder
-        return splat(b, load(b, address, FLOAT, 4), F32V)
+        return splat(b, load(b, beside(b, self.stats, offset), FLOAT, 4), F32V)
 
-    def _dots(self, x: Any) -> list:
-        """Σ code · activation of each part as F32; `x` is the address of the 32 int8 activations."""
-        b, dots = self.builder, []
-        for part, words in enumerate(self.words):
-            sums = self._sums()
-            for i, word in enumerate(words):
-                sums.add(0, word, broadcast4(b, x, 16 * part + 4 * i))
-            dots.append(b.sitofp(sums.total(0), F32V))
-        return dots
-
-    def add(self, total: Any, x: Any, residual: Any, stats: Any) -> Any:
-        """total + the products with the row whose codes and statistics are at these addresses."""
+    def _dots(self, x: Any) -> list[list]:
+        """Σ code · activation of each part of each panel, F32; `x` is the address of the 32 activations."""
         b = self.builder
-        scale = self._broadcast(beside(b, stats, SCALE))
-        products = [b.fmul(dot, scale) for dot in self._dots(x)]
-        products = self._add_residuals(products, b.add(x, residual), beside(b, stats, RESIDUAL_SCALE))
-        for part, product in enumerate(products):
-            at = (LOW_SUM, HIGH_SUM)[part] if self.parts == 2 else GROUP_SUM
-            if self.offset or self.minima:
-                group_sum = self._broadcast(beside(b, stats, at))
-            if self.offset:
-                product = multiply_add(b, group_sum, all_lanes(F32V, -float(self.offset)), product)
-            if self.minima:
-                total = multiply_add(b, b.fneg(self.minima[part]), group_sum, total)
-            total = multiply_add(b, product, self.scales[part], total)
-        return total
+        cells = [(p, part) for p, panel in enumerate(self.panels) for part in range(len(panel.words))]
+        sums = Sums(b, cells, self.codes.limit, self.codes.signed)
+        parts = self.panels[0].words
+        for part, words in enumerate(parts):
+            for i in range(len(words)):
+                activations = broadcast4(b, x, 16 * part + 4 * i)
+                for p, panel in enumerate(self.panels):
+                    sums.add((p, part), panel.words[part][i], activations)
+        return [
+            [b.sitofp(sums.total((p, i)), F32V) for i in range(len(parts))] for p in range(len(self.panels))
+        ]
 
-    def _add_residuals(self, products: list, x: Any, scale_at: Any) -> list:
-        """products + those of the residual codes at `x`, if their scale is not 0."""
+    def add(self, at: Any) -> None:
+        """Add the products to the F32 of the panels, one behind the other from address `at` on."""
+        b, parts = self.builder, len(self.panels[0].words)
+        scale = self._broadcast(SCALE)
+        products = self._add_residuals([[b.fmul(dot, scale) for dot in dots] for dots in self._dots(self.x)])
+        sums = []
+        if self.offset or self.panels[0].minima:
+            sums = [self._broadcast(i) for i in ((LOW_SUM, HIGH_SUM) if parts == 2 else (GROUP_SUM,))]
+        for p, panel in enumerate(self.panels):
+            to = beside(b, at, p * VECTOR)
+            total = load(b, to, F32V, 4)
+            for part, product in enumerate(products[p]):
+                if self.offset:
+                    product = multiply_add(b, sums[part], all_lanes(F32V, -float(self.offset)), product)
+                if panel.minima:
+                    total = multiply_add(b, b.fneg(panel.minima[part]), sums[part], total)
+                total = multiply_add(b, product, panel.scales[part], total)
+            store(b, total, to, 4)
+
+    def _add_residuals(self, products: list[list]) -> list[list]:
+        """products + those of the residual codes, if their scale is not 0."""
         b = self.builder
-        there = b.icmp_signed("!=", load(b, scale_at, I32_, 4), ir.Constant(I32_, 0))
+        scale_bits = load(b, beside(b, self.stats, RESIDUAL_SCALE), I32_, 4)
         without = b.block
-        with b.if_then(there, likely=False):
-            scale = self._broadcast(scale_at)
+        with b.if_then(b.icmp_signed("!=", scale_bits, ir.Constant(I32_, 0)), likely=False):
+            scale = self._broadcast(RESIDUAL_SCALE)
             added = [
-                multiply_add(b, dot, scale, product)
-                for dot, product in zip(self._dots(x), products, strict=True)
+                [multiply_add(b, dot, scale, product) for dot, product in zip(*pair, strict=True)]
+                for pair in zip(self._dots(self.residual), products, strict=True)
             ]
             within = b.block
-        out = []
-        for product, more in zip(products, added, strict=True):
-            phi = b.phi(F32V)
-            phi.add_incoming(product, without)
-            phi.add_incoming(more, within)
-            out.append(phi)
-        return out
+        return [
+            [self._either(product, without, more, within) for product, more in zip(*pair, strict=True)]
+            for pair in zip(products, added, strict=True)
+        ]
+
+    def _either(self, a: Any, after_a: Any, b: Any, after_b: Any) -> Any:
+        """The F32 `a` if control comes from block `after_a`, `b` if it comes from `after_b`."""
+        phi = self.builder.phi(F32V)
+        phi.add_incoming(a, after_a)
+        phi.add_incoming(b, after_b)
+        return phi

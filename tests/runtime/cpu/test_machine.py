@@ -160,7 +160,7 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> Non
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("n", [2, FEW_ROWS, 23])
+@pytest.mark.parametrize("n", [2, FEW_ROWS, FEW_ROWS + 1])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
@@ -291,7 +291,7 @@ machine = CpuMachine(program(15, kind="Q8_0"), 2)
 few = [QUANTIZE_ROWS, SKINNY_GEMMS["Q8_0"]]
 def loaded():
     return ["compiled" in kernel.__dict__ for kernel in few]
-run(machine, [[(0, 17)], [(0, 1)]], 1, 64, n_pages=2)
+run(machine, [[(0, {FEW_ROWS + 1})], [(0, 1)]], 1, 64, n_pages=2)
 assert loaded() == [False, False], loaded()
 run(machine, [[(0, 2)]], 1, 64, n_pages=2)
 assert loaded() == [True, True], loaded()
