@@ -31,13 +31,14 @@ def add_row_products(
     """
     if not isinstance(weights, types.BaseTuple):
         return None
+    kinds: Any = weights
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         at, packed, _, x, residual, stats = values
         panels = []
-        for kinds, panel in zip(weights, cgutils.unpack_tuple(builder, packed, len(weights)), strict=True):
-            members = cgutils.unpack_tuple(builder, panel, len(kinds))
-            panels.append(_Panel(builder, members, kinds, codes.value))
+        for i, panel in enumerate(cgutils.unpack_tuple(builder, packed, len(kinds))):
+            members = cgutils.unpack_tuple(builder, panel, len(kinds[i]))
+            panels.append(_Panel(builder, members, kinds[i], codes.value))
         _Row(builder, panels, codes.value, x, builder.add(x, residual), stats).add(at)
         return context.get_dummy_value()
 
