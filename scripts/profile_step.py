@@ -33,8 +33,8 @@ class TimedMachine(CpuMachine):
 
     def instructions(self, n_rows: int) -> tuple[np.ndarray, list[str]]:
         """The instructions of a step of `n_rows` rows, and their names."""
-        prefill, decode = self._lowered.names
-        return (self._lowered.decode, decode) if n_rows == 1 else (self._lowered.prefill, prefill)
+        steps = self._lowered.steps_of(n_rows)
+        return steps.instructions, steps.names
 
     def profile(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run a step; the seconds of each of its instructions, float64 [n]."""

@@ -15,8 +15,8 @@ from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
+from .lowering.base import MachineConfig
 from .lowering.lower import Lowering
-from .lowering.machine_config import MachineConfig
 from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
 from .team import Team
@@ -72,8 +72,8 @@ class CpuMachine:
         self._lowered = Lowering(program, config, release, progress).lower()
         self._logits = self._lowered.arena.floats(program.logits.name)[:, : program.logits.width]
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
-            self._lowered.arena.floats(f"{kind} {i}").view(np.int32).reshape(n_pages, -1)
-            for i in range(len(program.cache_layers))
+            self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
+            for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
             for kind in ("keys", "values")
         ]
         self._team = Team(self.n_threads)
@@ -106,10 +106,9 @@ class CpuMachine:
             for a in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
         )
         self._fill_inputs(batch, tokens)
-        instructions = self._lowered.decode if n == 1 else self._lowered.prefill
-        step = self._step
-        step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
-        step["n_rows"], step["n_logits"] = n, len(logits_indices)
+        run, step = self._lowered.steps_of(n), self._step
+        step["instructions"], step["n_instructions"] = run.instructions.ctypes.data, len(run.instructions)
+        step["n_rows"], step["n_logits"], step["row_tile"] = n, len(logits_indices), run.row_tile
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
         step["positions"], step["logits_indices"] = positions.ctypes.data, logits_indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
@@ -171,7 +170,7 @@ class CpuMachine:
 
         Views, valid until the next step.
         """
-        regions = self._lowered.boundary_out[n_rows == 1]
+        regions = self._lowered.steps_of(n_rows).boundary_out
         return [
             region.floats(n_rows)[:, : b.width]
             for b, region in zip(self.program.boundary_out, regions, strict=True)

@@ -28,6 +28,7 @@ STEP = record(
     "n_instructions",
     "n_threads",  # threads that run the step
     "n_rows",  # rows of the batch, one a token
+    "row_tile",  # rows are partitioned, and padded for experts, in tiles of so many: TOKENS; few rows: 1
     "n_logits",  # rows whose logits are computed
     "tokens",  # int32 [n_rows], token ids
     "sequences",  # int32 [n_rows], the sequence of each row
@@ -48,9 +49,9 @@ INSTRUCTION = record(
 # Values of the field `gate`: the activation f of out = f(x) · y. 0: not gated, or GELU by erf.
 SILU, GELU_TANH, CLIPPED, RELU2, IDENTITY, TANH = range(1, 7)
 
-# GEMMS, GEMVS, FLOAT_GEMMS: out = x · Wᵀ with W stored as panels of LANES rows (simd/panels.py). The kernels
-# work on pairs of panels; with `gate`, the first panel of a pair belongs to the gate matrix and the second to
-# the up matrix.
+# GEMMS, SKINNY_GEMMS, GEMVS, FLOAT_GEMMS: out = x · Wᵀ with W stored as panels of LANES rows
+# (simd/panels.py). The kernels work on pairs of panels; with `gate`, the first panel of a pair belongs to the
+# gate matrix and the second to the up matrix.
 MATMUL = record(
     "weights",  # uint8 panels
     "n_panels",  # panels of W; with `gate`, of one of the two matrices
@@ -59,8 +60,10 @@ MATMUL = record(
     "second_offset",  # bytes from the first panel of a pair to its second
     "n_blocks",  # quantisation blocks a row of W
     "width",  # columns of W
-    "x",  # float32 rows; GEMVS: a quantised row; GEMMS: tiles of quantised rows (kernels/matmul/quantize.py)
-    "x_stride",  # float32 rows only
+    # float32 rows; GEMVS: a quantised row, SKINNY_GEMMS: quantised rows, GEMMS: tiles of quantised rows
+    # (kernels/matmul/quantize.py)
+    "x",
+    "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
@@ -73,13 +76,14 @@ MATMUL = record(
     "gate",  # activation f of out = f(x · gateᵀ) · (x · upᵀ); 0: out = x · Wᵀ
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: number of rows, known only during the step; 0: as many as the step has
-    "scratch",  # GEMMS: uint8 [n_threads, gemm_scratch_bytes]
+    "scratch",  # uint8 [n_threads, gemm_scratch_bytes], SKINNY_GEMMS: [n_threads, skinny_scratch_bytes]
     "scratch_stride",
     # Mixtures of experts: the matrices of all experts lie one behind the other.
     "expert_stride",  # bytes from the matrix of one expert to the next
     "bias_stride",  # bytes from the bias of one expert to the next
-    "n_experts",  # prefill: experts whose rows are grouped in x; 0: one matrix for all rows
-    "expert_tiles",  # prefill: int32 [n_experts + 1]; expert e owns the row tiles expert_tiles[e] … [e+1] - 1
+    "n_experts",  # several rows: experts whose rows are grouped in x; 0: one matrix for all rows
+    # Several rows: int32 [n_experts + 1]; expert e has tiles expert_tiles[e] … [e+1] - 1 of row_tile rows.
+    "expert_tiles",
     "expert",  # decode: float32 [1], the expert's number; 0: there is one matrix
     "routing_weight",  # decode: float32 [1], the factor of the product
     "expert_thread_stride",  # decode: the same distance for `expert` and `routing_weight`
@@ -137,13 +141,15 @@ POINTWISE = record(
     ),
 )
 
-# QUANTIZE_ROW, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits (kernels/matmul/quantize.py).
+# QUANTIZE_ROW, QUANTIZE_ROWS, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits
+# (kernels/matmul/quantize.py).
 QUANTIZE = record(
     "x",  # float32 [rows, width]
     "x_stride",
     "x_thread_stride",
     "width",  # columns of x, a multiple of 32
-    "out",  # uint8: the quantised row of each thread, or the tiles of all rows
+    "out",  # uint8: the quantised row of each thread, quantised rows, or the tiles of all rows
+    "out_stride",  # QUANTIZE_ROWS only
     "out_thread_stride",
     "residuals",  # tiles only: int8 residual codes and their scales
     "residual_lists",  # tiles only: int32 [groups, 1 + rows]
@@ -180,7 +186,7 @@ ROUTE = record(
 )
 
 # SORT_BY_EXPERT, PERMUTE_ROWS, UNPERMUTE_ROWS: copies of rows grouped by expert. The rows of each expert fill
-# whole tiles of TOKENS rows, padded with rows of zeros.
+# whole tiles of row_tile rows, padded with rows of zeros.
 PERMUTE = record(
     "experts",  # float32 [rows, top], whole numbers
     "experts_stride",
@@ -200,7 +206,7 @@ PERMUTE = record(
     "on_logits_rows",  # boolean: only the rows whose logits are computed
 )
 
-# KV_STORES, PREFILL_ATTENTIONS, DECODE_ATTENTIONS, MERGE_SPLITS.
+# KV_STORES, PREFILL_ATTENTIONS, DECODE_ATTENTIONS, MERGE_SPLITS, MERGE_ROWS.
 ATTENTION = record(
     "q",  # float32 [rows, heads · head_dim]
     "q_stride",
@@ -210,7 +216,7 @@ ATTENTION = record(
     "v_stride",
     "value_step",
     "value_dim",  # at most head_dim
-    "out",  # float32 [rows, heads · value_dim]; DECODE_ATTENTIONS writes `partials` instead
+    "out",  # float32 [rows, heads · value_dim]; kernels that split the context write `partials` instead
     "out_stride",
     "keys",  # the layer's pool of keys: [page, kv head] pieces of pool_bytes (kernels/attention/kv_cache.py)
     "values",  # the layer's pool of values
@@ -220,12 +226,13 @@ ATTENTION = record(
     "window",  # sliding window: positions that a query attends to, its own included; 0: all
     "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",
+    "partials",  # float32 [rows, splits, heads, padded head_dim + 16]: `sizes.partials_bytes`; 0: no splits
+    "partials_stride",  # bytes from row to row of `partials`
     # DECODE_ATTENTIONS only:
     "append",  # boolean: write the row's key and value to the cache first
     "q_thread_stride",
     "k_thread_stride",
     "v_thread_stride",
-    "partials",  # float32 [splits, heads, padded head_dim + 16]: see `sizes.partials_bytes`
     "q_norm",  # float32 [head_dim] RMS norm weights, padded to a multiple of 16
     "k_norm",  # float32 [head_dim], as q_norm
     "cos",  # float32 [n_angles] of the only row; 0: no RoPE

@@ -9,17 +9,25 @@ from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
-from ..simd.tile_sizes import GROUP, MAX_FACTORS, PANELS, RECORD, RESIDUAL, TOKENS, VECTOR, weights_record
+from ..simd.tile_sizes import (
+    GROUP,
+    GROUP_STATS,
+    MAX_FACTORS,
+    PANELS,
+    RECORD,
+    RESIDUAL,
+    TOKENS,
+    VECTOR,
+    weights_record,
+)
 
 FLOAT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of a number, by float type
 CACHE_TYPES = ("F32", "F16", "Q8_0", "Q4_0")  # element types of the KV cache
+# Rows of a step at most that is run by the list of instructions for few rows: from here on the gemm, which
+# unpacks weights into memory, is faster than the skinny gemm (docs/performance.md).
+FEW_ROWS = 64 if LANES == 16 else 16
 
 # --- activations in 8 bits (kernels/matmul/quantize.py) --------------------------------------------------
-
-# Float32 statistics of each group of a quantised row, at these byte offsets: scale of the codes, scale of the
-# residual codes, sum of the dequantised values, sums of the first 16 and of the last 16 of them.
-GROUP_STATS = 5
-SCALE, RESIDUAL_SCALE, GROUP_SUM, LOW_SUM, HIGH_SUM = (4 * i for i in range(GROUP_STATS))
 
 
 def row_bytes(width: int) -> int:
@@ -39,7 +47,8 @@ def residual_list_bytes(width: int, max_rows: int) -> tuple[int, int]:
     return width // GROUP * 4 * (1 + max_rows), 4 * (1 + max_rows)
 
 
-# --- matrix products (kernels/matmul/gemm.py) and embedding lookup ---------------------------------------
+# --- matrix products (kernels/matmul/) and embedding lookup ----------------------------------------------
+
 
 BLOCK = 16 if LANES == 16 else 32  # groups of a row whose unpacked weights fit into the L1 data cache
 SLOT = PANELS * TOKENS * VECTOR  # bytes of the accumulators of one tile
@@ -50,6 +59,11 @@ def gemm_scratch_bytes(max_rows: int) -> int:
     accumulators of all tiles and of one spare tile.
     """
     return BLOCK * weights_record(MAX_FACTORS) + 16 * TOKENS + (-(-max_rows // TOKENS) + 1) * SLOT
+
+
+def skinny_scratch_bytes() -> int:
+    """Scratch bytes a thread: the accumulators of FEW_ROWS rows and a pair of panels."""
+    return FEW_ROWS * PANELS * VECTOR
 
 
 def embed_scratch_bytes() -> int:
@@ -107,8 +121,8 @@ def pool_bytes(kind: str, head_dim: int, page_size: int) -> tuple[int, int]:
 MAX_QUERIES = 64  # queries in a tile at most; a query is one head of one row
 ROWS = 4  # queries that a register tile computes at once
 KEY_BLOCK = 64  # keys between two updates of the running maximum
-MAX_SPLITS = 16  # split-KV of a decode step; one more if the window begins inside a split
-MIN_SPLIT = 64  # tokens of a split at least
+MAX_SPLITS = 16  # split-KV; one more if the window begins inside a split
+MIN_SPLIT = 64  # tokens of a split at least, in a decode step
 
 
 class Scratch(NamedTuple):
@@ -182,9 +196,8 @@ def attention_scratch_bytes(head_dim: int) -> int:
 
 
 def partials_bytes(heads: int, head_dim: int, max_tokens: int) -> int:
-    """Bytes of the partial results of split-KV decode attention over sequences of up to `max_tokens` tokens.
+    """Bytes of the partial results of a row: split-KV attention over sequences of up to `max_tokens` tokens.
 
-    float32 [splits, heads, padded head_dim + 16]: the unnormalised output, the maximum score, the softmax
-    denominator, and padding.
+    float32 [splits, heads, padded head_dim + 16], see `kernels.attention.partials`.
     """
     return (min(MAX_SPLITS, -(-max_tokens // MIN_SPLIT)) + 1) * heads * 4 * (padded(head_dim) + 16)

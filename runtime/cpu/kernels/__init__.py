@@ -29,15 +29,18 @@ _BLOCKS = [name for name in PLANES if name not in FLOAT_BYTES]
 EMBEDS = _kernels("matmul.embed", "EMBEDS", PLANES)
 GEMVS = _kernels("matmul.gemv", "GEMVS", PLANES)
 GEMMS = _kernels("matmul.gemm", "GEMMS", _BLOCKS)
+SKINNY_GEMMS = _kernels("matmul.skinny_gemm", "SKINNY_GEMMS", _BLOCKS)
 FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
 
 # By cache type.
 KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)
 PREFILL_ATTENTIONS = _kernels("attention.prefill", "PREFILL_ATTENTIONS", CACHE_TYPES)
 DECODE_ATTENTIONS = _kernels("attention.decode", "DECODE_ATTENTIONS", CACHE_TYPES)
+MERGE_ROWS = _kernel("attention.prefill", "merge_rows")
 MERGE_SPLITS = _kernel("attention.decode", "merge_splits")
 
 QUANTIZE_ROW = _kernel("matmul.quantize", "quantize_row")
+QUANTIZE_ROWS = _kernel("matmul.quantize", "quantize_rows")
 QUANTIZE_TILES = _kernel("matmul.quantize", "quantize_tiles")
 LIST_RESIDUALS = _kernel("matmul.quantize", "list_residuals")
 

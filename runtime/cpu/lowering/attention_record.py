@@ -10,7 +10,7 @@ from ....quant.errors import UnsupportedModel
 from ... import ops
 from ..abi.sizes import pool_bytes
 from ..arena import Arena, Region
-from .machine_config import MachineConfig
+from .base import MachineConfig
 
 
 def kv_pools(arena: Arena, op: ops.Attend, config: MachineConfig) -> tuple[Region, Region]:

@@ -1,10 +1,11 @@
-"""Shared by prefill and decode lowering: the walk over the program, embedding, pointwise ops, RoPE angles."""
+"""Shared by all lowering: a machine's capacity, the walk over the program, pointwise ops, RoPE angles."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,8 +33,24 @@ from ..kernels import (
     SPARSIFY,
 )
 from .fusing import ACTIVATIONS, fused
-from .machine_config import MachineConfig
 from .weight_panels import WeightPanels
+
+
+@dataclass(frozen=True)
+class MachineConfig:
+    """The machine's capacity. `cache_type` is one of `sizes.CACHE_TYPES`."""
+
+    n_pages: int  # pages of the KV cache
+    page_size: int  # tokens a page
+    n_threads: int
+    max_rows: int  # rows of a step at most
+    max_logits: int  # rows of a step whose logits are computed, at most
+    cache_type: str  # element type of the KV cache
+    states: tuple[np.ndarray, ...] = ()  # states of recurrent ops, float32 [sequences, …] each
+
+    def rows(self, buffer: ops.Buffer) -> int:
+        """The most rows that a buffer can have in a step."""
+        return self.max_logits if buffer.logits_rows else self.max_rows
 
 
 class BaseLowering(ABC):
@@ -65,8 +82,9 @@ class BaseLowering(ABC):
         self.length_dependent: dict[str, ops.RoPE] = {}
         self.boundary_out: list[Region] = []  # final locations of `Program.boundary_out`
 
+    @cached_property
     def instructions(self) -> Instructions:
-        """Lower the whole program."""
+        """The whole program, lowered."""
         for buffer in self._program.boundary_in:
             self._boundary_in(buffer)
         for op in fused(self._program):

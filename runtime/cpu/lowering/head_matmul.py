@@ -29,7 +29,7 @@ class HeadMatMulLowering(BaseLowering):
             matrix = self._matrices[id(weight)]
             x = replace(source, address=source.address + 4 * head * (op.x.width // heads))
             self._list.append(
-                self._float_products[matrix.weight.format.name],
+                self._float_products[matrix.format.name],
                 MATMUL,
                 [source],
                 [target],

@@ -1,40 +1,72 @@
-"""Lowers a Program for the CPU machine: repacked weights, compiled kernels, and two lists of instructions."""
+"""Lowers a Program for the CPU machine: repacked weights, compiled kernels, and lists of instructions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
 from ....quant.block import QTensor
+from ....quant.jit.kernel_cache import kernel_cache
 from ....quant.jit.levels import LANES
 from ....quant.jit.precompile import compile_kernels
 from ... import ops
 from ..abi.instructions import Progress
+from ..abi.sizes import FEW_ROWS
 from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
 from ..simd.panels import aligned_empty, repack, repacked_bytes
+from ..simd.tile_sizes import TOKENS
+from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
-from .machine_config import MachineConfig
+from .few_rows import FewRowsLowering
 from .prefill import PrefillLowering
 from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 
 REPACK_BYTES = 2 << 20  # bytes of a weight that are repacked at a time
 
 
+@dataclass(frozen=True)
+class StepList:
+    """A list of instructions to run in a step."""
+
+    instructions: np.ndarray  # INSTRUCTION [n]
+    names: list[str]  # a readable name for each instruction
+    boundary_out: list[Region]  # where the step leaves `Program.boundary_out`
+    row_tile: int  # the field of STEP
+
+    @classmethod
+    def of(cls, lowering: BaseLowering, row_tile: int = 1) -> StepList:
+        """The list that a lowering makes; its kernels are compiled if they are not yet."""
+        made = lowering.instructions
+        return cls(made.table(), made.names, lowering.boundary_out, row_tile)
+
+
 @dataclass
 class Lowered:
-    """A lowered program: the two lists of instructions, and the memory that they point into."""
+    """A lowered program: the lists of instructions, and the memory that they point into."""
 
-    prefill: np.ndarray  # INSTRUCTION [n], for steps of any number of rows
-    decode: np.ndarray  # INSTRUCTION [n], for steps of one row
-    names: tuple[list[str], list[str]]  # readable names of the instructions of prefill and of decode
+    prefill: StepList  # for steps of any number of rows
+    decode: StepList  # for steps of one row
+    _lower_few_rows: Callable[[], StepList]
     arena: Arena
     file_lookups: list[tuple[ops.Embed, np.ndarray]]  # embeddings that the machine looks up before each step
     length_dependent: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs] to fill before each step
-    boundary_out: tuple[list[Region], list[Region]]  # where prefill and decode leave `Program.boundary_out`
+
+    @cached_property
+    def few_rows(self) -> StepList:
+        """For steps of up to FEW_ROWS rows. It is made at the first such step, to keep it out of the start of
+        a program that reads one prompt and writes one answer."""
+        return self._lower_few_rows()
+
+    def steps_of(self, n_rows: int) -> StepList:
+        """The list for steps of `n_rows` rows."""
+        if n_rows == 1:
+            return self.decode
+        return self.few_rows if n_rows <= FEW_ROWS else self.prefill
 
 
 @dataclass
@@ -61,13 +93,12 @@ class Lowering:
         pool = ThreadPoolExecutor(self.config.n_threads)
         try:
             repacking = {pool.submit(self._repack, w, panels[k]): w.n_bytes for k, w in weights.items()}
-            matrices = {k: WeightPanels(weight, panels[k].ctypes.data) for k, weight in weights.items()}
-            lowerings = [
-                kind(self.program, self.config, arena, matrices) for kind in (PrefillLowering, DecodeLowering)
-            ]
-            prefill, decode = (lowering.instructions() for lowering in lowerings)
-            kernels = [*decode.kernels, *prefill.kernels, *TEAM_KERNELS]
-            compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))
+            matrices = {k: WeightPanels.of(w, panels[k].ctypes.data) for k, w in weights.items()}
+            prefill, decode, few_rows = (
+                kind(self.program, self.config, arena, matrices)
+                for kind in (PrefillLowering, DecodeLowering, FewRowsLowering)
+            )
+            self._compile(prefill, decode, few_rows)
             done = 0
             for future in as_completed(repacking):
                 future.result()
@@ -76,17 +107,27 @@ class Lowering:
         finally:
             self._stopped = True
             pool.shutdown(cancel_futures=True)
-        length_dependent = lowerings[0].length_dependent | lowerings[1].length_dependent
+        length_dependent = prefill.length_dependent | decode.length_dependent
         embeds = [op for op in self.program.ops if isinstance(op, ops.Embed) and id(op.table) not in matrices]
         return Lowered(
-            prefill.table(),
-            decode.table(),
-            (prefill.names, decode.names),
+            StepList.of(prefill, row_tile=TOKENS),
+            StepList.of(decode),
+            lambda: StepList.of(few_rows),
             arena,
             [(op, arena.floats(op.out.name)) for op in embeds],
             [(op, arena.floats(name)) for name, op in length_dependent.items()],
-            (lowerings[0].boundary_out, lowerings[1].boundary_out),
         )
+
+    def _compile(self, prefill: BaseLowering, decode: BaseLowering, few_rows: BaseLowering) -> None:
+        """Compile and load the kernels of prefill and decode.
+
+        If any of them is not in the cache, those of few rows are compiled as well, lest they interrupt a
+        conversation later on. Otherwise they are there too, and are loaded when they are needed.
+        """
+        kernels = [*decode.instructions.kernels, *prefill.instructions.kernels, *TEAM_KERNELS]
+        if any(not kernel_cache().has(kernel.key) for kernel in kernels):
+            kernels += few_rows.instructions.kernels
+        compile_kernels(kernels, lambda i, n: self._report("compiling kernels (only once)", i, n))
 
     def _report(self, stage: str, done: int, total: int) -> None:
         """Call `progress`, if there is one."""

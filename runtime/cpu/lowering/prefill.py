@@ -184,5 +184,11 @@ class PrefillLowering(PrefillMoELowering):
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
         if op.append:
             self._list.append(KV_STORES[cache_type], ATTENTION, [k, v], [keys, values], ROWS, **fields)
-        kernel = PREFILL_ATTENTIONS[cache_type]
-        self._list.append(kernel, ATTENTION, [q, keys, values], [out], OTHER, **fields)
+        self._attend_to_cache(op, [q, keys, values], out, fields)
+
+    def _attend_to_cache(
+        self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]
+    ) -> None:
+        """Append the attention of the rows to the cache; `fields` are ATTENTION fields."""
+        kernel = PREFILL_ATTENTIONS[self._config.cache_type]
+        self._list.append(kernel, ATTENTION, reads, [out], OTHER, **fields)

@@ -20,6 +20,7 @@ from .moe import MoELowering
 class _Permutation:
     """The permutation of a buffer's rows by expert, computed by SORT_BY_EXPERT in every step."""
 
+    copies: int  # permuted rows for each row, without padding: the experts that it chooses
     max_rows: int  # permuted rows at most
     count: Region  # int32 [1]: permuted rows
     source_rows: Region
@@ -43,6 +44,10 @@ class PrefillMoELowering(MoELowering):
         if buffer.name in self._permutations:
             return self._permutations[buffer.name].max_rows
         return super()._max_rows(buffer)
+
+    def _copies(self, buffer: ops.Buffer) -> int:
+        """Rows of a buffer for each row of the batch: 1, or the number of experts that a row chooses."""
+        return self._permutations[buffer.name].copies if buffer.name in self._permutations else 1
 
     def _n_rows_address(self, buffer: ops.Buffer) -> int:
         """Address of the number of rows of a buffer of permuted rows; 0 for the buffers of the program."""
@@ -121,7 +126,7 @@ class PrefillMoELowering(MoELowering):
             "n_rows_address": count.address,
             "on_logits_rows": op.x.logits_rows,
         }
-        return _Permutation(max_rows, count, source_rows, permuted_rows, expert_tiles, fields)
+        return _Permutation(top, max_rows, count, source_rows, permuted_rows, expert_tiles, fields)
 
     def _permuted(self, permutation: _Permutation, name: str, width: int) -> ops.Buffer:
         """A buffer of permuted rows."""

@@ -17,26 +17,33 @@ from .fusing import GATES
 
 @dataclass(frozen=True)
 class WeightPanels:
-    """A weight matrix [outputs, inputs] and the address of its panels."""
+    """The panels of a weight matrix."""
 
-    weight: QTensor
+    format: BlockFormat
+    shape: tuple[int, ...]  # outputs, inputs
+    row_bytes: int  # bytes of the weights of an output
     address: int
+
+    @classmethod
+    def of(cls, weight: QTensor, address: int) -> WeightPanels:
+        """The panels of a matrix at an address."""
+        return cls(weight.format, weight.shape, weight.data.shape[1], address)
 
     @property
     def panel_bytes(self) -> int:
         """Bytes of a panel of LANES rows."""
-        return LANES * self.weight.data.shape[1]
+        return LANES * self.row_bytes
 
     def fields(self) -> dict[str, int]:
         """MATMUL fields of a product with this matrix; a pair of panels is two adjacent panels."""
         return {
             "weights": self.address,
-            "n_panels": -(-self.weight.shape[0] // LANES),
+            "n_panels": -(-self.shape[0] // LANES),
             "panel_bytes": self.panel_bytes,
             "pair_stride": 2 * self.panel_bytes,
             "second_offset": self.panel_bytes,
-            "n_blocks": self.weight.shape[1] // self.weight.format.block_size,
-            "width": self.weight.shape[1],
+            "n_blocks": self.shape[1] // self.format.block_size,
+            "width": self.shape[1],
         }
 
     def gated_fields(self, up: WeightPanels, kind: str) -> dict[str, int]:
@@ -58,14 +65,14 @@ class ExpertPanels:
     matrices: tuple[WeightPanels, ...]
 
     def __post_init__(self) -> None:
-        names = sorted({m.weight.format.name for m in self.matrices})
+        names = sorted({m.format.name for m in self.matrices})
         if len(names) > 1:
             raise UnsupportedModel(f"experts of different formats ({', '.join(names)}) are not supported")
 
     @property
     def format(self) -> BlockFormat:
         """The block format of all the matrices."""
-        return self.matrices[0].weight.format
+        return self.matrices[0].format
 
     @property
     def stride(self) -> int:

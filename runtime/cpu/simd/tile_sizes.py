@@ -1,4 +1,4 @@
-"""Sizes of the register tile of a matrix product (`gemm_tile`), for code without Numba."""
+"""Sizes of the operands of matrix products (`gemm_tile`, `row_products`), for code without Numba."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ RESIDUAL = GROUP + 4  # bytes of a group of residual codes of a row: int8 codes,
 # Byte offsets in a record of activations, float32 [TOKENS] each: scales, sums of the 32 values, sums of the
 # first 16 and of the last 16.
 SCALES, GROUP_SUMS, LOW_SUMS, HIGH_SUMS = (TOKENS * (GROUP + 4 * i) for i in range(4))
+# Float32 statistics of each group of a quantised row that is not in a tile, at these byte offsets: scale of
+# the codes, scale of the residual codes, sum of the dequantised values, sums of the first and the last 16.
+GROUP_STATS = 5
+SCALE, RESIDUAL_SCALE, GROUP_SUM, LOW_SUM, HIGH_SUM = (4 * i for i in range(GROUP_STATS))
 MAX_FACTORS = 4  # scales and minima of a group of a panel at most: two of each
 
 

@@ -10,8 +10,15 @@ import pytest
 from kukri.runtime.cpu.abi import sizes
 from kukri.runtime.cpu.abi.records import ATTENTION, STEP
 from kukri.runtime.cpu.abi.sizes import CACHE_TYPES
-from kukri.runtime.cpu.kernels import DECODE_ATTENTIONS, KV_STORES, MERGE_SPLITS, PREFILL_ATTENTIONS
+from kukri.runtime.cpu.kernels import (
+    DECODE_ATTENTIONS,
+    KV_STORES,
+    MERGE_ROWS,
+    MERGE_SPLITS,
+    PREFILL_ATTENTIONS,
+)
 from kukri.runtime.cpu.simd.panels import aligned_empty
+from kukri.runtime.cpu.simd.tile_sizes import TOKENS
 from kukri.runtime.engine.cache import PageTable
 
 MAINLY_Q8_0 = [pytest.param(kind, marks=() if kind == "Q8_0" else pytest.mark.slow) for kind in CACHE_TYPES]
@@ -80,6 +87,7 @@ class Cache:
         for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
             a[name], a[f"{name}_stride"] = x.ctypes.data, x.strides[0]
         step["n_threads"], step["n_rows"], step["page_size"] = self.n_threads, len(rows), self.page_size
+        step["row_tile"] = TOKENS
         step["sequences"], step["positions"] = self.sequences.ctypes.data, self.positions.ctypes.data
         step["blocks"], step["blocks_stride"] = self.table.blocks.ctypes.data, self.table.blocks.strides[0]
         for table in kernels:
@@ -89,7 +97,23 @@ class Cache:
         return out
 
     def prefill(self, rows, q, k, v) -> np.ndarray:
-        return self._call((KV_STORES, PREFILL_ATTENTIONS), rows, q, k, v)
+        whole, self.arguments["partials"] = self.arguments["partials"].copy(), 0
+        out = self._call((KV_STORES, PREFILL_ATTENTIONS), rows, q, k, v)
+        self.arguments["partials"] = whole
+        return out
+
+    def few(self, rows, q, k, v) -> np.ndarray:
+        """As `prefill`, with the context split."""
+        max_tokens = self.n_pages * self.page_size
+        row_bytes = sizes.partials_bytes(self.heads, self.head_dim, max_tokens)
+        partials = aligned_empty(len(rows) * row_bytes)
+        partials.view(np.float32)[:] = np.nan
+        whole, self.arguments["partials"] = self.arguments["partials"].copy(), partials.ctypes.data
+        self.arguments["partials_stride"] = row_bytes
+        merge = dict.fromkeys(CACHE_TYPES, MERGE_ROWS)
+        out = self._call((KV_STORES, PREFILL_ATTENTIONS, merge), rows, q, k, v)
+        self.arguments["partials"] = whole
+        return out
 
     def decode(self, row, q, k, v) -> np.ndarray:
         self._call((DECODE_ATTENTIONS,), [row], q, k, v)
@@ -216,6 +240,29 @@ def test_several_sequences_in_one_step(kind):
         empty = np.zeros((0, k.shape[1]), np.float32)
         old_k, old_v = kept.get(s, (empty, empty))
         check(kind, out[i], expected(cache, p, q[i], np.r_[old_k, k[mine]], np.r_[old_v, v[mine]]), 1.5)
+
+
+@pytest.mark.parametrize("window", [0, 50, 600])
+@pytest.mark.parametrize("kind", MAINLY_Q8_0)
+def test_few_rows_whose_context_is_split(kind, window):
+    """Rows of several sequences, some consecutive, over contexts of many splits: as without splits, and the
+    same whatever the number of threads."""
+    outs = []
+    for n_threads in (1, 3):
+        cache = Cache(kind, heads=6, window=window, n_threads=n_threads, n_pages=160)
+        rng = np.random.default_rng(11)
+        for sequence, n in ((0, 700), (1, 1), (2, 5000), (3, 255)):
+            k, v = (rng.normal(size=(n, 128)).astype(np.float32) for _ in range(2))
+            cache.table.extend(sequence, n)
+            rows = [(sequence, p) for p in range(n)]
+            cache._call((KV_STORES,), rows, np.zeros((n, 384), np.float32), k, v)
+        new = [(1, 1), (0, 700), (0, 701), (0, 702), (2, 5000), (3, 255), (3, 256), (3, 257)]
+        for s, n in ((0, 3), (1, 1), (2, 1), (3, 3)):
+            cache.table.extend(s, n)
+        q, k, v = cache.rows(rng, len(new))
+        outs.append((cache.few(new, q, k, v), cache.prefill(new, q, k, v)))
+    np.testing.assert_array_equal(outs[0][0], outs[1][0])
+    check("F32", outs[0][0], outs[0][1].astype(np.float64), slack=1 if kind in ("F32", "F16") else 100)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -20,7 +20,7 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit import levels
 from kukri.runtime import ops
-from kukri.runtime.cpu.abi.sizes import PAGE_MULTIPLE
+from kukri.runtime.cpu.abi.sizes import FEW_ROWS, PAGE_MULTIPLE
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.processors import default_threads
 from kukri.runtime.engine.cache import Batch, PageTable
@@ -160,15 +160,15 @@ def agree(got: list[np.ndarray], expected: list[np.ndarray], atol: float) -> Non
         np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("n", [2, FEW_ROWS, FEW_ROWS + 1])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh", "gelu"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_every_buffer_after_every_op(activation, interleaved, threads):
+def test_every_buffer_after_every_op(activation, interleaved, threads, n):
     whole = program(1, activation=activation, interleaved=interleaved, window=5, softcap=2.0)
     rng = np.random.default_rng(0)
-    n = 23
     tokens, positions = rng.integers(0, VOCAB, n).astype(np.int32), np.arange(n, dtype=np.int32)
-    batch = Batch(tokens, np.zeros(n, np.int32), positions, np.array([0, 7, 22], np.int32))
+    batch = Batch(tokens, np.zeros(n, np.int32), positions, np.unique([0, n // 3, n - 1]).astype(np.int32))
 
     def table() -> PageTable:
         fresh = PageTable(2)
@@ -209,6 +209,96 @@ def test_several_sequences_in_one_step(options, page_size):
     expected = run(ReferenceMachine(whole, 40, page_size), steps, 5, page_size)
     agree(run(machine, steps, 5, page_size), expected, 3e-5)
     machine.close()
+
+
+# Steps of sequences 0 … 3: tokens of each. Decode rows of several sequences, chunks of prompts beside them,
+# consecutive rows of one sequence, as many rows as threads and fewer, and one row too many.
+FEW = [
+    [(0, 90), (1, 3), (2, 64)],
+    [(0, 1), (1, 1)],
+    [(0, 1), (1, 1), (2, 1)],
+    [(2, 1), (0, 1), (3, 1), (1, 1)],
+    [(0, 4)],
+    [(1, 1), (2, 5), (0, 1)],
+    [(3, 12), (0, 1), (1, 1), (2, 1)],
+    [(1, FEW_ROWS)],
+    [(0, 2), (1, 2), (2, 2), (3, 2)],
+    [(3, FEW_ROWS + 1)],
+    [(0, 1), (3, 1)],
+]
+
+
+@pytest.mark.parametrize("wanted", ["all", "some", "none"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 16, "softcap": 3.0}, {"head_dim": 64, "heads": 9, "kv_heads": 3}]
+)
+def test_few_rows(options, wanted):
+    whole = program(13, **options)
+    machine = CpuMachine(whole, 40, threads=3)
+    for steps in (FEW, FEW[1:]):
+        chosen = {"want_all": wanted == "all", "logits_indices": [] if wanted == "none" else None}
+        got = run(machine, steps, 5, 64, **chosen)
+        agree(got, run(ReferenceMachine(whole, 40), steps, 5, 64, **chosen), 3e-5)
+    machine.close()
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q4_1", marks=pytest.mark.slow)])
+def test_a_row_does_not_depend_on_the_rows_beside_it(kind):
+    """Of several sequences at once, one row each, every row is what it is alone, up to rounding; so is every
+    row of a sequence that gets several at once."""
+    whole = program(14, kind=kind)
+    lengths = (5, 40, 70)
+    machines = [CpuMachine(whole, 40, threads=2, kv_type="f32") for _ in range(2)]
+    logits = []
+    for machine, together in zip(machines, (True, False), strict=True):
+        rng = np.random.default_rng(3)
+        table = PageTable(40, max_sequences=4)
+        rows = []
+
+        def step(parts, machine=machine, rng=rng, table=table, rows=rows):
+            tokens = [rng.integers(0, VOCAB, n).astype(np.int32) for _, n in parts]
+            sequences = [np.full(n, s, np.int32) for s, n in parts]
+            positions = [table.lengths[s] + np.arange(n, dtype=np.int32) for s, n in parts]
+            for s, n in parts:
+                table.extend(s, n)
+            arrays = (np.concatenate(part).astype(np.int32) for part in (tokens, sequences, positions))
+            n = sum(n for _, n in parts)
+            rows.append(machine.step(Batch(*arrays, np.arange(n, dtype=np.int32)), table).copy())
+
+        for s, n in enumerate(lengths):
+            step([(s, n)])
+        rows.clear()
+        for _ in range(6):
+            for parts in [[(0, 1), (1, 1), (2, 1)]] if together else [[(s, 1)] for s in range(3)]:
+                step(parts)
+        for parts in [[(1, 5)]] if together else [[(1, 1)]] * 5:
+            step(parts)
+        logits.append(np.concatenate(rows))
+        machine.close()
+    assert np.abs(logits[0] - logits[1]).mean() < 0.01 * logits[1].std()
+
+
+def test_the_list_for_few_rows_is_made_when_it_is_needed():
+    """A warm start of one sequence loads no kernel for few rows."""
+    whole = program(15, kind="Q8_0")
+    CpuMachine(whole, 2).close()  # its kernels are in the cache now
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_machine import CpuMachine, program, run
+from kukri.runtime.cpu.kernels import QUANTIZE_ROWS, SKINNY_GEMMS
+machine = CpuMachine(program(15, kind="Q8_0"), 2)
+few = [QUANTIZE_ROWS, SKINNY_GEMMS["Q8_0"]]
+def loaded():
+    return ["compiled" in kernel.__dict__ for kernel in few]
+run(machine, [[(0, {FEW_ROWS + 1})], [(0, 1)]], 1, 64, n_pages=2)
+assert loaded() == [False, False], loaded()
+run(machine, [[(0, 2)]], 1, 64, n_pages=2)
+assert loaded() == [True, True], loaded()
+assert "numba" not in sys.modules  # they were compiled when the others were
+machine.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_only_some_rows_wanted():

@@ -11,15 +11,26 @@ from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.quant.jit.levels import LANES
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU, STEP
-from kukri.runtime.cpu.abi.sizes import BLOCK, gemm_scratch_bytes, residual_list_bytes, row_bytes, tile_bytes
+from kukri.runtime.cpu.abi.sizes import (
+    BLOCK,
+    FEW_ROWS,
+    gemm_scratch_bytes,
+    residual_list_bytes,
+    row_bytes,
+    skinny_scratch_bytes,
+    tile_bytes,
+)
 from kukri.runtime.cpu.kernels import (
     FLOAT_GEMMS,
     GEMMS,
     GEMVS,
     LIST_RESIDUALS,
     QUANTIZE_ROW,
+    QUANTIZE_ROWS,
     QUANTIZE_TILES,
+    SKINNY_GEMMS,
 )
+from kukri.runtime.cpu.kernels.matmul.gemv import STATS_BYTES
 from kukri.runtime.cpu.kernels.matmul.quantize import OUTLIER, RESIDUAL_STEPS
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
 from kukri.runtime.cpu.simd.tile_sizes import GROUP, RECORD, RESIDUAL, SCALES, TOKENS
@@ -56,7 +67,7 @@ def random_weights(name: str, rows: int, width: int, exponents=(118, 132)) -> QT
 def call(kernel, arguments: np.ndarray, n_rows: int, n_threads: int = 1) -> None:
     """Run a kernel on all threads, one after the other."""
     step = np.zeros(1, STEP)
-    step["n_rows"], step["n_threads"] = n_rows, n_threads
+    step["n_rows"], step["n_threads"], step["row_tile"] = n_rows, n_threads, 1
     for thread in range(n_threads):
         kernel.compiled.ctypes(arguments.ctypes.data, step.ctypes.data, thread)
 
@@ -125,6 +136,18 @@ def quantized_row(x: np.ndarray) -> np.ndarray:
     return out
 
 
+def quantized_rows(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
+    """Rows as `quantize_rows` makes them, uint8 [FEW_ROWS, bytes]; the memory behind them is NaN."""
+    stride = row_bytes(x.shape[1])
+    out = aligned_empty(FEW_ROWS * stride).reshape(FEW_ROWS, stride)
+    out[:] = 0xFF
+    arguments = np.zeros(1, QUANTIZE)
+    arguments["x"], arguments["x_stride"], arguments["width"] = x.ctypes.data, x.strides[0], x.shape[1]
+    arguments["out"], arguments["out_stride"] = out.ctypes.data, stride
+    call(QUANTIZE_ROWS, arguments, len(x), n_threads)
+    return out
+
+
 def matmul_arguments(weights: QTensor, panels: np.ndarray, out: np.ndarray, accumulate: bool) -> np.ndarray:
     arguments = np.zeros(1, MATMUL)
     arguments["weights"], arguments["n_panels"] = panels.ctypes.data, len(panels)
@@ -145,9 +168,9 @@ def multiply(
     accumulate: bool = False,
     n_threads: int = 1,
     gate: int = 0,
-    decode: bool = False,
+    kernel: str = "gemm",
 ) -> np.ndarray:
-    """out = x · weightsᵀ by the gemm, or with `decode` by the gemv; `out` is padded to whole panels.
+    """out = x · weightsᵀ by the gemm, the gemv or the skinny gemm; `out` is padded to whole panels.
 
     Returns the float64 values that the kernel took for `x`. With `gate` the rows of `weights` are two
     matrices, one after the other.
@@ -162,7 +185,14 @@ def multiply(
         arguments["n_panels"], arguments["gate"] = len(panels) // 2, gate
         arguments["pair_stride"] = panels.shape[1]
         arguments["second_offset"] = len(panels) // 2 * panels.shape[1]
-    if decode:
+    if kernel == "skinny gemm":
+        rows = quantized_rows(x, n_threads)
+        arguments["x"], arguments["x_stride"] = rows.ctypes.data, rows.strides[0]
+        scratch = aligned_empty(n_threads * skinny_scratch_bytes())
+        arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, skinny_scratch_bytes()
+        call(SKINNY_GEMMS[weights.format.name], arguments, len(x), n_threads)
+        return Tiles(x).represented()
+    if kernel == "gemv":
         row = x[0] if weights.format.is_float else quantized_row(x[0])
         arguments["x"] = row.ctypes.data
         call(GEMVS[weights.format.name], arguments, 1, n_threads)
@@ -181,7 +211,8 @@ def multiply(
     return tiles.represented()
 
 
-multiply_row = partial(multiply, decode=True)
+multiply_row = partial(multiply, kernel="gemv")
+multiply_few = partial(multiply, kernel="skinny gemm")
 
 
 @pytest.mark.parametrize("width", [32, 96, 576, 32 * (2 * BLOCK + 1)])
@@ -239,7 +270,8 @@ def test_matmul(name):
         weights = random_weights(name, rows, width)
         x = with_outliers(n, width)
         bias = RNG.normal(size=rows).astype(np.float32) if accumulate else None
-        for multiply_any, count in ((multiply, n), (multiply_row, 1)):
+        few = [(multiply_few, min(n, FEW_ROWS))] if name in SKINNY_GEMMS else []
+        for multiply_any, count in ((multiply, n), (multiply_row, 1), *few):
             out = np.full((count, -(-rows // 16) * 16), 0.5, np.float32)
             values = multiply_any(weights, x[:count], bias, out, accumulate, threads)
             expected = values @ weights.dequantize().astype(np.float64).T
@@ -257,15 +289,54 @@ def test_gated_matmul(name, gate):
     rows, n = 3 * LANES, TOKENS + 2
     width = 2 * FORMATS[name].block_size
     weights = random_weights(name, 2 * rows, width)
-    x = with_outliers(n, width) * np.float32(0.02)
-    for multiply_any, count in ((multiply, n), (multiply_row, 1)):
+    for multiply_any, count in (
+        (multiply, n),
+        (multiply_row, 1),
+        (multiply_few, n),
+        (multiply_few, FEW_ROWS),
+    ):
+        x = with_outliers(count, width) * np.float32(0.02)
         out = np.zeros((count, rows), np.float32)
-        values = multiply_any(weights, x[:count], None, out, n_threads=2, gate=gate)
+        values = multiply_any(weights, x, None, out, n_threads=2, gate=gate)
         first, second = np.split(values @ weights.dequantize().astype(np.float64).T, 2, axis=1)
         first = np.clip(first, -80, None)  # where the exponential is finite
         inner = first if gate == SILU else 1.5957691216057308 * (first + 0.044715 * first**3)
         expected = first / (1 + np.exp(-inner)) * second
         np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5 * np.abs(expected).max())
+
+
+def test_rows_are_quantised_as_a_row_is():
+    x = with_outliers(FEW_ROWS, 96)
+    x[3], x[5, 7] = 0, np.nan
+    for threads in (1, 3):
+        rows = quantized_rows(x[:11], threads)
+        for row, values in zip(rows, x[:11], strict=False):
+            used = 2 * 96 + 3 * STATS_BYTES
+            alone = quantized_row(values)
+            for g in range(3):  # residual codes that are not there are not written
+                stats = row[2 * 96 + g * STATS_BYTES :][:STATS_BYTES].view(np.float32)
+                if stats[1] == 0:
+                    for codes in (row, alone):
+                        codes[96 + 32 * g : 96 + 32 * g + 32] = 0
+            np.testing.assert_array_equal(row[:used], alone[:used])
+        assert (rows[11:] == 0xFF).all()
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_every_number_of_few_rows(name):
+    """Each row is what the gemv makes of it, whatever is beside it, also behind the last row."""
+    weights = random_weights(name, 2 * LANES + 3, 512)
+    x = with_outliers(FEW_ROWS, 512)
+    alone = np.zeros((FEW_ROWS, 48), np.float32)
+    for row in range(FEW_ROWS):
+        multiply_row(weights, x[row : row + 1], None, alone[row : row + 1])
+    atol = tolerance(alone, x, weights)
+    for n in (*range(1, 9), 15, 16, FEW_ROWS - 1, FEW_ROWS):
+        for threads in (1, 3):
+            out = np.full((FEW_ROWS, 48), 7.0, np.float32)
+            multiply_few(weights, x[:n], None, out[:n], n_threads=threads)
+            np.testing.assert_allclose(out[:n], alone[:n], rtol=0, atol=atol)
+            assert (out[n:] == 7).all()
 
 
 def test_threads_split_the_row_tiles_of_few_panels():
@@ -288,7 +359,9 @@ def test_mxfp4_scales_at_the_ends_of_their_range(exponent):
     weights.data[:, 1:] &= 0x11  # codes 0 and 1 only, so that nothing overflows
     x = (RNG.normal(size=(1, 32)) * 1e-3).astype(np.float32)
     # Tiles hold 12 times the scale, which must be a number.
-    for multiply_any in (multiply, multiply_row) if exponent < 250 else (multiply_row,):
+    for multiply_any in (
+        (multiply, multiply_row, multiply_few) if exponent < 250 else (multiply_row, multiply_few)
+    ):
         out = np.zeros((1, 16), np.float32)
         values = multiply_any(weights, x, None, out)
         expected = values @ weights.dequantize().astype(np.float64).T
@@ -326,7 +399,7 @@ def test_saturation_cannot_happen():
         for i in set(range(kind.type_size)) - scales:
             blocks[:, i] = byte
         x = np.full((1, kind.block_size), -3.0, np.float32)
-        for multiply_any in (multiply, multiply_row):
+        for multiply_any in (multiply, multiply_row, multiply_few):
             out = np.zeros((1, 16), np.float32)
             values = multiply_any(weights, x, None, out)
             expected = values @ weights.dequantize().astype(np.float64).T

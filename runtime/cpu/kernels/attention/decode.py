@@ -1,7 +1,6 @@
 """Decode attention: a single row over the paged KV cache, split along the context (split-KV).
 
-`DECODE_ATTENTIONS` computes each split as an attention of its own, `merge_splits` merges the partial results
-by their maxima and softmax denominators (Dao et al. 2023, "Flash-Decoding for long-context inference").
+`DECODE_ATTENTIONS` computes each split as an attention of its own, `merge_splits` merges the partial results.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, lane_sum, splat_f32
-from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, storev_f32
+from .....quant.jit.simd.memory import load_i32, loadv_f32, storev_f32
 from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, MAX_SPLITS, MIN_SPLIT, scratch_at
 from ...simd.dot8 import Codes
 from ..common.access import step_at
@@ -23,7 +22,7 @@ from ..common.vector_math import constant
 from .flash_tile import ANY, attend_tile, prepare_query, reset_sums
 from .kv_cache import KINDS, arguments_at, padded_dim
 from .kv_store import copy_padded, store_token
-from .softmax import exp2_scalar, initial_softmax, slot_offset
+from .partials import merge_heads, partial, store_partial
 
 
 @jit
@@ -81,11 +80,7 @@ def _decode_kernel(kind: Codes) -> EntryPoint:
                     prepared = head
                     attend_tile(kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1)
                     for i in range(heads):
-                        out = _partial(a, split - first, head + i)
-                        for d in range(0, 4 * dim, 4 * LANES):
-                            storev_f32(out + d, loadv_f32(m.sums + 4 * i * dim + d))
-                        store_f32(out + 4 * dim, load_f32(m.maxima + slot_offset(i)))
-                        store_f32(out + 4 * dim + 4, load_f32(m.denominators + slot_offset(i)))
+                        store_partial(a, m, i, partial(a, a.partials, split - first, head + i))
 
     return decode_attention
 
@@ -104,12 +99,6 @@ def _append_token(
 
 
 @jit
-def _partial(a: Any, split: int, head: int) -> int:
-    """Address of the partial result of a split and a head, float32 [padded head_dim + 16]."""
-    return a.partials + (split * a.heads + head) * 4 * (padded_dim(a) + 16)
-
-
-@jit
 def _norm_and_rope(a: Any, x: int, weight: int) -> None:
     """RMS norm (if `weight` is not 0), then RoPE (if there are angles), on float32 [padded head_dim]."""
     if weight != 0:
@@ -124,45 +113,12 @@ def _norm_and_rope(a: Any, x: int, weight: int) -> None:
         rotate_pairs(x, x, a.cos, a.sin, a.n_angles, a.interleaved)
 
 
-@jit
-def _merge_heads(a: Any, s: Any, out: int) -> None:
-    """Merge the partial results of all splits into float32 [heads · value_dim] at `out`.
-
-    Numerators and denominators of a split are rescaled from its own maximum to the maximum of all splits.
-    """
-    _, _, first, last = _splits(a, np.int64(load_i32(s.positions)))
-    dim = padded_dim(a)
-    count, stride = last - first + 1, a.heads * 4 * (dim + 16)
-    for head in range(a.heads):
-        start = _partial(a, 0, head)
-        maximum_score, denominator = initial_softmax(a, head)
-        sink = maximum_score
-        for i in range(count):
-            maximum_score = max(maximum_score, load_f32(start + i * stride + 4 * dim))
-        denominator *= exp2_scalar(sink - maximum_score)
-        for i in range(count):
-            tail = start + i * stride + 4 * dim
-            denominator += load_f32(tail + 4) * exp2_scalar(load_f32(tail) - maximum_score)
-        at = out + 4 * head * a.value_dim
-        for i in range(count):
-            row = start + i * stride
-            factor = exp2_scalar(load_f32(row + 4 * dim) - maximum_score) / denominator
-            d = 0
-            while d + LANES <= a.value_dim:
-                total = loadv_f32(at + 4 * d) if i else constant(0.0)
-                storev_f32(at + 4 * d, fma(loadv_f32(row + 4 * d), splat_f32(factor), total))
-                d += LANES
-            while d < a.value_dim:
-                rest = load_f32(at + 4 * d) if i else np.float32(0.0)
-                store_f32(at + 4 * d, load_f32(row + 4 * d) * factor + rest)
-                d += 1
-
-
 @kernel
 def merge_splits(arguments: int, step: int, thread: int) -> None:
     """out [heads · value_dim] from the partial results of DECODE_ATTENTIONS, in a copy for each thread."""
-    a = arguments_at(arguments)
-    _merge_heads(a, step_at(step), a.out + thread * a.out_stride)
+    a, s = arguments_at(arguments), step_at(step)
+    _, _, first, last = _splits(a, np.int64(load_i32(s.positions)))
+    merge_heads(a, a.partials, last - first + 1, a.out + thread * a.out_stride)
 
 
 DECODE_ATTENTIONS = {name: _decode_kernel(KINDS[name]) for name in CACHE_TYPES}

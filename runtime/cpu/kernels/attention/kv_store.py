@@ -174,10 +174,10 @@ def _store_kernel(kind: Codes) -> EntryPoint:
     def store_kv(arguments: int, step: int, thread: int) -> None:
         """Write k [rows, kv_heads · head_dim] and v [rows, kv_heads · value_step], float32, to the cache.
 
-        Threads partition the rows, in whole tiles of TOKENS.
+        Threads partition the rows.
         """
         a, s = arguments_at(arguments), step_at(step)
-        first, last = partition_rows(s.n_rows, thread, s.n_threads)
+        first, last = partition_rows(s.n_rows, thread, s)
         dim = padded_dim(a)
         k = a.scratch + thread * a.scratch_stride
         v = k + 4 * dim

@@ -1,21 +1,61 @@
 """Prefill attention over the paged KV cache: any number of rows of any sequences, causal.
 
-`KV_STORES` writes the keys and values of the step to the cache first.
+`KV_STORES` writes the keys and values of the step to the cache first. In a step of few rows the context is
+split (split-KV), so that there is work for every thread: `PREFILL_ATTENTIONS` computes each split as an
+attention of its own, `merge_rows` merges the partial results.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from .....quant.jit.decorators import EntryPoint, kernel
+from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import load_f32, load_i32, store_f32
-from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, scratch_at
+from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, MAX_SPLITS, scratch_at
 from ...simd.dot8 import Codes
 from ..common.access import step_at
+from ..common.partition import partition_rows
 from .flash_tile import FULL, attend_tile, prepare_query, reset_sums
 from .kv_cache import KINDS, arguments_at, padded_dim
 from .kv_store import copy_padded
+from .partials import merge_heads, partial, store_partial
 from .softmax import slot_offset
+
+SPLIT = 256  # tokens of a split at least
+
+
+@jit
+def _run(a: Any, s: Any, row: int) -> Any:
+    """The rows from number `row` on that share a tile: (how many, sequence, lowest and highest position).
+
+    They are consecutive rows of one sequence, as many as have room in a tile with the heads of a group.
+    """
+    sequence = load_i32(s.sequences + 4 * row)
+    lowest = highest = np.int64(load_i32(s.positions + 4 * row))
+    n, most = 1, min(MAX_QUERIES // min(a.heads // a.kv_heads, MAX_QUERIES), s.n_rows - row)
+    while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
+        position = np.int64(load_i32(s.positions + 4 * (row + n)))
+        lowest, highest = min(lowest, position), max(highest, position)
+        n += 1
+    return n, sequence, lowest, highest
+
+
+@jit
+def _splits(a: Any, lowest: int, highest: int) -> Any:
+    """Split-KV of a run: (first visible position, tokens of a split, first split, last split).
+
+    Split i covers positions i · length … (i + 1) · length - 1; without `partials` there is only one. They
+    depend on the positions alone, so that results do not depend on the number of threads.
+    """
+    begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
+    if a.partials == 0:
+        return begin, highest + 1, 0, 0
+    length = SPLIT
+    while length * MAX_SPLITS < highest + 1 - begin:
+        length *= 2
+    return begin, length, begin // length, highest // length
 
 
 def _prefill_kernel(kind: Codes) -> EntryPoint:
@@ -26,7 +66,7 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
         """out [rows, heads · value_dim] = softmax(scale · q · keysᵀ) · values over the visible positions.
 
         A tile is up to MAX_QUERIES queries: consecutive rows of a sequence, times heads of one kv head's
-        group. Threads take the tiles in turn.
+        group. Threads take the tiles, or with `partials` the splits of their contexts, in turn.
         """
         a, s = arguments_at(arguments), step_at(step)
         group = a.heads // a.kv_heads
@@ -35,31 +75,29 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
         m = scratch_at(a.scratch + thread * a.scratch_stride, MAX_QUERIES, padded_dim(a))
         task, row, dim = 0, 0, padded_dim(a)
         while row < s.n_rows:
-            sequence = load_i32(s.sequences + 4 * row)
-            n, max_rows = 1, min(MAX_QUERIES // tile_heads, s.n_rows - row)
-            while n < max_rows and load_i32(s.sequences + 4 * (row + n)) == sequence:
-                n += 1
-            for part in range(a.kv_heads * parts):
+            n, sequence, lowest, highest = _run(a, s, row)
+            begin, length, first, last = _splits(a, lowest, highest)
+            splits = last - first + 1
+            for part in range(a.kv_heads * parts * splits):
                 task += 1
                 if task % s.n_threads != thread:
                     continue
-                kv_head = part // parts
-                head = kv_head * group + part % parts * tile_heads
+                split, kv_head = first + part % splits, part // splits // parts
+                head = kv_head * group + part // splits % parts * tile_heads
                 heads = min(tile_heads, kv_head * group + group - head)
-                lowest = highest = np.int64(load_i32(s.positions + 4 * row))
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads
-                    position = np.int64(load_i32(s.positions + 4 * t))
-                    lowest, highest = min(lowest, position), max(highest, position)
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.staging, a.head_dim, dim)
-                    prepare_query(kind, a, m, i, m.staging, position)
-                    reset_sums(a, m, i, head + i % heads)
-                begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
-                attend_tile(
-                    kind, FULL, a, s, m, n * heads, sequence, kv_head, begin, highest + 1, highest + 1
-                )
+                    prepare_query(kind, a, m, i, m.staging, np.int64(load_i32(s.positions + 4 * t)))
+                    reset_sums(a, m, i, h if a.partials == 0 else -1)
+                low, high = max(begin, split * length), min(highest + 1, (split + 1) * length)
+                attend_tile(kind, FULL, a, s, m, n * heads, sequence, kv_head, low, high, highest + 1)
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads
+                    if a.partials != 0:
+                        partials = a.partials + t * a.partials_stride
+                        store_partial(a, m, i, partial(a, partials, split - first, h))
+                        continue
                     out = a.out + t * a.out_stride + 4 * h * a.value_dim
                     factor = np.float32(1.0) / load_f32(m.denominators + slot_offset(i))
                     for d in range(0, 4 * a.value_dim, 4):
@@ -67,6 +105,23 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
             row += n
 
     return prefill_attention
+
+
+@kernel
+def merge_rows(arguments: int, step: int, thread: int) -> None:
+    """out [rows, heads · value_dim] from the partial results of PREFILL_ATTENTIONS.
+
+    Threads partition the rows.
+    """
+    a, s = arguments_at(arguments), step_at(step)
+    begin, end = partition_rows(s.n_rows, thread, s)
+    row = 0
+    while row < end:
+        n, _, lowest, highest = _run(a, s, row)
+        _, _, first, last = _splits(a, lowest, highest)
+        for t in range(max(row, begin), min(row + n, end)):
+            merge_heads(a, a.partials + t * a.partials_stride, last - first + 1, a.out + t * a.out_stride)
+        row += n
 
 
 PREFILL_ATTENTIONS = {name: _prefill_kernel(KINDS[name]) for name in CACHE_TYPES}

@@ -6,7 +6,6 @@ from typing import Any
 
 from .....quant.jit.decorators import jit
 from .....quant.jit.simd.memory import load_i32
-from ...simd.tile_sizes import TOKENS
 
 
 @jit
@@ -24,11 +23,13 @@ def partition(n: int, thread: int, n_threads: int) -> Any:
 
 
 @jit
-def partition_rows(n: int, thread: int, n_threads: int) -> Any:
-    """The range [first, last) of n rows that belongs to a thread, in whole tiles of TOKENS rows."""
-    tiles = (n + TOKENS - 1) // TOKENS
-    return min(n, TOKENS * (tiles * thread // n_threads)), min(
-        n, TOKENS * (tiles * (thread + 1) // n_threads)
+def partition_rows(n: int, thread: int, s: Any) -> Any:
+    """The range [first, last) of n rows that belongs to a thread, in whole tiles of `s.row_tile` rows; `s` is
+    the STEP record."""
+    tile = s.row_tile
+    tiles = (n + tile - 1) // tile
+    return min(n, tile * (tiles * thread // s.n_threads)), min(
+        n, tile * (tiles * (thread + 1) // s.n_threads)
     )
 
 
@@ -40,4 +41,4 @@ def thread_rows(a: Any, s: Any, thread: int) -> Any:
     """
     if a.replicated:
         return 0, 1
-    return partition_rows(n_rows_of(a, s), thread, s.n_threads)
+    return partition_rows(n_rows_of(a, s), thread, s)

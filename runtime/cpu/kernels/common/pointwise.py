@@ -1,8 +1,8 @@
 """Pointwise kernels: norms, RoPE, activations and sums, each row of float32 by itself.
 
-All of them take a POINTWISE record. In a prefill step the threads partition the rows, in whole tiles of
-TOKENS rows. In a decode step (`replicated`) every thread computes the only row into its own copy, which costs
-less than a barrier. Rows are padded to whole vectors, so that kernels may compute past the width.
+All of them take a POINTWISE record. The threads partition the rows of a step. In a decode step (`replicated`)
+every thread computes the only row into its own copy, which costs less than a barrier. Rows are padded to
+whole vectors, so that kernels may compute past the width.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _embed(codes: Codes) -> EntryPoint:
         """out [rows, width] = scale · table[token], float32. Threads partition or replicate the rows."""
         a, s = embed_at(arguments), step_at(step)
         scratch = a.scratch + thread * a.scratch_stride
-        first, last = partition_rows(s.n_rows, thread, s.n_threads)
+        first, last = partition_rows(s.n_rows, thread, s)
         if a.replicated:
             first, last = 0, 1
         for t in range(first, last):

@@ -73,3 +73,10 @@ def expert_tiles(a: Any, e: int, n_tiles: int) -> Any:
     if a.n_experts == 0:
         return 0, n_tiles
     return np.int64(load_i32(a.expert_tiles + 4 * e)), np.int64(load_i32(a.expert_tiles + 4 * e + 4))
+
+
+@jit
+def expert_rows(a: Any, s: Any, e: int, n: int) -> Any:
+    """The rows [first, last) of the n rows of x that meet expert `e`; `s` is the STEP record."""
+    first, last = expert_tiles(a, e, (n + s.row_tile - 1) // s.row_tile)
+    return first * s.row_tile, min(n, last * s.row_tile)

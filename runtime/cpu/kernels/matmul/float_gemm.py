@@ -14,12 +14,11 @@ from .....quant.jit.simd.arithmetic import fma, splat_f32
 from .....quant.jit.simd.memory import load_f32
 from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
-from ...simd.tile_sizes import TOKENS
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import n_rows_of, partition
 from ..common.vector_math import constant
-from .epilogue import expert_tiles, finish, matmul_at
+from .epilogue import expert_rows, finish, matmul_at
 
 ROWS = 4  # rows of x that a panel is multiplied with at once
 
@@ -64,8 +63,7 @@ def _float_gemm(kind: Codes) -> EntryPoint:
         first, last = partition(a.n_panels, thread, s.n_threads)
         n = n_rows_of(a, s)
         for e in range(max(1, a.n_experts)):
-            first_tile, last_tile = expert_tiles(a, e, (n + TOKENS - 1) // TOKENS)
-            start, end = first_tile * TOKENS, min(n, last_tile * TOKENS)
+            start, end = expert_rows(a, s, e, n)
             weights = a.weights + e * a.expert_stride
             for panel in range(first, last):
                 at = weights + panel * a.panel_bytes

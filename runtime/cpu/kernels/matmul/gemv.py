@@ -19,10 +19,19 @@ from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32, splat_i32, to_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, prefetch, storev_f32
-from ...abi.sizes import FLOAT_BYTES, GROUP_STATS, GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE
+from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes, code_offset, dot
 from ...simd.panels import PLANES
-from ...simd.tile_sizes import GROUP, VECTOR
+from ...simd.tile_sizes import (
+    GROUP,
+    GROUP_STATS,
+    GROUP_SUM,
+    HIGH_SUM,
+    LOW_SUM,
+    RESIDUAL_SCALE,
+    SCALE,
+    VECTOR,
+)
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
 from ..common.partition import partition

@@ -1,8 +1,8 @@
 """Mixtures of experts: top-k routing, and rows permuted by expert.
 
-In a decode step the gemv reads the matrices of the chosen experts in place. In a prefill step the rows are
-permuted by expert: each expert gets copies of the rows that chose it, contiguous and padded to whole tiles,
-so that a gemm reads the weights of each expert once (Gale et al. 2022, "MegaBlocks").
+In a decode step the gemv reads the matrices of the chosen experts in place. In a step of more rows they are
+permuted by expert: each expert gets copies of the rows that chose it, contiguous and padded to whole tiles of
+`row_tile` rows, so that a gemm reads the weights of each expert once (Gale et al. 2022, "MegaBlocks").
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import fma, splat_f32
 from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32, store_i32, storev_f32
 from ...abi.records import PERMUTE, ROUTE
-from ...simd.tile_sizes import TOKENS
 from ..common.access import record_reader, step_at
 from ..common.partition import partition_rows, thread_rows
 from ..common.vector_math import constant, exp, sigmoid
@@ -131,7 +130,7 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
     a, s = permute_at(arguments), step_at(step)
     if thread > 0:
         return
-    n = s.n_logits if a.on_logits_rows else s.n_rows
+    n, tile = s.n_logits if a.on_logits_rows else s.n_rows, s.row_tile
     for e in range(a.n_experts + 1):
         store_i32(a.expert_tiles + 4 * e, 0)
     for t in range(n):
@@ -141,10 +140,10 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
     tiles, free = 0, a.expert_tiles + 4 * (a.n_experts + 1)  # next free permuted row of each expert
     for e in range(a.n_experts):
         rows = load_i32(a.expert_tiles + 4 * e + 4)
-        store_i32(free + 4 * e, tiles * TOKENS)
-        tiles += (rows + TOKENS - 1) // TOKENS
+        store_i32(free + 4 * e, tiles * tile)
+        tiles += (rows + tile - 1) // tile
         store_i32(a.expert_tiles + 4 * e + 4, tiles)
-    for i in range(tiles * TOKENS):
+    for i in range(tiles * tile):
         store_i32(a.source_rows + 4 * i, -1)
     for t in range(n):
         for j in range(a.top):
@@ -153,14 +152,14 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
             store_i32(free_at, at + 1)
             store_i32(a.source_rows + 4 * at, t)
             store_i32(a.permuted_rows + 4 * (t * a.top + j), at)
-    store_i32(a.n_rows_address, tiles * TOKENS)
+    store_i32(a.n_rows_address, tiles * tile)
 
 
 @kernel
 def permute_rows(arguments: int, step: int, thread: int) -> None:
     """out[i] = x[source_rows[i]], float32 rows; zeros for padding. Threads partition the permuted rows."""
     a, s = permute_at(arguments), step_at(step)
-    first, last = partition_rows(load_i32(a.n_rows_address), thread, s.n_threads)
+    first, last = partition_rows(load_i32(a.n_rows_address), thread, s)
     for t in range(first, last):
         source, out = load_i32(a.source_rows + 4 * t), a.out + t * a.out_stride
         row = a.x + source * a.x_stride
@@ -172,7 +171,7 @@ def permute_rows(arguments: int, step: int, thread: int) -> None:
 def unpermute_rows(arguments: int, step: int, thread: int) -> None:
     """out[t] = Σ_j routing_weights[t, j] · x[permuted_rows[t, j]], float32. Threads partition the rows."""
     a, s = permute_at(arguments), step_at(step)
-    first, last = partition_rows(s.n_logits if a.on_logits_rows else s.n_rows, thread, s.n_threads)
+    first, last = partition_rows(s.n_logits if a.on_logits_rows else s.n_rows, thread, s)
     for t in range(first, last):
         out, routing_weights = a.out + t * a.out_stride, a.routing_weights + t * a.routing_weights_stride
         for i in range(0, 4 * a.width, 4 * LANES):

@@ -5,9 +5,10 @@ most of the error of a row. A group whose largest magnitude exceeds OUTLIER time
 row gets *residual codes*: another int8 for each value, which quantises the rounding error of the first code,
 and a residual dot product with the same weights.
 
-Layouts. A decode step keeps its row as int8 codes [width], int8 residual codes [width], and for each group
-the float32 GROUP_STATS (`abi.sizes`): the scale, the residual scale (0 without residual codes), the sum of
-the 32 dequantised values, and the sums of its two halves. A prefill step keeps tiles of TOKENS rows:
+Layouts. A decode step or a step of few rows keeps a row as int8 codes [width], int8 residual codes [width],
+and for each group the float32 GROUP_STATS (`simd.tile_sizes`): the scale, the residual scale (0 without
+residual codes), the sum of the 32 dequantised values, and the sums of its two halves. A prefill step keeps
+tiles of TOKENS rows:
 
 * records [tiles, groups, RECORD], see `simd.gemm_tile`;
 * residuals [tiles + 1, groups, TOKENS, RESIDUAL]: 32 int8 residual codes and their float32 scale, which is 0
@@ -38,8 +39,22 @@ from .....quant.jit.simd.arithmetic import (
 )
 from .....quant.jit.simd.memory import load_i32, loadv_f32, store_f32, store_i32, storev_i8
 from ...abi.records import QUANTIZE
-from ...abi.sizes import GROUP_STATS, GROUP_SUM, HIGH_SUM, LOW_SUM, RESIDUAL_SCALE, SCALE
-from ...simd.tile_sizes import GROUP, GROUP_SUMS, HIGH_SUMS, LOW_SUMS, RECORD, RESIDUAL, SCALES, TOKENS
+from ...simd.tile_sizes import (
+    GROUP,
+    GROUP_STATS,
+    GROUP_SUM,
+    GROUP_SUMS,
+    HIGH_SUM,
+    HIGH_SUMS,
+    LOW_SUM,
+    LOW_SUMS,
+    RECORD,
+    RESIDUAL,
+    RESIDUAL_SCALE,
+    SCALE,
+    SCALES,
+    TOKENS,
+)
 from ..common.access import record_reader, step_at
 from ..common.partition import n_rows_of, partition, partition_rows
 from ..common.vector_math import constant
@@ -113,14 +128,12 @@ def _quantize_group(x: int, threshold: Any, codes: int, residual: int) -> Any:
     return scale, residual_scale, low, high
 
 
-@kernel
-def quantize_row(arguments: int, step: int, thread: int) -> None:
-    """Quantise the only row, float32 [width]. Every thread makes its own copy, cheaper than a barrier."""
-    a = quantize_at(arguments)
-    x, codes = a.x + thread * a.x_thread_stride, a.out + thread * a.out_thread_stride
-    stats, threshold = codes + 2 * a.width, _threshold(x, a.width)
-    for _ in range(a.width // GROUP):
-        scale, residual_scale, low, high = _quantize_group(x, threshold, codes, codes + a.width)
+@jit
+def _quantize_row(x: int, width: int, codes: int) -> None:
+    """Quantise float32 [width] at `x` to codes, residual codes and GROUP_STATS at address `codes`."""
+    stats, threshold = codes + 2 * width, _threshold(x, width)
+    for _ in range(width // GROUP):
+        scale, residual_scale, low, high = _quantize_group(x, threshold, codes, codes + width)
         store_f32(stats + SCALE, scale)
         store_f32(stats + RESIDUAL_SCALE, residual_scale)
         store_f32(stats + GROUP_SUM, low + high)
@@ -132,11 +145,28 @@ def quantize_row(arguments: int, step: int, thread: int) -> None:
 
 
 @kernel
+def quantize_row(arguments: int, step: int, thread: int) -> None:
+    """Quantise the only row, float32 [width]. Every thread makes its own copy, cheaper than a barrier."""
+    a = quantize_at(arguments)
+    _quantize_row(a.x + thread * a.x_thread_stride, a.width, a.out + thread * a.out_thread_stride)
+
+
+@kernel
+def quantize_rows(arguments: int, step: int, thread: int) -> None:
+    """Quantise x, float32 [rows, width], each row as `quantize_row` does. Threads partition the rows."""
+    a, s = quantize_at(arguments), step_at(step)
+    first, last = partition_rows(n_rows_of(a, s), thread, s)
+    for row in range(first, last):
+        _quantize_row(a.x + row * a.x_stride, a.width, a.out + row * a.out_stride)
+
+
+@kernel
 def quantize_tiles(arguments: int, step: int, thread: int) -> None:
-    """Quantise x, float32 [rows, width], to tiles padded with zeros. Threads partition the tiles."""
+    """Quantise x, float32 [rows, width], to tiles padded with zeros. Threads partition the tiles, for which
+    `row_tile` must be TOKENS."""
     a, s = quantize_at(arguments), step_at(step)
     n = n_rows_of(a, s)
-    first, last = partition_rows(n, thread, s.n_threads)
+    first, last = partition_rows(n, thread, s)
     groups = a.width // GROUP
     for start in range(first, last, TOKENS):
         tile = start // TOKENS
