@@ -207,6 +207,8 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     ),
     "cli/console/bounded_io.py": ({"path.open"}, NAMED),
     "cli/eval/text.py": ({"Path(name).open"}, NAMED),
+    "cli/generation/input_files.py": ({"path.open"}, NAMED),
+    "quant/extras.py": ({"installed.read_text", "json.loads"}, OWN),
     "cli/settings/file.py": ({"tomllib.loads"}, OWN),
     "cli/chat/line_editor.py": ({"os.open"}, OWN),
     "cli/console/terminal.py": ({"open", "os.open"}, OWN),
