@@ -28,7 +28,6 @@ STEP = record(
     "n_instructions",
     "n_threads",  # threads that run the step
     "n_rows",  # rows of the batch, one a token
-    "row_tile",  # rows are partitioned, and padded for experts, in tiles of so many: TOKENS; few rows: 1
     "n_logits",  # rows whose logits are computed
     "tokens",  # int32 [n_rows], token ids
     "sequences",  # int32 [n_rows], the sequence of each row
@@ -37,6 +36,7 @@ STEP = record(
     "blocks",  # int32 [sequences, pages]: the block table of the paged KV cache
     "blocks_stride",
     "page_size",  # tokens a page
+    "row_tile",  # rows are partitioned, and padded for experts, in tiles of so many: TOKENS; few rows: 1
 )
 
 # One call of a kernel.
@@ -149,13 +149,13 @@ QUANTIZE = record(
     "x_thread_stride",
     "width",  # columns of x, a multiple of 32
     "out",  # uint8: the quantised row of each thread, quantised rows, or the tiles of all rows
-    "out_stride",  # QUANTIZE_ROWS only
     "out_thread_stride",
     "residuals",  # tiles only: int8 residual codes and their scales
     "residual_lists",  # tiles only: int32 [groups, 1 + rows]
     "residual_list_stride",  # bytes from the list of one group to the next
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: see MATMUL
+    "out_stride",  # QUANTIZE_ROWS only
 )
 
 # ROUTE_ROWS: the top-k experts of each row and their routing weights.
@@ -226,13 +226,14 @@ ATTENTION = record(
     "window",  # sliding window: positions that a query attends to, its own included; 0: all
     "scratch",  # uint8 [n_threads, attention_scratch_bytes], laid out by `sizes.scratch_at`
     "scratch_stride",
-    "partials",  # float32 [rows, splits, heads, padded head_dim + 16]: `sizes.partials_bytes`; 0: no splits
-    "partials_stride",  # bytes from row to row of `partials`
     # DECODE_ATTENTIONS only:
     "append",  # boolean: write the row's key and value to the cache first
     "q_thread_stride",
     "k_thread_stride",
     "v_thread_stride",
+    # Kernels that split the context, DECODE_ATTENTIONS always:
+    "partials",  # float32 [rows, splits, heads, padded head_dim + 16]: `sizes.partials_bytes`; 0: no splits
+    # DECODE_ATTENTIONS only:
     "q_norm",  # float32 [head_dim] RMS norm weights, padded to a multiple of 16
     "k_norm",  # float32 [head_dim], as q_norm
     "cos",  # float32 [n_angles] of the only row; 0: no RoPE
@@ -240,6 +241,7 @@ ATTENTION = record(
     "n_angles",
     "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
     "sinks",  # float32 [heads], attention sink logits in units of ln 2
+    "partials_stride",  # bytes from row to row of `partials`
     floats=(
         "scale",
         "softcap",

@@ -327,13 +327,13 @@ def test_every_number_of_few_rows(name):
     """Each row is what the gemv makes of it, whatever is beside it, also behind the last row."""
     weights = random_weights(name, 2 * LANES + 3, 512)
     x = with_outliers(FEW_ROWS, 512)
-    alone = np.zeros((FEW_ROWS, 48), np.float32)
+    alone = np.zeros((FEW_ROWS, 3 * LANES), np.float32)
     for row in range(FEW_ROWS):
         multiply_row(weights, x[row : row + 1], None, alone[row : row + 1])
     atol = tolerance(alone, x, weights)
     for n in (*range(1, 9), 15, 16, FEW_ROWS - 1, FEW_ROWS):
         for threads in (1, 3):
-            out = np.full((FEW_ROWS, 48), 7.0, np.float32)
+            out = np.full((FEW_ROWS, 3 * LANES), 7.0, np.float32)
             multiply_few(weights, x[:n], None, out[:n], n_threads=threads)
             np.testing.assert_allclose(out[:n], alone[:n], rtol=0, atol=atol)
             assert (out[n:] == 7).all()
