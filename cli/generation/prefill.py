@@ -61,7 +61,7 @@ class PrefillProgress:
             stats, now = self._stats(), time.monotonic()
             if stats is earlier:
                 continue
-            if stats.prompt_seconds:  # of the whole prefill, which is over
+            if stats.time_to_first_token:  # prefill is over
                 self.stop()
                 return
             if stats.prefilled_tokens != done:

@@ -65,7 +65,7 @@ def test_other_ends(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
             time.sleep(0.2)
             if end == "error":
                 raise KeyboardInterrupt
-            current.prompt_seconds = 0.1
+            current.time_to_first_token = 0.1
             time.sleep(0.2)
             assert states(terminal)[-1] == ""
     except KeyboardInterrupt:
