@@ -17,7 +17,7 @@ from kukri.quant.jit.kernel_cache import cache_folder
 
 from .tiny_model import write_tiny_model
 
-LLM = (sys.executable, "-m", "kukri.cli.start")
+LLM = (sys.executable, "-P", "-m", "kukri.cli.start")  # without the folder a test runs in
 OUT_OF_REACH = "http://127.0.0.1:9"  # the discard port: nobody picks up
 
 

@@ -10,6 +10,7 @@ import atexit
 import ctypes
 import hashlib
 import json
+import mmap
 import os
 import platform
 import shutil
@@ -30,6 +31,7 @@ from .file_cache import UNFINISHED, FileCache
 from .sources import SourceSet
 
 SYMBOL = "kernel"  # the entry point's name in the object code
+ROOM = 64 << 20  # bytes of addresses that LLVM may take for a kernel
 UNUSED_SECONDS = 30 * 86400  # after which a folder of another version is removed
 
 # What CPU kernels are compiled from. `CpuKernel.compile` refuses a kernel that imports anything else.
@@ -49,9 +51,16 @@ _ENGINES: list[Any] = []
 
 
 class MachineCode:
-    """A kernel in memory for as long as this process lives: `address` of its entry point."""
+    """A kernel in memory for as long as this process lives: `address` of its entry point.
+
+    MemoryError where a limit of addresses (`ulimit -v`) leaves less than ROOM: LLVM would end the process.
+    """
 
     def __init__(self, code: bytes) -> None:
+        try:
+            mmap.mmap(-1, ROOM).close()  # nothing is written to it, so that it costs no memory
+        except OSError:
+            raise MemoryError(f"no {ROOM >> 20} MiB of addresses for a compiled kernel") from None
         llvm = _llvm()
         engine = _new_engine(llvm)  # one for each kernel, since the entry points of all have the same name
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))

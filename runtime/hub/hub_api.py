@@ -87,10 +87,16 @@ def file_url(repo: str, commit: str, path: str) -> str:
 
 def hub_headers() -> dict[str, str]:
     """The headers of a request to the Hub, with the token if there is one. Bodies come as they are: sizes and
-    digests are those of the file."""
-    from huggingface_hub.utils import build_hf_headers
+    digests are those of the file.
 
-    return {**build_hf_headers(), "Accept-Encoding": "identity"}
+    Not huggingface-hub's own `build_hf_headers`: for the name of the program that calls it, which it adds to
+    the user agent, it asks the server for a list first, without a limit for the time of the whole answer.
+    """
+    from huggingface_hub import constants, get_token
+
+    headers = {"User-Agent": "kukri", "Accept-Encoding": "identity"}
+    token = None if constants.HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
+    return headers | ({"Authorization": f"Bearer {token}"} if token else {})
 
 
 def expected_file(repo: str, commit: str, file: ListedFile, sha256: str | None) -> Expected:

@@ -337,8 +337,11 @@ def test_no_editor_is_said_in_a_chat(chat: Open, tmp_path: Path) -> None:
     terminal.ask("/edit", "there is no editor")
 
 
-def test_completion_of_commands_and_their_arguments(chat: Open, tmp_path: Path) -> None:
-    folder = tmp_path / "some folder"
+def test_completion_of_commands_and_their_arguments(
+    chat: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the chat's folder too: a short path fits into a line of the terminal
+    folder = Path("some folder")
     folder.mkdir()
     (folder / "talk.json").write_text('{"system": "s", "turns": []}')
     terminal = chat()

@@ -173,7 +173,7 @@ def test_the_tokenizer_kernel_imports_nothing_that_its_key_lacks():
 def test_a_kernel_that_imports_something_else_is_not_compiled(tmp_path, monkeypatch):
     small = SourceSet("here.SOURCES", ("quant/jit", "runtime/cpu/kernels"))
     kernel = CpuKernel(f"{ROOT}.runtime.cpu.kernels.common.pointwise", "rms_norm")
-    with pytest.raises(UntrackedSource, match=r"pointwise imports .*sizes\.py.* to here\.SOURCES"):
+    with pytest.raises(UntrackedSource, match=r"pointwise imports .*records\.py.* to here\.SOURCES"):
         small.check(kernel.module)
     monkeypatch.setattr("kukri.quant.jit.kernel.CPU_SOURCES", small)
     with pytest.raises(UntrackedSource):
