@@ -149,7 +149,7 @@ class Engine:
         length_penalty: float = 1.0,
         early_stopping: EarlyStopping = False,
     ) -> list[Beam]:
-        """The `k` answers to `ids` that a beam search finds, the best first: `submit_beams`, and its result."""
+        """The `k` answers that a beam search finds, the best first: the result of `submit_beams`."""
         return self.submit_beams(ids, BeamParams(k, length_penalty, early_stopping), params).result()
 
     def generate(

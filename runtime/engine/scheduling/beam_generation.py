@@ -43,8 +43,8 @@ class BeamGeneration:
         return self._group.beams
 
     def result(self) -> list[Beam]:
-        """The answers, the best first, once the search has ended. Raises what ended it: BadLogits, an error of
-        the machine, ModelClosed."""
+        """The answers, the best first, once the search has ended. Raises what ended it: BadLogits,
+        ModelClosed, or an error of the machine."""
         while not self._leader.finished:
             self._driver.advance(self._leader)
         return self._result()

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..errors import BadLogits
 from ..sampling.beam_search import Beam, BeamSearch, BeamState, Candidates, Running
+from ..sampling.top_k import TopK
 from ..stats import GenerationStats
 from .sequence import NO_SLOT, Sequence
 
@@ -41,8 +42,9 @@ class BeamGroup:
         """The answers so far, the best first."""
         return self.search.best(self._stand[0])
 
-    def receive(self, sequence: Sequence, logits: np.ndarray) -> None:
+    def receive(self, sequence: Sequence, logits: np.ndarray | TopK) -> None:
         """Note the logits behind a beam's last id, float32 [vocab]."""
+        assert isinstance(logits, np.ndarray)
         try:
             sequence.candidates = self.search.candidates(logits, sequence.ids)
         except BadLogits as error:
