@@ -11,6 +11,7 @@ from ..sampling.logprobs import TokenLogprobs
 from ..sampling.sampler import Sampler
 from ..speculation.speculation import SequenceDrafts
 from ..stats import FinishReason, GenerationStats
+from .constrained import ConstrainedAnswer
 
 if TYPE_CHECKING:
     from .beam_group import BeamGroup
@@ -51,6 +52,7 @@ class Sequence:
     group: BeamGroup | None = None
     candidates: Candidates | None = None
     drafts: SequenceDrafts | None = None  # what may follow its ids; None: nothing is drafted
+    constrained: ConstrainedAnswer | None = None  # what its answer must look like
     saved: bool = False  # a recurrent state was saved during this prefill
     n_read: int = 0  # generated tokens that the consumer has taken
     reader: int = 0  # the thread that asked for a token last
