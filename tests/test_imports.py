@@ -42,7 +42,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"cli.console runtime.hub runtime.answers runtime.model {_ENGINE}",

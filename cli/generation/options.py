@@ -176,6 +176,9 @@ class GenerationOptions:
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
     ] = Speculate.auto
+    deterministic: Annotated[
+        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+    ] = False
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -226,8 +229,8 @@ class GenerationOptions:
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str) -> Model:
-        """Find or download the model `name` and load it.
+    def load(self, name: str, beams: int = 1) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -249,6 +252,8 @@ class GenerationOptions:
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
+                beams=beams,
+                deterministic=self.deterministic,
             ),
         )
 

@@ -29,6 +29,9 @@ class LoadOptions:
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
       looks them up in prompt and answer where that pays, "off" does not.
+    - `beams`: how many beams a search is going to have, for which there are as many sequences.
+    - `deterministic`: compute every sequence by itself, so that what runs beside it cannot change its results
+      even by rounding; nothing is shared, drafted or batched.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     """
@@ -40,6 +43,8 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
+    beams: int = 1
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -52,5 +57,7 @@ class LoadOptions:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
+        if not 1 <= self.beams <= MAX_PARALLEL:
+            raise ValueError(f"beams must be from 1 to {MAX_PARALLEL}, not {self.beams}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

@@ -80,7 +80,7 @@ class Placing:
     def _sequences(self) -> int:
         """The number of sequences that may run at a time."""
         default = 1 if self.program.state_layers else DEFAULT_PARALLEL
-        return self.options.parallel or default
+        return max(self.options.parallel or default, self.options.beams)
 
     @property
     def _contexts(self) -> int:
@@ -88,8 +88,9 @@ class Placing:
         return self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
-        """Pages of the KV cache for contexts of so many tokens."""
-        return self._contexts * -(-context // PAGE_SIZE)
+        """Pages of the KV cache for contexts of so many tokens. Each beam beside the first has a last page of
+        its own."""
+        return self._contexts * -(-context // PAGE_SIZE) + self.options.beams - 1
 
     def _state_bytes(self, part: Program) -> int:
         """Bytes of the recurrent states of all sequences and of their saved copies."""
@@ -244,6 +245,7 @@ class Placing:
             prefill_chunk=prefill_rows,
             original_context=self.program.original_context,
             states=machine.states,
+            deterministic=self.options.deterministic,
             speculate=self.options.speculate != "off",
         )
         return Model(source, machine, engine)
