@@ -83,7 +83,7 @@ def test_signatures():
 
     assert names(kukri.load) == [
         "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate",
-        "progress", "warn"
+        "draft", "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

@@ -52,9 +52,11 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",

@@ -174,8 +174,16 @@ class GenerationOptions:
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
     speculate: Annotated[
         Speculate,
-        flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
+        flag(
+            "--speculate",
+            help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
+            "draft model (draft), or both (auto).",
+        ),
     ] = Speculate.auto
+    draft: Annotated[
+        str | None,
+        flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
+    ] = None
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -239,6 +247,9 @@ class GenerationOptions:
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
+        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
+        if self.speculate is Speculate.draft and not drafts:
+            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -249,6 +260,7 @@ class GenerationOptions:
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
+                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             ),
         )
 

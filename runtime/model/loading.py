@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,12 @@ def load_model(
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    return Placing(source, program, options, context, warn, progress).place()
+    placing = Placing(source, program, options, context, warn, progress)
+    if options.draft is not None:
+        from .speculation.draft import open_draft
+
+        placing = replace(placing, draft=open_draft(placing))
+    return placing.place()
 
 
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:

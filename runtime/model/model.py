@@ -54,7 +54,9 @@ class Model:
     they do in a process made by `fork`, where the model has no threads.
     """
 
-    def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
+    def __init__(
+        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | None = None
+    ) -> None:
         self.config = source.config
         self.path = source.path
         self.name = source.name
@@ -65,6 +67,7 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._draft = draft
         self._paths = source.paths
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
@@ -242,6 +245,8 @@ class Model:
         machine, self._machine = self._machine, None
         if machine is not None:
             self.engine.close()
+            if self._draft is not None:
+                self._draft.close()
             if not self.engine.forked:
                 machine.close()
 

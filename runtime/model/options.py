@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
-SPECULATE = ("auto", "off", "ngram")
+SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
@@ -27,8 +27,10 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
-    - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
-      looks them up in prompt and answer where that pays, "off" does not.
+    - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
+      "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
+      neither.
+    - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     """
@@ -40,6 +42,7 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -50,6 +53,8 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.speculate == "draft" and self.draft is None:
+            raise ValueError("speculation by a draft model needs one")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
