@@ -20,11 +20,12 @@ class GenerationStats:
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
     - `decode_steps`, `decode_tokens`: steps after the first token, and the tokens that they gave, the end
-      token among them.
+      token and those that a constraint forced among them.
     - `drafted_tokens`, `accepted_tokens`: ids that speculation proposed, and those of them that were right;
       `drafted_by_kind`, `accepted_by_kind`: the same by what proposed them, "ngram", "draft" or "mtp".
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
+    - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
     """
 
     prompt_tokens: int = 0
@@ -41,6 +42,7 @@ class GenerationStats:
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     finish_reason: FinishReason | None = None
+    complete: bool | None = None
 
     def count_draft(self, kind: str, n: int, n_right: int) -> None:
         """Add a draft of `n` ids, the first `n_right` of which were right."""
