@@ -50,9 +50,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.hub": "untrusted quant quant.checkpoint",
+    "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
+    "runtime.export runtime.weights",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
+    "runtime.adapters "
     "runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
@@ -250,7 +253,7 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
+        ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
                          "runtime.hub", "runtime.model", "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),

@@ -66,6 +66,7 @@ class Model:
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
         self._paths = source.paths
+        self._adapters = source.adapters
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
@@ -82,8 +83,8 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the model's files, by which sessions know it again (SHA-256, hexadecimal)."""
-        return fingerprint(self._paths)
+        """A digest of the model's files and adapters, by which sessions know it again (SHA-256, hexadecimal)."""
+        return fingerprint(self._paths, self._adapters)
 
     @property
     def stats(self) -> GenerationStats:

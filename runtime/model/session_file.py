@@ -40,9 +40,12 @@ class SavedSession:
     kept: Kept
 
 
-def fingerprint(paths: Sequence[Path]) -> str:
-    """A digest of a model's files: their sizes, their first MB, and samples of the rest (SHA-256)."""
-    digest = hashlib.sha256()
+def fingerprint(paths: Sequence[Path], adapters: str = "") -> str:
+    """A digest of a model's files: their sizes, their first MB, and samples of the rest (SHA-256).
+
+    `adapters` is what else tells the model from others of the same files: the scales of its adapters.
+    """
+    digest = hashlib.sha256(adapters.encode())
     for path in paths:
         size = path.stat().st_size
         digest.update(f"{size} ".encode())
