@@ -44,7 +44,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.hub runtime.model {_ENGINE}",
+    "cli.generation": f"cli.console runtime.adapters runtime.hub runtime.model {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
@@ -253,8 +253,9 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
-                         "runtime.hub", "runtime.model", "tokenizer", "tokenizer.chat"}),
+        ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.model",
+                         "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),
     ],

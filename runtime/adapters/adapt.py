@@ -80,7 +80,9 @@ def adapt(
     additions = _additions({name: joined(each) for name, each in changes.items()}, config, weights)
     if unused := additions.unused(program):
         raise UnsupportedModel(f"adapters of {quoted(min(unused))} are not supported")
-    tensors = [t for b in (*additions.products.values(), *additions.embeddings.values()) for t in (b.down, b.up)]
+    tensors = [
+        t for b in (*additions.products.values(), *additions.embeddings.values()) for t in (b.down, b.up)
+    ]
     scales = " ".join(f"lora {adapter.scale!r}" for adapter in used)
     adapted = additions.to(program) if used else program
     return Adapted(adapted, sum(tensor.n_bytes for tensor in tensors), tuple(paths), scales)
@@ -96,7 +98,7 @@ def changes_of(
     check_base(adapter, config)
     check_layouts(config, adapter.from_gguf, adapter.title)
     places = Places(config, stored, adapter.from_gguf)
-    found = []
+    found: list[tuple[str, LowRank]] = []
     for name, pair in adapter.pairs.items():
         place = places[name]
         if place is None:

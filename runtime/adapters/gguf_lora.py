@@ -44,9 +44,7 @@ def read_gguf_lora(path: Path) -> StoredAdapter:
     if not isinstance(base, str):
         raise DamagedFile(f"{path.name}: its metadata has no general.architecture")
     pairs = _pairs(file.tensors, _alpha(file.metadata, path.name), path.name)
-    return StoredAdapter(
-        title=path.name, from_gguf=True, base=base, paths=tuple(file.paths), pairs=pairs
-    )
+    return StoredAdapter(title=path.name, from_gguf=True, base=base, paths=tuple(file.paths), pairs=pairs)
 
 
 def _alpha(metadata: Mapping[str, Any], name: str) -> float:

@@ -72,7 +72,7 @@ def joined(changes: Sequence[LowRank]) -> LowRank:
     return LowRank(
         np.concatenate([change.down for change in changes], axis=-2),
         np.concatenate([change.up for change in changes], axis=-1),
-        np.sum(biases, axis=0, dtype=np.float32) if biases else None,
+        np.stack(biases).sum(axis=0, dtype=np.float32) if biases else None,
     )
 
 

@@ -1,9 +1,9 @@
 """Where an adapter's factors belong: from the names and layouts of a file to the matrices of a model.
 
-A file names matrices as Hugging Face's modules or as GGUF's tensors, may join projections that are matrices of
-their own here, and may have their rows in another order than the model's file: queries and keys for the other
-RoPE pairing, heads of recurrent layers that go round their groups. The same change of the model has the same
-`down` everywhere; the rows of `up` move with those of the matrix, and the columns of `down` with its columns.
+A file names matrices as Hugging Face's modules or as GGUF's tensors, may join projections that are matrices
+of their own here, and may have their rows in another order than the model's file: queries and keys for the
+other RoPE pairing, heads of recurrent layers that go round their groups. The rows of `up` move with those of
+the matrix, and the columns of `down` with its columns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..archs import ARCHS
 from ..config.model_config import ModelConfig
 from ..config.tensor_names import TensorNames
 from ..export.tensors import column_order, gguf_name, row_order
-from ..weights.binding import row_groups
+from ..weights.binding import Part, row_groups
 from ..weights.expected import shapes
 from .low_rank import LowRank
 from .stored import StoredPair
@@ -34,7 +34,7 @@ class Place:
     `parts` are names and shapes as in `weights.expected.shapes`; `groups` see `row_groups`.
     """
 
-    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    parts: tuple[Part, ...]
     groups: tuple[int, list[int]] | None = None
 
     @property
@@ -98,10 +98,12 @@ class Places:
             up, bias = up[rows], None if bias is None else bias[rows]
         return LowRank(down if columns is None else down[:, columns], up, bias)
 
-    def _namings(self, stored: Mapping[str, QTensor]) -> Iterator[dict[str, list[tuple[str, tuple[int, ...]]]]]:
+    def _namings(self, stored: Mapping[str, QTensor]) -> Iterator[dict[str, list[Part]]]:
         """Parts by the file's name of their matrix, for every way in which files name matrices."""
         c, arch = self._config, ARCHS[self._config.arch]
-        matrices = [(name, shape) for name, shape in shapes(c) if len(shape) == 2 and name.endswith(".weight")]
+        matrices = [
+            (name, shape) for name, shape in shapes(c) if len(shape) == 2 and name.endswith(".weight")
+        ]
         if c.tied:
             matrices.append(("output.weight", (c.vocab_size, c.hidden)))
         if self._from_gguf:
@@ -115,7 +117,7 @@ class Places:
             names = TensorNames(arch, {f"{prefix}{arch.hf_top['token_embd']}.weight"}, False)
             yield _by_name((names(name), name, shape) for name, shape in matrices)
 
-    def _add(self, named: dict[str, list[tuple[str, tuple[int, ...]]]]) -> None:
+    def _add(self, named: dict[str, list[Part]]) -> None:
         for name, parts in named.items():
             key = name if self._from_gguf else name.removesuffix(".weight")
             groups = row_groups(self._own, name, [part for part, _ in parts]) if len(parts) > 1 else None
@@ -134,8 +136,8 @@ def check_layouts(config: ModelConfig, from_gguf: bool, title: str) -> None:
 
 def _by_name(
     named: Iterator[tuple[str, str, tuple[int, ...]]],
-) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-    found: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
     for stored, name, shape in named:
         found.setdefault(stored, []).append((name, shape))
     return found

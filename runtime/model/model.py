@@ -83,7 +83,7 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the model's files and adapters, by which sessions know it again (SHA-256, hexadecimal)."""
+        """A digest of the model's files and adapters, by which sessions know it (SHA-256, hexadecimal)."""
         return fingerprint(self._paths, self._adapters)
 
     @property

@@ -106,7 +106,8 @@ def logits_of(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
 
 
 def load(folder: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    options = {"dtype": torch.float32, "attn_implementation": "eager"}
+    return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
 
 
 def randomise(model: torch.nn.Module, seed: int) -> None:
