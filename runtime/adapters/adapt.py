@@ -24,15 +24,11 @@ from .stored import AdapterFile, StoredAdapter
 
 @dataclass(frozen=True)
 class Adapted:
-    """A program with adapters: its bytes beside the model's weights, and what tells it from others.
-
-    `paths` are the files of the adapters and `scales` a text of their scales, for the model's fingerprint.
-    """
+    """A program with adapters, their bytes, and their files with their scales, for the fingerprint."""
 
     program: Program
     n_bytes: int
-    paths: tuple[Path, ...]
-    scales: str
+    files: tuple[tuple[Path, float], ...]
 
 
 def open_adapter(path: Path) -> StoredAdapter:
@@ -66,15 +62,13 @@ def adapt(
     DamagedFile for an adapter of another model, naming the tensor.
     """
     changes: dict[str, list[LowRank]] = {}
-    used: list[AdapterFile] = []
-    paths: list[Path] = []
+    files: list[tuple[Path, float]] = []
     for adapter in adapters:
         opened = open_adapter(adapter.path)
         found = changes_of(opened, config, stored)
         if adapter.scale == 0:
             continue
-        used.append(adapter)
-        paths += opened.paths
+        files += [(path, adapter.scale) for path in opened.paths]
         for name, change in found:
             changes.setdefault(name, []).append(change.scaled(adapter.scale))
     additions = _additions({name: joined(each) for name, each in changes.items()}, config, weights)
@@ -83,9 +77,8 @@ def adapt(
     tensors = [
         t for b in (*additions.products.values(), *additions.embeddings.values()) for t in (b.down, b.up)
     ]
-    scales = " ".join(f"lora {adapter.scale!r}" for adapter in used)
-    adapted = additions.to(program) if used else program
-    return Adapted(adapted, sum(tensor.n_bytes for tensor in tensors), tuple(paths), scales)
+    adapted = additions.to(program) if files else program
+    return Adapted(adapted, sum(tensor.n_bytes for tensor in tensors), tuple(files))
 
 
 def changes_of(

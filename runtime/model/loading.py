@@ -71,8 +71,7 @@ def _with_adapters(source: Source, adapted: Adapted) -> Source:
     return replace(
         source,
         held_bytes=source.held_bytes + adapted.n_bytes,
-        paths=[*source.paths, *adapted.paths],
-        adapters=adapted.scales,
+        adapters=adapted.files,
     )
 
 
