@@ -168,6 +168,7 @@ def load(
     speculate: str = "auto",
     draft: str | os.PathLike[str] | None = None,
     *,
+    lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -194,6 +195,8 @@ def load(
       draft model, "auto" does both, each where it pays, and "off" neither.
     - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
       tokens that the model then checks several at a time.
+    - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
+      (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -209,6 +212,7 @@ def load(
     """
     from functools import partial
 
+    from .runtime.adapters.stored import adapter_files
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
@@ -216,7 +220,9 @@ def load(
 
     shown = NoProgress if progress is None else partial(CallbackProgress, progress)
     small = None if draft is None else str(resolve(str(draft), shown))
-    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel, speculate, small)
+    options = LoadOptions(
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, small), lora=adapter_files(lora)
+    )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)
 

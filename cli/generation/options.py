@@ -22,6 +22,7 @@ from ..console.options import (
     flag,
 )
 from ..console.terminal import remark
+from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 
@@ -35,7 +36,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(AdapterOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -250,6 +251,7 @@ class GenerationOptions:
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
+        adapters = self.lora_files
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -261,6 +263,7 @@ class GenerationOptions:
                 self.gpu_layers,
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
+                lora=adapters,
             ),
         )
 

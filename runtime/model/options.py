@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..adapters.stored import AdapterFile
+
 DEVICES = ("auto", "cpu", "cuda", "reference")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
@@ -33,6 +35,7 @@ class LoadOptions:
     - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
+    - `lora`: LoRA adapters, each with a scale; their effects add up.
     """
 
     device: str = "auto"
@@ -43,6 +46,7 @@ class LoadOptions:
     parallel: int | None = None
     speculate: str = "auto"
     draft: str | None = None
+    lora: tuple[AdapterFile, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
