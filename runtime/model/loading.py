@@ -14,7 +14,7 @@ from ..weights.binding import Weights
 from .model import Model
 from .options import LoadOptions
 from .placing import Placing
-from .source import Source, open_source
+from .source import Source, check_writes_text, open_source
 
 DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
 
@@ -48,12 +48,27 @@ def load_model(
         warn(note)
     if source.builtin:
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
+    task = _task(source, options.task)
     weights = Weights(source.config, source.tensors)
-    program = build_program(source.config, weights)
+    program = build_program(source.config, weights, vectors=task != "text")
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    return Placing(source, program, options, context, warn, progress).place()
+    model = Placing(source, program, options, context, warn, progress).place()
+    if task != "text":
+        from .vectors import TextVectors  # imported only for models that make vectors
+
+        model.vectors = TextVectors(model, source)
+    return model
+
+
+def _task(source: Source, task: str) -> str:
+    """What a model is loaded for, "text" or "embed". Raises UnsupportedModel if it writes no text."""
+    if task == "auto":
+        task = "embed" if source.config.no_text or source.embedding else "text"
+    if task == "text":
+        check_writes_text(source.config)
+    return task
 
 
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:

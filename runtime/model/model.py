@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..cuda.machine import CudaMachine
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
+    from .vectors import TextVectors, VectorKeywords
 
     AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
 
@@ -66,6 +68,7 @@ class Model:
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
         self._paths = source.paths
+        self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
@@ -96,7 +99,7 @@ class Model:
         With `special`, control tokens written in the text become control tokens. Raises TokenizerError if the
         model has no tokenizer, or no embedding for one of the tokens.
         """
-        return self._embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
+        return self.embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
 
     def encode_chat(
         self,
@@ -123,9 +126,9 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
-        return self._embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
+        return self.embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
 
-    def _embedded(self, ids: list[int]) -> list[int]:
+    def embedded(self, ids: list[int]) -> list[int]:
         """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
         check_embedded(self.name, self.tokenizer, ids, self.config.vocab_size)
         return ids
@@ -232,9 +235,32 @@ class Model:
         if piece:
             yield piece
 
-    def _open_engine(self) -> Engine:
+    def embed(self, texts: Sequence[str] | str, **options: Unpack[VectorKeywords]) -> np.ndarray:
+        """float32 [texts, dimensions]: a vector of each text, as the model's files want it to be made.
+
+        `options`:
+        - `prompt`: the name of the prompt of the model's files that is put in front of each text.
+        - `dimensions`: keep only so many, the first ones, and scale what is left to unit length (Matryoshka).
+        - `truncate`: cut texts that are too long, instead of raising ContextExceeded.
+        - `pooling`, `normalize`: other than the files say; see `runtime/embedding/`.
+
+        Raises UnsupportedModel if the model is loaded to write text, ValueError for options out of range,
+        TokenizerError, BadLogits and ModelClosed.
+        """
+        self._check_open()
+        if self.vectors is None:
+            raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
+        return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
+
+    def _check_open(self) -> None:
         if self._machine is None:
             raise ModelClosed(f"{self.name} is closed; load it again")
+
+    def _open_engine(self) -> Engine:
+        """The engine of a model that writes text."""
+        self._check_open()
+        if self.vectors is not None:
+            raise UnsupportedModel(self.config.no_text or f"{self.name} is loaded to make vectors of texts")
         return self.engine
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
+TASKS = ("auto", "text", "embed", "rerank")
 SPECULATE = ("auto", "off", "ngram")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -29,6 +30,8 @@ class LoadOptions:
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
       looks them up in prompt and answer where that pays, "off" does not.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank" for
+      scores of documents, or "auto": what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     """
@@ -40,6 +43,7 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
+    task: str = "text"
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -50,6 +54,8 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
