@@ -15,7 +15,7 @@ import typer
 from .. import __version__
 from ..quant.programs import leave_out_current_folder
 from ..runtime.hub.errors import ModelNotFound, StoreError
-from .commands import bench, chat, config, doctor, pull, quantize, rm, run, show, tokenize, use
+from .commands import bench, chat, config, doctor, embed, pull, quantize, rm, run, show, tokenize, use
 from .commands import eval as eval_
 from .commands import list as list_
 from .console import terminal
@@ -48,6 +48,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "quantize": quantize.quantize,
     "bench": bench.bench,
     "eval": eval_.evaluate,
+    "embed": embed.embed,
     "tokenize": tokenize.tokenize,
     "doctor": doctor.doctor,
     "config": config.config,

@@ -60,8 +60,7 @@ class ModelConfig:
     layer_scales: bool = False  # the residual stream is scaled behind each layer
     per_layer_input: PerLayerInputConfig | None = None
     altup: AltUpConfig | None = None  # there are several residual streams
-    # Why it writes no text: it has no output matrix, and only vectors and scores can be made of it. "": it does.
-    no_text: str = ""
+    no_text: str = ""  # why it writes no text, since it has no output matrix; "": it writes some
 
     @property
     def n_layers(self) -> int:

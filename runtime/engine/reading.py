@@ -106,7 +106,7 @@ class TextReader:
         return parts
 
     def _feed(self, text: _Open, room: int, parts: list[_Part]) -> int:
-        """Put as many of a text's tokens into the step as there is room for. Returns the room that is left."""
+        """Put as many of a text's tokens into the step as it has room for. Returns the room that is left."""
         left = len(text.ids) - text.fed
         n = left if self._whole else min(left, room)
         if not n or self._table.pages_needed(text.slot, n) > self._table.free_pages:

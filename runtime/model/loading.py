@@ -44,11 +44,11 @@ def load_model(
     options = options or LoadOptions()
     warn = warn or _log.warning
     source = open_source(Path(path), text)
+    task = _task(source, options.task)
     for note in source.notes:
         warn(note)
-    if source.builtin:
+    if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
-    task = _task(source, options.task)
     weights = Weights(source.config, source.tensors)
     program = build_program(source.config, weights, vectors=task != "text")
     if weights.skipped:
@@ -56,9 +56,10 @@ def load_model(
     context = _context(source, options.context, warn)
     model = Placing(source, program, options, context, warn, progress).place()
     if task != "text":
-        from .vectors import TextVectors  # imported only for models that make vectors
+        from ..embedding.texts import TextVectors  # imported only for models that make vectors
 
-        model.vectors = TextVectors(model, source)
+        hidden = source.config.hidden
+        model.vectors = TextVectors(model.engine, model.tokenizer, source.embedding, hidden, model.embedded)
     return model
 
 

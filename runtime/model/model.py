@@ -32,9 +32,9 @@ Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or th
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.machine import CudaMachine
+    from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
-    from .vectors import TextVectors, VectorKeywords
 
     AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
 

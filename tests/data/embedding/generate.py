@@ -1,4 +1,4 @@
-"""Makes the fixtures of tests/data/embedding: tiny random models, and what sentence-transformers makes of them.
+"""Makes the fixtures of this folder: tiny random models, and what sentence-transformers makes of them.
 
     python generate.py            # into this folder; needs torch, transformers and sentence-transformers
 
@@ -8,7 +8,6 @@ Each fixture is a folder as sentence-transformers or transformers saves it, with
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -25,7 +24,7 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers import models as modules
-from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
 from tokenizers import models as token_models
 
 HERE = Path(__file__).parent

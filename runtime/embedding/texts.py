@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypedDict
 
 import numpy as np
 
-from ..embedding.embedder import BATCH_TOKENS, embed
-from ..embedding.settings import EmbeddingSettings
-from ..embedding.stages import Normalize
+from ...tokenizer import Tokenizer
+from ..engine.engine import Engine
 from ..engine.errors import ContextExceeded
-from .source import Source
-
-if TYPE_CHECKING:
-    from .model import Model
+from .embedder import BATCH_TOKENS, embed
+from .settings import EmbeddingSettings
+from .stages import Normalize
 
 
 class VectorKeywords(TypedDict, total=False):
@@ -30,13 +28,24 @@ class VectorKeywords(TypedDict, total=False):
 class TextVectors:
     """Makes vectors of texts with a model whose program ends with hidden states.
 
-    `settings` are those of the model's files, or the default ones: the last token of a model whose tokens see
-    what is in front of them, else the mean of all, scaled to unit length.
+    `engine` runs it, and its hidden states have `hidden` numbers. `check` is called with the ids of each
+    text; it returns them if the model has embeddings for all of them, and else raises TokenizerError.
+    Without `settings` the vector is that of the last token, scaled to unit length.
     """
 
-    def __init__(self, model: Model, source: Source) -> None:
-        self._model = model
-        self.settings = source.embedding or EmbeddingSettings(pooling=("lasttoken",))
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        settings: EmbeddingSettings | None,
+        hidden: int,
+        check: Callable[[list[int]], list[int]],
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._hidden = hidden
+        self._check = check
+        self.settings = settings or EmbeddingSettings(pooling=("lasttoken",))
 
     def embed(
         self,
@@ -48,7 +57,7 @@ class TextVectors:
         normalize: bool | None = None,
     ) -> np.ndarray:
         """See `Model.embed`."""
-        settings, hidden = self.settings.changed(pooling, normalize), self._model.config.hidden
+        settings, hidden = self.settings.changed(pooling, normalize), self._hidden
         width = settings.width(hidden)
         if dimensions is not None and not 1 <= dimensions <= width:
             raise ValueError(f"the model's vectors have {width} dimensions, not {dimensions}")
@@ -60,7 +69,7 @@ class TextVectors:
         done = 0
         for batch in self._batches(texts, start, settings, truncate):
             skips = [n_start] * len(batch)
-            vectors[done : done + len(batch)] = embed(self._model.engine, batch, settings, hidden, skips)
+            vectors[done : done + len(batch)] = embed(self._engine, batch, settings, hidden, skips)
             done += len(batch)
         if dimensions is None or dimensions == width:
             return vectors
@@ -84,21 +93,20 @@ class TextVectors:
 
     def _ids(self, text: str, settings: EmbeddingSettings, truncate: bool, index: int) -> list[int]:
         """The ids of one text, with what the tokenizer puts around it."""
-        model, tokenizer = self._model, self._model.tokenizer
+        tokenizer, context = self._tokenizer, self._engine.context
         ids = tokenizer.encode(text.lower() if settings.lowercase else text)
         before, behind = tokenizer.prefix_ids, tokenizer.suffix_ids
-        most = min(model.context, settings.max_tokens or model.context)
+        most = min(context, settings.max_tokens or context)
         room = most - len(before) - len(behind)
         if len(ids) > room:
             if not truncate:
-                raise ContextExceeded(
-                    f"text {index + 1} has {len(ids) + len(before) + len(behind)} tokens, but the model takes "
-                    f"{most}; truncation is not asked for"
-                )
+                n = len(ids) + most - room
+                limit = f"but the model takes {most}; cut it (truncate), or split it"
+                raise ContextExceeded(f"text {index + 1} has {n} tokens, {limit}")
             ids = ids[: max(0, room)]
-        return model.embedded([*before, *ids, *behind])
+        return self._check([*before, *ids, *behind])
 
     def _prompt_tokens(self, prompt: str) -> int:
         """The tokens of a prompt with what is in front of it, as they begin a text."""
-        tokenizer = self._model.tokenizer
+        tokenizer = self._tokenizer
         return len(tokenizer.prefix_ids) + len(tokenizer.encode(prompt))
