@@ -56,7 +56,15 @@ class TextVectors:
         pooling: str | None = None,
         normalize: bool | None = None,
     ) -> np.ndarray:
-        """See `Model.embed`."""
+        """float32 [texts, dimensions]: a vector of each text.
+
+        - `prompt`: the name of the prompt of the model's files that is put in front of each text.
+        - `dimensions`: keep only so many, the first ones, and scale what is left to unit length (Matryoshka).
+        - `truncate`: cut texts that are too long, instead of raising ContextExceeded.
+        - `pooling`, `normalize`: what the files say, if they are None.
+
+        Raises ValueError for options out of range, TypeError, ContextExceeded, TokenizerError and BadLogits.
+        """
         settings, hidden = self.settings.changed(pooling, normalize), self._hidden
         width = settings.width(hidden)
         if dimensions is not None and not 1 <= dimensions <= width:
