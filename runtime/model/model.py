@@ -233,7 +233,7 @@ class Model:
     def embed(self, texts: Sequence[str] | str, **options: Unpack[VectorKeywords]) -> np.ndarray:
         """float32 [texts, dimensions]: a vector of each text, as the model's files want it to be made.
 
-        `options` are those of `TextVectors.embed`: `prompt`, `dimensions`, `truncate`, `pooling`, `normalize`.
+        `options`: those of `TextVectors.embed`: `prompt`, `dimensions`, `truncate`, `pooling`, `normalize`.
         Raises UnsupportedModel if the model is loaded to write text, ValueError for options out of range,
         ContextExceeded, TokenizerError, BadLogits and ModelClosed.
         """
