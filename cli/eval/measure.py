@@ -109,6 +109,7 @@ def _windows(plan: Plan, subject: Subject) -> np.ndarray:
     from ...tokenizer import TokenizerError
 
     source = open_source(subject.path)
+    check_writes_text(source.config)
     if source.tokenizer is None:
         raise TokenizerError(f"{source.name} has no tokenizer, so it cannot read a text")
     windows = plan.text.windows(source.tokenizer, plan.context, plan.limit)
