@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..adapters.stored import AdapterFile
+
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed")
 SPECULATE = ("auto", "off", "ngram")
@@ -34,6 +36,7 @@ class LoadOptions:
       what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
+    - `lora`: LoRA adapters, each with a scale; their effects add up.
     """
 
     device: str = "auto"
@@ -44,6 +47,7 @@ class LoadOptions:
     parallel: int | None = None
     speculate: str = "auto"
     task: str = "text"
+    lora: tuple[AdapterFile, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

@@ -48,6 +48,7 @@ class Source:
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
     notes: tuple[str, ...] = ()  # lines for the user about what the files contradict themselves in
     embedding: EmbeddingSettings | None = None  # how its files want vectors to be made; None: they do not say
+    adapters: tuple[tuple[Path, float], ...] = ()  # files of adapters, with their scales
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
 
