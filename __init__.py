@@ -166,8 +166,9 @@ def load(
     gpu_layers: int | None = None,
     parallel: int | None = None,
     speculate: str = "auto",
-    draft: str | os.PathLike[str] | None = None,
+    task: str = "auto",
     *,
+    draft: str | os.PathLike[str] | None = None,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -195,6 +196,8 @@ def load(
       draft model, "auto" does both, each where it pays, and "off" neither.
     - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
       tokens that the model then checks several at a time.
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
+      if its files say that it is made for that, else "text".
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
@@ -221,7 +224,9 @@ def load(
     shown = NoProgress if progress is None else partial(CallbackProgress, progress)
     small = None if draft is None else str(resolve(str(draft), shown))
     options = LoadOptions(
-        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, small), lora=adapter_files(lora)
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task),
+        lora=adapter_files(lora),
+        draft=small,
     )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)

@@ -12,6 +12,7 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .reading import Take, TextReader, Wanted
 from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
@@ -47,6 +48,7 @@ class Engine:
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
     (`speculation/`), which changes no result but by rounding; so are those that a `drafter` proposes.
+    `whole_texts`: attention reads both ways, so that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -69,6 +71,7 @@ class Engine:
         deterministic: bool = False,
         speculate: bool = True,
         drafter: Drafter | None = None,
+        whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -93,6 +96,7 @@ class Engine:
         drafts = not deterministic and not (states and states.layers)
         self._ngrams = speculate and drafts
         self._drafter = drafter if drafts else None
+        self._chunk, self._whole = limits.chunk, whole_texts
         self._scheduler = Scheduler(machine, table, limits, states, self._drafter)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
@@ -298,6 +302,17 @@ class Engine:
         with self._driver.exclusive():
             if self._logits_run is run:
                 self.table.truncate(0, 0)
+
+    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+        """Read independent texts, and hand the machine's outputs to `take` as they are computed.
+
+        They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
+        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        Raises like `submit`; an empty text has no outputs.
+        """
+        ids = [self._check(text) for text in texts]
+        with self._alone():
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
 
     @property
     def _logits_chunk(self) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ..adapters.stored import AdapterFile
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
+TASKS = ("auto", "text", "embed")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -33,6 +34,8 @@ class LoadOptions:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
       neither.
     - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
+      what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     - `lora`: LoRA adapters, each with a scale; their effects add up.
@@ -45,8 +48,9 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
-    draft: str | None = None
+    task: str = "text"
     lora: tuple[AdapterFile, ...] = ()
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -59,6 +63,8 @@ class LoadOptions:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
         if self.speculate == "draft" and self.draft is None:
             raise ValueError("speculation by a draft model needs one")
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
