@@ -247,8 +247,8 @@ class Client:
 
 
 class Interrupting:
-    """A machine's `step` and `top_k` that Ctrl-C seems to interrupt now and then, before or behind them, but for
-    those that the engine's own thread runs."""
+    """Makes steps of a machine end in KeyboardInterrupt now and then, before or behind what they compute, but
+    for those that the engine's own thread runs."""
 
     def __init__(self, machine: Any, chance: float, seed: int) -> None:
         self._draw = random.Random(seed)
