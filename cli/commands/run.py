@@ -10,14 +10,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...runtime.hub.catalogue import BY_NAME
+from ..chat.conversation import Turn
 from ..console import terminal
 from ..console.options import TextOrJson, flag, with_options
 from ..console.safe_text import as_json
+from ..console.wording import count
 from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..generation.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..generation.reply import INTERRUPTED, Reply, generate, reply_facts, show_stats, why_cut
+from ..keeping.flags import Resume, SessionFile
+from ..keeping.keeper import Keeper, open_keeper
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..settings.model import Model_, chosen_model, named_by_user
+
+NO_TEMPLATE = "this model has no chat template: it continues the text instead of answering it"
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -42,26 +48,37 @@ def run(
         flag("--logprobs", metavar="N", min=0, help="Log probabilities, also of N in a token's place."),
     ] = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
+    session: SessionFile = None,
+    resume: Resume = False,
 ) -> None:
     """Answer one prompt.
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
     words, files = prompt or [], options.file or []
-    if words and words[0] in BY_NAME and not named_by_user(ctx, "model"):
+    named = named_by_user(ctx, "model")
+    if words and words[0] in BY_NAME and not named:
         by_word, text = _model_and_text(words, no_stdin, files)
-        model = by_word or model
+        model, named = by_word or model, by_word is not None
     else:
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
+    keeper = open_keeper(session, resume)
+    if keeper is not None:
+        if n_answers > 1 or logprobs is not None:
+            raise typer.BadParameter("a session goes on with one answer, without -N and --logprobs")
+        keeper.check(options.system_text if named_by_user(ctx, "system") else "", options.raw)
+        model = keeper.model(model, named)
     model = chosen_model(model)
     with closing(options.load(model)) as loaded:
         check_texts(loaded, params)
-        if n_answers > 1 or logprobs is not None:
+        if keeper is not None:
+            answer_in_session(loaded, model, text, options, params, keeper)
+        elif n_answers > 1 or logprobs is not None:
             write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
-            return
-        answer(loaded, model, text, options, params)
+        else:
+            answer(loaded, model, text, options, params)
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:
@@ -94,9 +111,39 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
+    reply = _write_reply(loaded, name, _encode(loaded, text, options), options, params)
+    if reply.finish_reason == INTERRUPTED:
+        raise typer.Exit(130)
+
+
+def answer_in_session(
+    loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams, keeper: Keeper
+) -> None:
+    """As `answer`, as the next turn of a conversation that is kept. A reply that Ctrl-C cut is kept as far as
+    it came; without any, nothing is."""
+    conversation = keeper.begin(loaded, name, options.system_text, options.raw, params.max_tokens)
+    if conversation.raw and not loaded.chat_template:
+        terminal.remark(NO_TEMPLATE)
+    turn = Turn(text)
+    conversation.turns.append(turn)
+    ids, gone = conversation.fit(loaded, params.max_tokens)
+    if gone:
+        terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
+    reply = _write_reply(loaded, name, ids, options, params)
+    if reply.text or reply.finish_reason != INTERRUPTED:
+        turn.reply = reply.text
+        turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
+        keeper.save(conversation, loaded, name, ending=True)
+    if reply.finish_reason == INTERRUPTED:
+        raise typer.Exit(130)
+
+
+def _write_reply(
+    loaded: Model, name: str, ids: list[int], options: GenerationOptions, params: SamplingParams
+) -> Reply:
+    """Write what follows `ids`, and what there is to say about it."""
     from ...runtime.answers.request import GenerationRequest
 
-    ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
@@ -114,15 +161,14 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
         terminal.remark(f"({cut})")
     if options.stats:
         show_stats(reply)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
+    return reply
 
 
 def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
     if options.raw:
         return loaded.encode(text, special=True)
     if not loaded.chat_template:
-        terminal.remark("this model has no chat template: it continues the text instead of answering it")
+        terminal.remark(NO_TEMPLATE)
         return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
     messages = [{"role": "user", "content": text}]
     if options.system_text:

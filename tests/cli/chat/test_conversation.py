@@ -48,8 +48,18 @@ def test_the_oldest_turns_go_first_and_the_system_prompt_stays() -> None:
     text, gone = fit(conversation)
     assert text == "s:s;u:q;a:Q;u:four;a:"
     assert gone == len("u:one;a:ONE;u:twoo;a:TWOO;")
-    assert [turn.user for turn in conversation.turns] == ["q", "four"]
+    assert [turn.user for turn in conversation.turns[conversation.dropped :]] == ["q", "four"]
+    assert len(conversation.turns) == 4  # they are kept, though not part of prompts
     assert fit(conversation) == (text, 0)
+    conversation.take_back_dropped(Letters(), None)  # type: ignore[arg-type]
+    assert conversation.dropped == 2
+    del conversation.turns[1:]  # as /undo does
+    assert fit(conversation)[0] == "s:s;u:one;a:ONE"
+    wide = Letters()
+    wide.context = 200
+    conversation = Conversation("s", turns=turns("one", "twoo", "q", "four"), dropped=2)
+    conversation.take_back_dropped(wide, None)  # type: ignore[arg-type]
+    assert conversation.dropped == 0
 
 
 def test_after_turns_have_gone_the_prompt_stays_the_same_for_several_turns() -> None:
@@ -104,8 +114,8 @@ def test_a_cut_answer_is_gone_on_from() -> None:
 
 
 def test_raw_conversations_are_plain_text() -> None:
-    conversation = Conversation("sys", raw=True, turns=[Turn("one", " and"), Turn("two", " or")])
-    assert fit(conversation)[0] == "sys\none and\ntwo or"
+    conversation = Conversation("sys", raw=True, turns=[Turn("one", " and"), Turn("\ntwo", " or")])
+    assert fit(conversation)[0] == "sys\n\none and\ntwo or"
 
 
 def test_saved_conversations_come_back(tmp_path: Path) -> None:

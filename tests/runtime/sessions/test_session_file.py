@@ -143,8 +143,8 @@ def test_headers_that_lie(tmp_path: Path, n: int) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", "[" * 5000, '{"messages": {}}', '{"messages": [3]}', '{"messages": [{"role": "user"}]}',
-     '{"messages": [{"role": 1, "content": ""}], "model": "", "raw": false, "cut": ""}',
-     '{"messages": [], "model": "", "raw": 1, "cut": ""}', '{"messages": [], "model": null, "raw": false}',
+     '{"messages": [{"role": 1, "content": ""}], "model": "", "raw": false, "cut": "", "dropped": 0}',
+     '{"messages": [], "model": "", "raw": 1, "cut": "", "dropped": 0}', '{"messages": [], "model": null, "raw": false}',
      "[" + "1," * (1 << 20) + "1]"],
     ids=range(11),
 )  # fmt: skip
