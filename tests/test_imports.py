@@ -45,17 +45,19 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.hub runtime.answers runtime.model {_ENGINE}",
+    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.hub": "untrusted quant quant.checkpoint",
+    "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
+    "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.answers runtime.reference "
+    "runtime.adapters runtime.answers runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
@@ -253,8 +255,9 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
-                         "runtime.hub", "runtime.answers", "runtime.model", "runtime.sessions",
+        ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.answers", "runtime.model",
+                         "runtime.sessions",
                          "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),

@@ -12,9 +12,12 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
+from .scheduling.beam_generation import BeamGeneration
+from .scheduling.beam_group import BeamGroup
 from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
@@ -23,7 +26,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
 from .speculation.speculation import SequenceDrafts
 from .state import States
-from .stats import GenerationStats
+from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -122,21 +125,54 @@ class Engine:
         priority: int = 0,
         most_unread: int | None = None,
     ) -> Generation:
-        if len(self._scheduler.waiting) >= self.max_waiting:
-            raise QueueFull(f"{self.max_waiting} requests are waiting already")
-        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
-        ends = frozenset() if params.ignore_eos and constraint is None else self.end_ids
-        sequence = EngineSequence(
-            prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
-        )
+        sequence = self._new_sequence(prompt, params, priority)
+        sequence.most_unread = most_unread
+        if params.ignore_eos and constraint is not None:
+            sequence.end_ids = self.end_ids
         if self._speculates:
             sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
         if constraint is not None:
-            stats.complete = False
+            sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens
             sequence.constrained = ConstrainedAnswer(constraint, self._background, n_tokens)
         self._driver.submit(sequence)
         return Generation(self._driver, sequence)
+
+    def _new_sequence(self, prompt: list[int], params: SamplingParams, priority: int) -> EngineSequence:
+        if len(self._scheduler.waiting) >= self.max_waiting:
+            raise QueueFull(f"{self.max_waiting} requests are waiting already")
+        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
+
+    def submit_beams(
+        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+    ) -> BeamGeneration:
+        """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
+        `submit`, and ValueError for parameters that a search cannot have.
+        """
+        prompt, params = self._prompt(ids), params or SamplingParams()
+        left = self.context + 1 - len(prompt)
+        most_new = left if params.max_tokens is None else min(left, params.max_tokens)
+        cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
+        leader = self._new_sequence(prompt, params, priority)
+        search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
+        group = BeamGroup(search, leader)
+        self._driver.submit(leader)
+        return BeamGeneration(self._driver, group)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+    ) -> list[Beam]:
+        """The `k` answers that a beam search finds, the best first: the result of `submit_beams`."""
+        return self.submit_beams(ids, BeamParams(k, length_penalty, early_stopping), params).result()
 
     def generate(
         self,

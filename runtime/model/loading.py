@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +17,9 @@ from .model import Model
 from .options import LoadOptions
 from .placing import Placing
 from .source import Source, open_source
+
+if TYPE_CHECKING:
+    from ..adapters.adapt import Adapted
 
 DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
 
@@ -50,10 +55,24 @@ def load_model(
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)
     program = build_program(source.config, weights)
+    if options.lora:
+        from ..adapters.adapt import adapt
+
+        adapted = adapt(program, source.config, weights, source.tensors, options.lora)
+        program, source = adapted.program, _with_adapters(source, adapted)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
     return Placing(source, program, options, context, warn, progress).place()
+
+
+def _with_adapters(source: Source, adapted: Adapted) -> Source:
+    """The source with the memory of its adapters, and with a fingerprint of its own."""
+    return replace(
+        source,
+        held_bytes=source.held_bytes + adapted.n_bytes,
+        adapters=adapted.files,
+    )
 
 
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:

@@ -65,6 +65,7 @@ class Model:
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
         self._paths = source.paths
+        self._adapters = source.adapters
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
@@ -82,7 +83,7 @@ class Model:
     @cached_property
     def fingerprint(self) -> str:
         """A digest of the model's files, by which what is kept of it is known again (SHA-256)."""
-        return fingerprint(self._paths)
+        return fingerprint(self._paths, self._adapters)
 
     @property
     def stats(self) -> GenerationStats:

@@ -44,6 +44,7 @@ class Source:
     held_bytes: int  # size of the weights in memory
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
     notes: tuple[str, ...] = ()  # lines for the user about what the files contradict themselves in
+    adapters: tuple[tuple[Path, float], ...] = ()  # files of adapters, with their scales
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
 
