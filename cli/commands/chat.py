@@ -16,8 +16,9 @@ from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_files, read_prompt
 from ..keeping.flags import AUTOSAVE_SIZE, AutosaveSize, NoAutosave, Resume, SessionFile
 from ..keeping.keeper import Keeper, autosave_keeper, open_keeper
+from ..run.in_session import answer_in_session
 from ..settings.model import Model_, chosen_model, named_by_user
-from .run import answer, answer_in_session, refuse_system_of_raw
+from .run import answer, refuse_system_of_raw
 
 
 @with_options

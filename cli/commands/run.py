@@ -10,20 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...runtime.hub.catalogue import BY_NAME
-from ..chat.conversation import Turn
 from ..console import terminal
-from ..console.options import TextOrJson, flag, with_options
-from ..console.safe_text import as_json
-from ..console.wording import count
+from ..console.options import flag, with_options
 from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..generation.reply import INTERRUPTED, Reply, generate, reply_facts, show_stats, why_cut
+from ..generation.reply import INTERRUPTED
 from ..keeping.flags import Resume, SessionFile
-from ..keeping.keeper import Keeper, open_keeper
 from ..run.answers import MOST_ANSWERS, write_answers
+from ..run.one_answer import NO_TEMPLATE, write_reply
 from ..settings.model import Model_, chosen_model, named_by_user
-
-NO_TEMPLATE = "this model has no chat template: it continues the text instead of answering it"
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -64,7 +59,11 @@ def run(
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
-    keeper = open_keeper(session, resume)
+    keeper = None
+    if session is not None or resume:
+        from ..keeping.keeper import open_keeper
+
+        keeper = open_keeper(session, resume)
     if keeper is not None:
         if n_answers > 1 or logprobs is not None:
             raise typer.BadParameter("a session goes on with one answer, without -N and --logprobs")
@@ -74,6 +73,8 @@ def run(
     with closing(options.load(model)) as loaded:
         check_texts(loaded, params)
         if keeper is not None:
+            from ..run.in_session import answer_in_session
+
             answer_in_session(loaded, model, text, options, params, keeper)
         elif n_answers > 1 or logprobs is not None:
             write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
@@ -111,57 +112,9 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
-    reply = _write_reply(loaded, name, _encode(loaded, text, options), options, params)
+    reply = write_reply(loaded, name, _encode(loaded, text, options), options, params)
     if reply.finish_reason == INTERRUPTED:
         raise typer.Exit(130)
-
-
-def answer_in_session(
-    loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams, keeper: Keeper
-) -> None:
-    """As `answer`, as the next turn of a conversation that is kept. A reply that Ctrl-C cut is kept as far as
-    it came; without any, nothing is."""
-    conversation = keeper.begin(loaded, name, options.system_text, options.raw, params.max_tokens)
-    if conversation.raw and not loaded.chat_template:
-        terminal.remark(NO_TEMPLATE)
-    turn = Turn(text)
-    conversation.turns.append(turn)
-    ids, gone = conversation.fit(loaded, params.max_tokens)
-    if gone:
-        terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
-    reply = _write_reply(loaded, name, ids, options, params)
-    if reply.text or reply.finish_reason != INTERRUPTED:
-        turn.reply = reply.text
-        turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
-        keeper.save(conversation, loaded, name, ending=True)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
-
-
-def _write_reply(
-    loaded: Model, name: str, ids: list[int], options: GenerationOptions, params: SamplingParams
-) -> Reply:
-    """Write what follows `ids`, and what there is to say about it."""
-    from ...runtime.answers.request import GenerationRequest
-
-    plain = options.output is TextOrJson.text
-    sink = terminal.ModelText(wrap=not options.no_wrap)
-    try:
-        request = GenerationRequest(ids=ids, params=params)
-        reply = generate(loaded, request, sink.write if plain else lambda piece: None)
-    except Exception:
-        if sink.text:  # what is there already still ends with a newline
-            sink.finish()
-        raise
-    if not plain:
-        terminal.write(as_json(reply_facts(name, reply)) + "\n")
-    elif reply.text or reply.finish_reason != INTERRUPTED:
-        sink.finish()
-    if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):
-        terminal.remark(f"({cut})")
-    if options.stats:
-        show_stats(reply)
-    return reply
 
 
 def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:

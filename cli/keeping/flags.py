@@ -12,12 +12,8 @@ SessionFile = Annotated[
     str | None,
     flag("--session", metavar="FILE", help="Go on with the conversation in FILE, and keep it there."),
 ]
-Resume = Annotated[
-    bool, flag("--resume", help="Go on where the last conversation of llm chat stopped.")
-]
-NoAutosave = Annotated[
-    bool, flag("--no-autosave", help="Do not keep this conversation for --resume.")
-]
+Resume = Annotated[bool, flag("--resume", help="Go on where the last conversation of llm chat stopped.")]
+NoAutosave = Annotated[bool, flag("--no-autosave", help="Do not keep this conversation for --resume.")]
 AutosaveSize = Annotated[
     int,
     flag(

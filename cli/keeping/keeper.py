@@ -73,7 +73,9 @@ class Keeper:
             return named
         from ...runtime.hub.resolve import find_local
 
-        found = find_local(wanted)
+        found = None
+        with suppress(ModelNotFound):
+            found = find_local(wanted)
         if found is None or not found.exists():
             raise ModelNotFound(
                 f"{self.name} is a conversation with {one_line(wanted)}, which is not on disk; -m names "
@@ -99,9 +101,7 @@ class Keeper:
 
     # ---- with it
 
-    def begin(
-        self, model: Model, name: str, system: str, raw: bool, max_tokens: int | None
-    ) -> Conversation:
+    def begin(self, model: Model, name: str, system: str, raw: bool, max_tokens: int | None) -> Conversation:
         """The conversation to go on with; what the file has of its KV cache is put into the model's.
 
         `name` is what the user calls the model; `system` and `raw` are for a new conversation.
@@ -119,8 +119,8 @@ class Keeper:
         conversation = Conversation(talk.system, talk.raw, self._turns(), max(0, talk.dropped))
         if not restore(model, self._saved, self.name):
             terminal.note(
-                f"({self.name} has the KV cache of another model, type or machine: its "
-                "messages are read anew)"
+                f"({self.name}: its KV cache is of another model, type or machine, or too large, so that the "
+                "conversation is read anew)"
             )
         self._saved = SavedSession(talk)  # without what the file is mapped for
         conversation.take_back_dropped(model, max_tokens)

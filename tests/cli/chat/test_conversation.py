@@ -176,13 +176,13 @@ def test_the_room_that_a_reply_leaves(max_tokens: int | None, room: int) -> None
     assert (len(text), gone, len(full.turns)) == (room, 0, 2)
     over = Conversation(turns=turns("one", "x" * (room - others + 1)))
     text, gone = fit(over, max_tokens)
-    assert (len(text), gone, len(over.turns)) == (room + 1 - 12, 12, 1)
+    assert (len(text), gone, len(over.turns) - over.dropped) == (room + 1 - 12, 12, 1)
 
 
 def test_a_message_of_the_whole_context_fits() -> None:
     whole = Conversation(turns=turns("one", "x" * 55))
     text, gone = fit(whole)
-    assert (len(text), gone, len(whole.turns)) == (60, 12, 1)
+    assert (len(text), gone, len(whole.turns) - whole.dropped) == (60, 12, 1)
     too_long = Conversation(turns=turns("one", "x" * 56))
     text, gone = fit(too_long)
     assert (len(text), gone, len(too_long.turns)) == (61, 0, 2)
@@ -191,7 +191,7 @@ def test_a_message_of_the_whole_context_fits() -> None:
 def test_several_turns_go_at_once() -> None:
     conversation = Conversation("sys", turns=turns("one", "two", "six", "x" * 30))
     assert fit(conversation) == (f"s:sys;u:{'x' * 30};a:", 36)
-    assert conversation.turns == [Turn("x" * 30)]
+    assert conversation.turns[conversation.dropped :] == [Turn("x" * 30)]
 
 
 def test_only_the_newest_of_equal_turns_is_gone_on_from() -> None:
@@ -202,7 +202,7 @@ def test_only_the_newest_of_equal_turns_is_gone_on_from() -> None:
 def test_a_turn_without_reply_in_the_middle() -> None:
     conversation = Conversation(turns=[Turn("one"), Turn("two")])
     assert fit(conversation)[0] == "u:one;a:;u:two;a:"
-    raw = Conversation(raw=True, turns=[Turn("one"), Turn("two")])
+    raw = Conversation(raw=True, turns=[Turn("one"), Turn("\ntwo")])
     assert fit(raw)[0] == "one\ntwo"
 
 
