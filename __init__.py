@@ -168,6 +168,8 @@ def load(
     speculate: str = "auto",
     *,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_layers: tuple[int, int] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -194,6 +196,9 @@ def load(
       pays, "off" does not.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
+    - `control_vectors`: GGUF files of directions that are added to the residual stream behind layers, named
+      as in `lora`; `control_layers`: the first and the last layer, counted from 0, that they act behind.
+      Default: all that they have directions for.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -209,15 +214,14 @@ def load(
     """
     from functools import partial
 
-    from .runtime.adapters.stored import adapter_files
+    from .runtime.adapters.stored import Adapters, adapter_files
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
-    options = LoadOptions(
-        *(device, context, threads, kv_type, gpu_layers, parallel, speculate), lora=adapter_files(lora)
-    )
+    adapters = Adapters(adapter_files(lora), adapter_files(control_vectors), control_layers)
+    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel, speculate, adapters)
     path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
     return load_model(path, options, warn=warn, progress=progress)
 

@@ -240,7 +240,7 @@ class GenerationOptions(AdapterOptions):
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        adapters = self.lora_files
+        adapters = self.adapters
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -251,7 +251,7 @@ class GenerationOptions(AdapterOptions):
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
-                lora=adapters,
+                adapters=adapters,
             ),
         )
 

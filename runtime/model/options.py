@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..adapters.stored import AdapterFile
+from ..adapters.stored import Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 SPECULATE = ("auto", "off", "ngram")
@@ -33,7 +33,7 @@ class LoadOptions:
       looks them up in prompt and answer where that pays, "off" does not.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
-    - `lora`: LoRA adapters, each with a scale; their effects add up.
+    - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
     device: str = "auto"
@@ -43,7 +43,7 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
-    lora: tuple[AdapterFile, ...] = ()
+    adapters: Adapters = Adapters()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
