@@ -1,7 +1,7 @@
 """Control vectors: directions that are added to the residual stream behind layers.
 
-A GGUF file of them has tensors `direction.N`, float32 [hidden], for the layers N from 1 on. Source: llama.cpp's
-reader, which also adds direction N behind layer N, counted from 0. (Zou et al. 2023, "Representation
+A GGUF file has tensors `direction.N`, float32 [hidden], for the layers N from 1 on. Source: llama.cpp,
+which also adds direction N behind layer N, counted from 0. (Zou et al. 2023, "Representation
 Engineering"; the `repeng` library trains and writes such files.)
 """
 

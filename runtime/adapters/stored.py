@@ -58,6 +58,9 @@ class Adapters:
         return bool(self.lora or self.control_vectors)
 
 
+NO_ADAPTERS = Adapters()
+
+
 def adapter_files(
     named: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]],
 ) -> tuple[AdapterFile, ...]:

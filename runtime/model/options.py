@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..adapters.stored import Adapters
+from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 SPECULATE = ("auto", "off", "ngram")
@@ -43,7 +43,7 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
-    adapters: Adapters = Adapters()
+    adapters: Adapters = NO_ADAPTERS
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:

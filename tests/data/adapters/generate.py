@@ -5,9 +5,10 @@
 
 CONFORMANCE is a folder with the unpacked models of tests/data/conformance. Each folder of OUT is an adapter
 as PEFT saves it, with `expected.npz`: `ids` [24], `rows` [4], `logits` float32 [4, vocab] after the ids at
-`rows`, and `effect`, the mean absolute difference that the adapter makes to them.
+`rows`, and `effect`, the mean absolute difference that the adapter makes to them. Of a control vector there
+is `expected.npz` only, with the directions.
 
-Needs torch, transformers 5, peft and gguf.
+Needs torch, transformers 5, and peft.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import gguf
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -103,10 +103,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
 }
 
 
-# An adapter as transformers 4 had it, with a module for each expert; PEFT itself reads it into today's stacks.
+# An adapter as transformers 4 had it, with a module for each expert; PEFT reads it into today's stacks.
 OF_MODULES = {
     "mixtral": ("mixtral", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "w1", "w2", "w3"]})
 }
+# Models with a control vector, which hooks add to the outputs of the layers that it has directions for.
+CONTROLLED = {"control-gemma3": ("gemma3", (1, 2, 5)), "control-llama": ("llama", (1,))}
 
 
 def logits_of(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
@@ -176,23 +178,17 @@ def make_controlled(name: str, conformance: Path, out: Path) -> None:
     ids = np.load(conformance / base / "reference.npz")["input_ids"][:24].astype(np.int32)
     model = load(conformance / base)
     plain = logits_of(model, ids)
-    writer = gguf.GGUFWriter(folder / "vector.gguf", "controlvector")
-    writer.add_string("controlvector.model_hint", base)
-    writer.add_uint32("controlvector.layer_count", len(layers))
+    directions = {}
     for layer in layers:
         direction = generator.normal(0, 1, model.config.hidden_size).astype(np.float32)
-        writer.add_tensor(f"direction.{layer}", direction)
+        directions[f"direction.{layer}"] = direction
         add = torch.tensor(direction)
         model.model.layers[layer].register_forward_hook(
             lambda _, __, x, add=add: (x[0] + add, *x[1:]) if isinstance(x, tuple) else x + add
         )
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
     expected = logits_of(model, ids)
     effect = np.abs(expected - plain).mean(axis=-1)
-    np.savez(folder / "expected.npz", ids=ids, rows=ROWS, logits=expected, effect=effect)
+    np.savez(folder / "expected.npz", ids=ids, rows=ROWS, logits=expected, effect=effect, **directions)
     print(f"{name}: effect {effect.round(2)}, logits {expected.std():.2f}", flush=True)
 
 
