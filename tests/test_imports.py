@@ -2,9 +2,9 @@
 and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
-point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model and runtime.answers
-import it. From the
-package itself rooms may import `KukriError`, the base of all errors, which is defined there because quant and
+point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers and
+runtime.embedding import it. From the package itself rooms may import `KukriError`, the base of all errors,
+which is defined there because quant and
 tokenizer have no sibling to take it from; and cli may import `__version__`. For the same reason the module
 `untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
 module outside of cli that imports it.
@@ -36,13 +36,14 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
-    "quant quant.formats quant.jit quant.recipes tokenizer "
+    "cli.commands": "cli.bench cli.chat cli.console cli.embedding cli.eval cli.generation cli.run "
+    "cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.embedding": "cli.console cli.generation",
+    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
@@ -56,9 +57,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.adapters runtime.answers runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export runtime.answers "
+    "runtime.adapters runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
+    "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
@@ -227,7 +232,9 @@ def test_the_table_points_down():
             assert {each.split(".")[0] for each in allowed} <= {"quant", *BELOW}
         if part == "tokenizer":
             assert {each.split(".")[0] for each in allowed} <= {"tokenizer", *BELOW}
-        if part == "runtime" and not room.startswith(("runtime.model", "runtime.answers")):
+        if part == "runtime" and not room.startswith(
+            ("runtime.model", "runtime.answers", "runtime.embedding")
+        ):
             assert not {each for each in allowed if each.split(".")[0] == "tokenizer"}
         if ".kernels" in room:
             assert not {each for each in allowed if "lowering" in each}

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ..answers.answer import Answer
+from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
 from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
+from ..engine.sampling.beam_search import BeamParams, EarlyStopping
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
 from .fingerprint import fingerprint
@@ -30,6 +33,7 @@ from .source import Source, check_embedded
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.machine import CudaMachine
+    from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
 
@@ -53,7 +57,9 @@ class Model:
     they do in a process made by `fork`, where the model has no threads.
     """
 
-    def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
+    def __init__(
+        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | None = None
+    ) -> None:
         self.config = source.config
         self.path = source.path
         self.name = source.name
@@ -64,7 +70,9 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._draft = draft
         self._paths = source.paths
+        self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._adapters = source.adapters
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
@@ -96,7 +104,7 @@ class Model:
         With `special`, control tokens written in the text become control tokens. Raises TokenizerError if the
         model has no tokenizer, or no embedding for one of the tokens.
         """
-        return self._embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
+        return self.embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
 
     def encode_chat(
         self,
@@ -123,9 +131,9 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
-        return self._embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
+        return self.embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
 
-    def _embedded(self, ids: list[int]) -> list[int]:
+    def embedded(self, ids: list[int]) -> list[int]:
         """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
         check_embedded(self.name, self.tokenizer, ids, self.config.vocab_size)
         return ids
@@ -176,6 +184,37 @@ class Model:
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
         generation = self._open_engine().submit(ids, params)
         return Continuation(generation, reader, self._open_engine)
+
+    def submit_beams(
+        self,
+        ids: Sequence[int],
+        beams: BeamParams,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> BeamAnswers:
+        """Queue a beam search for what follows `ids`, whose answers come when it ends.
+
+        Of the sampling parameters, bias, penalties, `max_tokens`, `stop` and `ignore_eos` count. As many
+        beams run in one step as the model was loaded for sequences (`parallel`). Errors are those of
+        `submit`.
+        """
+        params = self.with_ids(sampling_params("submit_beams", params, sampling))
+        generation = self._open_engine().submit_beams(ids, beams, params)
+        return BeamAnswers(generation, self.tokenizer, params.stop)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[BeamAnswer]:
+        """The `k` answers that a beam search finds, the best first; see BeamParams and `submit_beams`."""
+        beams = BeamParams(k, length_penalty, early_stopping)
+        return self.submit_beams(ids, beams, params, **sampling).result()
 
     def stream(
         self,
@@ -228,6 +267,18 @@ class Model:
         if piece:
             yield piece
 
+    def embed(self, texts: Sequence[str] | str, **options: Unpack[VectorKeywords]) -> np.ndarray:
+        """float32 [texts, dimensions]: a vector of each text, as the model's files want it to be made.
+
+        `options`: those of `TextVectors.embed`: `prompt`, `dimensions`, `truncate`, `pooling`, `normalize`.
+        Raises UnsupportedModel if the model is loaded to write text, ValueError for options out of range,
+        ContextExceeded, TokenizerError, BadLogits and ModelClosed.
+        """
+        self._check_open()
+        if self.vectors is None:
+            raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
+        return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
+
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
@@ -254,9 +305,15 @@ class Model:
         assert request.messages is not None
         return self.encode_chat(request.messages, request.tools, request.variables)
 
-    def _open_engine(self) -> Engine:
+    def _check_open(self) -> None:
         if self._machine is None:
             raise ModelClosed(f"{self.name} is closed; load it again")
+
+    def _open_engine(self) -> Engine:
+        """The engine of a model that writes text."""
+        self._check_open()
+        if self.vectors is not None:
+            raise UnsupportedModel(self.config.no_text or f"{self.name} is loaded to make vectors of texts")
         return self.engine
 
     def close(self) -> None:
@@ -264,6 +321,8 @@ class Model:
         machine, self._machine = self._machine, None
         if machine is not None:
             self.engine.close()
+            if self._draft is not None:
+                self._draft.close()
             if not self.engine.forked:
                 machine.close()
 
