@@ -60,11 +60,11 @@ class Additions:
     @property
     def n_bytes(self) -> int:
         """The size of all matrices."""
-        besides = [*self.products.values(), *self.embeddings.values(), *self.experts.values()]
-        groups = [group for beside in besides for group in (beside.down, beside.up)]
-        groups += self.heads.values()
-        matrices = (group if isinstance(group, tuple) else (group,) for group in groups)
-        return sum(matrix.n_bytes for group in matrices for matrix in group)
+        besides = (*self.products.values(), *self.embeddings.values())
+        matrices = [matrix for beside in besides for matrix in (beside.down, beside.up)]
+        matrices += (m for low in self.experts.values() for m in (*low.down, *low.up))
+        matrices += (matrix for heads in self.heads.values() for matrix in heads)
+        return sum(matrix.n_bytes for matrix in matrices)
 
     def to(self, program: Program) -> Program:
         """The program with everything that is added."""
