@@ -10,7 +10,10 @@ import msgspec
 
 from . import plain
 from .endpoint import Handler
-from .openai import chat, models
+from .anthropic import messages
+from .ollama import chat as ollama_chat
+from .ollama import models as ollama_models
+from .openai import chat, completions, models, responses
 from .plain import Nothing
 
 
@@ -29,6 +32,18 @@ PATHS: Sequence[Path] = (
     Path("OpenAI", "GET", "/v1/models", models.models),
     Path("OpenAI", "GET", "/v1/models/{name:path}", models.model),
     Path("OpenAI", "POST", "/v1/chat/completions", chat.chat, chat.ChatRequest),
+    Path("OpenAI", "POST", "/v1/completions", completions.completions, completions.CompletionRequest),
+    Path("OpenAI", "POST", "/v1/responses", responses.responses, responses.ResponseRequest),
+    Path("Anthropic", "POST", "/v1/messages", messages.messages, messages.MessagesRequest),
+    Path(
+        "Anthropic", "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountRequest
+    ),
+    Path("Ollama", "POST", "/api/chat", ollama_chat.chat, ollama_chat.ChatRequest),
+    Path("Ollama", "POST", "/api/generate", ollama_chat.generate, ollama_chat.GenerateRequest),
+    Path("Ollama", "GET", "/api/tags", ollama_models.tags),
+    Path("Ollama", "GET", "/api/ps", ollama_models.running),
+    Path("Ollama", "POST", "/api/show", ollama_models.show, ollama_models.ShowRequest),
+    Path("Ollama", "GET", "/api/version", ollama_models.version),
     Path("server", "GET", "/health", plain.health),
     Path("server", "GET", "/metrics", plain.metrics),
     Path("server", "POST", "/tokenize", plain.tokenize, plain.TokenizeRequest),

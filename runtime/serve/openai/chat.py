@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from time import time
 from typing import Annotated, Any
 from uuid import uuid4
@@ -12,10 +13,18 @@ from msgspec import Meta
 
 from .... import __version__
 from ...answers.answer import Answer
-from ...answers.events import AnswerEvent, Finished, TextDelta, ThinkingDelta, TokenEvent
-from ...answers.request import GenerationRequest
+from ...answers.events import (
+    AnswerEvent,
+    Finished,
+    TextDelta,
+    ThinkingDelta,
+    TokenEvent,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from ...engine.stats import GenerationStats
 from ...model.model import Model
+from ..asking import Conversation, answer
 from ..bodies import refuse
 from ..call import Call
 from ..endpoint import error_part
@@ -26,6 +35,7 @@ from ..sending import DONE, Stream, sse
 from .logprobs import TokenNames
 from .messages import checked_messages
 from .parameters import REFUSED
+from .tools import checked_tools, thinks, tool_choice
 
 FINGERPRINT = f"kukri-{__version__}"
 REASONS = {"length": "length", "context": "length", "tool_calls": "tool_calls"}  # others: "stop"
@@ -47,6 +57,11 @@ class ChatRequest(Sampling, kw_only=True):
     max_completion_tokens: Annotated[int, Meta(ge=0)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -67,15 +82,26 @@ async def _answers(call: Call, model: Model, request: ChatRequest) -> list[Answe
         raise Problem(400, f"n must be at most {call.serving.options.max_answers}", "n", "invalid_value")
     if request.top_logprobs is not None and not request.logprobs:
         raise Problem(400, "top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
-    messages = checked_messages(request.messages)
+    asked = _conversation(request)
     most = given_count(request.max_completion_tokens, request.max_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     answers: list[Answer] = []
     for nth in range(n):
         params = sampling_params(request, most, logprobs, nth=nth)
-        asked = GenerationRequest(messages, params=params, variables=request.chat_template_kwargs)
-        answers.append(await call.answer(lambda asked=asked: model.answer(asked)))  # type: ignore[misc]
+        answers.append(await call.answer(partial(answer, model, asked, params)))
     return answers
+
+
+def _conversation(request: ChatRequest) -> Conversation:
+    return Conversation(
+        checked_messages(request.messages),
+        tools=checked_tools(request.tools),
+        tool_choice=tool_choice(request.tool_choice),
+        parallel=request.parallel_tool_calls is not False,
+        thinking=thinks(request.reasoning_effort),
+        response_format=request.response_format,
+        variables=request.chat_template_kwargs,
+    )
 
 
 class _Reply:
@@ -142,6 +168,13 @@ class _Reply:
                         found.append((joined, (*tokens, *event.token_events), None))
                     else:
                         found.append(({key: event.text}, event.token_events, None))
+                case ToolCallStart():
+                    function = {"name": event.name, "arguments": ""}
+                    started = {"index": event.index, "id": event.id, "type": "function", "function": function}
+                    found.append(({"tool_calls": [started]}, (), None))
+                case ToolCallDelta():
+                    more = {"index": event.index, "function": {"arguments": event.arguments}}
+                    found.append(({"tool_calls": [more]}, (), None))
                 case Finished():
                     found.append(({}, (), REASONS.get(event.reason, "stop")))
         return found
