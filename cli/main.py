@@ -6,77 +6,26 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from .. import __version__
 from ..quant.programs import leave_out_current_folder
 from ..runtime.hub.errors import ModelNotFound, StoreError
-from .commands import bench, chat, config, doctor, pull, quantize, rm, run, show, tokenize, use
-from .commands import eval as eval_
-from .commands import list as list_
+from .app import COMMANDS, command_function, command_group
 from .console import terminal
 from .console.explain import explain
-from .console.help_text import fit_help
 from .console.log import log_on_stderr
 from .settings import model
-from .settings.file import SettingsError, read_settings, settings_path
+from .settings.file import WITHOUT_SETTINGS, SettingsError, read_settings
 from .signals import as_sent, unwinding
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONTEXT, EXIT_DAMAGED, EXIT_INTERRUPTED = 1, 2, 3, 4, 5, 130
 
 # typer may bring its own copy of click, so its classes are reached through what typer exports.
 _UsageError = typer.BadParameter.__bases__[0]
-
-app = typer.Typer(
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Every flag of a command can also be set in the environment, as LLM_<FLAG>: LLM_TOP_K=20, or in "
-    "the settings file: llm config top-k 20.",
-)
-_COMMANDS: dict[str, Callable[..., None]] = {
-    "run": run.run,
-    "chat": chat.chat,
-    "use": use.use,
-    "pull": pull.pull,
-    "list": list_.list_models,
-    "show": show.show,
-    "rm": rm.rm,
-    "quantize": quantize.quantize,
-    "bench": bench.bench,
-    "eval": eval_.evaluate,
-    "tokenize": tokenize.tokenize,
-    "doctor": doctor.doctor,
-    "config": config.config,
-}
-for name, command in _COMMANDS.items():
-    # The first sentence; without `short_help`, typer would cut it.
-    app.command(name, short_help=inspect.getdoc(command).split("\n\n")[0])(command)  # type: ignore[union-attr]
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        terminal.write(f"kukri {__version__}\n")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    ctx: typer.Context,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.", envvar="LLM_DEBUG")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Run quantised language models on this machine."""
-    if ctx.invoked_subcommand not in config.UNSET and (settings := read_settings()):
-        from .settings.flags import defaults, settable  # a start without settings does without
-
-        commands = settable(ctx.command.commands, config.UNSET)  # type: ignore[attr-defined]
-        ctx.default_map = defaults(settings, commands, settings_path())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,9 +43,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     words = [word for i, word in enumerate(words) if word != "--debug" or i >= end]
     code: int | str | None
     try:
-        group = typer.main.get_command(app)
+        group = command_group(_the_only(words))
         _ignore_formats_of_others(group)
-        fit_help(group)
         code = group.main(words or ["--help"], prog_name=_program(), standalone_mode=False)
         if not words and terminal.is_terminal(sys.stdout):
             _suggest()
@@ -114,6 +62,22 @@ def _main(arguments: Sequence[str] | None) -> int:
     return _close(code if isinstance(code, int) else EXIT_FAILURE if code else 0)
 
 
+def _the_only(words: Sequence[str]) -> str | None:
+    """The command that a command line is about, if no other one's flags matter to it.
+
+    They do for the shell's completion, for settings and LLM_OUTPUT, which other commands may know, and for
+    the commands that show and change settings.
+    """
+    name = words[0] if words else ""
+    if name not in COMMANDS or name in WITHOUT_SETTINGS or "LLM_OUTPUT" in os.environ:
+        return None
+    completes = any(variable.endswith("_COMPLETE") for variable in os.environ)
+    if completes:
+        return None
+    settings = read_settings()
+    return name if not settings or (settings.keys() == {"model"} and name in ("run", "chat")) else None
+
+
 def _suggest() -> None:
     """Below the help that `llm` alone shows: a model for this machine, unless one is the default already."""
     if model.from_environment() is None and "model" not in read_settings():
@@ -129,9 +93,9 @@ def _ignore_formats_of_others(group: Any) -> None:
     command has is a usage error all the same.
     """
     value = os.environ.get("LLM_OUTPUT")
-    defaults = {
-        name: inspect.signature(command).parameters.get("output") for name, command in _COMMANDS.items()
-    }
+    if value is None:
+        return
+    defaults = {name: inspect.signature(command_function(name)).parameters.get("output") for name in COMMANDS}
     formats = {name: {str(f) for f in type(found.default)} for name, found in defaults.items() if found}
     if not any(value in known for known in formats.values()):
         return

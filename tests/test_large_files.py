@@ -116,8 +116,16 @@ def test_what_is_measured(warm: None, tmp_path: Path) -> None:
     def fail(path: Path) -> None:
         raise ZeroDivisionError
 
-    outcome, seconds, megabytes = cost(spend, tmp_path)
-    assert (outcome, 0.3 <= seconds < 2, 150 < megabytes < 400) == ("", True, True)
+    measured = []
+    for _ in range(3):  # what the system takes back from this process meanwhile is measured along
+        outcome, seconds, megabytes = cost(spend, tmp_path)
+        measured.append(megabytes)
+        assert outcome == ""
+        assert 0.3 <= seconds < 2
+        if 150 < megabytes < 400:
+            break
+    else:
+        pytest.fail(f"200 MB were measured as {measured}")
     assert cost(fail, tmp_path)[0].startswith("FINDING")
 
 

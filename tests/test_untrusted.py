@@ -220,7 +220,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "quant/safe_files.py": ({"open", "os.open"}, "writes"),
     "quant/ownership.py": ({"open", "os.open"}, "reads a file that only this user or root can have written"),
     "quant/jit/file_cache.py": ({"open"}, OWN),
-    "quant/jit/kernel_cache.py": ({"json.loads"}, OWN),
+    "quant/jit/kernel_cache.py": ({"json.loads", "mmap.mmap"}, OWN + ", and maps no file"),
     "quant/jit/sources.py": ({"path.read_bytes"}, OWN),
     "runtime/cuda/compile/workers.py": ({"json.loads"}, OWN),
     "runtime/calibration/encoder.py": ({"Path(__file__).with_name('calibration.txt').read_text"}, OWN),

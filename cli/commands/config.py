@@ -9,12 +9,17 @@ import typer
 
 from ..console import terminal
 from ..console.safe_text import as_json, lines, one_line
-from ..settings.file import SettingsError, change, read_settings, settings_path, spelled
+from ..settings.file import (
+    WITHOUT_SETTINGS,
+    SettingsError,
+    change,
+    read_settings,
+    settings_path,
+    spelled,
+)
 
 if TYPE_CHECKING:
     from ..settings.flags import Flags
-
-UNSET = ("config", "use")  # commands without settings of their own
 
 
 def config(
@@ -54,7 +59,7 @@ def config(
     elif value:
         from ..settings.flags import settable
 
-        commands = settable(_group(ctx).commands, UNSET)
+        commands = settable(_group(ctx).commands, WITHOUT_SETTINGS)
         table, name = _place(key)
         change(table, name, _checked(commands, table, name, value))
     else:

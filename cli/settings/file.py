@@ -11,6 +11,7 @@ from ...quant.safe_files import NewFile
 from ..console.bounded_io import TooLong, read_file
 
 LONGEST = 1 << 20  # bytes
+WITHOUT_SETTINGS = ("config", "use")  # commands without settings of their own
 
 
 class SettingsError(ValueError):

@@ -8,12 +8,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer
 
+from kukri.cli.app import command_group
 from kukri.cli.console.table import pairs, table
 from kukri.cli.console.terminal import note, tell
 from kukri.cli.generation import options as generation
-from kukri.cli.main import app
 from kukri.quant.units import human_bytes
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.hub import catalogue
@@ -118,7 +117,7 @@ def test_defaults_in_the_help_are_those_of_the_sampler() -> None:
 
 
 def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
-    group = typer.main.get_command(app)
+    group = command_group()
     flags: dict[str, dict[str, str | None]] = {}
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         flags[name] = {

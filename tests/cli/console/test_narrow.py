@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from kukri.cli.app import COMMANDS
 from kukri.cli.bench.report import as_markdown, for_terminal
 from kukri.cli.chat.settings import parsed, shown
 from kukri.cli.commands import list as list_
 from kukri.cli.console.table import columns_that_fit, records, table
 from kukri.cli.console.wording import count
-from kukri.cli.main import _COMMANDS
 from kukri.runtime.hub.installed import Installed
 
 from ...running import Run
@@ -29,7 +29,7 @@ RESULT = {
 
 
 @pytest.mark.parametrize("columns", [24, 40, 60, 80])
-@pytest.mark.parametrize("command", ["", *_COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_help_fits_and_has_every_word(
     llm_inside: Run, monkeypatch: pytest.MonkeyPatch, command: str, columns: int
 ) -> None:

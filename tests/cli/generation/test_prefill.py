@@ -91,9 +91,9 @@ def test_a_short_prefill_and_a_log_see_nothing(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(os.name == "nt", reason="terminals of POSIX")
 def test_in_a_terminal(environment: dict[str, str], endless: Path) -> None:
-    terminal = Terminal(
-        environment, "run", "-m", str(endless), "-c", "16384", "-n", "4", "--no-stdin", "word " * 3000
-    )
+    text = "word " * 8000  # 38,000 tokens, which take seconds on a fast machine too
+    arguments = ("-m", str(endless), "-c", "60000", "--threads", "1", "-n", "4", "--no-stdin")
+    terminal = Terminal(environment, "run", *arguments, text)
     assert terminal.end() == 0
     counts = [int(n) for n in re.findall(rb"reading the prompt \S+ (\d+) of \d+ tokens", terminal.raw)]
     assert len(set(counts)) >= 2

@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from kukri.cli.commands.config import UNSET
-from kukri.cli.main import app
+from kukri.cli.app import command_group
 from kukri.cli.settings import file
-from kukri.cli.settings.file import SettingsError, change, read_settings, settings_path
+from kukri.cli.settings.file import (
+    WITHOUT_SETTINGS,
+    SettingsError,
+    change,
+    read_settings,
+    settings_path,
+)
 from kukri.cli.settings.flags import defaults, from_words, settable
 
 from ...running import Run, failed
@@ -33,7 +37,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def commands() -> dict[str, Any]:
-    return settable(typer.main.get_command(app).commands, UNSET)  # type: ignore[attr-defined]
+    return settable(command_group().commands, WITHOUT_SETTINGS)
 
 
 def new_tokens(llm_inside: Run, *flags: Any, env: dict[str, str] | None = None) -> int:
