@@ -23,8 +23,8 @@ from ..console.options import (
     KvType,
     Speculate,
     flag,
+    with_options,
 )
-from ..console.options import with_options
 from ..settings.model import from_environment
 
 if TYPE_CHECKING:
@@ -39,18 +39,25 @@ class ServeFlags:
     """The flags of `llm serve`."""
 
     host: Annotated[
-        str, flag("--host", metavar="ADDRESS", help="Address to listen on; others than this machine's need a key.")
+        str,
+        flag(
+            "--host", metavar="ADDRESS", help="Address to listen on; others than this machine's need a key."
+        ),
     ] = "127.0.0.1"
     port: Annotated[
         int, flag("--port", metavar="N", min=0, max=65535, help="Port to listen on; 0: any that is free.")
     ] = 8080
     parallel: Annotated[
         int | None,
-        flag("--parallel", metavar="N", min=1, max=1024, help="Answers written at the same time; default: 16."),
+        flag(
+            "--parallel", metavar="N", min=1, max=1024, help="Answers written at the same time; default: 16."
+        ),
     ] = None
     context: Annotated[
         int | None,
-        flag("-c", "--ctx", "--context", metavar="N", min=1, max=MAX_CONTEXT, help="Tokens of a conversation."),
+        flag(
+            "-c", "--ctx", "--context", metavar="N", min=1, max=MAX_CONTEXT, help="Tokens of a conversation."
+        ),
     ] = None
     api_key: Annotated[
         list[str] | None,
@@ -65,7 +72,8 @@ class ServeFlags:
         flag("--allow-origin", metavar="URL", help="Web pages that may ask, as https://example.org; *: any."),
     ] = None
     max_prompt: Annotated[
-        int | None, flag("--max-prompt", metavar="N", min=1, help="Tokens of a prompt; default: the context's.")
+        int | None,
+        flag("--max-prompt", metavar="N", min=1, help="Tokens of a prompt; default: the context's."),
     ] = None
     max_body: Annotated[
         int, flag("--max-body", metavar="BYTES", min=1024, help="Bytes of a request's body.")
@@ -78,7 +86,9 @@ class ServeFlags:
     ] = 3600.0
     memory: Annotated[
         str | None,
-        flag("--memory", metavar="SIZE", help="For the files of loaded models together, as 24G; default: all."),
+        flag(
+            "--memory", metavar="SIZE", help="For the files of loaded models together, as 24G; default: all."
+        ),
     ] = None
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")

@@ -73,6 +73,4 @@ async def _refused(request: Request, error: Exception) -> Response:
     texts = {404: f"there is no {path:.100}", 405: f"{path:.100} does not take {request.method}"}
     problem = Problem(error.status_code, texts.get(error.status_code, error.detail), code="not_found")
     headers = dict(error.headers or {})
-    return Response(
-        encode(body_of(problem, path)), error.status_code, headers, media_type="application/json"
-    )
+    return Response(encode(body_of(problem, path)), error.status_code, headers, media_type="application/json")

@@ -48,7 +48,7 @@ class Endpoint:
             await while_connected(receive, self._respond(call, raw, sender))
         except ClientGone:
             call.gone = True
-        except Exception as error:  # noqa: BLE001 - the boundary: all of them become answers
+        except Exception as error:
             if sender.status:  # it has begun, and its client does not take it
                 raise
             problem = as_problem(error)
@@ -59,7 +59,7 @@ class Endpoint:
     async def _respond(self, call: Call, raw: bytes, sender: Sender) -> None:
         async with call.stack, asyncio.timeout(self._serving.options.request_seconds):
             call.fields = parse_object(raw)
-            result = await self.handler(call, checked(self.schema, call.fields))  # type: ignore[arg-type]
+            result = await self.handler(call, checked(self.schema, call.fields))
             if isinstance(result, Stream):
                 await sender.stream(result)
             elif isinstance(result, Plain):

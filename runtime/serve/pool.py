@@ -96,7 +96,9 @@ class ModelPool:
             if wanted in self.entries:
                 return self.entries[wanted]
         known = ", ".join(self.entries)
-        raise Problem(404, f"there is no model {name:.100}; this server has {known}", "model", "model_not_found")
+        raise Problem(
+            404, f"there is no model {name:.100}; this server has {known}", "model", "model_not_found"
+        )
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[Model]:

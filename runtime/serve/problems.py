@@ -30,7 +30,7 @@ _ANTHROPIC_TYPES = {
 
 
 class Problem(KukriError, Exception):
-    """A request that is not answered. `param`: the parameter that is to blame; `code`: a word for programs."""
+    """A request that is not answered. `param`: the parameter to blame; `code`: a word for programs."""
 
     def __init__(
         self,
@@ -92,6 +92,4 @@ def body_of(problem: Problem, path: str) -> dict[str, Any]:
         return {"error": problem.message}
     kind = _OPENAI_TYPES.get(problem.status)
     kind = kind or ("invalid_request_error" if problem.status < 500 else "server_error")
-    return {
-        "error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}
-    }
+    return {"error": {"message": problem.message, "type": kind, "param": problem.param, "code": problem.code}}

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from . import plain
-from .endpoint import Handler
 from .anthropic import messages
+from .endpoint import Handler
 from .ollama import chat as ollama_chat
 from .ollama import models as ollama_models
 from .openai import chat, completions, models, responses
@@ -35,9 +35,7 @@ PATHS: Sequence[Path] = (
     Path("OpenAI", "POST", "/v1/completions", completions.completions, completions.CompletionRequest),
     Path("OpenAI", "POST", "/v1/responses", responses.responses, responses.ResponseRequest),
     Path("Anthropic", "POST", "/v1/messages", messages.messages, messages.MessagesRequest),
-    Path(
-        "Anthropic", "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountRequest
-    ),
+    Path("Anthropic", "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountRequest),
     Path("Ollama", "POST", "/api/chat", ollama_chat.chat, ollama_chat.ChatRequest),
     Path("Ollama", "POST", "/api/generate", ollama_chat.generate, ollama_chat.GenerateRequest),
     Path("Ollama", "GET", "/api/tags", ollama_models.tags),

@@ -53,7 +53,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM while the block runs, and keep what they were; only in the main thread."""
+        """Handle SIGINT and SIGTERM while the block runs, if this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

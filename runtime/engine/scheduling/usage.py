@@ -28,6 +28,4 @@ def usage(scheduler: Scheduler) -> Usage:
     with scheduler.lock:
         held = [table.pages(each.slot) for each in scheduler.running if each.slot != NO_SLOT]
         active = len(set().union(*held))
-        return Usage(
-            len(scheduler.running), len(scheduler.waiting), active, table.free_pages, table.n_pages
-        )
+        return Usage(len(scheduler.running), len(scheduler.waiting), active, table.free_pages, table.n_pages)

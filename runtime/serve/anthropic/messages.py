@@ -141,4 +141,7 @@ def _format(request: MessagesRequest) -> dict[str, Any] | None:
         return None
     if not isinstance(form, dict) or form.get("type") != "json_schema" or "schema" not in form:
         raise Problem(400, "the output format must be a json_schema with a schema", "output_config")
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": form["schema"], "strict": True}}
+    return {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": form["schema"], "strict": True},
+    }

@@ -26,7 +26,7 @@ NDJSON = "application/x-ndjson"
 class ChatRequest(Common, kw_only=True):
     """A conversation to be answered; without messages the model is only loaded."""
 
-    messages: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
 
 

@@ -1,1 +1,1 @@
-"""The API of OpenAI, which most clients speak: chat, completions, responses, embeddings, reranking, models."""
+"""The API of OpenAI, which most clients speak: chat, completions, responses, embeddings, models."""

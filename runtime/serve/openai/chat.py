@@ -123,7 +123,9 @@ class _Reply:
         return {
             **self._head,
             "object": "chat.completion",
-            "choices": [self._choice(i, *each) for i, each in enumerate(zip(self._answers, tokens, strict=True))],
+            "choices": [
+                self._choice(i, *each) for i, each in enumerate(zip(self._answers, tokens, strict=True))
+            ],
             "usage": usage([answer.stats for answer in self._answers]),
         }
 

@@ -9,7 +9,6 @@ from time import time
 from typing import Annotated, Any
 from uuid import uuid4
 
-import msgspec
 from msgspec import Meta
 
 from ...answers.answer import Answer
@@ -147,7 +146,9 @@ class _Reply:
             parts.append(self._choice(index, choice.answer.text, events))
             reason = REASONS.get(choice.answer.finish_reason or "", "stop")
             logprobs = [part["logprobs"] for part in parts if part["logprobs"]]
-            joined = {key: [x for each in logprobs for x in each[key]] for key in (logprobs[0] if logprobs else ())}
+            joined = {
+                key: [x for each in logprobs for x in each[key]] for key in (logprobs[0] if logprobs else ())
+            }
             text = "".join(part["text"] for part in parts)
             found.append({"index": index, "text": text, "logprobs": joined or None, "finish_reason": reason})
         return {**self._head, "choices": found, "usage": self._total()}

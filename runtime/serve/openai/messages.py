@@ -62,7 +62,9 @@ def text_of(content: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind in _OTHER_PARTS:
             what = _OTHER_PARTS[kind]
-            raise Problem(400, f"{where}[{i}]: {what} are not supported, only text", where, "unsupported_content")
+            raise Problem(
+                400, f"{where}[{i}]: {what} are not supported, only text", where, "unsupported_content"
+            )
         text = part.get(_TEXT_PARTS[kind]) if kind in _TEXT_PARTS else None
         if not isinstance(text, str):
             raise Problem(400, f"{where}[{i}] must be a part with a text", where, "invalid_value")

@@ -98,9 +98,7 @@ class Writer:
             case ToolCallDelta():
                 self._items[-1]["arguments"] += event.arguments
                 where = self._where()
-                return [
-                    self._event("response.function_call_arguments.delta", **where, delta=event.arguments)
-                ]
+                return [self._event("response.function_call_arguments.delta", **where, delta=event.arguments)]
             case ToolCallEnd():
                 return self._close()
             case Finished():

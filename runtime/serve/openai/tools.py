@@ -42,9 +42,9 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def tool_choice(choice: str | dict[str, Any] | None) -> str | None:
-    """"auto", "none", "required", the name of the function that must be called, or None if nothing is said."""
+    """The choice: "auto", "none", "required", the name of a function, or None if nothing is said."""
     if choice is None or choice in ("auto", "none", "required"):
-        return choice  # type: ignore[return-value]
+        return choice
     if isinstance(choice, dict):
         function = choice.get("function", choice)
         name = function.get("name") if isinstance(function, dict) else None

@@ -75,7 +75,9 @@ def test_a_system_prompt_and_turns(client: anthropic.Anthropic) -> None:
     system: Any = [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
     short = client.messages.count_tokens(model="tiny", messages=HI).input_tokens
     assert client.messages.count_tokens(model="tiny", messages=turns, system=system).input_tokens > short
-    client.messages.create(model="tiny", max_tokens=1, messages=turns, system=system, metadata={"user_id": "x"})
+    client.messages.create(
+        model="tiny", max_tokens=1, messages=turns, system=system, metadata={"user_id": "x"}
+    )
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ def test_tokens_and_back(served: Served) -> None:
     ids = served.post("/tokenize", {"content": text}).json()["tokens"]
     assert served.post("/detokenize", {"tokens": ids}).json() == {"content": text}
     pieces = served.post("/tokenize", {"content": "the sun", "with_pieces": True}).json()["tokens"]
-    assert [piece["id"] for piece in pieces] == served.post("/tokenize", {"content": "the sun"}).json()["tokens"]
+    assert [piece["id"] for piece in pieces] == served.post("/tokenize", {"content": "the sun"}).json()[
+        "tokens"
+    ]
     assert served.post("/detokenize", {"tokens": [10**6]}).status_code == 400
     assert served.post("/detokenize", {"tokens": [-1]}).status_code == 400
