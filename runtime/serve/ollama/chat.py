@@ -23,14 +23,14 @@ from .options import Common, params_of, response_format
 NDJSON = "application/x-ndjson"
 
 
-class ChatRequest(Common, kw_only=True):
+class OllamaChatRequest(Common, kw_only=True):
     """A conversation to be answered; without messages the model is only loaded."""
 
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateRequest(Common, kw_only=True):
+class OllamaGenerateRequest(Common, kw_only=True):
     """A prompt to be answered; `raw` continues it as it is, `suffix` fills in the middle."""
 
     prompt: str = ""
@@ -42,7 +42,7 @@ class GenerateRequest(Common, kw_only=True):
     images: list[str] | None = None
 
 
-async def chat(call: Call, request: ChatRequest) -> dict[str, Any] | Stream:
+async def chat(call: Call, request: OllamaChatRequest) -> dict[str, Any] | Stream:
     """The answer to a conversation."""
     started = perf_counter_ns()
     model = await call.model(request.model)
@@ -59,7 +59,7 @@ async def chat(call: Call, request: ChatRequest) -> dict[str, Any] | Stream:
     return await _reply(call, request, found, _as_message, started)
 
 
-async def generate(call: Call, request: GenerateRequest) -> dict[str, Any] | Stream:
+async def generate(call: Call, request: OllamaGenerateRequest) -> dict[str, Any] | Stream:
     """The answer to a prompt, or what follows it."""
     started = perf_counter_ns()
     for name in ("images", "template", "suffix"):
@@ -83,7 +83,7 @@ async def generate(call: Call, request: GenerateRequest) -> dict[str, Any] | Str
     return await _reply(call, request, found, _as_response, started)
 
 
-def _raw_ids(model: Model, request: GenerateRequest) -> list[int]:
+def _raw_ids(model: Model, request: OllamaGenerateRequest) -> list[int]:
     with about_request("prompt"):
         return [*(request.context or ()), *model.encode(request.prompt, special=True)]
 

@@ -16,7 +16,7 @@ from ..pool import Entry
 KEPT = datetime(9999, 12, 31, tzinfo=UTC).isoformat()  # models stay until others need the memory
 
 
-class ShowRequest(msgspec.Struct):
+class OllamaShowRequest(msgspec.Struct):
     """The model to describe."""
 
     model: str | None = None
@@ -50,7 +50,7 @@ async def running(call: Call, request: Nothing) -> dict[str, Any]:
     }
 
 
-async def show(call: Call, request: ShowRequest) -> dict[str, Any]:
+async def show(call: Call, request: OllamaShowRequest) -> dict[str, Any]:
     """What a model is."""
     model = await call.model(request.model or request.name)
     entry = call.serving.pool.find(call.model_name)
