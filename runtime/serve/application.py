@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,14 +27,14 @@ from .sending import encode
 
 
 def app(
-    models: Mapping[str, Path | Model],
+    models: Mapping[str, str | Path | Model] | Iterable[str | Path | Model],
     options: ServeOptions | None = None,
     load: LoadOptions | None = None,
     *,
     preload: bool = True,
 ) -> Starlette:
-    """An application that serves `models`, by name: files or folders, loaded with `load` when first asked
-    for, or loaded models, which stay their owner's.
+    """An application that serves `models`, by name or by the names of their files: files or folders, loaded
+    with `load` when first asked for, or loaded models, which stay their owner's.
 
     Its lifespan loads the first one at once if `preload` is set, and closes what was loaded; mounted, where
     there is no lifespan, call `application.state.pool.close()`. Raises FileNotFoundError for a model that is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,9 +45,11 @@ class Entry:
         return f"{what}{share}" if what else "opening its files"
 
 
-def sources(models: Mapping[str, Path | Model]) -> dict[str, Entry]:
+def sources(models: Mapping[str, str | Path | Model] | Iterable[str | Path | Model]) -> dict[str, Entry]:
     """An entry for each model, by name. Raises FileNotFoundError, and ValueError for none."""
     found = {}
+    if not isinstance(models, Mapping):
+        models = {_stem(each): each for each in models}
     for name, source in models.items():
         if isinstance(source, Model):
             path, model = Path(source.path), source
@@ -59,6 +61,11 @@ def sources(models: Mapping[str, Path | Model]) -> dict[str, Entry]:
     if not found:
         raise ValueError("a server needs at least one model")
     return found
+
+
+def _stem(source: str | Path | Model) -> str:
+    path = Path(source.path if isinstance(source, Model) else source)
+    return path.name if path.is_dir() else path.stem
 
 
 def _size(path: Path) -> int:
