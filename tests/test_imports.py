@@ -29,7 +29,7 @@ MOST_LINES = 80  # of a function that is no kernel
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
-_SERVE = "runtime.serve.anthropic runtime.serve.ollama runtime.serve.openai"
+_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
@@ -53,7 +53,11 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
-    **dict.fromkeys(_SERVE.split(), f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.serve"),
+    **dict.fromkeys(
+        _SERVE.split(),
+        f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
+        "runtime.serve runtime.serve.http",
+    ),
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "

@@ -29,7 +29,7 @@ from ..settings.model import from_environment
 
 if TYPE_CHECKING:
     from ...runtime.model.options import LoadOptions
-    from ...runtime.serve.options import ServeOptions
+    from ...runtime.serve.http.options import ServeOptions
 
 EXIT_INTERRUPTED = 130
 
@@ -105,7 +105,7 @@ class ServeFlags:
 
     def serving(self) -> ServeOptions:
         """The limits of the application. A usage error for wrong ones."""
-        from ...runtime.serve.options import ServeOptions, is_loopback
+        from ...runtime.serve.http.options import ServeOptions, is_loopback
 
         if not is_loopback(self.host) and not self.api_key:
             raise typer.BadParameter(
@@ -162,7 +162,7 @@ def serve(
     found = _named(paths)
     with terminal.status("starting …"):
         from ...runtime.serve.application import app
-        from ...runtime.serve.server import Server, listen
+        from ...runtime.serve.http.server import Server, listen
 
         listening = listen(options.host, options.port)
         application = app(found, limits, options.loading())

@@ -6,6 +6,6 @@ Nothing imports this room but who serves: its packages take a while to import.
 """
 
 from .application import app
-from .options import ServeOptions
+from .http.options import ServeOptions
 
 __all__ = ["ServeOptions", "app"]

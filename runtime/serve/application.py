@@ -17,13 +17,13 @@ from ..model.model import Model
 from ..model.options import LoadOptions
 from .call import Serving
 from .endpoint import Endpoint
-from .guard import Guard
+from .http.guard import Guard
+from .http.options import ServeOptions
+from .http.problems import Problem, body_of
+from .http.sending import encode
 from .metrics import Metrics
-from .options import ServeOptions
 from .pool import ModelPool, sources
-from .problems import Problem, body_of
 from .routes import PATHS
-from .sending import encode
 
 
 def app(

@@ -10,7 +10,7 @@ from ..answers.answer import Answer
 from ..answers.request import GenerationRequest
 from ..engine.sampling.params import SamplingParams
 from ..model.model import Model
-from .problems import Problem
+from .http.problems import Problem
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 from ..answers.answer import Answer
 from ..answers.events import AnswerEvent, TextDelta, ThinkingDelta, TokenEvent
 from ..model.model import Model
+from .http.options import ServeOptions
+from .http.problems import Problem, about_request
 from .metrics import Metrics
-from .options import ServeOptions
 from .pool import ModelPool
-from .problems import Problem, about_request
 
 BATCH_SECONDS = 0.01  # between two parts of an answer at least; what a reader cannot tell apart
 

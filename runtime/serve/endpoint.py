@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from .bodies import ClientGone, Receive, checked, parse_object, read_body
 from .call import Call, Serving
-from .problems import Problem, as_problem, body_of
-from .sending import Send, Sender, Stream
+from .http.bodies import ClientGone, Receive, checked, parse_object, read_body
+from .http.problems import Problem, as_problem, body_of
+from .http.sending import Send, Sender, Stream
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)

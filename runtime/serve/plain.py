@@ -8,7 +8,7 @@ import msgspec
 
 from .call import Call
 from .endpoint import Plain
-from .problems import about_request, busy
+from .http.problems import about_request, busy
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -16,7 +16,7 @@ from ..model.loading import load_model
 from ..model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..model.model import Model
 from ..model.options import LoadOptions
-from .problems import Problem, busy
+from .http.problems import Problem, busy
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from ..engine.sampling.params import SamplingParams
-from .problems import about_request
+from .http.problems import about_request
 
 Probability = Annotated[float, Meta(ge=0, le=1)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..problems import Problem
-from ..sending import encode
+from ..http.problems import Problem
+from ..http.sending import encode
 
 _OTHER_BLOCKS = {
     "image": "images",

@@ -9,12 +9,12 @@ from msgspec import Meta
 
 from ...engine.sampling.params import SamplingParams
 from ..asking import Conversation, answer
-from ..bodies import refuse
 from ..call import Call
 from ..endpoint import error_part
-from ..problems import Problem, about_request
+from ..http.bodies import refuse
+from ..http.problems import Problem, about_request
+from ..http.sending import Stream, sse
 from ..sampling import Sampling, sampling_params
-from ..sending import Stream, sse
 from .blocks import conversation
 from .replies import Reply
 

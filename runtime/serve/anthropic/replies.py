@@ -19,7 +19,7 @@ from ...answers.events import (
     ToolCallStart,
 )
 from ..call import Call
-from ..sending import sse
+from ..http.sending import sse
 
 _REASONS = {
     "length": "max_tokens",

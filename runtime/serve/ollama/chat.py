@@ -16,8 +16,8 @@ from ...model.model import Model
 from ..asking import Conversation, answer
 from ..call import Call
 from ..endpoint import error_part
-from ..problems import Problem, about_request
-from ..sending import Stream, encode
+from ..http.problems import Problem, about_request
+from ..http.sending import Stream, encode
 from .options import Common, params_of, response_format
 
 NDJSON = "application/x-ndjson"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from ...engine.sampling.params import SamplingParams
-from ..bodies import checked
-from ..problems import Problem
+from ..http.bodies import checked
+from ..http.problems import Problem
 from ..sampling import Sampling, sampling_params
 
 

@@ -25,13 +25,13 @@ from ...answers.events import (
 from ...engine.stats import GenerationStats
 from ...model.model import Model
 from ..asking import Conversation, answer
-from ..bodies import refuse
 from ..call import Call
 from ..endpoint import error_part
+from ..http.bodies import refuse
+from ..http.problems import Problem
+from ..http.sending import DONE, Stream, sse
 from ..merging import merged
-from ..problems import Problem
 from ..sampling import Sampling, given_count, sampling_params
-from ..sending import DONE, Stream, sse
 from .logprobs import TokenNames
 from .messages import checked_messages
 from .parameters import REFUSED

@@ -15,13 +15,13 @@ from ...answers.answer import Answer
 from ...answers.events import AnswerEvent, Finished, TextDelta, TokenEvent
 from ...answers.request import GenerationRequest
 from ...model.model import Model
-from ..bodies import refuse
 from ..call import Call
 from ..endpoint import error_part
+from ..http.bodies import refuse
+from ..http.problems import Problem, about_request
+from ..http.sending import DONE, Stream, sse
 from ..merging import merged
-from ..problems import Problem, about_request
 from ..sampling import Sampling, given_count, sampling_params
-from ..sending import DONE, Stream, sse
 from .chat import FINGERPRINT, REASONS, StreamOptions, usage
 from .logprobs import TokenNames
 from .parameters import REFUSED

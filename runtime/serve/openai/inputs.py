@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..problems import Problem
+from ..http.problems import Problem
 from .messages import checked_messages, text_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..problems import Problem
+from ..http.problems import Problem
 
 ROLES = {"system", "developer", "user", "assistant", "tool"}
 _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}

@@ -19,7 +19,7 @@ from ...answers.events import (
 )
 from ...answers.events import ToolCall as Called
 from ..call import Call
-from ..sending import sse
+from ..http.sending import sse
 
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 

@@ -10,12 +10,12 @@ import msgspec
 from msgspec import Meta
 
 from ..asking import Conversation, answer
-from ..bodies import refuse
 from ..call import Call
 from ..endpoint import error_part
-from ..problems import Problem
+from ..http.bodies import refuse
+from ..http.problems import Problem
+from ..http.sending import Stream, sse
 from ..sampling import Sampling, sampling_params
-from ..sending import Stream, sse
 from .inputs import input_messages
 from .response_events import Writer
 from .tools import checked_tools, thinks, tool_choice

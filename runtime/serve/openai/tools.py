@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ..problems import Problem
+from ..http.problems import Problem
 
 MOST_TOOLS = 256
 _NAME = re.compile(r"[\w.:-]{1,128}", re.ASCII)

@@ -16,8 +16,8 @@ import pytest
 
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.serve.application import app
-from kukri.runtime.serve.options import ServeOptions
-from kukri.runtime.serve.server import Server, listen
+from kukri.runtime.serve.http.options import ServeOptions
+from kukri.runtime.serve.http.server import Server, listen
 from kukri.tests.tiny_model import write_tiny_model
 
 

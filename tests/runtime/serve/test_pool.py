@@ -12,9 +12,9 @@ import pytest
 import kukri
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.serve import pool as pool_module
-from kukri.runtime.serve.options import ServeOptions
+from kukri.runtime.serve.http.options import ServeOptions
+from kukri.runtime.serve.http.problems import Problem
 from kukri.runtime.serve.pool import ModelPool, sources
-from kukri.runtime.serve.problems import Problem
 
 from .conftest import serving
 

@@ -11,8 +11,8 @@ from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..metrics import Metrics
 from .bodies import Receive, too_large
-from .metrics import Metrics
 from .options import ServeOptions
 from .problems import Problem, body_of
 from .sending import Send, Sender

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from ... import KukriError
-from ...quant.errors import DamagedFile
-from ...tokenizer import TemplateError, TokenizerError
-from ..engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, QueueFull
-from ..model.memory_check import NotEnoughMemory
+from .... import KukriError
+from ....quant.errors import DamagedFile
+from ....tokenizer import TemplateError, TokenizerError
+from ...engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, QueueFull
+from ...model.memory_check import NotEnoughMemory
 
 _log = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ import ollama
 import openai
 import pytest
 
-from kukri.runtime.serve.guard import host_name
-from kukri.runtime.serve.options import ServeOptions, is_loopback
+from kukri.runtime.serve.http.guard import host_name
+from kukri.runtime.serve.http.options import ServeOptions, is_loopback
 
-from .conftest import Served, serving
+from ..conftest import Served, serving
 
 HI = [{"role": "user", "content": "Hi there"}]
 BODY = {"model": "tiny", "messages": HI, "max_tokens": 1}
