@@ -179,9 +179,12 @@ class Engine:
         n_bytes = len(self.machine.read_page(0))
         if any(len(page) != n_bytes for page in kept.pages):
             raise ValueError(f"a page of the cache has {n_bytes} bytes")
-        arrays = kept.state.arrays if kept.state else ()
-        if ids and [array.shape for array in arrays] != self._state_shapes:
-            raise ValueError("the recurrent state is not one of this model")
+        for state in kept.states:
+            shapes = [array.shape for array in state.arrays]
+            if shapes != self._state_shapes or not 0 < state.length <= len(ids):
+                raise ValueError("a recurrent state is not one of this model")
+        if self._state_shapes and ids and not kept.states:
+            raise ValueError("the recurrent state is missing")
         with self._driver.exclusive(), self._scheduler.lock:
             return self._scheduler.placement.put_in(kept, self._scheduler.running)
 
