@@ -47,10 +47,9 @@ class Entry:
 
 def sources(models: Mapping[str, str | Path | Model] | Iterable[str | Path | Model]) -> dict[str, Entry]:
     """An entry for each model, by name. Raises FileNotFoundError, and ValueError for none."""
-    found = {}
-    if not isinstance(models, Mapping):
-        models = {_stem(each): each for each in models}
-    for name, source in models.items():
+    found: dict[str, Entry] = {}
+    pairs = models.items() if isinstance(models, Mapping) else [(_stem(each), each) for each in models]
+    for name, source in pairs:
         if isinstance(source, Model):
             path, model = Path(source.path), source
             found[name] = Entry(name, path, source.n_bytes, int(time()), model, loaded_at=time(), owned=False)
