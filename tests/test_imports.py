@@ -38,8 +38,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub runtime.answers runtime.model runtime.serve {_ENGINE} runtime.evaluation "
-    "runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
+    f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",

@@ -48,20 +48,23 @@ class Endpoint:
             await while_connected(receive, self._respond(call, raw, sender))
         except ClientGone:
             call.gone = True
-        except Exception as error:
-            if sender.status:  # it has begun, and its client does not take it
-                raise
+        except Exception as error:  # noqa: BLE001 - the boundary: all of them become answers
             problem = as_problem(error)
+            if sender.status:  # the answer has begun, and its client does not take it: the connection ends
+                call.gone = True
+                return
             await sender.json(body_of(problem, call.path), problem.status, problem.headers)
         finally:
             scope["kukri.call"] = call  # for the log
 
     async def _respond(self, call: Call, raw: bytes, sender: Sender) -> None:
-        async with call.stack, asyncio.timeout(self._serving.options.request_seconds):
+        seconds = self._serving.options.request_seconds
+        async with call.stack:
             call.fields = parse_object(raw)
-            result = await self.handler(call, checked(self.schema, call.fields))
+            async with asyncio.timeout(seconds):
+                result = await self.handler(call, checked(self.schema, call.fields))
             if isinstance(result, Stream):
-                await sender.stream(result)
+                await sender.stream(result, seconds)
             elif isinstance(result, Plain):
                 await sender.raw(result.body, result.media_type)
             else:

@@ -67,14 +67,15 @@ class Sender:
         await self.start(status, media_type, {**(headers or {}), "content-length": str(len(body))})
         await self.body(body, more=False)
 
-    async def stream(self, stream: Stream) -> None:
-        """Send a stream to its end."""
+    async def stream(self, stream: Stream, seconds: float) -> None:
+        """Send a stream to its end, within so many seconds."""
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         await self.start(200, stream.media_type, headers)
         pinging = asyncio.create_task(self._ping(stream.ping)) if stream.ping else None
         try:
-            async for part in stream.parts:
-                await self.body(part, more=True)
+            async with asyncio.timeout(seconds):
+                async for part in stream.parts:
+                    await self.body(part, more=True)
         except Exception as error:  # noqa: BLE001 - the answer has begun: its end says what is wrong
             await self.body(stream.on_error(error), more=True)
         finally:

@@ -21,6 +21,7 @@ from .options import ServeOptions
 _log = logging.getLogger(__name__)
 
 MOST_HEADERS = 32 << 10  # bytes of the head of a request
+SEND_BUFFER = 64 << 10  # bytes of an answer that the system keeps for a client that does not read
 
 
 class Server(uvicorn.Server):
@@ -40,6 +41,7 @@ class Server(uvicorn.Server):
                 ws="none",
                 lifespan="on",
                 log_config=None,
+                log_level="critical",  # the guard logs requests, and endpoints their errors
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -109,6 +111,8 @@ def _protocol(options: ServeOptions) -> type[H11Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            if (connection := transport.get_extra_info("socket")) is not None:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             if len(self.connections) > options.max_connections:
                 transport.write(_TOO_MANY)
                 transport.close()
