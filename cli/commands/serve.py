@@ -129,13 +129,13 @@ class ServeFlags:
         from ...runtime.model.options import LoadOptions
 
         return LoadOptions(
-            self.device.value,
-            self.context,
-            self.threads,
-            self.kv_type.value,
-            self.gpu_layers,
-            self.parallel,
-            self.speculate.value,
+            device=self.device.value,
+            context=self.context,
+            threads=self.threads,
+            kv_type=self.kv_type.value,
+            gpu_layers=self.gpu_layers,
+            parallel=self.parallel,
+            speculate=self.speculate.value,
         )
 
 

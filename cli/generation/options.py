@@ -22,6 +22,7 @@ from ..console.options import (
     flag,
 )
 from ..console.terminal import remark
+from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 
@@ -35,7 +36,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(AdapterOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -174,8 +175,16 @@ class GenerationOptions:
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
     speculate: Annotated[
         Speculate,
-        flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
+        flag(
+            "--speculate",
+            help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
+            "draft model (draft), or both (auto).",
+        ),
     ] = Speculate.auto
+    draft: Annotated[
+        str | None,
+        flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
+    ] = None
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -239,6 +248,10 @@ class GenerationOptions:
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
+        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
+        if self.speculate is Speculate.draft and not drafts:
+            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
+        adapters = self.lora_files
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -249,6 +262,8 @@ class GenerationOptions:
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
+                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
+                lora=adapters,
             ),
         )
 

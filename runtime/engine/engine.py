@@ -12,9 +12,13 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .reading import Take, TextReader, Wanted
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
+from .scheduling.beam_generation import BeamGeneration
+from .scheduling.beam_group import BeamGroup
 from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
@@ -22,9 +26,10 @@ from .scheduling.placement import Kept, Limits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
 from .scheduling.usage import Usage, usage
+from .speculation.drafter import Drafter
 from .speculation.speculation import SequenceDrafts
 from .state import States
-from .stats import GenerationStats
+from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -43,7 +48,8 @@ class Engine:
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
-    (`speculation/`), which changes no result but by rounding.
+    (`speculation/`), which changes no result but by rounding; so are those that a `drafter` proposes.
+    `whole_texts`: attention reads both ways, so that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -65,6 +71,8 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
         speculate: bool = True,
+        drafter: Drafter | None = None,
+        whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -75,18 +83,22 @@ class Engine:
         self.end_ids = frozenset(end_ids)
         self.context = context or capacity
         self.max_waiting = max_waiting
+        self.prefill_chunk = max(1, min(prefill_chunk, machine.max_rows))
         self.stats = GenerationStats()  # of the generation that began last
         limits = Limits(
             context=self.context,
             n_tokens=min(n_tokens or config.vocab_size, config.vocab_size),
-            chunk=max(1, min(prefill_chunk, machine.max_rows)),
+            chunk=self.prefill_chunk,
             original_context=original_context,
             alone=deterministic,
         )
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
-        self._speculates = speculate and not deterministic and not (states and states.layers)
-        self._scheduler = Scheduler(machine, table, limits, states)
+        drafts = not deterministic and not (states and states.layers)
+        self._ngrams = speculate and drafts
+        self._drafter = drafter if drafts else None
+        self._chunk, self._whole = limits.chunk, whole_texts
+        self._scheduler = Scheduler(machine, table, limits, states, self._drafter)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
@@ -123,21 +135,54 @@ class Engine:
         priority: int = 0,
         most_unread: int | None = None,
     ) -> Generation:
-        if len(self._scheduler.waiting) >= self.max_waiting:
-            raise QueueFull(f"{self.max_waiting} requests are waiting already")
-        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
-        ends = frozenset() if params.ignore_eos and constraint is None else self.end_ids
-        sequence = EngineSequence(
-            prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
-        )
-        if self._speculates:
-            sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
+        sequence = self._new_sequence(prompt, params, priority)
+        sequence.most_unread = most_unread
+        if params.ignore_eos and constraint is not None:
+            sequence.end_ids = self.end_ids
+        if self._ngrams or self._drafter is not None:
+            sequence.drafts = SequenceDrafts(self._scheduler.step_costs, self._ngrams, self._drafter)
         if constraint is not None:
-            stats.complete = False
+            sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens
             sequence.constrained = ConstrainedAnswer(constraint, self._background, n_tokens)
         self._driver.submit(sequence)
         return Generation(self._driver, sequence)
+
+    def _new_sequence(self, prompt: list[int], params: SamplingParams, priority: int) -> EngineSequence:
+        if len(self._scheduler.waiting) >= self.max_waiting:
+            raise QueueFull(f"{self.max_waiting} requests are waiting already")
+        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
+
+    def submit_beams(
+        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+    ) -> BeamGeneration:
+        """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
+        `submit`, and ValueError for parameters that a search cannot have.
+        """
+        prompt, params = self._prompt(ids), params or SamplingParams()
+        left = self.context + 1 - len(prompt)
+        most_new = left if params.max_tokens is None else min(left, params.max_tokens)
+        cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
+        leader = self._new_sequence(prompt, params, priority)
+        search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
+        group = BeamGroup(search, leader)
+        self._driver.submit(leader)
+        return BeamGeneration(self._driver, group)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+    ) -> list[Beam]:
+        """The `k` answers that a beam search finds, the best first: the result of `submit_beams`."""
+        return self.submit_beams(ids, BeamParams(k, length_penalty, early_stopping), params).result()
 
     def generate(
         self,
@@ -262,6 +307,17 @@ class Engine:
         with self._driver.exclusive():
             if self._logits_run is run:
                 self.table.truncate(0, 0)
+
+    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+        """Read independent texts, and hand the machine's outputs to `take` as they are computed.
+
+        They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
+        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        Raises like `submit`; an empty text has no outputs.
+        """
+        ids = [self._check(text) for text in texts]
+        with self._alone():
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
 
     @property
     def _logits_chunk(self) -> int:

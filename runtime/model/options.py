@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..adapters.stored import AdapterFile
+
 DEVICES = ("auto", "cpu", "cuda", "reference")
-SPECULATE = ("auto", "off", "ngram")
+TASKS = ("auto", "text", "embed")
+SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
@@ -27,10 +30,15 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
-    - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
-      looks them up in prompt and answer where that pays, "off" does not.
+    - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
+      "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
+      neither.
+    - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
+      what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
+    - `lora`: LoRA adapters, each with a scale; their effects add up.
     """
 
     device: str = "auto"
@@ -40,6 +48,9 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
+    task: str = "text"
+    lora: tuple[AdapterFile, ...] = ()
+    draft: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -50,6 +61,10 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.speculate == "draft" and self.draft is None:
+            raise ValueError("speculation by a draft model needs one")
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +51,22 @@ class Sampler:
         if params.logprobs is not None or (params.mirostat and not greedy):
             self._k = 0
 
+    def twin(self, same_tokens: bool = True) -> Sampler:
+        """A sampler for the logits of another model, whose guesses of this one's choices `follow` prepares.
+
+        It does without what depends on all earlier choices: Mirostat and DRY; and without bias and penalties
+        if the ids are not the `same_tokens`.
+        """
+        off: dict[str, Any] = {"mirostat": 0, "dry_multiplier": 0.0, "logprobs": None}
+        if not same_tokens:
+            off |= {"logit_bias": (), "repeat_last_n": 0}
+        return Sampler(replace(self.params, **off))
+
+    def follow(self, other: Sampler) -> None:
+        """Draw with the random numbers that `other` will draw with next."""
+        if not self._takes_first:
+            self._random.bit_generator.state = other._random.bit_generator.state
+
     def top_k_needed(self, n_logits: int, n_history: int) -> int:
         """The k with which `sample` draws the same from a TopK as from all logits; 0: there is none.
 
@@ -87,7 +105,7 @@ class Sampler:
             first = int(logits.argmax())  # the first NaN if there is one
             peak = float(logits[first])
         if not math.isfinite(peak):
-            raise BadLogits(_describe(peak))
+            raise BadLogits(describe_peak(peak))
         if self._takes_first:
             return first
         if isinstance(logits, TopK):
@@ -113,7 +131,7 @@ class Sampler:
         values = logits[allowed]
         peak = float(values.max(initial=-np.inf))
         if not math.isfinite(peak):
-            raise BadLogits(_describe(peak))
+            raise BadLogits(describe_peak(peak))
         if self._takes_first or len(allowed) == 1:
             return int(allowed[values.argmax()])
         return self._sample_candidates(Candidates(allowed, values, peak, 0.0, False), history)
@@ -160,7 +178,8 @@ class Sampler:
         return TopK(ids, values)
 
 
-def _describe(peak: float) -> str:
+def describe_peak(peak: float) -> str:
+    """What is wrong with logits whose first largest value is this, which is not finite."""
     if math.isnan(peak):
         return "the logits contain NaN"
     return "the logits contain +inf" if peak > 0 else "all logits are -inf"
@@ -200,9 +219,8 @@ def _leaves_one(name: str, params: SamplingParams) -> bool:
 
 
 def _edit(name: str, params: SamplingParams) -> Penalties | Dry | None:
-    if name == "penalties" and params.repeat_last_n:
-        off = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-        return None if off else Penalties(params)
+    if name == "penalties":
+        return Penalties(params) if params.has_penalties else None
     return Dry(params) if name == "dry" and params.has_dry else None
 
 

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 
 from ..sampling.logprobs import TokenLogprobs
 from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
+
+
+@contextmanager
+def listening(sequence: Sequence) -> Iterator[asyncio.Event]:
+    """An event of the running loop that is set when there is something to read of a sequence."""
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(there.set)
+
+    sequence.listener = tell
+    try:
+        yield there
+    finally:
+        sequence.listener = None
 
 
 class Generation:

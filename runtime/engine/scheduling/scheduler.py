@@ -18,10 +18,13 @@ from ..cache import PageTable
 from ..errors import ModelClosed
 from ..machine import Machine
 from ..sampling.top_k import TopK
+from ..speculation.drafter import Drafter
 from ..speculation.policy import StepCosts
 from ..state import States
 from .batching import Rows, run_step
+from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
+from .drafting import Drafting
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
@@ -34,19 +37,28 @@ SMOOTHING = 0.3  # weight of the newest step in the averages of step times
 class Scheduler:
     """Runs sequences on one machine. All methods but `submit` and `cancel` are for one thread at a time."""
 
-    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        table: PageTable,
+        limits: Limits,
+        states: States | None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.machine = machine
         self.table = table
         self.limits = limits
         self.lock = threading.Lock()  # of `waiting` and `running`; not held while the machine computes
         self.waiting: list[Sequence] = []  # in order
-        self.running: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in order
+        self.groups: list[BeamGroup] = []  # beam searches, whose beams are in the lists above
         self.placement = Placement(machine, table, limits, states)
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
         self._row_seconds = 0.0  # of a prefill row, averaged
         self._decode_seconds = 0.0  # of a step of decode rows only, averaged
         self.step_costs = StepCosts()
+        self._drafting = Drafting(machine, table, limits, drafter)
 
     # ---- from any thread
 
@@ -56,6 +68,8 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             insort(self.waiting, sequence, key=lambda s: s.order)
+            if sequence.group is not None:
+                self.groups.append(sequence.group)
 
     def cancel(self, sequence: Sequence) -> None:
         """Let a sequence end; its pages are free at the latest behind the step that is running."""
@@ -73,7 +87,10 @@ class Scheduler:
         """
         with self.lock:
             self.drop_cancelled()
+            self._settle_groups()
             self._admit()
+        self._drafting.prepare(self.running)
+        with self.lock:
             plan = self._plan()
         if not plan:
             return False
@@ -93,13 +110,22 @@ class Scheduler:
         """Take cancelled sequences out of queue and slots; the lock is held."""
         while self._cancelled:
             sequence = self._cancelled.pop()
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
-            self._end(sequence)
+            for member in sequence.members:
+                member.finish("interrupted")
+                if member in self.waiting:
+                    self.waiting.remove(member)
+                self._end(member)
+
+    def _settle_groups(self) -> None:
+        """Let beam searches go on whose beams have all come as far; the lock is held."""
+        if self.groups:
+            self.groups = [group for group in self.groups if group.settle(self)]
 
     def ensure(self, sequence: Sequence) -> None:
         """Queue a sequence that an interrupt has taken out of both lists; the lock is held."""
-        if not sequence.finished and sequence not in self.waiting and sequence not in self.running:
+        if sequence.group is not None:
+            self._settle_groups()
+        elif not sequence.finished and sequence not in self.waiting and sequence not in self.running:
             sequence.slot, sequence.n_cached = NO_SLOT, 0
             insort(self.waiting, sequence, key=lambda s: s.order)
 
@@ -115,20 +141,23 @@ class Scheduler:
     def _admit(self) -> None:
         """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
         for sequence in list(self.waiting):
-            if self.placement.shares_with(sequence, self.running):
+            if sequence.candidates is not None or self.placement.shares_with(sequence, self.running):
                 continue
             while not self.placement.place(sequence, self.running):
-                if not self._give_way():
+                if not self._give_way(sequence):
                     return
             insort(self.running, sequence, key=lambda s: s.order)
             self.waiting.remove(sequence)
 
-    def _give_way(self) -> bool:
+    def _give_way(self, to: Sequence) -> bool:
         """Take slot and pages from a paused sequence that cannot go on, or has not for a while; False if
-        there is none."""
+        there is none. A beam that waits for its siblings only gives way to those that come before it."""
         here, now = threading.get_ident(), monotonic()
         for sequence in reversed(self.running):
-            stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
+            if sequence.candidates is not None:
+                stuck = to.order <= sequence.order
+            else:
+                stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
             if sequence.paused and stuck:
                 self._set_back(sequence)
                 return True
@@ -182,26 +211,18 @@ class Scheduler:
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
         may follow it. (There are more ids where some were forced, or an interrupt has cut a step off.)"""
-        n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
-        if sequence.drafts is not None and n == 1 and not self.limits.alone:
-            left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
-            most = min(
-                left,
-                self.table.free_tokens + -sequence.n_cached % self.table.page_size - 1,  # without others'
-                self.limits.context - len(sequence.ids),
-                self.machine.max_logits // n_decoding - 1,
-                self.machine.max_rows // n_decoding - 1,
-            )
-            drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
-            if sequence.constrained is not None:
-                drafted = sequence.constrained.allowed(drafted)
+        n, drafted = len(sequence.ids) - sequence.n_cached, self._drafting.take(sequence, n_decoding)
+        if drafted and sequence.constrained is not None:
+            drafted = sequence.constrained.allowed(drafted)
+        kind = sequence.drafts.kind if drafted and sequence.drafts else ""
         n_rows = n + len(drafted)
-        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
+        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted), kind)
 
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
         for sequence in list(self.running):
-            sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
+            most = len(sequence.ids) - (sequence.candidates is None)
+            sequence.n_cached = min(sequence.n_cached, most)
             if sequence.constrained is not None:
                 sequence.constrained.follow(sequence.ids, sequence.n_prompt)
             if not self.placement.is_in_order(sequence):
@@ -264,6 +285,7 @@ class Scheduler:
                     sequence.tell()
                 elif sequence.slot != NO_SLOT:
                     self.table.truncate(sequence.slot, sequence.n_cached)
+            self._settle_groups()
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
@@ -274,7 +296,9 @@ class Scheduler:
             if rows.sequence.scores_prompt:
                 score_prompt(rows, those)
             right.append(0)
-            if rows.chooses:
+            if rows.chooses and rows.sequence.group is not None:
+                rows.sequence.group.receive(rows.sequence, those[-1])
+            elif rows.chooses:
                 right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
         seconds = perf_counter() - start
         n_prefill = 0
@@ -282,6 +306,7 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
+            self._settle_groups()
         self._measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
@@ -314,11 +339,11 @@ class Scheduler:
         n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
         stats.new_tokens = sequence.n_new
         if decoding:
-            stats.decode_seconds += seconds
+            stats.decode_seconds += seconds + self._drafting.seconds
             stats.decode_steps += rows.chooses
             stats.decode_tokens += max(rows.chooses + n_right, n_given)
-            stats.drafted_tokens += len(rows.drafted)
-            stats.accepted_tokens += n_right
+            if rows.drafted:
+                stats.count_draft(rows.kind, len(rows.drafted), n_right)
         else:
             stats.prompt_seconds += seconds
             reached = min(rows.first + rows.n, sequence.n_prompt)
@@ -346,6 +371,7 @@ class Scheduler:
             self._end(sequence)
             sequence.tell()
         self.waiting.clear()
+        self._settle_groups()
 
     def empty(self) -> None:
         """Set all running sequences back, and forget what the cache holds; the lock is held."""
