@@ -44,9 +44,9 @@ class Call:
     gone: bool = False  # whether the client has left before the end
     _first_token: dict[int, float] = field(default_factory=dict)  # seconds after the start, by answer
 
-    async def model(self, name: str | None) -> Model:
-        """The model that the request names, until its end. Problem 404 or 503."""
-        model = await self.stack.enter_async_context(self.serving.pool.use(name))
+    async def model(self, name: str | None, vectors: bool = False) -> Model:
+        """The model that the request names, to write or for vectors, until its end. Problem 404 or 503."""
+        model = await self.stack.enter_async_context(self.serving.pool.use(name, vectors))
         self.model_name = self.serving.pool.find(name).name
         return model
 

@@ -76,12 +76,13 @@ class _Engines(Collector):
         }
         gauges = {name: GaugeMetricFamily(name, text, labels=["model"]) for name, text in names.items()}
         loaded = GaugeMetricFamily("kukri_model_loaded", "Whether a model is in memory", labels=["model"])
-        for entry in self._pool.entries.values():
-            loaded.add_metric([entry.name], float(entry.model is not None))
+        for entry in self._pool.all_entries:
+            name = entry.name if entry.task == "auto" else f"{entry.name} ({entry.task})"
+            loaded.add_metric([name], float(entry.model is not None))
             if entry.model is not None:
                 use = entry.model.engine.use()
                 values = (use.running, use.waiting, use.active_pages, use.free_pages, use.pages)
                 for gauge, value in zip(gauges.values(), values, strict=True):
-                    gauge.add_metric([entry.name], value)
+                    gauge.add_metric([name], value)
         yield loaded
         yield from gauges.values()

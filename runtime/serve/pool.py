@@ -36,6 +36,8 @@ class Entry:
     stage: tuple[str, int, int] = ("", 0, 0)  # of loading: what, done, of
     loaded_at: float = 0.0
     owned: bool = True  # loaded here, so that it may be closed here
+    task: str = "auto"  # of LoadOptions
+    twin: Entry | None = None  # the same model, loaded to make vectors
 
     @property
     def progress(self) -> str:
@@ -93,6 +95,11 @@ class ModelPool:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: bool = False
 
+    @property
+    def all_entries(self) -> list[Entry]:
+        """The entries, and those of models that are loaded another time."""
+        return [each for entry in self.entries.values() for each in (entry, entry.twin) if each is not None]
+
     def find(self, name: str | None) -> Entry:
         """The entry that a request means: by its name, by that with ":latest" or a folder in front, and the
         first if none is named. Problem 404 for others."""
@@ -107,15 +114,27 @@ class ModelPool:
         )
 
     @asynccontextmanager
-    async def use(self, name: str | None) -> AsyncIterator[Model]:
-        """The model of this name, which stays in memory while the block runs.
+    async def use(self, name: str | None, vectors: bool = False) -> AsyncIterator[Model]:
+        """The model of this name, which stays in memory while the block runs. One that writes is loaded
+        another time for `vectors`: it then has no output matrix.
 
         Problem 404 for an unknown name, and 503 while it is loaded, after some seconds of patience.
         """
         entry = self.find(name)
         entry.n_users += 1
         try:
-            yield await self._loaded(entry)
+            model = await self._loaded(entry)
+            if vectors and model.vectors is None and entry.owned:
+                entry.twin = entry.twin or replace(entry, model=None, loading=None, n_users=0, task="embed")
+                entry.twin.n_users += 1
+                try:
+                    model = await self._loaded(entry.twin)
+                    yield model
+                finally:
+                    entry.twin.n_users -= 1
+                    entry.twin.used_at = monotonic()
+            else:
+                yield model
         finally:
             entry.n_users -= 1
             entry.used_at = monotonic()
@@ -160,7 +179,7 @@ class ModelPool:
         def progress(what: str, done: int, total: int) -> None:
             entry.stage = (what, done, total)
 
-        model = load_model(entry.path, replace(self.load), warn=self.warn, progress=progress)
+        model = load_model(entry.path, replace(self.load, task=entry.task), warn=self.warn, progress=progress)
         if self._closed:
             model.close()
             raise busy("the server is shutting down")
@@ -168,14 +187,14 @@ class ModelPool:
 
     def _fits(self, entry: Entry) -> bool:
         if self.memory is not None:
-            loaded = sum(each.n_bytes for each in self.entries.values() if each.model is not None)
+            loaded = sum(each.n_bytes for each in self.all_entries if each.model is not None)
             return loaded + entry.n_bytes <= self.memory
         available = available_memory()
         return available is None or entry.n_bytes + 2 * OVERHEAD <= available
 
     async def _close_one(self) -> bool:
         """Close the model that was used longest ago; False if all are in use."""
-        idle = [e for e in self.entries.values() if e.model is not None and not e.n_users and e.owned]
+        idle = [e for e in self.all_entries if e.model is not None and not e.n_users and e.owned]
         if not idle:
             return False
         await self.unload(min(idle, key=lambda each: each.used_at))
@@ -191,6 +210,6 @@ class ModelPool:
     async def close(self) -> None:
         """Close all models that were loaded here; their requests end."""
         self._closed = True
-        for entry in self.entries.values():
+        for entry in self.all_entries:
             if entry.owned:
                 await self.unload(entry)

@@ -13,8 +13,9 @@ from .anthropic import messages
 from .call import Call
 from .endpoint import Handler, Plain
 from .ollama import chat as ollama_chat
+from .ollama import embed as ollama_embed
 from .ollama import models as ollama_models
-from .openai import chat, completions, models, responses
+from .openai import chat, completions, embeddings, models, responses
 from .openapi import description, page
 from .plain import Nothing
 
@@ -48,10 +49,13 @@ PATHS: Sequence[Path] = (
     Path("OpenAI", "POST", "/v1/chat/completions", chat.chat, chat.ChatRequest),
     Path("OpenAI", "POST", "/v1/completions", completions.completions, completions.CompletionRequest),
     Path("OpenAI", "POST", "/v1/responses", responses.responses, responses.ResponseRequest),
+    Path("OpenAI", "POST", "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingsRequest),
     Path("Anthropic", "POST", "/v1/messages", messages.messages, messages.MessagesRequest),
     Path("Anthropic", "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountRequest),
     Path("Ollama", "POST", "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatRequest),
     Path("Ollama", "POST", "/api/generate", ollama_chat.generate, ollama_chat.OllamaGenerateRequest),
+    Path("Ollama", "POST", "/api/embed", ollama_embed.embed, ollama_embed.OllamaEmbedRequest),
+    Path("Ollama", "POST", "/api/embeddings", ollama_embed.embeddings, ollama_embed.OllamaEmbeddingsRequest),
     Path("Ollama", "GET", "/api/tags", ollama_models.tags),
     Path("Ollama", "GET", "/api/ps", ollama_models.running),
     Path("Ollama", "POST", "/api/show", ollama_models.show, ollama_models.OllamaShowRequest),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .... import KukriError
-from ....quant.errors import DamagedFile
+from ....quant.errors import DamagedFile, UnsupportedModel
 from ....tokenizer import TemplateError, TokenizerError
 from ...engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, QueueFull
 from ...model.memory_check import NotEnoughMemory
@@ -76,6 +76,8 @@ def about_request(param: str | None = None) -> Iterator[None]:
     of parameters raise nothing else there."""
     try:
         yield
+    except UnsupportedModel as error:  # the model is there, and cannot do this
+        raise Problem(400, str(error), "model", "unsupported_model") from None
     except KukriError:
         raise
     except (ValueError, TypeError) as error:
