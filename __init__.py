@@ -170,6 +170,7 @@ def load(
     *,
     draft: str | os.PathLike[str] | None = None,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    deterministic: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -200,6 +201,8 @@ def load(
       if its files say that it is made for that, else "text".
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
+    - `deterministic`: compute every generation by itself, one after the other, so that what runs beside it
+      cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -227,6 +230,7 @@ def load(
         *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task),
         lora=adapter_files(lora),
         draft=small,
+        deterministic=deterministic,
     )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)

@@ -87,7 +87,7 @@ def test_signatures():
 
     assert names(kukri.load) == [
         "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate", "task",
-        "draft", "lora", "progress", "warn"
+        "draft", "lora", "deterministic", "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

@@ -43,7 +43,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",

@@ -185,6 +185,9 @@ class GenerationOptions(AdapterOptions):
         str | None,
         flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
     ] = None
+    deterministic: Annotated[
+        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+    ] = False
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -235,8 +238,8 @@ class GenerationOptions(AdapterOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str) -> Model:
-        """Find or download the model `name` and load it.
+    def load(self, name: str, beams: int = 1) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -264,6 +267,8 @@ class GenerationOptions(AdapterOptions):
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
                 lora=adapters,
+                beams=beams,
+                deterministic=self.deterministic,
             ),
         )
 
