@@ -44,6 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from .quant.errors import DamagedFile, NoHome, UnsupportedModel
+    from .runtime.answers.answer import Answer
+    from .runtime.answers.events import (
+        Finished,
+        TextDelta,
+        ThinkingDelta,
+        TokenEvent,
+        ToolCall,
+        ToolCallDelta,
+        ToolCallEnd,
+        ToolCallStart,
+    )
+    from .runtime.answers.request import GenerationRequest
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import (
         BadLogits,
@@ -63,6 +75,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Answer",
     "BadLogits",
     "CacheFull",
     "ContextExceeded",
@@ -70,6 +83,8 @@ __all__ = [
     "CudaOutOfMemory",
     "CudaUnavailable",
     "DamagedFile",
+    "Finished",
+    "GenerationRequest",
     "KukriError",
     "Model",
     "ModelClosed",
@@ -82,8 +97,15 @@ __all__ = [
     "StaleGeneration",
     "StoreError",
     "TemplateError",
+    "TextDelta",
+    "ThinkingDelta",
+    "TokenEvent",
     "Tokenizer",
     "TokenizerError",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolCallStart",
     "Unreachable",
     "UnsupportedModel",
     "load",
@@ -92,6 +114,7 @@ __all__ = [
 ]
 
 _HOMES = {  # public name → the module that defines it, imported when the name is first used
+    "Answer": "runtime.answers.answer",
     "BadLogits": "runtime.engine.errors",
     "CacheFull": "runtime.engine.errors",
     "ContextExceeded": "runtime.engine.errors",
@@ -99,6 +122,8 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "CudaOutOfMemory": "runtime.cuda.driver.errors",
     "CudaUnavailable": "runtime.cuda.driver.errors",
     "DamagedFile": "quant.errors",
+    "Finished": "runtime.answers.events",
+    "GenerationRequest": "runtime.answers.request",
     "Model": "runtime.model.model",
     "ModelClosed": "runtime.engine.errors",
     "ModelNotFound": "runtime.hub.errors",
@@ -110,8 +135,15 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",
     "TemplateError": "tokenizer.chat.template",
+    "TextDelta": "runtime.answers.events",
+    "ThinkingDelta": "runtime.answers.events",
+    "TokenEvent": "runtime.answers.events",
     "Tokenizer": "tokenizer.core",
     "TokenizerError": "tokenizer.errors",
+    "ToolCall": "runtime.answers.events",
+    "ToolCallDelta": "runtime.answers.events",
+    "ToolCallEnd": "runtime.answers.events",
+    "ToolCallStart": "runtime.answers.events",
     "Unreachable": "runtime.hub.errors",
     "UnsupportedModel": "quant.errors",
 }

@@ -26,7 +26,11 @@ ERRORS = {
     "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "QueueFull",
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
-OTHERS = {"Model", "SamplingParams", "Session", "Tokenizer", "load", "load_tokenizer", "render_chat"}
+OTHERS = {
+    "Answer", "Finished", "GenerationRequest", "Model", "SamplingParams", "Session", "TextDelta",
+    "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta", "ToolCallEnd", "ToolCallStart",
+    "load", "load_tokenizer", "render_chat",
+}  # fmt: skip
 
 
 def test_public_names():

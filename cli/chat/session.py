@@ -77,6 +77,8 @@ class Session:
 
     def answer(self) -> None:
         """Write the answer to the newest message, or go on with it, and keep it if there is any."""
+        from ...runtime.answers.request import GenerationRequest
+
         turn = self.conversation.turns[-1]
         ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
@@ -84,7 +86,8 @@ class Session:
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                reply = self.last = generate(self.model, ids, self.params, sink.write)
+                request = GenerationRequest(ids=ids, params=self.params)
+                reply = self.last = generate(self.model, request, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()

@@ -94,11 +94,14 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
+    from ...runtime.answers.request import GenerationRequest
+
     ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
-        reply = generate(loaded, ids, params, sink.write if plain else lambda piece: None)
+        request = GenerationRequest(ids=ids, params=params)
+        reply = generate(loaded, request, sink.write if plain else lambda piece: None)
     except Exception:
         if sink.text:  # what is there already still ends with a newline
             sink.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...runtime.model.stop_strings import borders
+from ...runtime.answers.stop_strings import borders
 
 MIN_REPEATS = 8  # of a passage, one after the other
 MIN_CHARACTERS = 500  # of all repeats together: a ruler or a table is no repetition

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampling.params import SamplingParams
+    from ...runtime.answers.request import GenerationRequest
     from ...runtime.engine.stats import GenerationStats
     from ...runtime.model.model import Model
 
@@ -35,30 +34,28 @@ class Reply:
     stats: dict[str, float | int | None]
 
 
-def generate(
-    model: Model,
-    ids: list[int],
-    params: SamplingParams,
-    write: Callable[[str], None],
-) -> Reply:
-    """Write the model's continuation of `ids` piece by piece; Ctrl-C ends it but keeps what there is.
+def generate(model: Model, request: GenerationRequest, write: Callable[[str], None]) -> Reply:
+    """Write the model's answer to a request piece by piece; Ctrl-C ends it but keeps what there is.
 
     Until the first piece a terminal sees how far prefill is. A model that repeats itself without end is
     stopped as well.
     """
+    from ...runtime.answers.events import TextDelta
+
     repeats = RepetitionDetector().push
     pieces: list[str] = []
     reason = INTERRUPTED
     try:
-        with closing(model.stream(ids, params)) as stream, PrefillProgress(lambda: model.stats) as prefill:
-            for piece in stream:
+        with PrefillProgress(lambda: model.stats) as prefill, model.answer(request) as answer:
+            for event in answer:
+                if not isinstance(event, TextDelta):
+                    continue
                 prefill.stop()
-                pieces.append(piece)
-                write(piece)
-                if repeats(piece):
+                pieces.append(event.text)
+                write(event.text)
+                if repeats(event.text):
                     break
-            looped = model.stats.finish_reason is None
-        reason = LOOP if looped else str(model.stats.finish_reason)
+            reason = str(answer.finish_reason or LOOP)
     except KeyboardInterrupt:
         pass
     return Reply("".join(pieces), reason, stats_facts(model.stats))

@@ -14,19 +14,18 @@ from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
-from ...tokenizer.incremental import IncrementalDecoder
+from ..answers.answer import Answer
+from ..answers.continuation import Continuation
+from ..answers.request import GenerationRequest, Messages
+from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
-from .continuation import Continuation
-from .sampling_keywords import SamplingKeywords, sampling_params
+from .sampling_keywords import AnswerKeywords, SamplingKeywords, generation_request, sampling_params
 from .sampling_texts import SamplingTexts
 from .session_file import fingerprint
 from .source import Source, check_embedded
-from .stop_strings import StopFilter
-
-Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
@@ -173,9 +172,9 @@ class Model:
         cached part of what their prompts begin with. Errors are those of `stream` at the call, and QueueFull.
         """
         params = self.with_ids(sampling_params("submit", params, sampling))
-        decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
+        reader = TokenReader(self.tokenizer, params.stop, skip_special)
         generation = self._open_engine().submit(ids, params)
-        return Continuation(generation, decoder, StopFilter(params.stop), self._open_engine)
+        return Continuation(generation, reader, self._open_engine)
 
     def stream(
         self,
@@ -191,8 +190,8 @@ class Model:
         ended. Errors as for `generate`, and TokenizerError at the call if the model has no tokenizer.
         """
         params = sampling_params("stream", params, sampling)
-        decoder = IncrementalDecoder(self.tokenizer, skip_special=skip_special)
-        return self._text(self.generate(ids, params), decoder, StopFilter(params.stop))
+        reader = TokenReader(self.tokenizer, params.stop, skip_special)
+        return self._text(self.generate(ids, params), reader)
 
     def chat(
         self,
@@ -212,25 +211,47 @@ class Model:
         params = sampling_params("chat", params, sampling)
         return self.stream(self.encode_chat(messages, tools, variables), params)
 
-    def _text(
-        self, tokens: Generator[int, None, None], decoder: IncrementalDecoder, stops: StopFilter
-    ) -> Generator[str, None, None]:
+    def _text(self, tokens: Generator[int, None, None], reader: TokenReader) -> Generator[str, None, None]:
         """The text of `tokens` up to the first stop string, and the reason in `stats` if there was one."""
         with closing(tokens):
             for token in tokens:
-                piece = stops.push(decoder.push(token))
-                if decoder.skip_special and self.tokenizer.is_special(token):
-                    piece += stops.push(self.tokenizer.token_text(token), shown=False)
-                if stops.stopped is not None:
+                piece = shown(reader.push(token))
+                if reader.stopped:
                     break
                 if piece:
                     yield piece
             else:
-                piece = stops.push(decoder.flush()) + stops.flush()
-        if stops.stopped is not None:
+                piece = shown(reader.finish())
+        if reader.stopped:
             self.engine.stats.finish_reason = "stop_string"
         if piece:
             yield piece
+
+    def answer(
+        self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
+    ) -> Answer:
+        """The model's answer to a request, as an iterator over events: text, and why it ended.
+
+            for event in model.answer("Why is the sky blue?", temperature=0): ...
+            model.answer(messages, max_tokens=100).complete().message()
+
+        `request`: a GenerationRequest or the messages of one; `fields`: fields of GenerationRequest or of
+        SamplingParams, which replace its own. The request is queued at once. Errors are those of
+        `encode_chat` and `submit`.
+        """
+        request = generation_request(request, fields)
+        params = self.with_ids(request.params)
+        reader = TokenReader(self.tokenizer, params.stop)
+        ids = request.ids if request.ids is not None else self._prompt_of(request)
+        generation = self._open_engine().submit(ids, params, request.priority)
+        return Answer(generation, reader, scored=params.logprobs is not None)
+
+    def _prompt_of(self, request: GenerationRequest) -> list[int]:
+        """The ids of a request's prompt."""
+        if request.prompt is not None:
+            return self.encode(request.prompt)
+        assert request.messages is not None
+        return self.encode_chat(request.messages, request.tools, request.variables)
 
     def _open_engine(self) -> Engine:
         if self._machine is None:

@@ -1,4 +1,5 @@
-"""Sampling parameters as keyword arguments of a model's methods: `model.chat(messages, temperature=0)`."""
+"""Sampling parameters and other parts of a request as keyword arguments of a model's methods:
+`model.chat(messages, temperature=0)`."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict
 
+from ..answers.request import GenerationRequest, Messages
 from ..engine.sampling.params import SamplingParams
 
 
@@ -43,6 +45,34 @@ class SamplingKeywords(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+
+
+class AnswerKeywords(SamplingKeywords, total=False):
+    """Those of `Model.answer`: the fields of SamplingParams and of GenerationRequest."""
+
+    prompt: str | None
+    ids: Sequence[int] | None
+    params: SamplingParams
+    tools: Sequence[Any] | None
+    variables: Mapping[str, Any] | None
+    priority: int
+
+
+def generation_request(
+    request: GenerationRequest | Messages | None, keywords: Mapping[str, Any]
+) -> GenerationRequest:
+    """`request`, or one with these messages, with the fields that `keywords` names replaced: those of a
+    GenerationRequest, and of its SamplingParams. TypeError and ValueError as for `sampling_params`."""
+    own = {field.name for field in fields(GenerationRequest)}
+    given = {name: value for name, value in keywords.items() if name in own}
+    sampling = {name: value for name, value in keywords.items() if name not in own}
+    if not isinstance(request, GenerationRequest):
+        request = GenerationRequest(request, **given)
+    elif given:
+        request = replace(request, **given)
+    if not sampling:
+        return request
+    return replace(request, params=sampling_params("answer", request.params, sampling))
 
 
 def sampling_params(

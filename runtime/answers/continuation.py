@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from ...tokenizer.incremental import IncrementalDecoder
-from ..engine.sampling.logprobs import TokenLogprobs
 from ..engine.scheduling.generation import Generation
 from ..engine.stats import FinishReason, GenerationStats
-from .stop_strings import StopFilter
-
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """A token of an answer, and the text that became certain with it: whole characters, often none.
-
-    `id` is None for the text that is left at the end. `logprobs` are those of the token, if the parameters
-    ask for them.
-    """
-
-    id: int | None
-    text: str
-    logprobs: TokenLogprobs | None = None
+from .events import TokenEvent
+from .token_reader import TokenReader, shown
 
 
 class Continuation:
@@ -32,16 +17,10 @@ class Continuation:
     first of them is read run together, and their answers may be read in any order. `close` ends it early.
     """
 
-    def __init__(
-        self,
-        generation: Generation,
-        decoder: IncrementalDecoder,
-        stops: StopFilter,
-        check_open: Callable[[], object],
-    ) -> None:
+    def __init__(self, generation: Generation, reader: TokenReader, check_open: Callable[[], object]) -> None:
         self.generation = generation
         self._check_open = check_open
-        self._events = self._read(decoder, stops)
+        self._events = self._read(reader)
 
     @property
     def stats(self) -> GenerationStats:
@@ -60,22 +39,22 @@ class Continuation:
         """The next token. Raises BadLogits, ModelClosed, or an error of the machine."""
         return next(self._events)
 
-    def _read(self, decoder: IncrementalDecoder, stops: StopFilter) -> Iterator[TokenEvent]:
+    def _read(self, reader: TokenReader) -> Iterator[TokenEvent]:
         n = 0
         while True:
             self._check_open()
             token = next(self.generation, None)
             if token is None:
                 break
-            text = stops.push(decoder.push(token))
+            text = shown(reader.push(token))
             yield TokenEvent(token, text, self.generation.logprob_of(n))
             n += 1
-            if stops.stopped is not None:
+            if reader.stopped:
                 self.generation.close()
                 self.stats.finish_reason = "stop_string"
                 return
-        text = stops.push(decoder.flush()) + stops.flush()
-        if stops.stopped is not None:
+        text = shown(reader.finish())
+        if reader.stopped:
             self.stats.finish_reason = "stop_string"
         if text:
             yield TokenEvent(None, text)

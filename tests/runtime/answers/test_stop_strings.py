@@ -4,7 +4,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from kukri.runtime.model.stop_strings import StopFilter
+from kukri.runtime.answers.stop_strings import StopFilter
 
 
 def run(stops, *pieces) -> tuple[str, str | None]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
+
+Run = tuple[str, bool]  # a text, and whether it is shown or the spelling of a special token
 
 
 class StopFilter:
@@ -29,10 +32,16 @@ class StopFilter:
 
         Returns the text that is certain to come before any stop string; "" after a stop string.
         """
-        if self.stopped is not None:
-            return ""
         if not self._shown:
             return text if shown else ""
+        return _shown_of(self.push_run(text, shown))
+
+    def push_run(self, text: str, shown: bool = True) -> list[Run]:
+        """As `push`, with the special tokens that stand in the text: runs of both kinds, none empty."""
+        if self.stopped is not None or not text:
+            return []
+        if not self._shown:
+            return [(text, shown)]
         for char in text:
             self._held.append((char, shown))
             self._n_hidden += not shown
@@ -55,16 +64,25 @@ class StopFilter:
             n -= self._held[position][1]
         return position
 
-    def _release(self, n: int) -> str:
-        """Take n of the held characters; those of them that are shown."""
+    def _release(self, n: int) -> list[Run]:
+        """Take n of the held characters."""
         free = self._held[:n]
         del self._held[:n]
         self._n_hidden -= sum(not shown for _, shown in free)
-        return "".join(char for char, shown in free if shown)
+        runs = groupby(free, key=lambda held: held[1])
+        return [("".join(char for char, _ in run), shown) for shown, run in runs]
 
     def flush(self) -> str:
         """The text that was held back, when no more text follows."""
-        return self._release(len(self._held)) if self.stopped is None else ""
+        return _shown_of(self.flush_runs())
+
+    def flush_runs(self) -> list[Run]:
+        """As `flush`, with the special tokens that stand in the text."""
+        return self._release(len(self._held)) if self.stopped is None else []
+
+
+def _shown_of(runs: Iterable[Run]) -> str:
+    return "".join(text for text, shown in runs if shown)
 
 
 class _Matcher:

@@ -1,0 +1,1 @@
+"""Answers: from the tokens of a generation to text, thinking and tool calls."""

@@ -1,0 +1,152 @@
+"""An answer: the events of one request, as its tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Self
+
+from ..engine.scheduling.generation import Generation
+from ..engine.stats import GenerationStats
+from .events import (
+    AnswerEvent,
+    AnswerReason,
+    Finished,
+    TextDelta,
+    TokenEvent,
+    ToolCall,
+)
+from .token_reader import TokenReader, shown
+
+
+class Answer:
+    """A model's answer to a request: iterate over its events, then ask what it was. Made by `Model.answer`.
+
+        answer = model.answer("Why is the sky blue?", temperature=0)
+        for event in answer:
+            if isinstance(event, TextDelta):
+                print(event.text, end="")
+        messages.append(answer.message())
+
+    `for` runs the engine's steps in this thread where no other thread does, `async for` leaves them to the
+    engine's own. Answers that were asked for before the first of them is read run together. `close`, or
+    leaving a `with` block, ends one early; what there is of it stays.
+    """
+
+    def __init__(self, generation: Generation, reader: TokenReader, scored: bool = False) -> None:
+        """`scored`: the events bring log probabilities."""
+        self.generation = generation
+        self._reader = reader
+        self._scored = scored
+        self._tokens: list[TokenEvent] = []  # that no event has brought yet
+        self._n_tokens = 0
+        self._text: list[str] = []
+        self._finished = False
+        self._events = self._read()
+
+    # ---- what it is, so far
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return "".join(self._text)
+
+    @property
+    def thinking(self) -> str:
+        """What the model thought before it answered; "" if it did not, or if its format has no place for
+        that."""
+        return ""
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """The calls that it asks for and that are complete."""
+        return []
+
+    @property
+    def finish_reason(self) -> AnswerReason | None:
+        """Why it ended; None while it runs."""
+        return self.generation.finish_reason
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Token counts and times."""
+        return self.generation.stats
+
+    def message(self) -> dict[str, Any]:
+        """The answer as a message to append to the conversation, in the shape that chat APIs have."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message
+
+    # ---- its events
+
+    def __iter__(self) -> Iterator[AnswerEvent]:
+        return self
+
+    def __next__(self) -> AnswerEvent:
+        """The next event. Raises BadLogits, ModelClosed, or an error of the machine."""
+        return next(self._events)
+
+    def complete(self) -> Self:
+        """Wait for its end: `model.answer("hi").complete().text`."""
+        for _ in self:
+            pass
+        return self
+
+    def _read(self) -> Iterator[AnswerEvent]:
+        for token in self.generation:
+            yield from self._push(token)
+            if self._reader.stopped:
+                break
+        yield from self._end()
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """The events, without blocking the event loop."""
+        try:
+            async for token in self.generation:
+                for event in self._push(token):
+                    yield event
+                if self._reader.stopped:
+                    break
+            for event in self._end():
+                yield event
+        finally:
+            self.close()
+
+    def _push(self, token: int) -> list[AnswerEvent]:
+        """The events of the next token."""
+        text = shown(self._reader.push(token))
+        if self._scored:
+            self._tokens.append(TokenEvent(token, text, self.generation.logprob_of(self._n_tokens)))
+            self._n_tokens += 1
+        return [self._text_delta(text)] if text else []
+
+    def _end(self) -> list[AnswerEvent]:
+        """The last events."""
+        text = shown(self._reader.finish())
+        if self._reader.stopped:
+            self.generation.close()
+            self.stats.finish_reason = "stop_string"
+        events: list[AnswerEvent] = [self._text_delta(text)] if text or self._tokens else []
+        return [*events, Finished(self.finish_reason or "interrupted", self.stats)]
+
+    def _text_delta(self, text: str) -> TextDelta:
+        tokens = tuple(self._tokens)
+        self._tokens.clear()
+        self._text.append(text)
+        return TextDelta(text, tokens)
+
+    def close(self) -> None:
+        """End it; what was computed stays in the cache for others."""
+        self.generation.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
