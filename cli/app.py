@@ -21,6 +21,7 @@ from .settings.file import WITHOUT_SETTINGS, read_settings, settings_path
 COMMANDS = {  # name → its module in commands/ and the function there, in the order of the help
     "run": "run.run",
     "chat": "chat.chat",
+    "batch": "batch.batch",
     "use": "use.use",
     "pull": "pull.pull",
     "list": "list.list_models",

@@ -36,10 +36,11 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
+    "cli.commands": "cli.batch cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
@@ -50,6 +51,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
+    "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "

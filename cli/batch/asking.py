@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
     from ..generation.options import GenerationOptions
 
-_NAMES_OF_BODIES = {"mirostat_ent": "mirostat_tau", "mirostat_lr": "mirostat_eta", "dynatemp_exp": "dynatemp_exponent"}
+_NAMES_OF_BODIES = {
+    "mirostat_ent": "mirostat_tau",
+    "mirostat_lr": "mirostat_eta",
+    "dynatemp_exp": "dynatemp_exponent",
+}
 
 
 def parameters(options: GenerationOptions) -> dict[str, Any]:
@@ -26,7 +30,9 @@ def parameters(options: GenerationOptions) -> dict[str, Any]:
         value = getattr(params, field.name)
         if field.name == "logit_bias":
             value = [list(pair) for pair in (value.items() if isinstance(value, dict) else value)]
-        found[_NAMES_OF_BODIES.get(field.name, field.name)] = list(value) if isinstance(value, tuple) else value
+        found[_NAMES_OF_BODIES.get(field.name, field.name)] = (
+            list(value) if isinstance(value, tuple) else value
+        )
     return found
 
 

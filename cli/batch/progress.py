@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 
-from ...runtime.batch.runner import Progress
+from ...runtime.batch.job import Job
+from ...runtime.batch.runner import Batch, Progress
 from ..console import terminal
 from ..console.progress import LINE_SECONDS, StatusLine
 
@@ -57,6 +59,34 @@ class BatchProgress:
     def erase(self) -> None:
         """Leave no trace on a terminal."""
         self._line.erase()
+
+
+def run_batch(batch: Batch, job: Job) -> None:
+    """Run a batch to its end, with its progress on stderr. What cuts it off is raised; the job can go on."""
+
+    def share() -> float | None:
+        return job.position() / job.n_bytes if job.n_bytes else None
+
+    if len(job.known):
+        terminal.remark(f"{len(job.known)} rows are done already")
+    shown = BatchProgress(share)
+    batch.report = shown.at
+    start = time.monotonic()
+    try:
+        asyncio.run(batch.run())
+    except BaseException:
+        shown.erase()
+        job.leave()
+        if job.journal is not None:
+            terminal.remark(f"({len(job.known)} rows are done; the same command goes on)")
+        raise
+    shown.erase()
+    job.complete()
+    seconds, progress = max(time.monotonic() - start, 1e-9), batch.progress
+    parts = [f"{progress.done} rows in {human_seconds(seconds)}", f"{progress.tokens / seconds:.0f} tokens/s"]
+    if progress.failed:
+        parts.append(f"{progress.failed} failed" + (f", see {job.errors.name}" if job.errors else ""))
+    terminal.remark(", ".join(parts))
 
 
 def human_seconds(seconds: float) -> str:

@@ -15,9 +15,7 @@ from ..generation.options import GenerationOptions
 from ..settings.model import Model_, chosen_model
 
 if TYPE_CHECKING:
-    from ...runtime.batch.job import Job
     from ...runtime.batch.requests import Asking
-    from ...runtime.model.model import Model
 
 DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
 WITHOUT = ("file", "no_wrap", "output", "stats")  # flags of `run` that mean nothing here
@@ -31,7 +29,11 @@ def batch(
     model: Model_ = None,
     template: Annotated[
         str | None,
-        flag("--prompt-template", metavar="TEXT", help="The prompt, with {column} in it; @FILE takes it from a file."),
+        flag(
+            "--prompt-template",
+            metavar="TEXT",
+            help="The prompt, with {column} in it; @FILE takes it from a file.",
+        ),
     ] = None,
     answer_column: Annotated[
         str, flag("--answer-column", metavar="NAME", help="The answer's column in OUT.")
@@ -39,22 +41,37 @@ def batch(
     ordered: Annotated[bool, flag("--ordered", help="Write answers in the order of the rows.")] = False,
     width: Annotated[
         int | None,
-        flag("--parallel", metavar="N", min=1, max=MOST_WIDTH, help=f"Answers at a time; default: {DEFAULT_WIDTH}."),
+        flag(
+            "--parallel",
+            metavar="N",
+            min=1,
+            max=MOST_WIDTH,
+            help=f"Answers at a time; default: {DEFAULT_WIDTH}.",
+        ),
     ] = None,
     retries: Annotated[
-        int, flag("--retries", metavar="N", min=0, max=MOST_RETRIES, help="Attempts after an error that may pass.")
+        int,
+        flag(
+            "--retries", metavar="N", min=0, max=MOST_RETRIES, help="Attempts after an error that may pass."
+        ),
     ] = 2,
-    embed: Annotated[bool, flag("--embed", help="Write the vectors of the texts instead of answers.")] = False,
+    embed: Annotated[
+        bool, flag("--embed", help="Write the vectors of the texts instead of answers.")
+    ] = False,
     force: Annotated[bool, flag("--force", help="Begin anew, and replace OUT.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Only say what it would take.")] = False,
 ) -> None:
     """Answer a file of prompts.
 
-    Rows are OpenAI's batch lines, or have `messages` or a `prompt`, or whatever --prompt-template reads. A run that was
-    cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
+    Rows are OpenAI's batch lines, or have `messages` or a `prompt`, or whatever --prompt-template reads. A run
+    that was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
     """
+    from ...runtime.batch.ahead import RowsAhead
+    from ...runtime.batch.execute import Endpoints
     from ...runtime.batch.job import open_job
+    from ...runtime.batch.runner import Batch
     from ..batch.asking import asking
+    from ..batch.progress import run_batch
 
     asked = asking(options, None if template is None else text_or_file(template), embed)
     name, width = chosen_model(model), width or DEFAULT_WIDTH
@@ -64,70 +81,20 @@ def batch(
     with closing(options.load(name, parallel=width)) as loaded:
         settings = {
             "model": loaded.fingerprint,
-            "prompts": [asked.template.text if asked.template else None, asked.raw, asked.embed, asked.system],
+            "prompts": [
+                asked.template.text if asked.template else None,
+                asked.raw,
+                asked.embed,
+                asked.system,
+            ],
             "parameters": dict(asked.parameters),
             "answer column": answer_column,
             "order": ordered,
         }
         job = open_job(source, destination, settings, answer_column, force)
-        _run(loaded, name, job, asked, width, retries, ordered, destination)
-
-
-def _run(
-    loaded: Model,
-    name: str,
-    job: Job,
-    asked: Asking,
-    width: int,
-    retries: int,
-    ordered: bool,
-    destination: str,
-) -> None:
-    import asyncio
-
-    from ...runtime.batch.ahead import RowsAhead
-    from ...runtime.batch.execute import Endpoints
-    from ...runtime.batch.runner import Batch
-    from ..batch.progress import BatchProgress, human_seconds
-
-    n_known = len(job.known)
-    if n_known:
-        terminal.remark(f"{destination}: {n_known} rows are done already")
-
-    def share() -> float | None:
-        return job.position() / job.n_bytes if job.n_bytes else None
-
-    shown = BatchProgress(share)
-    batch = Batch(
-        RowsAhead(job.rows),
-        asked,
-        Endpoints(loaded, name),
-        job.lines,
-        job.output,
-        width,
-        retries,
-        ordered,
-        shown.at,
-        job.known,
-    )
-    import time
-
-    start = time.monotonic()
-    try:
-        asyncio.run(batch.run())
-    except BaseException:
-        shown.erase()
-        job.leave()
-        if job.journal is not None:
-            terminal.remark(f"({len(job.known)} rows are done; the same command goes on)")
-        raise
-    shown.erase()
-    job.complete()
-    seconds, progress = time.monotonic() - start, batch.progress
-    parts = [f"{progress.done} rows in {human_seconds(seconds)}", f"{progress.tokens / seconds:.0f} tokens/s"]
-    if progress.failed:
-        parts.append(f"{progress.failed} failed, see {job.errors_name}")
-    terminal.remark("; ".join(parts))
+        running = Batch(RowsAhead(job.rows), asked, Endpoints(loaded, name), job.lines, job.output, width)
+        running.retries, running.ordered, running.known = retries, ordered, job.known
+        run_batch(running, job)
 
 
 def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked: Asking, width: int) -> None:
@@ -141,12 +108,23 @@ def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked
         file, _ = open_input(source)
         found = estimate(loaded, read_rows(file, format_of(source)), asked, width)
         facts: list[tuple[str, Any]] = [
-            ("rows", f"{found.rows}, {found.bad} of them are no requests ({found.first_bad})" if found.bad else found.rows),
+            (
+                "rows",
+                f"{found.rows}, {found.bad} of them are no requests ({found.first_bad})"
+                if found.bad
+                else found.rows,
+            ),
             ("tokens of prompts", f"{found.prompt_tokens}, {found.longest} in the longest"),
             ("tokens of answers", f"{found.answer_tokens} at most"),
-            ("speed", f"{found.prefill:.0f} tokens/s of prompts, {found.decode:.0f} of {width} answers at a time"),
+            (
+                "speed",
+                f"{found.prefill:.0f} tokens/s of prompts, {found.decode:.0f} of {width} answers at a time",
+            ),
             ("time", f"{human_seconds(found.seconds)} at most"),
-            ("memory", f"{human_bytes(loaded.n_bytes)} of weights, and a cache for {loaded.context} tokens each"),
+            (
+                "memory",
+                f"{human_bytes(loaded.n_bytes)} of weights, and a cache for {loaded.context} tokens each",
+            ),
         ]
         if found.unlimited:
             facts[2] = ("tokens of answers", f"{found.unlimited} rows have no limit (-n)")

@@ -226,8 +226,8 @@ class GenerationOptions:
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str) -> Model:
-        """Find or download the model `name` and load it.
+    def load(self, name: str, parallel: int | None = None) -> Model:
+        """Find or download the model `name` and load it, for so many answers at a time.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -248,7 +248,8 @@ class GenerationOptions:
                 self.threads,
                 self.kv_type.value,
                 self.gpu_layers,
-                speculate=self.speculate.value,
+                parallel,
+                self.speculate.value,
             ),
         )
 

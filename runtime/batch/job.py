@@ -34,6 +34,7 @@ class Job:
     input: BinaryIO
     n_bytes: int | None
     journal: Journal | None
+    errors: Path | None = None
     parquet: Path | None = None
 
     @property
@@ -87,7 +88,7 @@ def open_job(
     as it is unless `force`, which begins anew. Raises BatchError and OSError.
     """
     form = format_of(destination)
-    file, n_bytes = _open_input(source)
+    file, n_bytes = open_input(source)
     rows = read_rows(file, format_of(source))
     first = next(rows, None)
     rows = itertools.chain([first] if first else [], rows)
@@ -108,13 +109,15 @@ def open_job(
             parquet_module()
         mode = "r+b" if work.exists() else "w+b"
         output = Output(work.open(mode), errors_path(path), journal)
-        job = Job(rows, lines, output, file, n_bytes, journal, path if form == "parquet" else None)
+        job = Job(rows, lines, output, file, n_bytes, journal, errors_path(path))
+        job.parquet = path if form == "parquet" else None
     if output.is_empty and (head := lines.head()):
         output.head(head)
     return job
 
 
-def _open_input(source: str) -> tuple[BinaryIO, int | None]:
+def open_input(source: str) -> tuple[BinaryIO, int | None]:
+    """The input, and its size in bytes if it is a file. Raises BatchError and OSError."""
     if source == STDIO:
         return sys.stdin.buffer, None
     file = open_file(Path(source), BatchError)
@@ -133,7 +136,9 @@ def _journal(path: Path, state: dict[str, Any], force: bool, can_resume: bool) -
     where = journal_path(path)
     if where.exists() and not force:
         if not can_resume:
-            raise BatchError(f"{path.name} is of an unfinished run, and stdin cannot go on; --force begins anew")
+            raise BatchError(
+                f"{path.name} is of an unfinished run, and stdin cannot go on; --force begins anew"
+            )
         return Journal.resume(where, state)
     if path.exists() and not force and path.stat().st_size:
         raise BatchError(f"{path.name} is there already; --force replaces it")

@@ -89,7 +89,9 @@ class Lines:
             added["logprobs"] = choice["logprobs"]
         return added | {FINISH: choice.get(FINISH)}
 
-    def failure(self, row: Row, reason: str, request: Request | None = None, status: int | None = None) -> bytes:
+    def failure(
+        self, row: Row, reason: str, request: Request | None = None, status: int | None = None
+    ) -> bytes:
         """The line of a row without an answer."""
         fields: dict[str, Any] = {"row": row.number}
         custom_id = request.custom_id if request else row.fields.get("custom_id")

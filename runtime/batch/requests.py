@@ -1,4 +1,4 @@
-"""From a row to a request: OpenAI's batch lines as they are, other rows by a template or their own columns."""
+"""From a row to a request: OpenAI's batch lines as they are, others by a template or their own columns."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _openai(row: Row, parameters: Mapping[str, Any]) -> Request:
     if not isinstance(body, dict):
         raise BadRow("`body` is no JSON object")
     if method != "POST" or url not in URLS:
-        raise BadRow(f"asks for {str(method):.10} {str(url):.80}; a batch takes POST to {', '.join(URLS)}")
+        raise BadRow(f"asks for {method!s:.10} {url!s:.80}; a batch takes POST to {', '.join(URLS)}")
     if body.get("stream"):
         raise BadRow("`stream` has no place in a batch")
     return Request(row, url, {**parameters, **body}, custom_id)

@@ -75,9 +75,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
 
 
 def _json_rows(file: BinaryIO) -> Iterator[Row]:
-    number = 0
-    for line in _lines(file):
-        number += 1
+    for number, line in enumerate(_lines(file), 1):
         if line is not None and number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if line is None:
