@@ -63,8 +63,8 @@ def batch(
 ) -> None:
     """Answer a file of prompts.
 
-    Rows are OpenAI's batch lines, or have `messages` or a `prompt`, or whatever --prompt-template reads. A run
-    that was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
+    Rows are OpenAI's batch lines, have `messages` or a `prompt`, or what --prompt-template reads. A run that
+    was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
     """
     from ...runtime.batch.ahead import RowsAhead
     from ...runtime.batch.execute import Endpoints

@@ -5,7 +5,7 @@ come records of 28 bytes, little-endian:
 
     row: u64    end of the output: u64    end of the errors: u64    CRC-32 of these 24 bytes: u32
 
-A row's record is written when its line is on the disk. Whatever lies in the files behind the last sound record
+A row's record is written when its line is on the disk. What lies in the files behind the last sound record
 is cut off when the run is resumed, and its rows are done again: so that every row is there exactly once.
 """
 

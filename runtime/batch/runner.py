@@ -86,7 +86,9 @@ class Batch:
             return
         while len(self._waiting) < AHEAD and (row := self.rows.take()) is not None:
             self._begin(row)
-        self._waiting.sort(key=sort_key, reverse=True)  # taken from its end
+        # Taken from the end. Where the order counts, what is asked first is what can be written first.
+        key = (lambda request: request.row.number) if self.ordered else sort_key
+        self._waiting.sort(key=key, reverse=True)
 
     def _begin(self, row: Row) -> None:
         known = row.number in self.known
