@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
-    from .runtime.model.session import Session
+    from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
 __version__ = "0.1.0"
@@ -131,7 +131,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
     "SamplingParams": "runtime.engine.sampling.params",
-    "Session": "runtime.model.session",
+    "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",
     "TemplateError": "tokenizer.chat.template",

@@ -59,6 +59,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
     "runtime.answers runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
@@ -255,7 +256,8 @@ def test_imports_point_down(path: Path):
     ("file", "rooms"),
     [
         ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
-                         "runtime.hub", "runtime.answers", "runtime.model", "tokenizer", "tokenizer.chat"}),
+                         "runtime.hub", "runtime.answers", "runtime.model", "runtime.sessions",
+                         "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),
     ],

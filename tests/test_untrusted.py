@@ -209,10 +209,6 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "cli/eval/text.py": ({"Path(name).open"}, NAMED),
     "cli/generation/input_files.py": ({"path.open"}, NAMED),
     "quant/extras.py": ({"installed.read_text", "json.loads"}, OWN),
-    "runtime/model/session_file.py": (
-        {"path.open", "safe_open"},
-        "samples files that a model was loaded from, and opens a session that the user names",
-    ),
     "cli/settings/file.py": ({"tomllib.loads"}, OWN),
     "cli/chat/line_editor.py": ({"os.open"}, OWN),
     "cli/console/terminal.py": ({"open", "os.open"}, OWN),

@@ -9,10 +9,13 @@ import numpy as np
 
 from ..config.model_config import ModelConfig
 from .cache import Batch, PageTable
+from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
+from .scheduling.background import Background
+from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
 from .scheduling.placement import Kept, Limits
@@ -84,18 +87,25 @@ class Engine:
         self._speculates = speculate and not deterministic and not (states and states.layers)
         self._scheduler = Scheduler(machine, table, limits, states)
         self._driver = Driver(self._scheduler)
+        self._background = Background()  # computes masks of constrained answers
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams | None = None, priority: int = 0
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Queue a request for the tokens that follow `ids`; they come as the engine's steps run.
 
-        Requests of a higher `priority` go first, those of the same in order of arrival. Raises TypeError or
-        ValueError for invalid ids, ContextExceeded for too many, and QueueFull. `params.stop` is ignored: the
-        engine has no text.
+        Requests of a higher `priority` go first, those of the same in order of arrival. The answer keeps to
+        `constraint`, which is for this request alone: tokens that it bans are not drawn, those that it forces
+        take no step each, and with what is complete the answer ends, also under `ignore_eos`. Raises
+        TypeError or ValueError for invalid ids, ContextExceeded for too many, and QueueFull. `params.stop` is
+        ignored: the engine has no text.
         """
-        return self._submit(self._prompt(ids), params or SamplingParams(), priority, None)
+        return self._submit(self._prompt(ids), params or SamplingParams(), constraint, priority=priority)
 
     def _prompt(self, ids: Sequence[int]) -> list[int]:
         prompt = self._check(ids)
@@ -104,34 +114,49 @@ class Engine:
         return prompt
 
     def _submit(
-        self, prompt: list[int], params: SamplingParams, priority: int, most_unread: int | None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        priority: int = 0,
+        most_unread: int | None = None,
     ) -> Generation:
         if len(self._scheduler.waiting) >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests are waiting already")
         stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
-        ends = frozenset() if params.ignore_eos else self.end_ids
+        ends = frozenset() if params.ignore_eos and constraint is None else self.end_ids
         sequence = EngineSequence(
             prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
         )
         if self._speculates:
             sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
+        if constraint is not None:
+            stats.complete = False
+            n_tokens = self._scheduler.limits.n_tokens
+            sequence.constrained = ConstrainedAnswer(constraint, self._background, n_tokens)
         self._driver.submit(sequence)
         return Generation(self._driver, sequence)
 
     def generate(
-        self, ids: Sequence[int], params: SamplingParams | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[int, None, None]:
         """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
 
-        Errors are those of `submit`, at the call; the iterator raises BadLogits. It is lazy: the request is
-        queued when the first token is asked for, and runs at most LEAD tokens ahead of its consumer. From
-        then on `stats` are those of this generation.
+        Errors are those of `submit`, at the call; the iterator raises BadLogits and ConstraintError. It is
+        lazy: the request is queued when the first token is asked for, and runs at most LEAD tokens ahead of
+        its consumer. From then on `stats` are those of this generation.
         """
-        return self._generate(self._prompt(ids), params or SamplingParams())
+        return self._generate(self._prompt(ids), params or SamplingParams(), constraint)
 
-    def _generate(self, prompt: list[int], params: SamplingParams) -> Generator[int, None, None]:
+    def _generate(
+        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None
+    ) -> Generator[int, None, None]:
         lead = LEAD if self.table.max_sequences > 1 else 1
-        generation = self._submit(prompt, params, 0, lead)
+        generation = self._submit(prompt, params, constraint, most_unread=lead)
         try:
             yield from generation
         finally:
@@ -153,9 +178,12 @@ class Engine:
         n_bytes = len(self.machine.read_page(0))
         if any(len(page) != n_bytes for page in kept.pages):
             raise ValueError(f"a page of the cache has {n_bytes} bytes")
-        arrays = kept.state.arrays if kept.state else ()
-        if ids and [array.shape for array in arrays] != self._state_shapes:
-            raise ValueError("the recurrent state is not one of this model")
+        for state in kept.states:
+            shapes = [array.shape for array in state.arrays]
+            if shapes != self._state_shapes or not 0 < state.length <= len(ids):
+                raise ValueError("a recurrent state is not one of this model")
+        if self._state_shapes and ids and not kept.states:
+            raise ValueError("the recurrent state is missing")
         with self._driver.exclusive(), self._scheduler.lock:
             return self._scheduler.placement.put_in(kept, self._scheduler.running)
 

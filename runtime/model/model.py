@@ -22,9 +22,9 @@ from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
+from .fingerprint import fingerprint
 from .sampling_keywords import AnswerKeywords, SamplingKeywords, generation_request, sampling_params
 from .sampling_texts import SamplingTexts
-from .session_file import fingerprint
 from .source import Source, check_embedded
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the model's files, by which sessions know it again (SHA-256, hexadecimal)."""
+        """A digest of the model's files, by which what is kept of it is known again (SHA-256)."""
         return fingerprint(self._paths)
 
     @property

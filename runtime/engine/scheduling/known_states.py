@@ -54,12 +54,13 @@ class KnownStates:
         """Keep a copy of the state of a slot, which has seen `ids`; the oldest copy goes."""
         self.keep(ids, self._states.save(slot))
 
-    def longest(self, ids: Sequence[int], most: int) -> SavedState | None:
-        """A copy of the state that has seen the most of `ids`, at most `most` of them."""
-        found = [saved for known, saved in self.saved if self._fits(known, ids, most)]
-        live = [slot for slot, known in self._live.items() if self._fits(known, ids, most)]
-        found += [self._states.save(slot) for slot in live]
-        return max(found, key=lambda saved: saved.length, default=None)
+    def known(self, ids: Sequence[int], most: int) -> tuple[SavedState, ...]:
+        """Copies of the states that have seen the most of `ids`, at most `most` of them; the longest last."""
+        found = {len(known): saved for known, saved in self.saved if self._fits(known, ids, most)}
+        for slot, known in self._live.items():
+            if len(known) not in found and self._fits(known, ids, most):
+                found[len(known)] = self._states.save(slot)
+        return tuple(found[length] for length in sorted(found)[-SAVED_STATES:])
 
     def keep(self, ids: list[int], state: SavedState) -> None:
         """Keep a copy of a state that has seen `ids`; the oldest copy goes."""

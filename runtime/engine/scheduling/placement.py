@@ -35,12 +35,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the cache holds of a beginning: `ids`, the bytes of their pages, and the recurrent state behind
-    them."""
+    """What the cache holds of a beginning: `ids`, and the bytes of their pages.
+
+    `states` are recurrent ones behind all of the ids and behind fewer, the longest last; `long`: the keys are
+    those of a sequence beyond the original context (see Limits).
+    """
 
     ids: list[int]
     pages: List[np.ndarray]  # uint8 [bytes of a page] each
-    state: SavedState | None
+    states: tuple[SavedState, ...] = ()
+    long: bool = False
 
 
 class Placement:
@@ -184,22 +188,23 @@ class Placement:
         return sequence.n_prefill - REWIND
 
     def take_out(self, ids: List[int]) -> Kept:
-        """Copies of the pages, and of a recurrent state, that hold the longest known beginning of `ids`."""
+        """Copies of the pages, and of recurrent states, that hold the longest known beginning of `ids`."""
         size = self._table.page_size
-        match = self._trees[0 < self._limits.original_context < len(ids)].match(ids)
-        n, state = len(match.pages) * size + match.n_partial, None
+        long = 0 < self._limits.original_context < len(ids)
+        match = self._trees[long].match(ids)
+        n, states = len(match.pages) * size + match.n_partial, tuple[SavedState, ...]()
         if self.states:
-            state = self.states.longest(ids, n)
-            n = state.length if state else 0
+            states = self.states.known(ids, n)
+            n = states[-1].length if states else 0
         pages = [*match.pages, *([match.partial.page] if match.partial else [])][: -(-n // size)]
-        return Kept(list(ids[:n]), [self._machine.read_page(page) for page in pages], state)
+        return Kept(list(ids[:n]), [self._machine.read_page(page) for page in pages], states, long)
 
     def put_in(self, kept: Kept, running: List[Sequence]) -> bool:
         """Let other sequences begin with what `take_out` gave, on a machine of the same layout; False if
-        there is no room for it beside those that are `running`."""
+        there is no room for it beside those that are `running`, or if none may begin in pages of another."""
         taken = {other.slot for other in running}
         free = [slot for slot in range(self._table.max_sequences) if slot not in taken]
-        if not free or not self.find_pages(len(kept.pages)):
+        if self._limits.alone or not free or not self.find_pages(len(kept.pages)):
             return False
         slot = free[0]
         self._table.truncate(slot, 0)
@@ -207,11 +212,11 @@ class Placement:
         pages = self._table.pages(slot)
         for page, content in zip(pages, kept.pages, strict=True):
             self._machine.write_page(page, content)
-        long = 0 < self._limits.original_context < len(kept.ids)
-        self._trees[long].insert(kept.ids, pages)
+        self._trees[kept.long].insert(kept.ids, pages)
         self._table.truncate(slot, 0)
-        if self.states and kept.state is not None:
-            self.states.keep(kept.ids, kept.state)
+        if self.states:
+            for state in kept.states:
+                self.states.keep(kept.ids[: state.length], state)
         return True
 
     def clear(self) -> None:

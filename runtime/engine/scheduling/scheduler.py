@@ -25,6 +25,7 @@ from .choosing import choose, score_prompt
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
+FEW_ROWS = 16  # of one sequence that are run like those of decoding
 LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
 PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wait for one
 SMOOTHING = 0.3  # weight of the newest step in the averages of step times
@@ -78,6 +79,9 @@ class Scheduler:
             return False
         start = perf_counter()
         try:
+            for rows in plan:
+                if rows.chooses and rows.sequence.constrained is not None:
+                    rows.sequence.constrained.prepare(rows.drafted)
             results = run_step(self.machine, self.table, plan, self.limits.n_tokens)
         except BaseException as error:
             self._roll_back(plan, error)
@@ -143,6 +147,10 @@ class Scheduler:
         plan: list[Rows] = []
         budget = min(self.limits.chunk, self.machine.max_rows)
         ready = [sequence for sequence in self.running if not sequence.paused]
+        most = max(1, min(FEW_ROWS, self.machine.max_rows // max(1, len(ready))))
+        for sequence in ready:
+            if len(sequence.ids) - sequence.n_cached > most:
+                sequence.n_prefill = len(sequence.ids)  # many ids were forced
         decoding = [sequence for sequence in ready if not sequence.prefilling]
         for sequence in decoding[: min(self.machine.max_rows, self.machine.max_logits)]:
             if len(sequence.ids) > self.limits.context:
@@ -173,7 +181,7 @@ class Scheduler:
 
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
-        may follow it. (There is more than one id only where an interrupt has cut a step off.)"""
+        may follow it. (There are more ids where some were forced, or an interrupt has cut a step off.)"""
         n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
         if sequence.drafts is not None and n == 1 and not self.limits.alone:
             left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
@@ -185,6 +193,8 @@ class Scheduler:
                 self.machine.max_rows // n_decoding - 1,
             )
             drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
+            if sequence.constrained is not None:
+                drafted = sequence.constrained.allowed(drafted)
         n_rows = n + len(drafted)
         return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
 
@@ -192,6 +202,8 @@ class Scheduler:
         """Bring sequences in order that an interrupt left in the middle of a change."""
         for sequence in list(self.running):
             sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
+            if sequence.constrained is not None:
+                sequence.constrained.follow(sequence.ids, sequence.n_prompt)
             if not self.placement.is_in_order(sequence):
                 self._set_back(sequence)
 
@@ -299,11 +311,12 @@ class Scheduler:
         """Add a step to the statistics of a sequence."""
         stats = sequence.stats
         decoding = stats.new_tokens > 0
+        n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
         stats.new_tokens = sequence.n_new
         if decoding:
             stats.decode_seconds += seconds
             stats.decode_steps += rows.chooses
-            stats.decode_tokens += rows.chooses + n_right
+            stats.decode_tokens += max(rows.chooses + n_right, n_given)
             stats.drafted_tokens += len(rows.drafted)
             stats.accepted_tokens += n_right
         else:

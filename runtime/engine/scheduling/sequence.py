@@ -9,6 +9,7 @@ from ..sampling.logprobs import TokenLogprobs
 from ..sampling.sampler import Sampler
 from ..speculation.speculation import SequenceDrafts
 from ..stats import FinishReason, GenerationStats
+from .constrained import ConstrainedAnswer
 
 NO_SLOT = -1
 
@@ -42,6 +43,7 @@ class Sequence:
     n_original: int = 0  # tokens in the cache whose keys are those of a sequence up to the original context
     slot: int = NO_SLOT
     drafts: SequenceDrafts | None = None  # what may follow its ids; None: nothing is drafted
+    constrained: ConstrainedAnswer | None = None  # what its answer must look like
     saved: bool = False  # a recurrent state was saved during this prefill
     n_read: int = 0  # generated tokens that the consumer has taken
     reader: int = 0  # the thread that asked for a token last
