@@ -107,8 +107,8 @@ def open_job(
         work = _rows_path(path) if form == "parquet" else path
         if form == "parquet":
             parquet_module()
-        mode = "r+b" if work.exists() else "w+b"
-        output = Output(work.open(mode), errors_path(path), journal)
+        opened = work.open("r+b") if work.exists() else work.open("w+b")
+        output = Output(opened, errors_path(path), journal)
         job = Job(rows, lines, output, file, n_bytes, journal, errors_path(path))
         job.parquet = path if form == "parquet" else None
     if output.is_empty and (head := lines.head()):

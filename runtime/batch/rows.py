@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from ... import KukriError
+from ...quant.extras import how_to_install
 from ...untrusted import check_marks
 
 FORMATS = ("jsonl", "csv", "parquet")
@@ -154,5 +155,5 @@ def parquet_module() -> Any:
     try:
         import pyarrow.parquet
     except ImportError:
-        raise BatchError("Parquet files need pyarrow: pip install 'kukri[parquet]'") from None
+        raise BatchError(f"Parquet files need pyarrow: {how_to_install('parquet')}") from None
     return pyarrow.parquet
