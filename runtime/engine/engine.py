@@ -12,9 +12,13 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .reading import Take, TextReader, Wanted
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
+from .scheduling.beam_generation import BeamGeneration
+from .scheduling.beam_group import BeamGroup
 from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
@@ -23,7 +27,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
 from .speculation.speculation import SequenceDrafts
 from .state import States
-from .stats import GenerationStats
+from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -42,7 +46,8 @@ class Engine:
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
-    (`speculation/`), which changes no result but by rounding.
+    (`speculation/`), which changes no result but by rounding. `whole_texts`: attention reads both ways, so
+    that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -64,6 +69,7 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
         speculate: bool = True,
+        whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -85,6 +91,7 @@ class Engine:
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
         self._speculates = speculate and not deterministic and not (states and states.layers)
+        self._chunk, self._whole = limits.chunk, whole_texts
         self._scheduler = Scheduler(machine, table, limits, states)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
@@ -122,21 +129,54 @@ class Engine:
         priority: int = 0,
         most_unread: int | None = None,
     ) -> Generation:
-        if len(self._scheduler.waiting) >= self.max_waiting:
-            raise QueueFull(f"{self.max_waiting} requests are waiting already")
-        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
-        ends = frozenset() if params.ignore_eos and constraint is None else self.end_ids
-        sequence = EngineSequence(
-            prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
-        )
+        sequence = self._new_sequence(prompt, params, priority)
+        sequence.most_unread = most_unread
+        if params.ignore_eos and constraint is not None:
+            sequence.end_ids = self.end_ids
         if self._speculates:
             sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
         if constraint is not None:
-            stats.complete = False
+            sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens
             sequence.constrained = ConstrainedAnswer(constraint, self._background, n_tokens)
         self._driver.submit(sequence)
         return Generation(self._driver, sequence)
+
+    def _new_sequence(self, prompt: list[int], params: SamplingParams, priority: int) -> EngineSequence:
+        if len(self._scheduler.waiting) >= self.max_waiting:
+            raise QueueFull(f"{self.max_waiting} requests are waiting already")
+        stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
+        ends = frozenset() if params.ignore_eos else self.end_ids
+        return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
+
+    def submit_beams(
+        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+    ) -> BeamGeneration:
+        """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
+        `submit`, and ValueError for parameters that a search cannot have.
+        """
+        prompt, params = self._prompt(ids), params or SamplingParams()
+        left = self.context + 1 - len(prompt)
+        most_new = left if params.max_tokens is None else min(left, params.max_tokens)
+        cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
+        leader = self._new_sequence(prompt, params, priority)
+        search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
+        group = BeamGroup(search, leader)
+        self._driver.submit(leader)
+        return BeamGeneration(self._driver, group)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+    ) -> list[Beam]:
+        """The `k` answers that a beam search finds, the best first: the result of `submit_beams`."""
+        return self.submit_beams(ids, BeamParams(k, length_penalty, early_stopping), params).result()
 
     def generate(
         self,
@@ -257,6 +297,17 @@ class Engine:
         with self._driver.exclusive():
             if self._logits_run is run:
                 self.table.truncate(0, 0)
+
+    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+        """Read independent texts, and hand the machine's outputs to `take` as they are computed.
+
+        They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
+        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        Raises like `submit`; an empty text has no outputs.
+        """
+        ids = [self._check(text) for text in texts]
+        with self._alone():
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
 
     @property
     def _logits_chunk(self) -> int:

@@ -87,7 +87,7 @@ class Sampler:
             first = int(logits.argmax())  # the first NaN if there is one
             peak = float(logits[first])
         if not math.isfinite(peak):
-            raise BadLogits(_describe(peak))
+            raise BadLogits(describe_peak(peak))
         if self._takes_first:
             return first
         if isinstance(logits, TopK):
@@ -113,7 +113,7 @@ class Sampler:
         values = logits[allowed]
         peak = float(values.max(initial=-np.inf))
         if not math.isfinite(peak):
-            raise BadLogits(_describe(peak))
+            raise BadLogits(describe_peak(peak))
         if self._takes_first or len(allowed) == 1:
             return int(allowed[values.argmax()])
         return self._sample_candidates(Candidates(allowed, values, peak, 0.0, False), history)
@@ -160,7 +160,8 @@ class Sampler:
         return TopK(ids, values)
 
 
-def _describe(peak: float) -> str:
+def describe_peak(peak: float) -> str:
+    """What is wrong with logits whose first largest value is this, which is not finite."""
     if math.isnan(peak):
         return "the logits contain NaN"
     return "the logits contain +inf" if peak > 0 else "all logits are -inf"
@@ -200,9 +201,8 @@ def _leaves_one(name: str, params: SamplingParams) -> bool:
 
 
 def _edit(name: str, params: SamplingParams) -> Penalties | Dry | None:
-    if name == "penalties" and params.repeat_last_n:
-        off = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-        return None if off else Penalties(params)
+    if name == "penalties":
+        return Penalties(params) if params.has_penalties else None
     return Dry(params) if name == "dry" and params.has_dry else None
 
 

@@ -41,6 +41,13 @@ class KnownStates:
         self._live.pop(slot, None)
         return slot, length
 
+    def copy(self, source: int, free: Sequence[int]) -> int:
+        """The least useful of the `free` slots, with the state that is in the slot `source`."""
+        slot = self._least_useful(free)
+        self._live.pop(slot, None)
+        self._states.restore(slot, self._states.save(source))
+        return slot
+
     def _least_useful(self, free: Sequence[int]) -> int:
         """A free slot whose state is not known, else the one that has been free for the longest."""
         unknown = [slot for slot in free if slot not in self._live]

@@ -21,6 +21,7 @@ from ..sampling.top_k import TopK
 from ..speculation.policy import StepCosts
 from ..state import States
 from .batching import Rows, run_step
+from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
@@ -40,7 +41,8 @@ class Scheduler:
         self.limits = limits
         self.lock = threading.Lock()  # of `waiting` and `running`; not held while the machine computes
         self.waiting: list[Sequence] = []  # in order
-        self.running: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in order
+        self.groups: list[BeamGroup] = []  # beam searches, whose beams are in the lists above
         self.placement = Placement(machine, table, limits, states)
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
@@ -56,6 +58,8 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             insort(self.waiting, sequence, key=lambda s: s.order)
+            if sequence.group is not None:
+                self.groups.append(sequence.group)
 
     def cancel(self, sequence: Sequence) -> None:
         """Let a sequence end; its pages are free at the latest behind the step that is running."""
@@ -73,6 +77,7 @@ class Scheduler:
         """
         with self.lock:
             self.drop_cancelled()
+            self._settle_groups()
             self._admit()
             plan = self._plan()
         if not plan:
@@ -93,13 +98,22 @@ class Scheduler:
         """Take cancelled sequences out of queue and slots; the lock is held."""
         while self._cancelled:
             sequence = self._cancelled.pop()
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
-            self._end(sequence)
+            for member in sequence.members:
+                member.finish("interrupted")
+                if member in self.waiting:
+                    self.waiting.remove(member)
+                self._end(member)
+
+    def _settle_groups(self) -> None:
+        """Let beam searches go on whose beams have all come as far; the lock is held."""
+        if self.groups:
+            self.groups = [group for group in self.groups if group.settle(self)]
 
     def ensure(self, sequence: Sequence) -> None:
         """Queue a sequence that an interrupt has taken out of both lists; the lock is held."""
-        if not sequence.finished and sequence not in self.waiting and sequence not in self.running:
+        if sequence.group is not None:
+            self._settle_groups()
+        elif not sequence.finished and sequence not in self.waiting and sequence not in self.running:
             sequence.slot, sequence.n_cached = NO_SLOT, 0
             insort(self.waiting, sequence, key=lambda s: s.order)
 
@@ -115,20 +129,23 @@ class Scheduler:
     def _admit(self) -> None:
         """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
         for sequence in list(self.waiting):
-            if self.placement.shares_with(sequence, self.running):
+            if sequence.candidates is not None or self.placement.shares_with(sequence, self.running):
                 continue
             while not self.placement.place(sequence, self.running):
-                if not self._give_way():
+                if not self._give_way(sequence):
                     return
             insort(self.running, sequence, key=lambda s: s.order)
             self.waiting.remove(sequence)
 
-    def _give_way(self) -> bool:
+    def _give_way(self, to: Sequence) -> bool:
         """Take slot and pages from a paused sequence that cannot go on, or has not for a while; False if
-        there is none."""
+        there is none. A beam that waits for its siblings only gives way to those that come before it."""
         here, now = threading.get_ident(), monotonic()
         for sequence in reversed(self.running):
-            stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
+            if sequence.candidates is not None:
+                stuck = to.order <= sequence.order
+            else:
+                stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
             if sequence.paused and stuck:
                 self._set_back(sequence)
                 return True
@@ -201,7 +218,8 @@ class Scheduler:
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
         for sequence in list(self.running):
-            sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
+            most = len(sequence.ids) - (sequence.candidates is None)
+            sequence.n_cached = min(sequence.n_cached, most)
             if sequence.constrained is not None:
                 sequence.constrained.follow(sequence.ids, sequence.n_prompt)
             if not self.placement.is_in_order(sequence):
@@ -264,6 +282,7 @@ class Scheduler:
                     sequence.tell()
                 elif sequence.slot != NO_SLOT:
                     self.table.truncate(sequence.slot, sequence.n_cached)
+            self._settle_groups()
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
@@ -274,7 +293,9 @@ class Scheduler:
             if rows.sequence.scores_prompt:
                 score_prompt(rows, those)
             right.append(0)
-            if rows.chooses:
+            if rows.chooses and rows.sequence.group is not None:
+                rows.sequence.group.receive(rows.sequence, those[-1])
+            elif rows.chooses:
                 right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
         seconds = perf_counter() - start
         n_prefill = 0
@@ -282,6 +303,7 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
+            self._settle_groups()
         self._measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
@@ -346,6 +368,7 @@ class Scheduler:
             self._end(sequence)
             sequence.tell()
         self.waiting.clear()
+        self._settle_groups()
 
     def empty(self) -> None:
         """Set all running sequences back, and forget what the cache holds; the lock is held."""
