@@ -38,7 +38,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.batch cli.bench cli.chat cli.console cli.embedding cli.eval cli.generation cli.run "
     "cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub runtime.answers runtime.batch runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
+    f"runtime.hub runtime.answers runtime.batch runtime.model {_ENGINE} runtime.evaluation "
+    "runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
