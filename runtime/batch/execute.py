@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 from ..model.model import Model
 from ..model.options import LoadOptions
-from ..serve.bodies import checked
+from ..serve.http.bodies import checked
 from ..serve.call import Call, Serving
 from ..serve.metrics import Metrics
 from ..serve.options import ServeOptions
