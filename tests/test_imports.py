@@ -45,7 +45,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
@@ -60,9 +60,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.adapters runtime.answers runtime.embedding runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export runtime.answers "
+    "runtime.adapters runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
