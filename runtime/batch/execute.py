@@ -6,12 +6,12 @@ from contextlib import AsyncExitStack
 
 from ..model.model import Model
 from ..model.options import LoadOptions
-from ..serve.http.bodies import checked
 from ..serve.call import Call, Serving
+from ..serve.http.bodies import checked
+from ..serve.http.options import ServeOptions
+from ..serve.http.problems import as_problem, body_of
 from ..serve.metrics import Metrics
-from ..serve.options import ServeOptions
 from ..serve.pool import ModelPool, sources
-from ..serve.problems import as_problem, body_of
 from ..serve.routes import PATHS
 from .lines import Outcome
 from .requests import Request
