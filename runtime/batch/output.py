@@ -34,7 +34,8 @@ def record_of(values: Sequence[Any]) -> bytes:
 class Output:
     """The output of a batch and the file of its errors, which is made with the first of them.
 
-    With a journal both are cut to what it calls sound, and go on from there. `push` may keep lines in memory
+    Without `errors_path` the output is stdout, which gets both. With a journal both are cut to what it calls
+    sound, and go on from there. `push` may keep lines in memory
     for a group; `sync` has them on the disk.
     """
 
@@ -96,7 +97,11 @@ class Output:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Close both files. What was not synced is done again by the run that resumes this one."""
+        """Close both files; stdout is only flushed. What was not synced is done again by the run that resumes
+        this one."""
         if self._errors is not None:
             self._errors.close()
-        self._output.close()
+        if self._errors_path is None:
+            self._output.flush()
+        else:
+            self._output.close()
