@@ -56,10 +56,12 @@ if TYPE_CHECKING:
         ToolCallStart,
     )
     from .runtime.answers.request import GenerationRequest
+    from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import (
         BadLogits,
         CacheFull,
+        ConstraintError,
         ContextExceeded,
         ModelClosed,
         QueueFull,
@@ -78,6 +80,7 @@ __all__ = [
     "Answer",
     "BadLogits",
     "CacheFull",
+    "ConstraintError",
     "ContextExceeded",
     "CudaError",
     "CudaOutOfMemory",
@@ -92,6 +95,7 @@ __all__ = [
     "NoHome",
     "NotEnoughMemory",
     "QueueFull",
+    "ResponseFormat",
     "SamplingParams",
     "Session",
     "StaleGeneration",
@@ -117,6 +121,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "Answer": "runtime.answers.answer",
     "BadLogits": "runtime.engine.errors",
     "CacheFull": "runtime.engine.errors",
+    "ConstraintError": "runtime.engine.errors",
     "ContextExceeded": "runtime.engine.errors",
     "CudaError": "runtime.cuda.driver.errors",
     "CudaOutOfMemory": "runtime.cuda.driver.errors",
@@ -130,6 +135,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
+    "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
     "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",

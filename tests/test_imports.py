@@ -38,14 +38,16 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
     "quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
+    f"runtime.hub runtime.answers runtime.answers.structured runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
-    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers "
+    "runtime.answers.structured runtime.model",
+    "cli.run": f"cli.console cli.generation runtime.answers.structured runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
+    "cli.generation": "cli.console untrusted runtime.adapters runtime.answers runtime.answers.structured runtime.hub "
+    f"runtime.model {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
@@ -53,7 +55,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
+    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling runtime.answers.structured",
+    "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "

@@ -15,6 +15,7 @@ from ..console.bounded_io import read_file
 from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
+    from ...runtime.answers.structured.response_format import ResponseFormat
     from ...runtime.model.model import Model
 
 LONGEST_FILE = 32 << 20  # bytes
@@ -37,11 +38,13 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns in order, oldest first. `raw` joins them as plain text instead of using a chat template."""
+    """Turns in order, oldest first. `raw` joins them as plain text instead of using a chat template. With the
+    newest message the model is told of the `form` that its answer must have."""
 
     system: str = ""
     raw: bool = False
     turns: list[Turn] = field(default_factory=list)
+    form: ResponseFormat | None = None
 
     def fit(self, model: Model, max_tokens: int | None) -> tuple[list[int], int]:
         """The prompt's ids, and the number of tokens dropped with the oldest turns to make them fit.
@@ -75,6 +78,8 @@ class Conversation:
         return prompts[dropped], len(whole) - length(dropped)
 
     def _ids(self, model: Model, turns: list[Turn]) -> list[int]:
+        from ...runtime.answers.structured.constraints import told
+
         if self.raw:
             texts = [
                 *([self.system] if self.system else []),
@@ -89,7 +94,7 @@ class Conversation:
                 begun = turn.reply or ""
             else:
                 messages.append({"role": "assistant", "content": turn.reply or ""})
-        ids = model.encode_chat(messages)
+        ids = model.encode_chat(told(messages, self.form))
         return ids + model.tokenizer.encode(begun) if begun else ids
 
 

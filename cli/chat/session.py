@@ -42,7 +42,9 @@ class Session:
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.conversation = Conversation(options.system_text, raw=options.raw or not model.chat_template)
+        self.form = options.response_format
+        raw = options.raw or not model.chat_template
+        self.conversation = Conversation(options.system_text, raw=raw, form=self.form)
 
     @property
     def cut(self) -> bool:
@@ -86,7 +88,7 @@ class Session:
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                request = GenerationRequest(ids=ids, params=self.params)
+                request = GenerationRequest(ids=ids, params=self.params, response_format=self.form)
                 reply = self.last = generate(self.model, request, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
@@ -98,8 +100,10 @@ class Session:
             return
         turn.reply = (turn.reply or "") + reply.text
         cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
-        turn.cut = reply.finish_reason if cut else ""
-        if cut:
+        turn.cut = reply.finish_reason if cut and self.form is None else ""
+        if cut and self.form is not None:  # what has a form is not continued in pieces
+            terminal.remark(f"({cut}; /regen answers anew)")
+        elif cut:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)

@@ -29,6 +29,7 @@ def chat(
     With text piped into it, it answers once and ends.
     """
     params = options.sampling()
+    options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded
     if not terminal.is_terminal(sys.stdin):
         if no_stdin:
             raise typer.BadParameter(

@@ -15,7 +15,7 @@ from ..console.options import TextOrJson, flag, with_options
 from ..console.safe_text import as_json
 from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..generation.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..generation.reply import INTERRUPTED, exit_code, generate, reply_facts, show_stats, why_cut
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..settings.model import Model_, chosen_model, named_by_user
 
@@ -55,6 +55,7 @@ def run(
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
+    options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded
     model = chosen_model(model)
     with closing(options.load(model)) as loaded:
         check_texts(loaded, params)
@@ -93,14 +94,15 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
-    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
+    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C
+    cut it, and with 6 if it does not have the form that it must have."""
     from ...runtime.answers.request import GenerationRequest
 
     ids = _encode(loaded, text, options)
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
-        request = GenerationRequest(ids=ids, params=params)
+        request = GenerationRequest(ids=ids, params=params, response_format=options.response_format)
         reply = generate(loaded, request, sink.write if plain else lambda piece: None)
     except Exception:
         if sink.text:  # what is there already still ends with a newline
@@ -114,11 +116,13 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
         terminal.remark(f"({cut})")
     if options.stats:
         show_stats(reply)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
+    if code := exit_code(reply):
+        raise typer.Exit(code)
 
 
 def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
+    from ...runtime.answers.structured.constraints import told
+
     if options.raw:
         return loaded.encode(text, special=True)
     if not loaded.chat_template:
@@ -127,4 +131,4 @@ def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if options.system_text:
         messages.insert(0, {"role": "system", "content": options.system_text})
-    return loaded.encode_chat(messages)
+    return loaded.encode_chat(told(messages, options.response_format))
