@@ -172,6 +172,7 @@ def load(
     gpu_layers: int | None = None,
     parallel: int | None = None,
     speculate: str = "auto",
+    task: str = "auto",
     *,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
     progress: Callable[[str, int, int], None] | None = None,
@@ -198,6 +199,8 @@ def load(
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
       tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
       pays, "off" does not.
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
+      if its files say that it is made for that, else "text".
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
@@ -222,7 +225,7 @@ def load(
     from .runtime.model.options import LoadOptions
 
     options = LoadOptions(
-        *(device, context, threads, kv_type, gpu_layers, parallel, speculate), lora=adapter_files(lora)
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task), lora=adapter_files(lora)
     )
     path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
     return load_model(path, options, warn=warn, progress=progress)

@@ -206,6 +206,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
         "unpacks wheels up to the size and the hash that they must have",
     ),
     "cli/console/bounded_io.py": ({"path.open"}, NAMED),
+    "cli/embedding/texts.py": ({"Path(name).expanduser().open", "json.loads"}, NAMED + ", line by line"),
     "cli/eval/text.py": ({"Path(name).open"}, NAMED),
     "cli/generation/input_files.py": ({"path.open"}, NAMED),
     "quant/extras.py": ({"installed.read_text", "json.loads"}, OWN),

@@ -13,7 +13,7 @@ from .strings import Strings
 
 _SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
 # The symbols as the characters of their bytes, and what is no symbol as one that Latin-1 does not have.
-_TO_LATIN_1 = {byte: "\u2603" for byte in range(256)} | {ord(s): chr(b) for s, b in _SYMBOL_BYTES.items()}
+_TO_LATIN_1 = dict.fromkeys(range(256), "\u2603") | {ord(s): chr(b) for s, b in _SYMBOL_BYTES.items()}
 _NO_SYMBOL = re.compile(r"[^\0-\xff]")  # behind that
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 

@@ -76,8 +76,8 @@ class Answer:
 def write_answers(
     model: Model, name: str, ids: list[int], options: GenerationOptions, params: SamplingParams, n: int
 ) -> None:
-    """Write `n` answers as the options say; ends the command with 130 if Ctrl-C cut one, and with 6 if one does
-    not have the form that it must have.
+    """Write `n` answers as the options say; ends the command with 130 if Ctrl-C cut one, and with 6 if one
+    does not have the form that it must have.
 
     They are computed side by side, as far as the model does that, and the first is shown as it comes. The
     seeds are `params.seed` and the numbers that follow it.

@@ -161,6 +161,11 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
     }
 
 
+def tensors_of_file(path: Path, folder: Path) -> dict[str, QTensor]:
+    """The tensors of a safetensors file beside the checkpoint, which must lie in `folder`. Errors: `open`."""
+    return {name: _plain(raw) for name, raw in _read_tensors(MappedFile(path, folder)).items()}
+
+
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:
     """The tensor `name`; `record` is its entry in the header, with offsets from `data_start`."""
     shape = tuple(record["shape"])

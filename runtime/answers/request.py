@@ -31,8 +31,8 @@ class GenerationRequest:
       `ResponseFormat.of` takes.
     - `priority`: requests of a higher one go first.
 
-    Raises TypeError or ValueError for what no model could answer; ConstraintError, which is a ValueError, for a
-    form that is not supported or that nothing has.
+    Raises TypeError or ValueError for what no model could answer; ConstraintError, which is a ValueError, for
+    a form that is not supported or that nothing has.
     """
 
     messages: Messages | None = None

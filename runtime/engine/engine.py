@@ -12,6 +12,7 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .reading import Take, TextReader, Wanted
 from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
@@ -45,7 +46,8 @@ class Engine:
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
-    (`speculation/`), which changes no result but by rounding.
+    (`speculation/`), which changes no result but by rounding. `whole_texts`: attention reads both ways, so
+    that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -67,6 +69,7 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
         speculate: bool = True,
+        whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -88,6 +91,7 @@ class Engine:
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
         self._speculates = speculate and not deterministic and not (states and states.layers)
+        self._chunk, self._whole = limits.chunk, whole_texts
         self._scheduler = Scheduler(machine, table, limits, states)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
@@ -293,6 +297,17 @@ class Engine:
         with self._driver.exclusive():
             if self._logits_run is run:
                 self.table.truncate(0, 0)
+
+    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+        """Read independent texts, and hand the machine's outputs to `take` as they are computed.
+
+        They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
+        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        Raises like `submit`; an empty text has no outputs.
+        """
+        ids = [self._check(text) for text in texts]
+        with self._alone():
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
 
     @property
     def _logits_chunk(self) -> int:

@@ -23,8 +23,9 @@ class Constraints:
         self._vocabulary: Vocabulary | None = None
 
     def of(self, given: Any) -> Constraint | None:
-        """What keeps one answer to a form, see `ResponseFormat.of`; None for None. Raises ConstraintError, and
-        TokenizerError if the model has no tokenizer."""
+        """What keeps one answer to a form, see `ResponseFormat.of`; None for None.
+
+        Raises ConstraintError, and TokenizerError if the model has no tokenizer."""
         form = form_of(given)
         if form is None:
             return None

@@ -64,7 +64,7 @@ class GuidedConstraint:
         return int(self._matcher.validate_tokens(list(ids)))
 
     def accept(self, id_: int) -> None:
-        """Go on behind a token. ConstraintError if it is not allowed, or if the grammar takes too much work."""
+        """Go on behind a token. ConstraintError if it is not allowed, or takes too much work."""
         if not self._matcher.consume_token(id_):
             self._check()
             raise ConstraintError(f"token {id_} does not fit the grammar")

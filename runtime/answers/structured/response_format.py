@@ -50,12 +50,11 @@ class ResponseFormat:
         An object has no other properties than those that the schema names, unless it says otherwise; other
         answers would fit as well, but nobody asks for them.
         """
-        instruction = ""
-        if in_prompt:
-            text = json.dumps(schema, ensure_ascii=False)
-            if len(text) <= LONGEST_INSTRUCTION:
-                instruction = f"Answer only with JSON that fits this JSON schema, without any other text:\n{text}"
-        return cls("json_schema", _json_grammar(schema), instruction)
+        grammar = _json_grammar(schema)
+        text = json.dumps(schema, ensure_ascii=False)
+        told = in_prompt and len(text) <= LONGEST_INSTRUCTION
+        instruction = f"Answer only with JSON that fits this JSON schema, and no other text:\n{text}"
+        return cls("json_schema", grammar, instruction if told else "")
 
     @classmethod
     def regex(cls, pattern: str, in_prompt: bool = True) -> ResponseFormat:

@@ -60,8 +60,9 @@ def _closed(schema: Any) -> Any:
         else:
             found[key] = value if key in _DATA else _closed(value)
     properties, required = schema.get("properties"), schema.get("required", [])
-    names = isinstance(properties, Mapping) and isinstance(required, list) and not set(schema) & _OPEN
-    if names and all(isinstance(name, str) and name in properties for name in required):  # type: ignore
+    if not isinstance(properties, Mapping) or not isinstance(required, list) or set(schema) & _OPEN:
+        return found
+    if all(isinstance(name, str) and name in properties for name in required):
         found["additionalProperties"] = False
     return found
 
@@ -107,7 +108,7 @@ def schema_of_type(type_: Any) -> dict[str, Any]:
 
 
 class _TypeReader:
-    """Turns types into schemas; classes with fields become definitions, so that they may contain each other."""
+    """Turns types into schemas; classes with fields become definitions, which may contain each other."""
 
     def __init__(self, definitions: dict[str, Any]) -> None:
         self._definitions = definitions

@@ -80,4 +80,3 @@ class _Words:
             return ids
         # A mark is spelled out in the text, and must be text: cut so that none is found.
         return [id_ for char in given for id_ in self._tokenizer.encode_within(char)]
-
