@@ -44,7 +44,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.answers.structured runtime.model {_ENGINE}",
+    "cli.run": f"cli.console cli.generation {_ANSWERS} runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
@@ -60,9 +60,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export "
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "

@@ -17,6 +17,7 @@ from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
 from ..generation.reply import INTERRUPTED, exit_code, generate, reply_facts, show_stats, why_cut
 from ..run.answers import MOST_ANSWERS, write_answers
+from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
@@ -41,6 +42,17 @@ def run(
         int | None,
         flag("--logprobs", metavar="N", min=0, help="Log probabilities, also of N in a token's place."),
     ] = None,
+    beams: Annotated[
+        int | None,
+        flag("--beams", metavar="K", min=1, max=MOST_BEAMS, help="Beam search: keep the K likeliest."),
+    ] = None,
+    length_penalty: Annotated[
+        float,
+        flag("--length-penalty", metavar="X", help="Of beams: above 0, longer answers gain; default: 1."),
+    ] = 1.0,
+    early_stopping: Annotated[
+        EarlyStopping, flag("--early-stopping", help="Whether a beam search stops at K whole answers.")
+    ] = EarlyStopping.false,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Answer one prompt.
@@ -56,13 +68,18 @@ def run(
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
     options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded
+    flags = BeamFlags(beams, length_penalty, early_stopping, n_answers) if beams else None
+    search = flags.params(params) if flags else None
     model = chosen_model(model)
-    with closing(options.load(model)) as loaded:
+    with closing(options.load(model, beams or 1)) as loaded:
         check_texts(loaded, params)
-        if n_answers > 1 or logprobs is not None:
+        if search is not None:
+            ids = _encode(loaded, text, options)
+            write_beams(loaded, model, ids, options, params, search, n_answers)
+        elif n_answers > 1 or logprobs is not None:
             write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
-            return
-        answer(loaded, model, text, options, params)
+        else:
+            answer(loaded, model, text, options, params)
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:

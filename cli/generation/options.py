@@ -176,8 +176,19 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
     speculate: Annotated[
         Speculate,
-        flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
+        flag(
+            "--speculate",
+            help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
+            "draft model (draft), or both (auto).",
+        ),
     ] = Speculate.auto
+    draft: Annotated[
+        str | None,
+        flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
+    ] = None
+    deterministic: Annotated[
+        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+    ] = False
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -228,8 +239,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str) -> Model:
-        """Find or download the model `name` and load it.
+    def load(self, name: str, beams: int = 1) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -241,6 +252,9 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
+        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
+        if self.speculate is Speculate.draft and not drafts:
+            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.lora_files
         return load_quietly(
             resolve(name, Progress),
@@ -252,7 +266,10 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
+                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
                 lora=adapters,
+                beams=beams,
+                deterministic=self.deterministic,
             ),
         )
 

@@ -35,7 +35,7 @@ class Reply:
 
     text: str
     finish_reason: str
-    stats: dict[str, float | int | None]
+    stats: dict[str, Any]
     complete: bool | None = None
 
 
@@ -66,9 +66,14 @@ def generate(model: Model, request: GenerationRequest, write: Callable[[str], No
     return Reply("".join(pieces), reason, stats_facts(model.stats), model.stats.complete)
 
 
-def stats_facts(stats: GenerationStats) -> dict[str, float | int | None]:
+def stats_facts(stats: GenerationStats) -> dict[str, Any]:
     """The statistics of a reply, fit for JSON."""
-    return {name: _finite(getattr(stats, name)) for name in _STATS}
+    facts: dict[str, Any] = {name: _finite(getattr(stats, name)) for name in _STATS}
+    drafts = stats.drafted_by_kind.items()
+    facts["drafts"] = {
+        kind: {"drafted": n, "accepted": stats.accepted_by_kind.get(kind, 0)} for kind, n in drafts
+    }
+    return facts
 
 
 def _finite(value: float | int | None) -> float | int | None:
@@ -91,8 +96,17 @@ def show_stats(reply: Reply) -> None:
         f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
         + (f", {stats['accepted_tokens']} of {drafted} drafted ones right" if drafted else "")
+        + _by_kind(stats["drafts"])
         + f", ended by {reply.finish_reason}"
     )
+
+
+def _by_kind(drafts: dict[str, dict[str, int]]) -> str:
+    """How the drafts of each kind fared, where there is another kind than n-grams."""
+    if not drafts.keys() - {"ngram"}:
+        return ""
+    parts = (f"{kind} {counts['accepted']} of {counts['drafted']}" for kind, counts in drafts.items())
+    return f" ({', '.join(parts)})"
 
 
 def _number(value: float | int | None, form: str) -> str:
