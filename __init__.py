@@ -30,6 +30,8 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
+- ConstraintError (a ValueError): take another `response_format`; the message names the part that is not
+  supported or that nothing can meet.
 - QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
 - StaleGeneration (a RuntimeError): another call took the KV cache over between two parts of logits.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.

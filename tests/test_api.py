@@ -23,7 +23,8 @@ from .tiny_model import write_tiny_model
 INTERNAL = {"UntrackedSource"}  # mistakes in this package, which nobody is to handle
 ERRORS = {
     "BadLogits", "CacheFull", "ConstraintError", "ContextExceeded", "CudaError", "CudaOutOfMemory",
-    "CudaUnavailable", "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "QueueFull",
+    "CudaUnavailable", "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome",
+    "NotEnoughMemory", "QueueFull",
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {

@@ -275,8 +275,8 @@ def test_imports_point_down(path: Path):
     ("file", "rooms"),
     [
         ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
-                         "runtime.engine.sampling", "runtime.hub", "runtime.answers", "runtime.model",
-                         "runtime.sessions",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.answers",
+                         "runtime.answers.structured", "runtime.model", "runtime.sessions",
                          "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
-import json
 import re
 import types
 import typing
@@ -88,10 +87,7 @@ def named_parts(message: str, schema: Any) -> str:
     listed = re.search(r"keys: (\[.*?\])", message)
     if schema is None or listed is None:
         return ""
-    try:
-        names = set(json.loads(listed[1]))
-    except ValueError:
-        return ""
+    names = set(re.findall(r'"([^"]*)"', listed[1]))
     places = [f"#{path}/{key}" for key, _, path in _keywords(schema) if key in names]
     return f" (at {', '.join(places[:MOST_NAMED])})" if places else ""
 
