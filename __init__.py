@@ -178,6 +178,8 @@ def load(
     *,
     draft: str | os.PathLike[str] | None = None,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_layers: tuple[int, int] | None = None,
     deterministic: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
@@ -209,6 +211,9 @@ def load(
       if its files say that it is made for that, else "text".
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
+    - `control_vectors`: GGUF files of directions that are added to the residual stream behind layers, named
+      as in `lora`; `control_layers`: the first and the last layer, counted from 0, that they act behind.
+      Default: all that they have directions for.
     - `deterministic`: compute every generation by itself, one after the other, so that what runs beside it
       cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
@@ -226,7 +231,7 @@ def load(
     """
     from functools import partial
 
-    from .runtime.adapters.stored import adapter_files
+    from .runtime.adapters.stored import Adapters, adapter_files
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
@@ -236,7 +241,7 @@ def load(
     small = None if draft is None else str(resolve(str(draft), shown))
     options = LoadOptions(
         *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task),
-        lora=adapter_files(lora),
+        adapters=Adapters(adapter_files(lora), adapter_files(control_vectors), control_layers),
         draft=small,
         deterministic=deterministic,
     )

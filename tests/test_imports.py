@@ -38,14 +38,15 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
-    "cli.generation cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.console quant runtime.hub",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
+    "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
+    "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation {_ANSWERS} runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Session:
     """The state of one chat: the model, its parameters and the conversation, which the /commands change.
 
-    `attached`: texts that go in front of the first message.
+    `attached`: texts that go in front of the next message. `save(conversation, ending)` keeps the
+    conversation on disk; `ending`: for the last time. It may raise OSError or ValueError.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Session:
         name: str,
         options: GenerationOptions,
         params: SamplingParams,
+        conversation: Conversation,
         attached: Sequence[str] = (),
+        save: Callable[[Conversation, bool], None] | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -42,9 +45,19 @@ class Session:
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.form = options.response_format
-        raw = options.raw or not model.chat_template
-        self.conversation = Conversation(options.system_text, raw=raw, form=self.form)
+        self.form = conversation.form = options.response_format
+        self.conversation = conversation
+        self._save = save
+
+    def keep(self, ending: bool = False) -> None:
+        """Keep the conversation on disk, if it is to be kept; where that fails, a line says so once."""
+        if self._save is None:
+            return
+        try:
+            self._save(self.conversation, ending)
+        except (OSError, ValueError) as problem:
+            self._save = None
+            terminal.error(f"this conversation is no longer kept: {explain(problem)}")
 
     @property
     def cut(self) -> bool:
@@ -55,6 +68,8 @@ class Session:
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
         turns = self.conversation.turns
+        if self.conversation.raw and turns:
+            text = "\n" + text  # a line of its own
         self.conversation.turns = [*turns, Turn("\n\n".join([*self.attached, text]))]
         try:
             self.answer()
@@ -137,3 +152,4 @@ def converse(session: Session) -> None:
                 terminal.error(explain(problem))
             except KeyboardInterrupt:
                 terminal.remark("(interrupted)")
+            session.keep()

@@ -255,7 +255,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
-        adapters = self.lora_files
+        adapters = self.adapters
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -267,7 +267,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
                 self.gpu_layers,
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
-                lora=adapters,
+                adapters=adapters,
                 beams=beams,
                 deterministic=self.deterministic,
             ),
