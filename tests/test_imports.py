@@ -37,10 +37,13 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub {_ANSWERS} runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
+    "cli.commands.models": "cli.console cli.eval cli.settings quant quant.formats quant.recipes tokenizer "
+    "runtime.calibration runtime.hub runtime.model",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.console quant runtime.hub",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
@@ -55,6 +58,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
+    "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",

@@ -239,8 +239,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str, beams: int = 1) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams.
+    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -265,6 +265,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
                 self.threads,
                 self.kv_type.value,
                 self.gpu_layers,
+                parallel,
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
                 adapters=adapters,
