@@ -17,7 +17,7 @@ LARGEST_HEAD = 256  # dimensions up to which norms of groups are computed here
 
 @jit
 def norm_head(x: int, out: int, weight: int, padded: int, dim: int, eps: float) -> None:
-    """out = x / sqrt(mean(x²) + eps) · weight, for float32 [padded] at `x`, whose numbers from `dim` on are 0.
+    """out = x / sqrt(mean(x²) + eps) · weight, for float32 [padded] at `x`, which is 0 from `dim` on.
 
     `padded` is a multiple of LANES; `out` may be `x`.
     """
