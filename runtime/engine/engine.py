@@ -25,6 +25,7 @@ from .scheduling.generation import Generation
 from .scheduling.placement import Kept, Limits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
+from .scheduling.usage import Usage, usage
 from .speculation.drafter import Drafter
 from .speculation.speculation import SequenceDrafts
 from .state import States
@@ -207,6 +208,11 @@ class Engine:
         finally:
             generation.close()
 
+    @property
+    def shares_beginnings(self) -> bool:
+        """Whether generations begin with what others have computed; not in the deterministic mode."""
+        return not self._scheduler.limits.alone
+
     def take_out(self, ids: Sequence[int]) -> Kept:
         """Copies of what the cache holds of the longest beginning of `ids` that it knows; it may be empty."""
         with self._driver.exclusive(), self._scheduler.lock:
@@ -235,6 +241,10 @@ class Engine:
     def start(self) -> None:
         """Let a thread of the engine's own run the steps, instead of the threads that wait for tokens."""
         self._driver.start()
+
+    def use(self) -> Usage:
+        """How many sequences run and wait now, and the pages of the cache that they hold."""
+        return usage(self._scheduler)
 
     def close(self) -> None:
         """End all generations, behind the step that runs. Later calls, and theirs, raise ModelClosed.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..adapters.stored import AdapterFile
+from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed")
@@ -36,9 +36,12 @@ class LoadOptions:
     - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
       what its files say that it is made for.
+    - `beams`: how many beams a search is going to have, for which there are as many sequences.
+    - `deterministic`: compute every sequence by itself, so that what runs beside it cannot change its results
+      even by rounding; nothing is shared, drafted or batched.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
-    - `lora`: LoRA adapters, each with a scale; their effects add up.
+    - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
     device: str = "auto"
@@ -49,8 +52,10 @@ class LoadOptions:
     parallel: int | None = None
     speculate: str = "auto"
     task: str = "text"
-    lora: tuple[AdapterFile, ...] = ()
+    adapters: Adapters = NO_ADAPTERS
     draft: str | None = None
+    beams: int = 1
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -67,5 +72,7 @@ class LoadOptions:
             raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
+        if not 1 <= self.beams <= MAX_PARALLEL:
+            raise ValueError(f"beams must be from 1 to {MAX_PARALLEL}, not {self.beams}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

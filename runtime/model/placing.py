@@ -91,7 +91,7 @@ class Placing:
         if self.program.vectors:
             return TEXTS_AT_ONCE
         default = 1 if self.program.state_layers else DEFAULT_PARALLEL
-        return self.options.parallel or default
+        return max(self.options.parallel or default, self.options.beams)
 
     @property
     def _contexts(self) -> int:
@@ -99,8 +99,9 @@ class Placing:
         return self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
-        """Pages of the KV cache for contexts of so many tokens; short texts fill theirs only in part."""
-        spare = TEXTS_AT_ONCE if self.program.vectors else 0
+        """Pages of the KV cache for contexts of so many tokens. Short texts fill theirs only in part; each
+        beam beside the first has a last page of its own."""
+        spare = TEXTS_AT_ONCE if self.program.vectors else self.options.beams - 1
         return self._contexts * -(-context // PAGE_SIZE) + spare
 
     def _state_bytes(self, part: Program) -> int:
@@ -272,6 +273,7 @@ class Placing:
             prefill_chunk=prefill_rows,
             original_context=self.program.original_context,
             states=machine.states,
+            deterministic=self.options.deterministic,
             speculate=self.options.speculate in ("auto", "ngram"),
             drafter=drafter,
         )
