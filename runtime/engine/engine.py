@@ -140,7 +140,7 @@ class Engine:
         if params.ignore_eos and constraint is not None:
             sequence.end_ids = self.end_ids
         if self._ngrams or self._drafter is not None:
-            sequence.drafts = SequenceDrafts(self._scheduler.step_costs, self._ngrams, self._drafter)
+            sequence.drafts = SequenceDrafts(self._scheduler.times.costs, self._ngrams, self._drafter)
         if constraint is not None:
             sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens
