@@ -17,8 +17,8 @@ from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
-from .scheduling.beam_generation import BeamGeneration
-from .scheduling.beam_group import BeamGroup
+from .beams.generation import BeamGeneration
+from .beams.group import BeamGroup
 from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation

@@ -22,7 +22,7 @@ from ..speculation.drafter import Drafter
 from ..state import States
 from .accounting import StepTimes, count_step
 from .batching import Rows, run_step
-from .beam_group import BeamGroup
+from ..beams.group import BeamGroup
 from .choosing import choose, score_prompt
 from .drafting import Drafting
 from .placement import Limits, Placement

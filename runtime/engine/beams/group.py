@@ -17,10 +17,10 @@ from ..errors import BadLogits
 from ..sampling.beam_search import Beam, BeamSearch, BeamState, Candidates, Running
 from ..sampling.top_k import TopK
 from ..stats import GenerationStats
-from .sequence import NO_SLOT, Sequence
+from ..scheduling.sequence import NO_SLOT, Sequence
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from ..scheduling.scheduler import Scheduler
 
 
 class BeamGroup:

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..sampling.beam_search import Beam
 from ..stats import FinishReason, GenerationStats
-from .beam_group import BeamGroup
-from .driver import Driver
-from .generation import listening
+from .group import BeamGroup
+from ..scheduling.driver import Driver
+from ..scheduling.generation import listening
 
 
 class BeamGeneration:
