@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
-    from .runtime.model.session import Session
+    from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
 __version__ = "0.1.0"
@@ -131,7 +131,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
     "SamplingParams": "runtime.engine.sampling.params",
-    "Session": "runtime.model.session",
+    "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",
     "StoreError": "runtime.hub.errors",
     "TemplateError": "tokenizer.chat.template",
@@ -166,7 +166,9 @@ def load(
     gpu_layers: int | None = None,
     parallel: int | None = None,
     speculate: str = "auto",
+    task: str = "auto",
     *,
+    lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -191,6 +193,10 @@ def load(
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
       tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
       pays, "off" does not.
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
+      if its files say that it is made for that, else "text".
+    - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
+      (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -206,12 +212,15 @@ def load(
     """
     from functools import partial
 
+    from .runtime.adapters.stored import adapter_files
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
-    options = LoadOptions(device, context, threads, kv_type, gpu_layers, parallel, speculate)
+    options = LoadOptions(
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task), lora=adapter_files(lora)
+    )
     path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
     return load_model(path, options, warn=warn, progress=progress)
 

@@ -29,6 +29,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "quantize": "quantize.quantize",
     "bench": "bench.bench",
     "eval": "eval.evaluate",
+    "embed": "embed.embed",
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",

@@ -84,6 +84,21 @@ def conformance(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 @pytest.fixture(scope="session")
+def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a fixture of tests/data/embedding (see generate.py there), unpacked for this session."""
+    root = tmp_path_factory.mktemp("embedding")
+
+    def find(name: str) -> Path:
+        if not (root / name).exists():
+            with tarfile.open(DATA / "embedding" / f"{name}.tar.xz") as archive:
+                safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                archive.extractall(root, **safe)  # noqa: S202
+        return root / name
+
+    return find
+
+
+@pytest.fixture(scope="session")
 def real_model() -> Callable[[str], Path]:
     """The GGUF file of a real model by its catalogue name; fetched like any user's, never skipped.
 

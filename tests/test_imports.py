@@ -2,9 +2,9 @@
 and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
-point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model and runtime.answers
-import it. From the
-package itself rooms may import `KukriError`, the base of all errors, which is defined there because quant and
+point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers and
+runtime.embedding import it. From the package itself rooms may import `KukriError`, the base of all errors,
+which is defined there because quant and
 tokenizer have no sibling to take it from; and cli may import `__version__`. For the same reason the module
 `untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
 module outside of cli that imports it.
@@ -36,27 +36,32 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.eval cli.generation cli.run cli.settings "
-    "quant quant.formats quant.jit quant.recipes tokenizer "
+    "cli.commands": "cli.bench cli.chat cli.console cli.embedding cli.eval cli.generation cli.run "
+    "cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
     "runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
+    "cli.embedding": "cli.console cli.generation",
     "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.hub runtime.answers runtime.model {_ENGINE}",
+    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.hub": "untrusted quant quant.checkpoint",
+    "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
+    "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.answers runtime.reference "
+    "runtime.adapters runtime.answers runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
+    "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
@@ -224,7 +229,9 @@ def test_the_table_points_down():
             assert {each.split(".")[0] for each in allowed} <= {"quant", *BELOW}
         if part == "tokenizer":
             assert {each.split(".")[0] for each in allowed} <= {"tokenizer", *BELOW}
-        if part == "runtime" and not room.startswith(("runtime.model", "runtime.answers")):
+        if part == "runtime" and not room.startswith(
+            ("runtime.model", "runtime.answers", "runtime.embedding")
+        ):
             assert not {each for each in allowed if each.split(".")[0] == "tokenizer"}
         if ".kernels" in room:
             assert not {each for each in allowed if "lowering" in each}
@@ -252,8 +259,10 @@ def test_imports_point_down(path: Path):
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("__init__.py", {"quant", "runtime.cuda.driver", "runtime.engine", "runtime.engine.sampling",
-                         "runtime.hub", "runtime.answers", "runtime.model", "tokenizer", "tokenizer.chat"}),
+        ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.answers", "runtime.model",
+                         "runtime.sessions",
+                         "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),
     ],

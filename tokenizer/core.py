@@ -52,6 +52,7 @@ class TokenizerSettings:
     end_ids: frozenset[int] = frozenset()
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     prefix_ids: tuple[int, ...] = ()  # if there are others in front of a text than the begin token
+    suffix_ids: tuple[int, ...] = ()  # if there are others behind a text than the end token
     notes: tuple[str, ...] = ()
 
 
@@ -62,6 +63,7 @@ class Tokenizer:
     add_bos, add_eos whether a model expects them around a prompt; encode() never adds them
     end_ids          tokens that end an answer (end of text, of turn, of message)
     prefix_ids       what a model expects in front of a prompt: mostly the begin token, if add_bos is set
+    suffix_ids       what it expects behind a text that is whole: mostly the end token, if add_eos is set
     chat_templates   Jinja sources by name
     special_tokens   control tokens by their spelling
     added_tokens     all tokens that are looked for in a text, as they are spelled there
@@ -92,6 +94,8 @@ class Tokenizer:
         self.chat_templates = settings.chat_templates
         begin = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()
         self.prefix_ids: tuple[int, ...] = settings.prefix_ids or begin
+        end = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
+        self.suffix_ids: tuple[int, ...] = settings.suffix_ids or end
         self.notes = settings.notes
         self._special_ids = frozenset(self.special_tokens.values())
         self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]

@@ -89,6 +89,19 @@ def _write(text: str) -> None:
         raise RuntimeError(f"cannot write the output: {problem.strerror or problem}") from problem
 
 
+def write_bytes(content: bytes) -> None:
+    """Write to stdout, which must be no terminal, what is no text."""
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _quiet_exit()
+    except OSError as problem:
+        silence(sys.stdout)
+        raise RuntimeError(f"cannot write the output: {problem.strerror or problem}") from problem
+
+
 def _quiet_exit() -> NoReturn:
     silence(sys.stdout)
     raise SystemExit(0)

@@ -105,10 +105,11 @@ def measure(plan: Plan, subjects: Sequence[Subject], baseline: Subject | Path | 
 
 def _windows(plan: Plan, subject: Subject) -> np.ndarray:
     """The windows of the text by a model's tokenizer, without loading the model."""
-    from ...runtime.model.source import check_embedded, open_source
+    from ...runtime.model.source import check_embedded, check_writes_text, open_source
     from ...tokenizer import TokenizerError
 
     source = open_source(subject.path)
+    check_writes_text(source.config)
     if source.tokenizer is None:
         raise TokenizerError(f"{source.name} has no tokenizer, so it cannot read a text")
     windows = plan.text.windows(source.tokenizer, plan.context, plan.limit)

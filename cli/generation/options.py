@@ -22,6 +22,7 @@ from ..console.options import (
     flag,
 )
 from ..console.terminal import remark
+from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 
@@ -35,7 +36,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions:
+class GenerationOptions(AdapterOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -239,6 +240,7 @@ class GenerationOptions:
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
+        adapters = self.lora_files
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -249,6 +251,7 @@ class GenerationOptions:
                 self.kv_type.value,
                 self.gpu_layers,
                 speculate=self.speculate.value,
+                lora=adapters,
             ),
         )
 

@@ -119,6 +119,11 @@ class Checkpoint:
                 file.release(array)
 
 
+def float_tensors(file: MappedFile) -> dict[str, QTensor]:
+    """The tensors of a single safetensors file by name. Raises DamagedFile, also for one that is no float."""
+    return {name: _plain(raw) for name, raw in _read_tensors(file).items()}
+
+
 def _indexed_tensors(folder: Path) -> dict[str, list[str]]:
     """The safetensors files of a folder, and for each the tensors that the index places there."""
     if (folder / WEIGHTS).exists():
@@ -154,6 +159,11 @@ def _read_tensors(file: MappedFile) -> dict[str, RawTensor]:
         for tensor, entry in header.entries.items()
         if not is_buffer(tensor)
     }
+
+
+def tensors_of_file(path: Path, folder: Path) -> dict[str, QTensor]:
+    """The tensors of a safetensors file beside the checkpoint, which must lie in `folder`. Errors: `open`."""
+    return {name: _plain(raw) for name, raw in _read_tensors(MappedFile(path, folder)).items()}
 
 
 def _view(file: MappedFile, data_start: int, name: str, record: dict[str, Any]) -> RawTensor:

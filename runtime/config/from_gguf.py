@@ -48,8 +48,6 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     """
     check_gguf_kind(metadata, len(tensors))
     arch, keys = _arch_and_keys(metadata)
-    if head := next((name for name in tensors if _SCORING_HEAD.match(name)), None):
-        raise UnsupportedModel(f"tensor {head}: the model is a classifier or reranker, and writes no text")
     moe, names = moe_from_gguf(keys, arch, tensors), TensorNames(arch, tensors, from_gguf=True)
     mtp_layers = keys.integer("nextn_predict_layers", 0, low=0, high=MAX_MTP_LAYERS)
     n_layers = layer_count(keys, "block_count", tensors, mtp_layers)
@@ -79,6 +77,7 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         moe=moe,
         mtp_layers=mtp_layers,
         mla=mla,
+        no_text=_no_text(tensors),
         **_scalars(keys, arch, hidden, tensors),
         **_blocks(keys, arch, tensors, layers),
         **fields_of_arch(arch),
@@ -95,6 +94,12 @@ def _arch_and_keys(metadata: Mapping[str, Any]) -> tuple[Arch, Metadata]:
     arch = choose_arch(rows, keys.integer("expert_count", 0, low=0) > 0)
     defaults = {f"{name}.{key}": value for key, value in arch.gguf_defaults.items()}
     return arch, Metadata({**defaults, **metadata}, "GGUF metadata", prefix=f"{name}.")
+
+
+def _no_text(tensors: Mapping[str, QTensor]) -> str:
+    """What a model is for that writes no text; or ""."""
+    head = next((name for name in tensors if _SCORING_HEAD.match(name)), None)
+    return f"tensor {head}: the model is a classifier or reranker, and writes no text" if head else ""
 
 
 def _head_dim(keys: Metadata, hidden: int, heads: int, mla: MLAConfig | None) -> int:

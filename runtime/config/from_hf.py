@@ -61,7 +61,7 @@ SUPPORTED_SWITCHES = {
     "mamba_use_mlp": True,
 }
 
-_SCORING_HEAD = re.compile(
+SCORING_HEAD = re.compile(
     r"(.*\.)?(score|classifier|classification_head|reward_head|regression_head|value_head|v_head|qa_outputs)"
     r"\.(.*\.)?(weight|bias)"
 )
@@ -78,7 +78,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     _check_switches(keys)
     moe, names = moe_from_hf(keys, arch, tensors), TensorNames(arch, tensors, from_gguf=False)
     tied = keys.flag("tie_word_embeddings", wrapper.flag("tie_word_embeddings", arch.tied))
-    _check_task(wrapper, tied, tensors, names)
+    no_text = _no_text(wrapper, tied, tensors, names)
     n_layers = layer_count(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -108,6 +108,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         moe=moe,
         multipliers=multipliers,
         mla=mla,
+        no_text=no_text,
         **_scalars(keys, arch, hidden, tensors.get(names("token_embd.weight"))),
         **_blocks(keys, arch, layers),
         **fields_of_arch(arch),
@@ -144,17 +145,16 @@ def _check_switches(keys: Metadata) -> None:
             raise UnsupportedModel(f"{key} = {str(not supported).lower()} is not supported")
 
 
-def _check_task(wrapper: Metadata, tied: bool, tensors: Mapping[str, QTensor], names: TensorNames) -> None:
-    """UnsupportedModel for a model with another head than the output matrix, such as a classifier's."""
+def _no_text(wrapper: Metadata, tied: bool, tensors: Mapping[str, QTensor], names: TensorNames) -> str:
+    """What a model is for that has another head than the output matrix, such as a classifier's; or ""."""
     classes = wrapper.values.get("architectures")
     task = task_of(classes if isinstance(classes, list) else [])
-    head = next((name for name in tensors if _SCORING_HEAD.fullmatch(name)), None)
+    head = next((name for name in tensors if SCORING_HEAD.fullmatch(name)), None)
     if names("output.weight") in tensors or (tied and not head):
-        return
+        return ""
     if head and not task:
-        task = f"tensor {head}: the model is a classifier or reward model, and writes no text"
-    if task:
-        raise UnsupportedModel(task)
+        return f"tensor {head}: the model is a classifier or reward model, and writes no text"
+    return task
 
 
 def _attention_scale(

@@ -16,7 +16,7 @@ from .recurrent import Multipliers, RecurrentConfig
 
 @dataclass(frozen=True, repr=False)
 class ModelConfig:
-    """One decoder-only model. Raises DamagedFile for sizes that do not fit together."""
+    """One model. Raises DamagedFile for sizes that do not fit together."""
 
     arch: str  # the row in ARCHS
     from_gguf: bool  # tensors have GGUF's names, not Hugging Face's
@@ -60,6 +60,7 @@ class ModelConfig:
     layer_scales: bool = False  # the residual stream is scaled behind each layer
     per_layer_input: PerLayerInputConfig | None = None
     altup: AltUpConfig | None = None  # there are several residual streams
+    no_text: str = ""  # why it writes no text, since it has no output matrix; "": it writes some
 
     @property
     def n_layers(self) -> int:

@@ -70,7 +70,6 @@ class CpuMachine:
             states=tuple(self.states.arrays),
         )
         self._lowered = Lowering(program, config, release, progress).lower()
-        self._logits = self._lowered.arena.floats(program.logits.name)[:, : program.logits.width]
         self._pools = [  # keys and values of each layer, [pages, 4-byte words of a page]
             self._lowered.arena.floats(f"{kind} {layer}").view(np.int32).reshape(n_pages, -1)
             for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
@@ -99,7 +98,7 @@ class CpuMachine:
         )
         self._check_open()
         if n == 0:
-            return self._logits[:0]
+            return np.empty((0, self.program.logits.width), np.float32)
         self.states.begin(batch)
         tokens, sequences, positions, logits_indices = (
             np.ascontiguousarray(a, np.int32)
@@ -114,7 +113,7 @@ class CpuMachine:
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
         self._team.run(step)
         self.states.end(batch)
-        return self._logits[: len(logits_indices)]
+        return run.result[: len(logits_indices)]
 
     def _fill_inputs(self, batch: Batch, tokens: np.ndarray) -> None:
         """Write the inputs of instructions that Python computes: embeddings looked up in the file, since a
@@ -185,7 +184,7 @@ class CpuMachine:
         """End the worker threads and free the memory. A later step raises RuntimeError."""
         if not self._team.closed:
             self._team.close()
-            del self._lowered, self._logits, self._pools
+            del self._lowered, self._pools
 
 
 def cache_type(program: ops.Program, kv_type: str) -> str:

@@ -9,10 +9,17 @@ import numpy as np
 
 from ..config.model_config import ModelConfig
 from .cache import Batch, PageTable
+from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .reading import Take, TextReader, Wanted
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
+from .scheduling.background import Background
+from .scheduling.beam_generation import BeamGeneration
+from .scheduling.beam_group import BeamGroup
+from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
 from .scheduling.placement import Kept, Limits
@@ -20,7 +27,7 @@ from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
 from .speculation.speculation import SequenceDrafts
 from .state import States
-from .stats import GenerationStats
+from .stats import FinishReason, GenerationStats
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -39,7 +46,8 @@ class Engine:
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
-    (`speculation/`), which changes no result but by rounding.
+    (`speculation/`), which changes no result but by rounding. `whole_texts`: attention reads both ways, so
+    that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -61,6 +69,7 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
         speculate: bool = True,
+        whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
         if context is not None and not 0 < context <= capacity:
@@ -82,20 +91,28 @@ class Engine:
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
         self._speculates = speculate and not deterministic and not (states and states.layers)
+        self._chunk, self._whole = limits.chunk, whole_texts
         self._scheduler = Scheduler(machine, table, limits, states)
         self._driver = Driver(self._scheduler)
+        self._background = Background()  # computes masks of constrained answers
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
 
     def submit(
-        self, ids: Sequence[int], params: SamplingParams | None = None, priority: int = 0
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        constraint: Constraint | None = None,
     ) -> Generation:
         """Queue a request for the tokens that follow `ids`; they come as the engine's steps run.
 
-        Requests of a higher `priority` go first, those of the same in order of arrival. Raises TypeError or
-        ValueError for invalid ids, ContextExceeded for too many, and QueueFull. `params.stop` is ignored: the
-        engine has no text.
+        Requests of a higher `priority` go first, those of the same in order of arrival. The answer keeps to
+        `constraint`, which is for this request alone: tokens that it bans are not drawn, those that it forces
+        take no step each, and with what is complete the answer ends, also under `ignore_eos`. Raises
+        TypeError or ValueError for invalid ids, ContextExceeded for too many, and QueueFull. `params.stop` is
+        ignored: the engine has no text.
         """
-        return self._submit(self._prompt(ids), params or SamplingParams(), priority, None)
+        return self._submit(self._prompt(ids), params or SamplingParams(), constraint, priority=priority)
 
     def _prompt(self, ids: Sequence[int]) -> list[int]:
         prompt = self._check(ids)
@@ -104,34 +121,82 @@ class Engine:
         return prompt
 
     def _submit(
-        self, prompt: list[int], params: SamplingParams, priority: int, most_unread: int | None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        constraint: Constraint | None,
+        *,
+        priority: int = 0,
+        most_unread: int | None = None,
     ) -> Generation:
+        sequence = self._new_sequence(prompt, params, priority)
+        sequence.most_unread = most_unread
+        if params.ignore_eos and constraint is not None:
+            sequence.end_ids = self.end_ids
+        if self._speculates:
+            sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
+        if constraint is not None:
+            sequence.stats.complete = False
+            n_tokens = self._scheduler.limits.n_tokens
+            sequence.constrained = ConstrainedAnswer(constraint, self._background, n_tokens)
+        self._driver.submit(sequence)
+        return Generation(self._driver, sequence)
+
+    def _new_sequence(self, prompt: list[int], params: SamplingParams, priority: int) -> EngineSequence:
         if len(self._scheduler.waiting) >= self.max_waiting:
             raise QueueFull(f"{self.max_waiting} requests are waiting already")
         stats = self.stats = GenerationStats(prompt_tokens=len(prompt))
         ends = frozenset() if params.ignore_eos else self.end_ids
-        sequence = EngineSequence(
-            prompt, Sampler(params), stats, ends, priority=priority, most_unread=most_unread
-        )
-        if self._speculates:
-            sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
-        self._driver.submit(sequence)
-        return Generation(self._driver, sequence)
+        return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
+
+    def submit_beams(
+        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+    ) -> BeamGeneration:
+        """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
+        `submit`, and ValueError for parameters that a search cannot have.
+        """
+        prompt, params = self._prompt(ids), params or SamplingParams()
+        left = self.context + 1 - len(prompt)
+        most_new = left if params.max_tokens is None else min(left, params.max_tokens)
+        cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
+        leader = self._new_sequence(prompt, params, priority)
+        search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
+        group = BeamGroup(search, leader)
+        self._driver.submit(leader)
+        return BeamGeneration(self._driver, group)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+    ) -> list[Beam]:
+        """The `k` answers that a beam search finds, the best first: the result of `submit_beams`."""
+        return self.submit_beams(ids, BeamParams(k, length_penalty, early_stopping), params).result()
 
     def generate(
-        self, ids: Sequence[int], params: SamplingParams | None = None
+        self,
+        ids: Sequence[int],
+        params: SamplingParams | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[int, None, None]:
         """Yield the tokens that follow `ids`, until the end; an end token is not yielded.
 
-        Errors are those of `submit`, at the call; the iterator raises BadLogits. It is lazy: the request is
-        queued when the first token is asked for, and runs at most LEAD tokens ahead of its consumer. From
-        then on `stats` are those of this generation.
+        Errors are those of `submit`, at the call; the iterator raises BadLogits and ConstraintError. It is
+        lazy: the request is queued when the first token is asked for, and runs at most LEAD tokens ahead of
+        its consumer. From then on `stats` are those of this generation.
         """
-        return self._generate(self._prompt(ids), params or SamplingParams())
+        return self._generate(self._prompt(ids), params or SamplingParams(), constraint)
 
-    def _generate(self, prompt: list[int], params: SamplingParams) -> Generator[int, None, None]:
+    def _generate(
+        self, prompt: list[int], params: SamplingParams, constraint: Constraint | None
+    ) -> Generator[int, None, None]:
         lead = LEAD if self.table.max_sequences > 1 else 1
-        generation = self._submit(prompt, params, 0, lead)
+        generation = self._submit(prompt, params, constraint, most_unread=lead)
         try:
             yield from generation
         finally:
@@ -153,9 +218,12 @@ class Engine:
         n_bytes = len(self.machine.read_page(0))
         if any(len(page) != n_bytes for page in kept.pages):
             raise ValueError(f"a page of the cache has {n_bytes} bytes")
-        arrays = kept.state.arrays if kept.state else ()
-        if ids and [array.shape for array in arrays] != self._state_shapes:
-            raise ValueError("the recurrent state is not one of this model")
+        for state in kept.states:
+            shapes = [array.shape for array in state.arrays]
+            if shapes != self._state_shapes or not 0 < state.length <= len(ids):
+                raise ValueError("a recurrent state is not one of this model")
+        if self._state_shapes and ids and not kept.states:
+            raise ValueError("the recurrent state is missing")
         with self._driver.exclusive(), self._scheduler.lock:
             return self._scheduler.placement.put_in(kept, self._scheduler.running)
 
@@ -229,6 +297,17 @@ class Engine:
         with self._driver.exclusive():
             if self._logits_run is run:
                 self.table.truncate(0, 0)
+
+    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+        """Read independent texts, and hand the machine's outputs to `take` as they are computed.
+
+        They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
+        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        Raises like `submit`; an empty text has no outputs.
+        """
+        ids = [self._check(text) for text in texts]
+        with self._alone():
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
 
     @property
     def _logits_chunk(self) -> int:

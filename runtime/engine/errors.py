@@ -27,3 +27,7 @@ class StaleGeneration(KukriError, RuntimeError):
 
 class ModelClosed(KukriError, RuntimeError):
     """The model was closed: its threads and its memory are gone."""
+
+
+class ConstraintError(KukriError, ValueError):
+    """The structure that an answer must have is not supported, cannot be met, or takes too much work."""

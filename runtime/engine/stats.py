@@ -20,10 +20,11 @@ class GenerationStats:
     - `time_to_first_token`: from the start of the generation until its first token was sampled.
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
     - `decode_steps`, `decode_tokens`: steps after the first token, and the tokens that they gave, the end
-      token among them.
+      token and those that a constraint forced among them.
     - `drafted_tokens`, `accepted_tokens`: ids that speculation proposed, and those of them that were right.
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
+    - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
     """
 
     prompt_tokens: int = 0
@@ -38,6 +39,7 @@ class GenerationStats:
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     finish_reason: FinishReason | None = None
+    complete: bool | None = None
 
     @property
     def tokens_per_second(self) -> float:

@@ -127,7 +127,6 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
     """The tensor `name` of `shapes` with the row order and the values that a file has."""
     c, (stem, _, kind) = config, name.rpartition(".")
     stem = stem.rpartition(".")[2] if stem.startswith("blk.") else stem
-    r = c.recurrence
     tensor = weights.matrix(name)
     if stem == "ssm_a":
         values = weights.decay(name)
@@ -137,7 +136,7 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
         if c.qk_norm == "head" and stem in ("attn_q_norm", "attn_k_norm") and permutes(c):
             values = values[_pairs(1, len(values), _rotated(c, name))]
         return GatheredTensor.from_values(name, values)
-    order = _order(c, r, name, stem)
+    order = row_order(c, name)
     scale = _scale(c, stem)
     if len(tensor.shape) == 1 or stem == "ssm_conv1d":
         values = tensor.dequantize()
@@ -146,16 +145,18 @@ def _part(config: ModelConfig, weights: Weights, name: str) -> GatheredTensor:
                 raise UnsupportedModel(f"tensor {name}: GGUF cannot hold a bias behind a scaled {stem}")
             values = values * (np.float32(scale) / np.float32(c.multipliers.recurrent_in))
         return GatheredTensor.from_values(name, values if order is None else values[order])
-    columns = None
-    if stem == "ssm_out" and r and _is_tiled(c):
-        columns = _tiled_heads(r, r.head_dim)
+    columns = column_order(c, stem)
     rows = None if scale is None else np.broadcast_to(np.float32(scale), (tensor.shape[0],))
     rows = rows if rows is None or order is None else rows[order]
     return GatheredTensor(name, tensor.shape, (tensor,), order, columns, rows)
 
 
-def _order(c: ModelConfig, r: RecurrentConfig | None, name: str, stem: str) -> np.ndarray | None:
-    """The row order of a tensor in the file, None if it is the checkpoint's."""
+def row_order(c: ModelConfig, name: str) -> np.ndarray | None:
+    """The row order in the file of the tensor `name` of `shapes`, None if it is the checkpoint's.
+
+    Row i of the file's tensor is row order[i] of the checkpoint's.
+    """
+    stem, r = name.split(".")[-2], c.recurrence
     if stem in ("attn_q", "attn_k") and permutes(c) and not c.mla:
         layer = c.layers[int(name.split(".")[1])]
         head_dim, kv_heads, _ = c.sizes(layer)
@@ -169,6 +170,13 @@ def _order(c: ModelConfig, r: RecurrentConfig | None, name: str, stem: str) -> n
     if stem in ("ssm_mix", "ssm_conv1d"):
         keys = r.channels - r.inner
         return np.concatenate([np.arange(keys), keys + _tiled_heads(r, r.head_dim)])
+    return None
+
+
+def column_order(c: ModelConfig, stem: str) -> np.ndarray | None:
+    """The column order in the file of a matrix, None if it is the checkpoint's."""
+    if stem == "ssm_out" and c.recurrence and _is_tiled(c):
+        return _tiled_heads(c.recurrence, c.recurrence.head_dim)
     return None
 
 

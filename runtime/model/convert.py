@@ -24,7 +24,7 @@ from ..config.reading import check_gguf_kind
 from ..export.architectures import gguf_rules
 from ..export.model import export_model
 from ..weights.binding import Weights
-from .source import NO_TOKENIZER, TOKENIZER_FILES, named_ends
+from .source import NO_TOKENIZER, TOKENIZER_FILES, check_writes_text, named_ends
 
 MAX_CARD_BYTES = 1 << 22  # of a README.md
 MAX_FRONT = 1 << 16  # characters of the YAML in front of it, which take half a second to parse
@@ -102,6 +102,7 @@ def _open_folder(path: Path, name: str) -> Convertible:
     folder = Checkpoint.open(path)
     folder.will_read()
     config = config_from_hf(folder.config, folder.tensors)
+    check_writes_text(config)
     weights = Weights(config, folder.tensors)
     exported = export_model(config, weights, folder.config)
     architecture = exported.metadata["general.architecture"]

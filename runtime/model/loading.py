@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +16,10 @@ from ..weights.binding import Weights
 from .model import Model
 from .options import LoadOptions
 from .placing import Placing
-from .source import Source, open_source
+from .source import Source, check_writes_text, open_source
+
+if TYPE_CHECKING:
+    from ..adapters.adapt import Adapted
 
 DEFAULT_CONTEXT = 8192  # tokens; the cache's memory is only committed as it fills
 
@@ -44,16 +49,46 @@ def load_model(
     options = options or LoadOptions()
     warn = warn or _log.warning
     source = open_source(Path(path), text)
+    task = _task(source, options.task)
     for note in source.notes:
         warn(note)
-    if source.builtin:
+    if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)
-    program = build_program(source.config, weights)
+    program = build_program(source.config, weights, vectors=task != "text")
+    if options.lora:
+        from ..adapters.adapt import adapt
+
+        adapted = adapt(program, source.config, weights, source.tensors, options.lora)
+        program, source = adapted.program, _with_adapters(source, adapted)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    return Placing(source, program, options, context, warn, progress).place()
+    model = Placing(source, program, options, context, warn, progress).place()
+    if task != "text":
+        from ..embedding.texts import TextVectors  # imported only for models that make vectors
+
+        hidden = source.config.hidden
+        model.vectors = TextVectors(model.engine, model.tokenizer, source.embedding, hidden, model.embedded)
+    return model
+
+
+def _task(source: Source, task: str) -> str:
+    """What a model is loaded for, "text" or "embed". Raises UnsupportedModel if it writes no text."""
+    if task == "auto":
+        task = "embed" if source.config.no_text or source.embedding else "text"
+    if task == "text":
+        check_writes_text(source.config)
+    return task
+
+
+def _with_adapters(source: Source, adapted: Adapted) -> Source:
+    """The source with the memory of its adapters, and with a fingerprint of its own."""
+    return replace(
+        source,
+        held_bytes=source.held_bytes + adapted.n_bytes,
+        adapters=adapted.files,
+    )
 
 
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:

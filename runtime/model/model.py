@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
+from ...quant.errors import UnsupportedModel
 from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
@@ -22,14 +23,15 @@ from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
+from .fingerprint import fingerprint
 from .sampling_keywords import AnswerKeywords, SamplingKeywords, generation_request, sampling_params
 from .sampling_texts import SamplingTexts
-from .session_file import fingerprint
 from .source import Source, check_embedded
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.machine import CudaMachine
+    from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
 
@@ -65,6 +67,8 @@ class Model:
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
         self._paths = source.paths
+        self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
+        self._adapters = source.adapters
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
 
     def __repr__(self) -> str:
@@ -81,8 +85,8 @@ class Model:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the model's files, by which sessions know it again (SHA-256, hexadecimal)."""
-        return fingerprint(self._paths)
+        """A digest of the model's files, by which what is kept of it is known again (SHA-256)."""
+        return fingerprint(self._paths, self._adapters)
 
     @property
     def stats(self) -> GenerationStats:
@@ -95,7 +99,7 @@ class Model:
         With `special`, control tokens written in the text become control tokens. Raises TokenizerError if the
         model has no tokenizer, or no embedding for one of the tokens.
         """
-        return self._embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
+        return self.embedded(self.tokenizer.with_prefix(self.tokenizer.encode(text, special=special)))
 
     def encode_chat(
         self,
@@ -122,9 +126,9 @@ class Model:
             messages = [{"role": "user", "content": messages}]
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
-        return self._embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
+        return self.embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
 
-    def _embedded(self, ids: list[int]) -> list[int]:
+    def embedded(self, ids: list[int]) -> list[int]:
         """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
         check_embedded(self.name, self.tokenizer, ids, self.config.vocab_size)
         return ids
@@ -227,6 +231,18 @@ class Model:
         if piece:
             yield piece
 
+    def embed(self, texts: Sequence[str] | str, **options: Unpack[VectorKeywords]) -> np.ndarray:
+        """float32 [texts, dimensions]: a vector of each text, as the model's files want it to be made.
+
+        `options`: those of `TextVectors.embed`: `prompt`, `dimensions`, `truncate`, `pooling`, `normalize`.
+        Raises UnsupportedModel if the model is loaded to write text, ValueError for options out of range,
+        ContextExceeded, TokenizerError, BadLogits and ModelClosed.
+        """
+        self._check_open()
+        if self.vectors is None:
+            raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
+        return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
+
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
@@ -253,9 +269,15 @@ class Model:
         assert request.messages is not None
         return self.encode_chat(request.messages, request.tools, request.variables)
 
-    def _open_engine(self) -> Engine:
+    def _check_open(self) -> None:
         if self._machine is None:
             raise ModelClosed(f"{self.name} is closed; load it again")
+
+    def _open_engine(self) -> Engine:
+        """The engine of a model that writes text."""
+        self._check_open()
+        if self.vectors is not None:
+            raise UnsupportedModel(self.config.no_text or f"{self.name} is loaded to make vectors of texts")
         return self.engine
 
     def close(self) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..adapters.stored import AdapterFile
+
 DEVICES = ("auto", "cpu", "cuda", "reference")
+TASKS = ("auto", "text", "embed")
 SPECULATE = ("auto", "off", "ngram")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -29,8 +32,11 @@ class LoadOptions:
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
       looks them up in prompt and answer where that pays, "off" does not.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
+      what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
+    - `lora`: LoRA adapters, each with a scale; their effects add up.
     """
 
     device: str = "auto"
@@ -40,6 +46,8 @@ class LoadOptions:
     gpu_layers: int | None = None
     parallel: int | None = None
     speculate: str = "auto"
+    task: str = "text"
+    lora: tuple[AdapterFile, ...] = ()
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -50,6 +58,8 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.task not in TASKS:
+            raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if self.gpu_layers is not None and self.gpu_layers < 0:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .model import AnyMachine
 
 LEAST_DEFAULT_CONTEXT = 1024  # tokens, down to which the default context shrinks where memory is short
+TEXTS_AT_ONCE = 32  # in a step that makes vectors
 PREFILL_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
 CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on the GPU
 SPLIT_PREFILL_ROWS = 512  # the same where the CPU runs the first layers
@@ -79,6 +80,8 @@ class Placing:
     @property
     def _sequences(self) -> int:
         """The number of sequences that may run at a time."""
+        if self.program.vectors:
+            return TEXTS_AT_ONCE
         default = 1 if self.program.state_layers else DEFAULT_PARALLEL
         return self.options.parallel or default
 
@@ -88,8 +91,9 @@ class Placing:
         return self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
-        """Pages of the KV cache for contexts of so many tokens."""
-        return self._contexts * -(-context // PAGE_SIZE)
+        """Pages of the KV cache for contexts of so many tokens; short texts fill theirs only in part."""
+        spare = TEXTS_AT_ONCE if self.program.vectors else 0
+        return self._contexts * -(-context // PAGE_SIZE) + spare
 
     def _state_bytes(self, part: Program) -> int:
         """Bytes of the recurrent states of all sequences and of their saved copies."""

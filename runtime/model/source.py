@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...quant.block import QTensor
 from ...quant.checkpoint.folder import Checkpoint
-from ...quant.errors import DamagedFile
+from ...quant.errors import DamagedFile, UnsupportedModel
 from ...quant.foreign import HEAD_BYTES, foreign_kind
 from ...quant.gguf.reader import MAGIC, GGUFFile
 from ...tokenizer import Tokenizer, TokenizerError, tokenizer_from_gguf
@@ -23,6 +23,9 @@ from ..config.from_gguf import config_from_gguf
 from ..config.from_hf import config_from_hf
 from ..config.model_config import ModelConfig
 from .tokenizer_kernel import tokenizer_kernel
+
+if TYPE_CHECKING:
+    from ..embedding.settings import EmbeddingSettings
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of GGUF files without a tokenizer
 LONGEST_NAME = 1000  # characters
@@ -44,6 +47,8 @@ class Source:
     held_bytes: int  # size of the weights in memory
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
     notes: tuple[str, ...] = ()  # lines for the user about what the files contradict themselves in
+    embedding: EmbeddingSettings | None = None  # how its files want vectors to be made; None: they do not say
+    adapters: tuple[tuple[Path, float], ...] = ()  # files of adapters, with their scales
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
 
@@ -75,6 +80,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         held_bytes=file.n_bytes,
         release=file.release,
         notes=_notes(tokenizer, config.vocab_size, path.stem),
+        embedding=_settings_of_gguf(file),
         builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
 
@@ -101,8 +107,31 @@ def _open_folder(path: Path, text: bool) -> Source:
         held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,
         notes=_notes(tokenizer, config.vocab_size, path.resolve().name),
+        embedding=_settings_of_folder(path),
         builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )
+
+
+def _settings_of_gguf(file: GGUFFile) -> EmbeddingSettings | None:
+    if f"{file.metadata.get('general.architecture')}.pooling_type" not in file.metadata:
+        return None
+    from ..embedding.gguf import settings_of_gguf  # imported only for models that make vectors
+
+    return settings_of_gguf(file.metadata, file.tensors)
+
+
+def _settings_of_folder(path: Path) -> EmbeddingSettings | None:
+    if not (path / "modules.json").exists():
+        return None
+    from ..embedding.folder import settings_of_folder
+
+    return settings_of_folder(path)
+
+
+def check_writes_text(config: ModelConfig) -> None:
+    """Raise UnsupportedModel, which says what the model is for, if it writes no text."""
+    if config.no_text:
+        raise UnsupportedModel(config.no_text)
 
 
 def _notes(tokenizer: Tokenizer | None, n_embeddings: int, name: str) -> tuple[str, ...]:

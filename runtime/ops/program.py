@@ -67,7 +67,8 @@ class CacheLayer:
 class Program:
     """A model as data: the ops of one step in order, their buffers, and the shapes of cache and states.
 
-    `logits` is the buffer of the result, [len(logits_indices), vocab]. `layers` are the index of the first op
+    `logits` is the buffer of the result, [len(logits_indices), vocab]; in a program for `vectors` it has
+    hidden states, [len(logits_indices), hidden]. `layers` are the index of the first op
     of each layer, and at the end that of the first op behind the last layer. `residual` are the buffers that
     a layer reads and updates for the next one: the residual stream, and per-layer inputs. In a part of a
     split model (engine/split.py) the part before fills `boundary_in`, and the part after reads
@@ -83,6 +84,7 @@ class Program:
     residual: tuple[Buffer, ...] = ()
     boundary_in: tuple[Buffer, ...] = ()
     boundary_out: tuple[Buffer, ...] = ()
+    vectors: bool = False
 
     @cached_property  # every step asks
     def n_tokens(self) -> int:

@@ -13,14 +13,15 @@ from ..ops.buffer import buffers_of
 from ..weights.binding import Weights
 from .builder import Builder, LayerBuilder
 from .embed import embed
-from .head import head
+from .head import head, vector_head
 from .layer import decoder_layer
 
 
-def build_program(config: ModelConfig, weights: Weights) -> Program:
-    """The program of a model: embed; decoder layers; head. Raises DamagedFile for unusable RoPE.
+def build_program(config: ModelConfig, weights: Weights, vectors: bool = False) -> Program:
+    """The program of a model: embed; layers; head. Raises DamagedFile for unusable RoPE.
 
-    In the last layer only the rows whose logits are asked for go on behind the mixer.
+    In the last layer only the rows whose logits are asked for go on behind the mixer. With `vectors` the
+    program ends with the hidden states behind the output norm, which take the place of logits.
     """
     inv_freqs = {rope: _inv_freq(rope) for layer in config.layers if (rope := layer.rope)}
     b = Builder(config, weights, inv_freqs)
@@ -31,7 +32,8 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         starts.append(len(ops))
         decoder_layer(LayerBuilder.of(b, i))  # x [rows, hidden]
     starts.append(len(ops))
-    logits = head(replace(b, logits_rows=True))  # logits [logits rows, vocab]
+    end = vector_head if vectors else head
+    logits = end(replace(b, logits_rows=True))  # logits [logits rows, vocab or hidden]
 
     residual = b.streams or (b.x,)
     return Program(
@@ -41,6 +43,7 @@ def build_program(config: ModelConfig, weights: Weights) -> Program:
         logits=logits,
         state_layers=tuple(b.emitted.state_layers),
         layers=tuple(starts),
+        vectors=vectors,
         residual=(*residual, b.per_layer_inputs) if config.per_layer_input else residual,
     )
 

@@ -1,4 +1,4 @@
-"""The end of the forward pass: the output norm and the logits."""
+"""The end of the forward pass: the output norm, and the logits of a model that writes text."""
 
 from __future__ import annotations
 
@@ -19,3 +19,10 @@ def head(b: Builder) -> Buffer:
     if c.logit_softcap:
         b.emit(SoftCap(logits, c.logit_softcap))
     return logits
+
+
+def vector_head(b: Builder) -> Buffer:
+    """vectors = norm(x), [logits rows, hidden]: the hidden states of which embeddings are pooled."""
+    if b.config.altup:
+        merge_streams(b)
+    return b.norm("output_norm", b.x, Buffer("vectors", b.config.hidden, logits_rows=True))

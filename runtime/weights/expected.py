@@ -38,7 +38,7 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "output_norm.weight", (c.hidden,)
     if "output_norm" in c.biases:
         yield "output_norm.bias", (c.hidden,)
-    if not c.tied:
+    if not (c.tied or c.no_text):
         yield "output.weight", (c.vocab_size, c.hidden)
     if "output" in c.biases:
         yield "output.bias", (c.vocab_size,)

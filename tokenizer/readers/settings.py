@@ -78,14 +78,19 @@ def settings_of(
     prefix = [id for id in before if id != bos_id or adds_bos]
     if adds_bos and bos_id is not None and bos_id not in prefix:
         prefix.insert(0, bos_id)
+    adds_eos = eos_id is not None and (add_eos if isinstance(add_eos, bool) else eos_id in after)
+    suffix = [id for id in after if id != eos_id or adds_eos]
+    if adds_eos and eos_id is not None and eos_id not in suffix:
+        suffix.append(eos_id)
     return TokenizerSettings(
         bos_id,
         eos_id,
         add_bos=adds_bos,
-        add_eos=eos_id is not None and (add_eos if isinstance(add_eos, bool) else eos_id in after),
+        add_eos=adds_eos,
         end_ids=end_ids({t.content: t.id for t in tokens if t.special}, eos_id),
         chat_templates=templates,
         prefix_ids=tuple(prefix),
+        suffix_ids=tuple(suffix),
     )
 
 

@@ -81,6 +81,7 @@ class BaseLowering(ABC):
         # RoPE ops whose frequencies depend on the sequence's length, by the region that the machine fills.
         self.length_dependent: dict[str, ops.RoPE] = {}
         self.boundary_out: list[Region] = []  # final locations of `Program.boundary_out`
+        self.result: Region | None = None  # final location of `Program.logits`
 
     @cached_property
     def instructions(self) -> Instructions:
@@ -90,7 +91,15 @@ class BaseLowering(ABC):
         for op in fused(self._program):
             self._lower(op)
         self.boundary_out = [self._input(buffer) for buffer in self._program.boundary_out]
+        self.result = self._input(self._program.logits)
         return self._list
+
+    def result_rows(self) -> np.ndarray:
+        """Where a step leaves `Program.logits`, float32 [rows, width]."""
+        result, width = self.result, self._program.logits.width
+        assert result
+        rows = result.floats(1) if result.thread_stride else self._arena.floats(result.name)
+        return rows[:, :width]
 
     @abstractmethod
     def _lower(self, op: ops.Op | GatedMatMul) -> None:

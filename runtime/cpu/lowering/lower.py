@@ -36,13 +36,14 @@ class StepList:
     instructions: np.ndarray  # INSTRUCTION [n]
     names: list[str]  # a readable name for each instruction
     boundary_out: list[Region]  # where the step leaves `Program.boundary_out`
+    result: np.ndarray  # where it leaves `Program.logits`, float32 [rows, width]
     row_tile: int  # the field of STEP
 
     @classmethod
     def of(cls, lowering: BaseLowering, row_tile: int = 1) -> StepList:
         """The list that a lowering makes; its kernels are compiled if they are not yet."""
         made = lowering.instructions
-        return cls(made.table(), made.names, lowering.boundary_out, row_tile)
+        return cls(made.table(), made.names, lowering.boundary_out, lowering.result_rows(), row_tile)
 
 
 @dataclass

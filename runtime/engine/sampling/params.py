@@ -141,6 +141,12 @@ class SamplingParams:
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
 
     @property
+    def has_penalties(self) -> bool:
+        """Whether tokens are penalised that are there already."""
+        off = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty) == (1.0, 0.0, 0.0)
+        return bool(self.repeat_last_n) and not off and "penalties" in self.samplers
+
+    @property
     def has_dry(self) -> bool:
         """Whether repetitions are penalised by DRY."""
         active = self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0

@@ -16,6 +16,7 @@ from ..errors import BadLogits
 from .candidates import Candidates
 from .dry import Dry
 from .edits import Bias, Edit, LaterEdit, Penalties, edit_all, edited
+from .mask import Mask
 from .mirostat import Mirostat
 from .params import SamplingParams
 from .steps import DynamicTemperature, Step, Temperature, TopNSigma, Truncation, Typical, Xtc
@@ -63,13 +64,21 @@ class Sampler:
             k += lowered
         return k
 
-    def sample(self, logits: np.ndarray | TopK, history: Sequence[int] = ()) -> int:
+    def sample(self, logits: np.ndarray | TopK, history: Sequence[int] = (), mask: Mask | None = None) -> int:
         """The next token id for `logits`: float32 [vocab], or a TopK with the k of `top_k_needed`.
 
         `logits` are not changed; a token with -inf is never drawn. `history` are the ids of prompt and
-        answer; between two calls it may only grow. Raises BadLogits.
+        answer; between two calls it may only grow. With a `mask`, which needs all logits, the others are as
+        if they had -inf. Raises BadLogits.
         """
-        if isinstance(logits, TopK):
+        if mask is not None:
+            assert isinstance(logits, np.ndarray)
+            if mask.allowed is not None:
+                return self._sample_among(mask.allowed, logits, history)
+            logits = self._edited(logits, history, mask.banned)
+            first = int(logits.argmax())
+            peak = float(logits[first])
+        elif isinstance(logits, TopK):
             top = self._edited_top_k(logits, history) if self._edits else logits
             first, peak = int(top.ids[0]), float(top.logits[0])
         else:
@@ -78,7 +87,7 @@ class Sampler:
             first = int(logits.argmax())  # the first NaN if there is one
             peak = float(logits[first])
         if not math.isfinite(peak):
-            raise BadLogits(_describe(peak))
+            raise BadLogits(describe_peak(peak))
         if self._takes_first:
             return first
         if isinstance(logits, TopK):
@@ -88,11 +97,26 @@ class Sampler:
             for step in self._steps:
                 tokens = step(tokens, history)
             return self._choose(tokens)
+        return self._sample_candidates(Candidates(None, logits, peak, 0.0, False), history)
+
+    def _sample_candidates(self, tokens: Candidates, history: Sequence[int]) -> int:
+        """The id that the steps choose."""
         with np.errstate(over="ignore"):  # with a tiny temperature, -inf is right: it is never drawn
-            tokens = Candidates(None, logits, peak, 0.0, False)
             for step in self._steps:
                 tokens = step(tokens, history)
             return self._choose(tokens)
+
+    def _sample_among(self, allowed: np.ndarray, logits: np.ndarray, history: Sequence[int]) -> int:
+        """`sample` of the ids `allowed`, which ascend."""
+        if self._edits:
+            logits = self._edited(logits, history)
+        values = logits[allowed]
+        peak = float(values.max(initial=-np.inf))
+        if not math.isfinite(peak):
+            raise BadLogits(describe_peak(peak))
+        if self._takes_first or len(allowed) == 1:
+            return int(allowed[values.argmax()])
+        return self._sample_candidates(Candidates(allowed, values, peak, 0.0, False), history)
 
     def _draw(self, tokens: Candidates) -> int:
         """One of the candidates by its probability."""
@@ -105,8 +129,11 @@ class Sampler:
         drawn = min(drawn, len(sums) - 1)
         return drawn if ids is None else int(ids[drawn])
 
-    def _edited(self, logits: np.ndarray, history: Sequence[int]) -> np.ndarray:
-        """A copy of `logits` with bias and penalties; it is valid until the next call."""
+    def _edited(
+        self, logits: np.ndarray, history: Sequence[int], banned: np.ndarray | None = None
+    ) -> np.ndarray:
+        """A copy of `logits` with bias and penalties, and -inf for `banned` ids; it is valid until the next
+        call."""
         if self._scratch.shape != logits.shape:
             self._scratch = np.empty_like(logits)
         np.copyto(self._scratch, logits)
@@ -114,6 +141,8 @@ class Sampler:
             for edit in self._edits:
                 if (change := edit.change(history)) is not None:
                     edit_all(self._scratch, change)
+        if banned is not None:
+            self._scratch[banned] = -np.inf
         return self._scratch
 
     def _edited_top_k(self, top: TopK, history: Sequence[int]) -> TopK:
@@ -131,7 +160,8 @@ class Sampler:
         return TopK(ids, values)
 
 
-def _describe(peak: float) -> str:
+def describe_peak(peak: float) -> str:
+    """What is wrong with logits whose first largest value is this, which is not finite."""
     if math.isnan(peak):
         return "the logits contain NaN"
     return "the logits contain +inf" if peak > 0 else "all logits are -inf"
@@ -171,9 +201,8 @@ def _leaves_one(name: str, params: SamplingParams) -> bool:
 
 
 def _edit(name: str, params: SamplingParams) -> Penalties | Dry | None:
-    if name == "penalties" and params.repeat_last_n:
-        off = (params.repeat_penalty, params.presence_penalty, params.frequency_penalty) == (1.0, 0.0, 0.0)
-        return None if off else Penalties(params)
+    if name == "penalties":
+        return Penalties(params) if params.has_penalties else None
     return Dry(params) if name == "dry" and params.has_dry else None
 
 

@@ -48,7 +48,8 @@ def largest(logits: np.ndarray, k: int) -> np.ndarray:
         if n >= 8 * GROUPS and 4 * k <= GROUPS:
             depth = n // GROUPS
             bound = logits[: depth * GROUPS].reshape(depth, GROUPS).max(axis=0)
-        ids = np.flatnonzero(logits >= np.partition(bound, len(bound) - k)[len(bound) - k])
+        least = np.partition(bound, len(bound) - k)[len(bound) - k]
+        ids = np.flatnonzero(logits >= least if least > -np.inf else logits > least)
     values = logits[ids]
     order = np.argsort(-values, kind="stable")[:k]
     return ids[order[values[order] > -np.inf]]

@@ -46,7 +46,8 @@ def run_step(machine: Machine, table: PageTable, plan: List[Rows], n_tokens: int
             n_history = len(rows.sequence.ids) + len(rows.drafted)
             needed = rows.sequence.sampler.top_k_needed(n_tokens, n_history)
             all_choose = rows.chooses and rows.n_logits == 1 + len(rows.drafted)
-            k = max(k, needed) if needed and all_choose else MAX_TOP_K + 1
+            plain = rows.sequence.constrained is None and rows.sequence.group is None
+            k = max(k, needed) if needed and all_choose and plain else MAX_TOP_K + 1
     if 0 < k <= MAX_TOP_K:
         return list(machine.top_k(batch, table, k, n_tokens))
     return list(machine.step(batch, table)[:, :n_tokens])

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from ..sampling.logprobs import TokenLogprobs
 from ..stats import FinishReason, GenerationStats
 from .driver import Driver
 from .sequence import Sequence
+
+
+@contextmanager
+def listening(sequence: Sequence) -> Iterator[asyncio.Event]:
+    """An event of the running loop that is set when there is something to read of a sequence."""
+    loop, there = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(there.set)
+
+    sequence.listener = tell
+    try:
+        yield there
+    finally:
+        sequence.listener = None
 
 
 class Generation:
@@ -82,26 +98,19 @@ class Generation:
     async def __aiter__(self) -> AsyncIterator[int]:
         """The tokens, without blocking the event loop."""
         self._driver.start()
-        loop, there = asyncio.get_running_loop(), asyncio.Event()
-
-        def tell() -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(there.set)
-
-        self._sequence.listener = tell
         try:
-            while True:
-                self._driver.check()
-                there.clear()
-                while (token := self._read()) is not None:
-                    yield token
-                if self._sequence.readable:
-                    if self._sequence.n_new > self._sequence.n_read:
-                        continue
-                    break
-                await there.wait()
+            with listening(self._sequence) as there:
+                while True:
+                    self._driver.check()
+                    there.clear()
+                    while (token := self._read()) is not None:
+                        yield token
+                    if self._sequence.readable:
+                        if self._sequence.n_new > self._sequence.n_read:
+                            continue
+                        break
+                    await there.wait()
         finally:
-            self._sequence.listener = None
             if not self._sequence.finished:
                 self.close()
         if self._sequence.error is not None:

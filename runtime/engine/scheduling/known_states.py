@@ -41,6 +41,13 @@ class KnownStates:
         self._live.pop(slot, None)
         return slot, length
 
+    def copy(self, source: int, free: Sequence[int]) -> int:
+        """The least useful of the `free` slots, with the state that is in the slot `source`."""
+        slot = self._least_useful(free)
+        self._live.pop(slot, None)
+        self._states.restore(slot, self._states.save(source))
+        return slot
+
     def _least_useful(self, free: Sequence[int]) -> int:
         """A free slot whose state is not known, else the one that has been free for the longest."""
         unknown = [slot for slot in free if slot not in self._live]
@@ -54,12 +61,13 @@ class KnownStates:
         """Keep a copy of the state of a slot, which has seen `ids`; the oldest copy goes."""
         self.keep(ids, self._states.save(slot))
 
-    def longest(self, ids: Sequence[int], most: int) -> SavedState | None:
-        """A copy of the state that has seen the most of `ids`, at most `most` of them."""
-        found = [saved for known, saved in self.saved if self._fits(known, ids, most)]
-        live = [slot for slot, known in self._live.items() if self._fits(known, ids, most)]
-        found += [self._states.save(slot) for slot in live]
-        return max(found, key=lambda saved: saved.length, default=None)
+    def known(self, ids: Sequence[int], most: int) -> tuple[SavedState, ...]:
+        """Copies of the states that have seen the most of `ids`, at most `most` of them; the longest last."""
+        found = {len(known): saved for known, saved in self.saved if self._fits(known, ids, most)}
+        for slot, known in self._live.items():
+            if len(known) not in found and self._fits(known, ids, most):
+                found[len(known)] = self._states.save(slot)
+        return tuple(found[length] for length in sorted(found)[-SAVED_STATES:])
 
     def keep(self, ids: list[int], state: SavedState) -> None:
         """Keep a copy of a state that has seen `ids`; the oldest copy goes."""

@@ -35,12 +35,16 @@ class Limits:
 
 @dataclass(frozen=True)
 class Kept:
-    """What the cache holds of a beginning: `ids`, the bytes of their pages, and the recurrent state behind
-    them."""
+    """What the cache holds of a beginning: `ids`, and the bytes of their pages.
+
+    `states` are recurrent ones behind all of the ids and behind fewer, the longest last; `long`: the keys are
+    those of a sequence beyond the original context (see Limits).
+    """
 
     ids: list[int]
     pages: List[np.ndarray]  # uint8 [bytes of a page] each
-    state: SavedState | None
+    states: tuple[SavedState, ...] = ()
+    long: bool = False
 
 
 class Placement:
@@ -58,8 +62,7 @@ class Placement:
         """Give a sequence a slot, with the longest beginning that is known; False if there is no slot, or no
         room for the rest of it beside those that are `running`."""
         table, size = self._table, self._table.page_size
-        taken = {other.slot for other in running}
-        free = [slot for slot in range(table.max_sequences) if slot not in taken]
+        free = self._free_slots(running)
         if not free:
             return False
         tree = self._tree_of(sequence)
@@ -78,6 +81,39 @@ class Placement:
         if not sequence.n_new:
             sequence.stats.cached_tokens = sequence.n_cached
         return True
+
+    def _free_slots(self, running: List[Sequence]) -> list[int]:
+        taken = {other.slot for other in running}
+        return [slot for slot in range(self._table.max_sequences) if slot not in taken]
+
+    def fork(self, source: Sequence, sequence: Sequence, running: List[Sequence]) -> bool:
+        """Give a sequence a slot of its own with what `source` has in its cache, all but a part of the last
+        page in the same pages; False if there is no slot or no page for that. It has the ids of `source`, and
+        one more."""
+        table, n = self._table, source.n_cached
+        free = self._free_slots(running)
+        if source.slot == NO_SLOT or not free or (self.states and self.states.seen(source.slot) != n):
+            return False
+        slot = self.states.copy(source.slot, free) if self.states else free[0]
+        pages = table.pages(source.slot)
+        whole, part = divmod(n, table.page_size)
+        table.truncate(slot, 0)
+        table.adopt(slot, pages[:whole])
+        if part:
+            if not self.find_pages(1):
+                table.truncate(slot, 0)
+                return False
+            table.extend(slot, part)
+            self._machine.copy_page(pages[whole], table.pages(slot)[-1])
+        sequence.n_prefill, sequence.n_original, sequence.saved = source.n_prefill, source.n_original, True
+        sequence.slot, sequence.n_cached = slot, n
+        return True
+
+    def drop(self, sequence: Sequence) -> None:
+        """Take a sequence out of its slot, without keeping what it has computed."""
+        slot, sequence.slot = sequence.slot, NO_SLOT
+        sequence.n_cached = sequence.n_original = 0
+        self._table.truncate(slot, 0)
 
     def _is_long(self, sequence: Sequence) -> bool:
         """Whether its keys are those of a sequence beyond the original context."""
@@ -130,7 +166,7 @@ class Placement:
         """Whether the prefill of another sequence is computing pages that `sequence` can begin with."""
         if self._limits.alone or self.states or sequence.scores_prompt:
             return False
-        busy = [other for other in running if other.prefilling]
+        busy = [other for other in running if other.prefilling and not other.paused]
         if not busy:
             return False
         shared = max(min(common_length(sequence.ids, o.ids), o.n_prefill) for o in busy)
@@ -184,22 +220,22 @@ class Placement:
         return sequence.n_prefill - REWIND
 
     def take_out(self, ids: List[int]) -> Kept:
-        """Copies of the pages, and of a recurrent state, that hold the longest known beginning of `ids`."""
+        """Copies of the pages, and of recurrent states, that hold the longest known beginning of `ids`."""
         size = self._table.page_size
-        match = self._trees[0 < self._limits.original_context < len(ids)].match(ids)
-        n, state = len(match.pages) * size + match.n_partial, None
+        long = 0 < self._limits.original_context < len(ids)
+        match = self._trees[long].match(ids)
+        n, states = len(match.pages) * size + match.n_partial, tuple[SavedState, ...]()
         if self.states:
-            state = self.states.longest(ids, n)
-            n = state.length if state else 0
+            states = self.states.known(ids, n)
+            n = states[-1].length if states else 0
         pages = [*match.pages, *([match.partial.page] if match.partial else [])][: -(-n // size)]
-        return Kept(list(ids[:n]), [self._machine.read_page(page) for page in pages], state)
+        return Kept(list(ids[:n]), [self._machine.read_page(page) for page in pages], states, long)
 
     def put_in(self, kept: Kept, running: List[Sequence]) -> bool:
         """Let other sequences begin with what `take_out` gave, on a machine of the same layout; False if
-        there is no room for it beside those that are `running`."""
-        taken = {other.slot for other in running}
-        free = [slot for slot in range(self._table.max_sequences) if slot not in taken]
-        if not free or not self.find_pages(len(kept.pages)):
+        there is no room for it beside those that are `running`, or if none may begin in pages of another."""
+        free = self._free_slots(running)
+        if self._limits.alone or not free or not self.find_pages(len(kept.pages)):
             return False
         slot = free[0]
         self._table.truncate(slot, 0)
@@ -207,11 +243,11 @@ class Placement:
         pages = self._table.pages(slot)
         for page, content in zip(pages, kept.pages, strict=True):
             self._machine.write_page(page, content)
-        long = 0 < self._limits.original_context < len(kept.ids)
-        self._trees[long].insert(kept.ids, pages)
+        self._trees[kept.long].insert(kept.ids, pages)
         self._table.truncate(slot, 0)
-        if self.states and kept.state is not None:
-            self.states.keep(kept.ids, kept.state)
+        if self.states:
+            for state in kept.states:
+                self.states.keep(kept.ids[: state.length], state)
         return True
 
     def clear(self) -> None:

@@ -21,10 +21,12 @@ from ..sampling.top_k import TopK
 from ..speculation.policy import StepCosts
 from ..state import States
 from .batching import Rows, run_step
+from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
+FEW_ROWS = 16  # of one sequence that are run like those of decoding
 LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
 PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wait for one
 SMOOTHING = 0.3  # weight of the newest step in the averages of step times
@@ -39,7 +41,8 @@ class Scheduler:
         self.limits = limits
         self.lock = threading.Lock()  # of `waiting` and `running`; not held while the machine computes
         self.waiting: list[Sequence] = []  # in order
-        self.running: list[Sequence] = []  # in order of arrival
+        self.running: list[Sequence] = []  # in order
+        self.groups: list[BeamGroup] = []  # beam searches, whose beams are in the lists above
         self.placement = Placement(machine, table, limits, states)
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
@@ -55,6 +58,8 @@ class Scheduler:
             self._arrivals += 1
             sequence.arrival = self._arrivals
             insort(self.waiting, sequence, key=lambda s: s.order)
+            if sequence.group is not None:
+                self.groups.append(sequence.group)
 
     def cancel(self, sequence: Sequence) -> None:
         """Let a sequence end; its pages are free at the latest behind the step that is running."""
@@ -72,12 +77,16 @@ class Scheduler:
         """
         with self.lock:
             self.drop_cancelled()
+            self._settle_groups()
             self._admit()
             plan = self._plan()
         if not plan:
             return False
         start = perf_counter()
         try:
+            for rows in plan:
+                if rows.chooses and rows.sequence.constrained is not None:
+                    rows.sequence.constrained.prepare(rows.drafted)
             results = run_step(self.machine, self.table, plan, self.limits.n_tokens)
         except BaseException as error:
             self._roll_back(plan, error)
@@ -89,13 +98,22 @@ class Scheduler:
         """Take cancelled sequences out of queue and slots; the lock is held."""
         while self._cancelled:
             sequence = self._cancelled.pop()
-            if sequence in self.waiting:
-                self.waiting.remove(sequence)
-            self._end(sequence)
+            for member in sequence.members:
+                member.finish("interrupted")
+                if member in self.waiting:
+                    self.waiting.remove(member)
+                self._end(member)
+
+    def _settle_groups(self) -> None:
+        """Let beam searches go on whose beams have all come as far; the lock is held."""
+        if self.groups:
+            self.groups = [group for group in self.groups if group.settle(self)]
 
     def ensure(self, sequence: Sequence) -> None:
         """Queue a sequence that an interrupt has taken out of both lists; the lock is held."""
-        if not sequence.finished and sequence not in self.waiting and sequence not in self.running:
+        if sequence.group is not None:
+            self._settle_groups()
+        elif not sequence.finished and sequence not in self.waiting and sequence not in self.running:
             sequence.slot, sequence.n_cached = NO_SLOT, 0
             insort(self.waiting, sequence, key=lambda s: s.order)
 
@@ -111,20 +129,23 @@ class Scheduler:
     def _admit(self) -> None:
         """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
         for sequence in list(self.waiting):
-            if self.placement.shares_with(sequence, self.running):
+            if sequence.candidates is not None or self.placement.shares_with(sequence, self.running):
                 continue
             while not self.placement.place(sequence, self.running):
-                if not self._give_way():
+                if not self._give_way(sequence):
                     return
             insort(self.running, sequence, key=lambda s: s.order)
             self.waiting.remove(sequence)
 
-    def _give_way(self) -> bool:
+    def _give_way(self, to: Sequence) -> bool:
         """Take slot and pages from a paused sequence that cannot go on, or has not for a while; False if
-        there is none."""
+        there is none. A beam that waits for its siblings only gives way to those that come before it."""
         here, now = threading.get_ident(), monotonic()
         for sequence in reversed(self.running):
-            stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
+            if sequence.candidates is not None:
+                stuck = to.order <= sequence.order
+            else:
+                stuck = sequence.reader == here or now - sequence.changed_at > PATIENCE_SECONDS
             if sequence.paused and stuck:
                 self._set_back(sequence)
                 return True
@@ -143,6 +164,10 @@ class Scheduler:
         plan: list[Rows] = []
         budget = min(self.limits.chunk, self.machine.max_rows)
         ready = [sequence for sequence in self.running if not sequence.paused]
+        most = max(1, min(FEW_ROWS, self.machine.max_rows // max(1, len(ready))))
+        for sequence in ready:
+            if len(sequence.ids) - sequence.n_cached > most:
+                sequence.n_prefill = len(sequence.ids)  # many ids were forced
         decoding = [sequence for sequence in ready if not sequence.prefilling]
         for sequence in decoding[: min(self.machine.max_rows, self.machine.max_logits)]:
             if len(sequence.ids) > self.limits.context:
@@ -173,7 +198,7 @@ class Scheduler:
 
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
-        may follow it. (There is more than one id only where an interrupt has cut a step off.)"""
+        may follow it. (There are more ids where some were forced, or an interrupt has cut a step off.)"""
         n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
         if sequence.drafts is not None and n == 1 and not self.limits.alone:
             left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
@@ -185,13 +210,18 @@ class Scheduler:
                 self.machine.max_rows // n_decoding - 1,
             )
             drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
+            if sequence.constrained is not None:
+                drafted = sequence.constrained.allowed(drafted)
         n_rows = n + len(drafted)
         return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
 
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
         for sequence in list(self.running):
-            sequence.n_cached = min(sequence.n_cached, len(sequence.ids) - 1)
+            most = len(sequence.ids) - (sequence.candidates is None)
+            sequence.n_cached = min(sequence.n_cached, most)
+            if sequence.constrained is not None:
+                sequence.constrained.follow(sequence.ids, sequence.n_prompt)
             if not self.placement.is_in_order(sequence):
                 self._set_back(sequence)
 
@@ -252,6 +282,7 @@ class Scheduler:
                     sequence.tell()
                 elif sequence.slot != NO_SLOT:
                     self.table.truncate(sequence.slot, sequence.n_cached)
+            self._settle_groups()
 
     def _commit(self, plan: list[Rows], results: List[np.ndarray | TopK], start: float) -> None:
         """Choose tokens, and note what the machine has seen."""
@@ -262,7 +293,9 @@ class Scheduler:
             if rows.sequence.scores_prompt:
                 score_prompt(rows, those)
             right.append(0)
-            if rows.chooses:
+            if rows.chooses and rows.sequence.group is not None:
+                rows.sequence.group.receive(rows.sequence, those[-1])
+            elif rows.chooses:
                 right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
         seconds = perf_counter() - start
         n_prefill = 0
@@ -270,6 +303,7 @@ class Scheduler:
             for rows, n_right in zip(plan, right, strict=True):
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
+            self._settle_groups()
         self._measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
@@ -299,11 +333,12 @@ class Scheduler:
         """Add a step to the statistics of a sequence."""
         stats = sequence.stats
         decoding = stats.new_tokens > 0
+        n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
         stats.new_tokens = sequence.n_new
         if decoding:
             stats.decode_seconds += seconds
             stats.decode_steps += rows.chooses
-            stats.decode_tokens += rows.chooses + n_right
+            stats.decode_tokens += max(rows.chooses + n_right, n_given)
             stats.drafted_tokens += len(rows.drafted)
             stats.accepted_tokens += n_right
         else:
@@ -333,6 +368,7 @@ class Scheduler:
             self._end(sequence)
             sequence.tell()
         self.waiting.clear()
+        self._settle_groups()
 
     def empty(self) -> None:
         """Set all running sequences back, and forget what the cache holds; the lock is held."""

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from ..sampling.beam_search import Candidates
 from ..sampling.logprobs import TokenLogprobs
 from ..sampling.sampler import Sampler
 from ..speculation.speculation import SequenceDrafts
 from ..stats import FinishReason, GenerationStats
+from .constrained import ConstrainedAnswer
+
+if TYPE_CHECKING:
+    from .beam_group import BeamGroup
 
 NO_SLOT = -1
 
@@ -24,6 +30,8 @@ class Sequence:
     - `slot`: its row in the block table, or NO_SLOT while it waits.
     - `logprobs`: of the generated tokens, if they are asked for; no fewer than there are tokens.
     - `prompt_logprobs`: of the prompt's, as far as they are known; None for the first.
+    - `group`: the beam search that it is a beam of. `candidates`: what may follow a beam; it waits for those
+      of its siblings then.
     - `most_unread`: it pauses while its consumer has not read so many tokens; None: never.
     """
 
@@ -41,7 +49,10 @@ class Sequence:
     n_prefill: int = 0
     n_original: int = 0  # tokens in the cache whose keys are those of a sequence up to the original context
     slot: int = NO_SLOT
+    group: BeamGroup | None = None
+    candidates: Candidates | None = None
     drafts: SequenceDrafts | None = None  # what may follow its ids; None: nothing is drafted
+    constrained: ConstrainedAnswer | None = None  # what its answer must look like
     saved: bool = False  # a recurrent state was saved during this prefill
     n_read: int = 0  # generated tokens that the consumer has taken
     reader: int = 0  # the thread that asked for a token last
@@ -66,11 +77,13 @@ class Sequence:
     @property
     def readable(self) -> bool:
         """Whether its consumer need not wait."""
-        return self.n_new > self.n_read or self.finished
+        return self.finished or (self.n_new > self.n_read and self.group is None)
 
     @property
     def paused(self) -> bool:
-        """Whether it stands still until its consumer reads."""
+        """Whether it stands still until its consumer reads, or its siblings have come as far."""
+        if self.candidates is not None:
+            return True
         return self.most_unread is not None and self.n_new - self.n_read >= self.most_unread
 
     @property
@@ -88,6 +101,11 @@ class Sequence:
         """How many of `ids` need not be computed if their keys and values are known: not the last one, and
         none whose logits are needed."""
         return len(self.prompt_logprobs) - 1 if self.scores_prompt else len(self.ids) - 1
+
+    @property
+    def members(self) -> list[Sequence]:
+        """The sequences that end with it: all beams of its search, or itself."""
+        return self.group.sequences if self.group is not None else [self]
 
     @property
     def order(self) -> tuple[int, int]:

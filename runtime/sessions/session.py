@@ -8,15 +8,19 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ...quant.errors import DamagedFile
-from ..engine.errors import ContextExceeded
 from ..engine.sampling.params import SamplingParams
-from ..engine.scheduling.placement import Kept
-from .sampling_keywords import SamplingKeywords, sampling_params
-from .session_file import SavedSession, fits, read_session, write_session
+from ..model.sampling_keywords import SamplingKeywords, sampling_params
+from .kept_pages import about_cache, put_in, take_out
+from .session_file import SavedConversation, SavedSession, read_session, write_session
 
 if TYPE_CHECKING:
-    from .model import Model
+    from ..model.model import Model
+
+
+def restore(model: Model, saved: SavedSession, name: str) -> bool:
+    """Give a model's cache what a session has of it. False if that is of another model, type of cache or
+    machine, or if there is no room for it. Raises DamagedFile, which calls the file `name`."""
+    return not saved.kept.ids or (saved.cache == about_cache(model) and put_in(model, saved.kept, name))
 
 
 class Session:
@@ -31,7 +35,8 @@ class Session:
     A session that is opened again goes on without computing anything that was computed before, as long as
     the model, the type of the KV cache and the machine are the same; with others it keeps its messages, and
     the next answer takes longer (`warn` is told). Raises DamagedFile for a file that is no session, OSError
-    for one that cannot be read, and ValueError for another `system` prompt than the file has.
+    for one that cannot be read, and ValueError for another `system` prompt than the file has, or for a
+    session of plain text (`llm run --raw --session`).
     """
 
     def __init__(
@@ -49,29 +54,18 @@ class Session:
             saved = read_session(self.path)
         except FileNotFoundError:
             return
-        self.messages = _messages(saved, self.path)
-        known = (
-            self.messages[0]["content"] if self.messages and self.messages[0]["role"] == "system" else None
-        )
-        if system is not None and system != known:
+        talk = saved.conversation
+        if talk.raw:
+            raise ValueError(f"{self.path} is a session of plain text, which has no messages")
+        if system is not None and system != talk.system:
             raise ValueError(
                 f"{self.path} is a session with another system prompt; leave it out, or take another file"
             )
-        engine = model.engine
-        layout, size = engine.machine.page_layout, engine.table.page_size
-        if fits(saved, model.fingerprint, layout, size) and self._put_in(saved.kept):
+        self.messages = talk.messages
+        if restore(model, saved, self.path.name):
             self._ids = saved.kept.ids
         elif warn is not None:
             warn(f"{self.path}: the cache of this session is of another model or machine, and is made anew")
-
-    def _put_in(self, kept: Kept) -> bool:
-        """Give the model's cache what the file has of it; False if there is no room for that."""
-        try:
-            return self.model.engine.put_in(kept)
-        except ContextExceeded:
-            return False
-        except ValueError as problem:
-            raise DamagedFile(f"{self.path.name} is not a session: {problem}") from None
 
     def chat(
         self,
@@ -109,23 +103,9 @@ class Session:
     def save(self) -> int:
         """Write the file; returns its bytes. It is there whole or, if anything goes wrong, as it was before.
 
-        Raises OSError.
+        Raises OSError, and ValueError for a conversation of over 32 MB.
         """
         model = self.model
-        kept = model.engine.take_out(self._ids)
-        about = {"messages": self.messages, "model": model.name}
-        saved = SavedSession(about, model.fingerprint, model.engine.machine.page_layout, kept)
+        talk = SavedConversation(self.messages, os.path.abspath(model.path))
+        saved = SavedSession(talk, about_cache(model), take_out(model, self._ids))
         return write_session(self.path, saved)
-
-
-def _messages(saved: SavedSession, path: Path) -> list[dict[str, Any]]:
-    messages = saved.conversation.get("messages")
-    sound = isinstance(messages, list) and all(
-        isinstance(message, dict)
-        and isinstance(message.get("role"), str)
-        and isinstance(message.get("content"), str)
-        for message in messages
-    )
-    if not sound:
-        raise DamagedFile(f"{path.name} is not a session: it has no messages")
-    return list(messages)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What `llm embed` and `llm rerank` read and write."""

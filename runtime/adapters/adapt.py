@@ -1,0 +1,137 @@
+"""Adapters applied to a model: files are opened, their changes summed, and added to the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...quant.block import QTensor
+from ...quant.errors import DamagedFile, UnsupportedModel
+from ...quant.gguf.metadata import quoted
+from ...quant.gguf.reader import MAGIC
+from ...untrusted import open_file
+from ..archs import ARCHS
+from ..config.model_config import ModelConfig
+from ..ops import Program
+from ..weights.binding import Weights
+from ..weights.tensors import transposed
+from .beside import Additions, Beside
+from .low_rank import LowRank, joined
+from .places import EMBEDDINGS, Places, check_layouts
+from .stored import AdapterFile, StoredAdapter
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A program with adapters, their bytes, and their files with their scales, for the fingerprint."""
+
+    program: Program
+    n_bytes: int
+    files: tuple[tuple[Path, float], ...]
+
+
+def open_adapter(path: Path) -> StoredAdapter:
+    """The LoRA adapter in a GGUF file, in a folder of PEFT, or in its safetensors file.
+
+    Raises FileNotFoundError, DamagedFile, UnsupportedModel (a DamagedFile), OSError.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such adapter")
+    if path.is_file():
+        with open_file(path, DamagedFile) as file:
+            if file.read(len(MAGIC)) == MAGIC:
+                from .gguf_lora import read_gguf_lora
+
+                return read_gguf_lora(path)
+    from .peft import read_peft
+
+    return read_peft(path)
+
+
+def adapt(
+    program: Program,
+    config: ModelConfig,
+    weights: Weights,
+    stored: Mapping[str, QTensor],
+    adapters: Sequence[AdapterFile],
+) -> Adapted:
+    """Add adapters to the program of a model, whose file has the tensors `stored`.
+
+    An adapter with a scale of 0 is checked and changes nothing. Raises as `open_adapter` does, and
+    DamagedFile for an adapter of another model, naming the tensor.
+    """
+    changes: dict[str, list[LowRank]] = {}
+    files: list[tuple[Path, float]] = []
+    for adapter in adapters:
+        opened = open_adapter(adapter.path)
+        found = changes_of(opened, config, stored)
+        if adapter.scale == 0:
+            continue
+        files += [(path, adapter.scale) for path in opened.paths]
+        for name, change in found:
+            changes.setdefault(name, []).append(change.scaled(adapter.scale))
+    additions = _additions({name: joined(each) for name, each in changes.items()}, config, weights)
+    if unused := additions.unused(program):
+        raise UnsupportedModel(f"adapters of {quoted(min(unused))} are not supported")
+    tensors = [
+        t for b in (*additions.products.values(), *additions.embeddings.values()) for t in (b.down, b.up)
+    ]
+    adapted = additions.to(program) if files else program
+    return Adapted(adapted, sum(tensor.n_bytes for tensor in tensors), tuple(files))
+
+
+def changes_of(
+    adapter: StoredAdapter, config: ModelConfig, stored: Mapping[str, QTensor]
+) -> list[tuple[str, LowRank]]:
+    """The changes that an adapter makes to the matrices of a model, by their names.
+
+    Raises DamagedFile for an adapter of another model.
+    """
+    check_base(adapter, config)
+    check_layouts(config, adapter.from_gguf, adapter.title)
+    places = Places(config, stored, adapter.from_gguf)
+    found: list[tuple[str, LowRank]] = []
+    for name, pair in adapter.pairs.items():
+        place = places[name]
+        if place is None:
+            raise DamagedFile(
+                f"{adapter.title}: tensor {pair.name} has no place in a {config.arch} model of "
+                f"{config.n_layers} layers"
+            )
+        try:
+            found += places.changes(pair, place)
+        except DamagedFile as problem:
+            raise DamagedFile(f"{adapter.title}: {problem}") from None
+    if adapter.replaced:
+        whole = quoted(min(adapter.replaced))
+        raise UnsupportedModel(
+            f"{adapter.title}: tensor {whole} replaces one of the model's (modules_to_save), which is not "
+            "supported; merge the adapter with PEFT's merge_and_unload"
+        )
+    return found
+
+
+def check_base(adapter: StoredAdapter, config: ModelConfig) -> None:
+    """Raise DamagedFile for a GGUF adapter of another architecture."""
+    own = ARCHS[config.arch].gguf
+    if adapter.from_gguf and own and adapter.base != own:
+        raise DamagedFile(
+            f"{adapter.title}: is an adapter of {quoted(adapter.base)} models, but the model is {own}"
+        )
+
+
+def _additions(changes: Mapping[str, LowRank], config: ModelConfig, weights: Weights) -> Additions:
+    """The summed changes of matrices, by name, as products beside them."""
+    additions = Additions()
+    for name, change in changes.items():
+        if name == EMBEDDINGS:
+            table = weights.matrix(name)
+            down, up = change.factors(name, table)
+            additions.embeddings[id(table)] = Beside("low token_embd", transposed(down), up)
+            continue
+        matrix = weights.matrix(EMBEDDINGS if name == "output.weight" and config.tied else name)
+        down, up = change.factors(name, matrix)
+        stem = name.removesuffix(".weight").split(".", 2)[-1]
+        additions.products[id(matrix)] = Beside(f"low {stem}", down, up, change.bias)
+    return additions

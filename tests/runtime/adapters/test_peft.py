@@ -1,0 +1,128 @@
+"""Adapters of PEFT against what PEFT computes with them in float32."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kukri
+from kukri.tests.runtime.adapters.conftest import ATOL
+
+BASES = {
+    "llama": "llama",
+    "llama-rslora": "llama",
+    "llama-gqa": "llama-gqa",
+    "qwen2": "qwen2",
+    "phi3-partial": "phi3-partial",
+    "gpt2": "gpt2-original",
+    "gemma3": "gemma3",
+    "qwen3-next": "qwen3-next",
+    "qwen3.5": "qwen3.5",
+}
+
+
+def logits(model: Path, expected, lora, device: str = "reference") -> np.ndarray:
+    with kukri.load(model, device=device, context=64, threads=2, lora=lora) as loaded:
+        return loaded.logits(expected["ids"])[expected["rows"]]
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+@pytest.mark.parametrize("name", BASES)
+def test_logits(conformance, adapter, name: str, device: str) -> None:
+    base, expected = BASES[name], np.load(adapter(name) / "expected.npz")
+    got = logits(conformance(base), expected, [adapter(name)], device)
+    atol = ATOL[base] * (5 if device == "cpu" else 1)
+    np.testing.assert_allclose(got, expected["logits"], rtol=0, atol=atol)
+    assert expected["effect"].min() > 100 * atol  # an adapter that is left out fails
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_beside_a_gguf_file(conformance, adapter, gguf_of, name: str) -> None:
+    """Whose rows are in another order: queries and keys of llama, heads of recurrent layers."""
+    base, expected = BASES[name], np.load(adapter(name) / "expected.npz")
+    got = logits(gguf_of(base), expected, [adapter(name)])
+    np.testing.assert_allclose(got, expected["logits"], rtol=0, atol=ATOL[base])
+
+
+def test_a_scale_of_zero_changes_nothing(conformance, adapter) -> None:
+    expected = np.load(adapter("llama") / "expected.npz")
+    plain = logits(conformance("llama"), expected, [])
+    np.testing.assert_array_equal(logits(conformance("llama"), expected, [(adapter("llama"), 0)]), plain)
+
+
+def test_two_adapters_add_up(conformance, adapter, tmp_path) -> None:
+    """An adapter twice with half of its scale each, and together with another one in either order."""
+    expected, model = np.load(adapter("llama") / "expected.npz"), conformance("llama")
+    one, other = adapter("llama"), adapter("llama-rslora")
+    halves = logits(model, expected, [(one, 0.25), f"{one}:0.75"])
+    np.testing.assert_allclose(halves, expected["logits"], rtol=0, atol=ATOL["llama"])
+    both = logits(model, expected, [one, other])
+    np.testing.assert_allclose(both, logits(model, expected, [other, one]), rtol=0, atol=ATOL["llama"])
+    assert np.abs(both - expected["logits"]).max() > 1
+
+
+def test_fingerprints(conformance, adapter) -> None:
+    """Sessions belong to a model with its adapters and their scales."""
+    seen = set()
+    named = [[], [adapter("llama")], [(adapter("llama"), 0.5)], [adapter("llama-rslora")]]
+    for lora in named:
+        with kukri.load(conformance("llama"), device="reference", context=64, lora=lora) as model:
+            seen.add(model.fingerprint)
+    assert len(seen) == len(named)
+    zero = [(adapter("llama"), 0)]
+    with kukri.load(conformance("llama"), device="reference", context=64, lora=zero) as model:
+        assert model.fingerprint in seen
+
+
+def changed(source: Path, target: Path, **values) -> Path:
+    """A copy of an adapter with other values in its configuration."""
+    shutil.copytree(source, target)
+    config = json.loads((target / "adapter_config.json").read_text())
+    (target / "adapter_config.json").write_text(json.dumps({**config, **values}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"peft_type": "IA3"}, "of type 'IA3'; only LoRA"),
+        ({"use_dora": True}, r"DoRA \(use_dora\) is not supported"),
+        ({"init_lora_weights": "pissa_niter_4"}, "changed the model's own weights"),
+        ({"layer_replication": [[0, 1]]}, "replicated layers"),
+        ({"alora_invocation_tokens": [1]}, "activated LoRA"),
+        ({"r": "four"}, "r must be a number"),
+        ({"lora_alpha": None}, "lora_alpha must be a number"),
+        ({"alpha_pattern": {"(a*)*b": 3}}, "too complex"),
+        ({"alpha_pattern": {"(a": 3}}, r"alpha_pattern: '\(a'"),
+        ({"rank_pattern": [3]}, "rank_pattern must be an object"),
+    ],
+)
+def test_what_is_not_supported(conformance, adapter, tmp_path, values, message) -> None:
+    folder = changed(adapter("llama"), tmp_path / "other", **values)
+    with pytest.raises(kukri.DamagedFile, match=f"^other: .*{message}"):
+        kukri.load(conformance("llama"), device="reference", context=64, lora=[folder])
+
+
+def test_adapters_of_other_models(conformance, adapter, tmp_path) -> None:
+    def refused(base: str, lora: Path) -> str:
+        with pytest.raises(kukri.DamagedFile) as error:
+            kukri.load(conformance(base), device="reference", context=64, lora=[lora])
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    line = refused("llama", adapter("qwen2"))
+    assert "k_proj.lora_B.weight has shape (32, 2), but the model's matrix is (64, 64)" in line
+    line = refused("llama", adapter("phi3-partial"))
+    assert "gate_up_proj' has no place in a llama model of 2 layers" in line
+    (tmp_path / "empty").mkdir()
+    assert refused("llama", tmp_path / "empty") == "empty: is no adapter: it has no adapter_config.json"
+    shutil.copytree(adapter("llama"), tmp_path / "pickled")
+    (tmp_path / "pickled" / "adapter_model.safetensors").rename(tmp_path / "pickled" / "adapter_model.bin")
+    assert "pickled weights" in refused("llama", tmp_path / "pickled")
+    assert "is no adapter" in refused("llama", conformance("llama"))
+    with pytest.raises(FileNotFoundError, match="no such adapter"):
+        kukri.load(conformance("llama"), device="reference", context=64, lora=[tmp_path / "none"])
