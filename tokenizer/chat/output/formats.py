@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from . import cohere, deepseek, gemma, harmony, hermes, llama, mistral
-from .json_calls import json_calls
+from .families import cohere, deepseek, gemma, harmony, hermes, llama, mistral
+from .families.json_calls import json_calls
+from .families.xml_calls import FUNCTION_STYLE, INVOKE_STYLE, xml_calls
 from .stream import Steps, Stream
-from .xml_calls import FUNCTION_STYLE, INVOKE_STYLE, xml_calls
 
 CallReader = Callable[[Stream], Steps[Any]]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from .families.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, harmony_messages
+from .families.llama import bare_calls
 from .formats import PLAIN, WITHIN, OutputFormat
-from .harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, harmony_messages
-from .llama import bare_calls
-from .parts import Part
+from .parts import Part, Text, Thinking
 from .stream import Steps, Stream
 from .tools import ToolSchemas
 
@@ -51,7 +51,21 @@ class OutputParser:
     def _go_on(self) -> list[Part]:
         next(self._reader, None)
         parts, self._stream.parts = self._stream.parts, []
-        return parts
+        return parts if len(parts) < 2 else _joined(parts)
+
+
+def _joined(parts: list[Part]) -> list[Part]:
+    """The same parts, texts and thoughts that follow one another as one."""
+    joined: list[Part] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, Text) and isinstance(last, Text):
+            joined[-1] = Text(last.text + part.text)
+        elif isinstance(part, Thinking) and isinstance(last, Thinking):
+            joined[-1] = Thinking(last.text + part.text)
+        else:
+            joined.append(part)
+    return joined
 
 
 def _answer(stream: Stream, format: OutputFormat, calls: bool, begun: str, marks: list[str]) -> Steps[None]:

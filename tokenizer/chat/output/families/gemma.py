@@ -13,10 +13,10 @@ from __future__ import annotations
 import json
 import re
 
+from ..stream import Malformed, Steps, Stream
+from ..tools import escaped
 from .json_calls import DEEPEST, Give
 from .python_calls import python_calls
-from .stream import Malformed, Steps, Stream
-from .tools import escaped
 
 OPEN, CLOSE = "<|tool_call>", "<tool_call|>"
 FUNCTION_OPEN, FUNCTION_CLOSE = "<start_function_call>", "<end_function_call>"

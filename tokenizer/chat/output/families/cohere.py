@@ -11,8 +11,8 @@ Action: ```json
 
 from __future__ import annotations
 
+from ..stream import Steps, Stream
 from .json_calls import json_calls
-from .stream import Steps, Stream
 
 OPEN, CLOSE = "<|START_ACTION|>", "<|END_ACTION|>"
 OLD_OPEN, OLD_CLOSE = "Action:", "```"

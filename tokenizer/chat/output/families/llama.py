@@ -9,9 +9,9 @@ in front, which Llama 3.1 writes at times, is a mark.
 
 from __future__ import annotations
 
+from ..stream import Malformed, Steps, Stream
 from .json_calls import json_arguments, json_calls
 from .python_calls import python_calls
-from .stream import Malformed, Steps, Stream
 from .xml_calls import FUNCTION_STYLE, tag_name, xml_arguments
 
 TAG = "<|python_tag|>"

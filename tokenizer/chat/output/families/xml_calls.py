@@ -17,8 +17,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from .stream import Call, Malformed, Steps, Stream
-from .tools import escaped, json_of
+from ..stream import Call, Malformed, Steps, Stream
+from ..tools import escaped, json_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 
-from .stream import Malformed, Steps, Stream
+from ..stream import Malformed, Steps, Stream
 from .xml_calls import bare_value
 
 CLOSE = "</tool_call>"

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Generator
 from typing import Any
 
-from .stream import Call, Malformed, Steps, Stream
-from .tools import escaped
+from ..stream import Call, Malformed, Steps, Stream
+from ..tools import escaped
 
 NAMES = ("name", "tool_name", "function_name")
 ARGUMENTS = ("arguments", "parameters", "args", "params")

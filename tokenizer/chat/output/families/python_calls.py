@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 
+from ..stream import Call, Malformed, Steps, Stream
+from ..tools import escaped
 from .json_calls import DEEPEST, Give
-from .stream import Call, Malformed, Steps, Stream
-from .tools import escaped
 
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _KEY = re.compile(r"[A-Za-z_]\w*")

@@ -8,9 +8,9 @@ enclose the calls of Qwen3-Coder and GLM-4.5, which are recognised by what follo
 
 from __future__ import annotations
 
+from ..stream import Steps, Stream
 from .glm import glm_call
 from .json_calls import json_calls
-from .stream import Steps, Stream
 from .xml_calls import FUNCTION_STYLE, xml_calls
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

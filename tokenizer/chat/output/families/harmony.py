@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 
+from ..parts import Thinking
+from ..stream import Malformed, Steps, Stream
 from .json_calls import json_arguments
-from .parts import Thinking
-from .stream import Malformed, Steps, Stream
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"

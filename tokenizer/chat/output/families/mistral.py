@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from ..stream import Malformed, Steps, Stream
 from .json_calls import json_arguments, json_calls
-from .stream import Malformed, Steps, Stream
 
 OPEN, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..stream import Malformed, Steps, Stream
 from .json_calls import json_arguments
-from .stream import Malformed, Steps, Stream
 
 
 def _mark(words: str) -> str:
