@@ -174,7 +174,9 @@ def load(
     speculate: str = "auto",
     task: str = "auto",
     *,
+    draft: str | os.PathLike[str] | None = None,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    deterministic: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -197,12 +199,16 @@ def load(
     - `parallel`: generations that may run at the same time, each with a whole context of its own; more than
       that wait. Default: 4, which share the memory of one context, or 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
-      tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
-      pays, "off" does not.
+      tokens a second there are and not which: "ngram" looks them up in prompt and answer, "draft" asks the
+      draft model, "auto" does both, each where it pays, and "off" neither.
+    - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
+      tokens that the model then checks several at a time.
     - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
       if its files say that it is made for that, else "text".
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
+    - `deterministic`: compute every generation by itself, one after the other, so that what runs beside it
+      cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -224,10 +230,15 @@ def load(
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
+    shown = NoProgress if progress is None else partial(CallbackProgress, progress)
+    small = None if draft is None else str(resolve(str(draft), shown))
     options = LoadOptions(
-        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task), lora=adapter_files(lora)
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task),
+        lora=adapter_files(lora),
+        draft=small,
+        deterministic=deterministic,
     )
-    path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
+    path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)
 
 

@@ -26,6 +26,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "list": "list.list_models",
     "show": "show.show",
     "rm": "rm.rm",
+    "serve": "serve.serve",
     "quantize": "quantize.quantize",
     "bench": "bench.bench",
     "eval": "eval.evaluate",

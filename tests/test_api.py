@@ -87,8 +87,8 @@ def test_signatures():
         return list(inspect.signature(function).parameters)
 
     assert names(kukri.load) == [
-        "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate",
-        "progress", "warn"
+        "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate", "task",
+        "draft", "lora", "deterministic", "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

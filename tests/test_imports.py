@@ -2,12 +2,11 @@
 and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
-point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers and
-runtime.embedding import it. From the package itself rooms may import `KukriError`, the base of all errors,
-which is defined there because quant and
-tokenizer have no sibling to take it from; and cli may import `__version__`. For the same reason the module
-`untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
-module outside of cli that imports it.
+point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers,
+runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the base
+of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli and
+runtime.serve may import `__version__`. For the same reason the module `untrusted`, by which both open files,
+lies there; a row says who may import it. `__main__.py` is the one module outside of cli that imports it.
 """
 
 from __future__ import annotations
@@ -30,20 +29,22 @@ MOST_LINES = 80  # of a function that is no kernel
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
+_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.embedding cli.eval cli.generation cli.run "
-    "cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
-    "runtime.cuda.compile runtime.cuda.driver",
+    "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.generation cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
+    "cli.bench.serving": "cli.console quant runtime.hub",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
+    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
@@ -55,11 +56,20 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output {_ENGINE} runtime.engine.scheduling",
+    "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
+    **dict.fromkeys(
+        _SERVE.split(),
+        f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
+        "runtime.serve runtime.serve.http",
+    ),
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.adapters runtime.answers runtime.embedding runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export runtime.answers "
+    "runtime.adapters runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
@@ -232,7 +242,7 @@ def test_the_table_points_down():
         if part == "tokenizer":
             assert {each.split(".")[0] for each in allowed} <= {"tokenizer", *BELOW}
         if part == "runtime" and not room.startswith(
-            ("runtime.model", "runtime.answers", "runtime.embedding")
+            ("runtime.model", "runtime.answers", "runtime.embedding", "runtime.serve")
         ):
             assert not {each for each in allowed if each.split(".")[0] == "tokenizer"}
         if ".kernels" in room:
@@ -244,7 +254,9 @@ def test_imports_point_down(path: Path):
     file = path.relative_to(ROOT).as_posix()
     room = ".".join(path.relative_to(ROOT).parent.parts)
     allowed = (
-        ALLOWED.get(room, set()) | {room, "KukriError"} | ({"__version__"} if file[:4] == "cli/" else set())
+        ALLOWED.get(room, set())
+        | {room, "KukriError"}
+        | ({"__version__"} if file.startswith(("cli/", "runtime/serve/")) else set())
     )
     reached = {room_of(*found) for found in imports(path, path.read_text("utf-8"))}
     excepted = {other for excepted, other in EXCEPTIONS if excepted == file}

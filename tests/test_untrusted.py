@@ -209,6 +209,8 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "cli/embedding/texts.py": ({"Path(name).expanduser().open", "json.loads"}, NAMED + ", line by line"),
     "cli/eval/text.py": ({"Path(name).open"}, NAMED),
     "cli/generation/input_files.py": ({"path.open"}, NAMED),
+    "cli/bench/serving/client.py": ({"json.loads"}, "reads what the server that is measured answers"),
+    "cli/bench/serving/command.py": ({"json.loads"}, "as above, and of so many bytes"),
     "quant/extras.py": ({"installed.read_text", "json.loads"}, OWN),
     "cli/settings/file.py": ({"tomllib.loads"}, OWN),
     "cli/chat/line_editor.py": ({"os.open"}, OWN),

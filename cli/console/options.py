@@ -39,6 +39,7 @@ class Speculate(StrEnum):
     auto = "auto"
     off = "off"
     ngram = "ngram"
+    draft = "draft"
 
 
 class KvType(StrEnum):

@@ -30,12 +30,12 @@ _STATS = (
 class Reply:
     """The text that a model wrote, why it stopped, and token counts and times in seconds.
 
-    `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all of its tokens.
+    `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all its tokens.
     """
 
     text: str
     finish_reason: str
-    stats: dict[str, float | int | None]
+    stats: dict[str, Any]
     thinking: str = ""
     tool_calls: Sequence[ToolCall] = ()
     ids: Sequence[int] = ()
@@ -86,9 +86,14 @@ def generate(
     )
 
 
-def stats_facts(stats: GenerationStats) -> dict[str, float | int | None]:
+def stats_facts(stats: GenerationStats) -> dict[str, Any]:
     """The statistics of a reply, fit for JSON."""
-    return {name: _finite(getattr(stats, name)) for name in _STATS}
+    facts: dict[str, Any] = {name: _finite(getattr(stats, name)) for name in _STATS}
+    drafts = stats.drafted_by_kind.items()
+    facts["drafts"] = {
+        kind: {"drafted": n, "accepted": stats.accepted_by_kind.get(kind, 0)} for kind, n in drafts
+    }
+    return facts
 
 
 def _finite(value: float | int | None) -> float | int | None:
@@ -111,8 +116,17 @@ def show_stats(reply: Reply) -> None:
         f"reply: {count(stats['new_tokens'], 'token')}"
         + _number(stats["tokens_per_second"], ", {:.1f} tokens/s")
         + (f", {stats['accepted_tokens']} of {drafted} drafted ones right" if drafted else "")
+        + _by_kind(stats["drafts"])
         + f", ended by {reply.finish_reason}"
     )
+
+
+def _by_kind(drafts: dict[str, dict[str, int]]) -> str:
+    """How the drafts of each kind fared, where there is another kind than n-grams."""
+    if not drafts.keys() - {"ngram"}:
+        return ""
+    parts = (f"{kind} {counts['accepted']} of {counts['drafted']}" for kind, counts in drafts.items())
+    return f" ({', '.join(parts)})"
 
 
 def _number(value: float | int | None, form: str) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..console.options import flag
+
+if TYPE_CHECKING:
+    from ...runtime.model.model import Model
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,12 @@ class ThinkingOptions:
         if self.thinking and self.no_thinking:
             raise typer.BadParameter("--thinking and --no-thinking exclude each other")
         return True if self.thinking else False if self.no_thinking else None
+
+    def asked(self, model: Model) -> dict[str, Any]:
+        """The fields of a GenerationRequest. A usage error for what the model cannot do."""
+        wanted = self.wants_thinking
+        try:
+            model.chat_format.check_thinking(wanted, self.thinking_budget)
+        except ValueError as problem:
+            raise typer.BadParameter(str(problem)) from None
+        return {"thinking": wanted, "thinking_budget": self.thinking_budget}

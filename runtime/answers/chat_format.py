@@ -75,6 +75,10 @@ class ChatFormat:
             )
         return {}
 
+    def check_thinking(self, wanted: bool | None, budget: int | None = None) -> None:
+        """Raises ValueError for thinking that the model cannot turn on or off."""
+        self._thinking(wanted)
+
     def parser(self, request: GenerationRequest, ids: Sequence[int]) -> OutputParser | None:
         """What reads the answer to a request whose prompt is `ids`; None where all of it is text."""
         tools = request.offered_tools

@@ -89,7 +89,7 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     except (TypeError, ValueError):
         raise ValueError(f"the signature of {name} cannot be read") from None
     try:
-        hints = get_type_hints(function)
+        hints = get_type_hints(function, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation may be any expression
         hints = {}
     about, texts = _described(inspect.getdoc(function) or "")

@@ -64,7 +64,12 @@ def load_model(
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    model = Placing(source, program, options, context, warn, progress).place()
+    placing = Placing(source, program, options, context, warn, progress)
+    if options.draft is not None:
+        from .speculation.draft import open_draft
+
+        placing = replace(placing, draft=open_draft(placing))
+    model = placing.place()
     if task != "text":
         from ..embedding.texts import TextVectors  # imported only for models that make vectors
 

@@ -16,12 +16,14 @@ from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ..answers.answer import Answer
+from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.chat_format import ChatFormat
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
 from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
+from ..engine.sampling.beam_search import BeamParams, EarlyStopping
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import GenerationStats
 from .fingerprint import fingerprint
@@ -56,7 +58,9 @@ class Model:
     they do in a process made by `fork`, where the model has no threads.
     """
 
-    def __init__(self, source: Source, machine: AnyMachine, engine: Engine) -> None:
+    def __init__(
+        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | None = None
+    ) -> None:
         self.config = source.config
         self.path = source.path
         self.name = source.name
@@ -67,6 +71,7 @@ class Model:
         self.chat_template = source.tokenizer.chat_template if source.tokenizer else None
         self._tokenizer = source.tokenizer
         self._machine: AnyMachine | None = machine
+        self._draft = draft
         self._paths = source.paths
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._adapters = source.adapters
@@ -181,6 +186,37 @@ class Model:
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
         generation = self._open_engine().submit(ids, params)
         return Continuation(generation, reader, self._open_engine)
+
+    def submit_beams(
+        self,
+        ids: Sequence[int],
+        beams: BeamParams,
+        params: SamplingParams | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> BeamAnswers:
+        """Queue a beam search for what follows `ids`, whose answers come when it ends.
+
+        Of the sampling parameters, bias, penalties, `max_tokens`, `stop` and `ignore_eos` count. As many
+        beams run in one step as the model was loaded for sequences (`parallel`). Errors are those of
+        `submit`.
+        """
+        params = self.with_ids(sampling_params("submit_beams", params, sampling))
+        generation = self._open_engine().submit_beams(ids, beams, params)
+        return BeamAnswers(generation, self.tokenizer, params.stop)
+
+    def beams(
+        self,
+        ids: Sequence[int],
+        k: int,
+        params: SamplingParams | None = None,
+        *,
+        length_penalty: float = 1.0,
+        early_stopping: EarlyStopping = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[BeamAnswer]:
+        """The `k` answers that a beam search finds, the best first; see BeamParams and `submit_beams`."""
+        beams = BeamParams(k, length_penalty, early_stopping)
+        return self.submit_beams(ids, beams, params, **sampling).result()
 
     def stream(
         self,
@@ -297,6 +333,8 @@ class Model:
         machine, self._machine = self._machine, None
         if machine is not None:
             self.engine.close()
+            if self._draft is not None:
+                self._draft.close()
             if not self.engine.forked:
                 machine.close()
 

@@ -18,11 +18,13 @@ from ..cache import PageTable
 from ..errors import ModelClosed
 from ..machine import Machine
 from ..sampling.top_k import TopK
+from ..speculation.drafter import Drafter
 from ..speculation.policy import StepCosts
 from ..state import States
 from .batching import Rows, run_step
 from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
+from .drafting import Drafting
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
@@ -35,7 +37,14 @@ SMOOTHING = 0.3  # weight of the newest step in the averages of step times
 class Scheduler:
     """Runs sequences on one machine. All methods but `submit` and `cancel` are for one thread at a time."""
 
-    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        table: PageTable,
+        limits: Limits,
+        states: States | None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.machine = machine
         self.table = table
         self.limits = limits
@@ -49,6 +58,7 @@ class Scheduler:
         self._row_seconds = 0.0  # of a prefill row, averaged
         self._decode_seconds = 0.0  # of a step of decode rows only, averaged
         self.step_costs = StepCosts()
+        self._drafting = Drafting(machine, table, limits, drafter)
 
     # ---- from any thread
 
@@ -79,6 +89,8 @@ class Scheduler:
             self.drop_cancelled()
             self._settle_groups()
             self._admit()
+        self._drafting.prepare(self.running)
+        with self.lock:
             plan = self._plan()
         if not plan:
             return False
@@ -199,21 +211,12 @@ class Scheduler:
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
         may follow it. (There are more ids where some were forced, or an interrupt has cut a step off.)"""
-        n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
-        if sequence.drafts is not None and n == 1 and not self.limits.alone:
-            left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
-            most = min(
-                left,
-                self.table.free_tokens + -sequence.n_cached % self.table.page_size - 1,  # without others'
-                self.limits.context - len(sequence.ids),
-                self.machine.max_logits // n_decoding - 1,
-                self.machine.max_rows // n_decoding - 1,
-            )
-            drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
-            if sequence.constrained is not None:
-                drafted = sequence.constrained.allowed(drafted)
+        n, drafted = len(sequence.ids) - sequence.n_cached, self._drafting.take(sequence, n_decoding)
+        if drafted and sequence.constrained is not None:
+            drafted = sequence.constrained.allowed(drafted)
+        kind = sequence.drafts.kind if drafted and sequence.drafts else ""
         n_rows = n + len(drafted)
-        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
+        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted), kind)
 
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
@@ -336,11 +339,11 @@ class Scheduler:
         n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
         stats.new_tokens = sequence.n_new
         if decoding:
-            stats.decode_seconds += seconds
+            stats.decode_seconds += seconds + self._drafting.seconds
             stats.decode_steps += rows.chooses
             stats.decode_tokens += max(rows.chooses + n_right, n_given)
-            stats.drafted_tokens += len(rows.drafted)
-            stats.accepted_tokens += n_right
+            if rows.drafted:
+                stats.count_draft(rows.kind, len(rows.drafted), n_right)
         else:
             stats.prompt_seconds += seconds
             reached = min(rows.first + rows.n, sequence.n_prompt)
