@@ -28,7 +28,8 @@ ERRORS = {
 }  # fmt: skip
 OTHERS = {
     "Answer", "Finished", "GenerationRequest", "Model", "SamplingParams", "Session", "TextDelta",
-    "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta", "ToolCallEnd", "ToolCallStart",
+    "ThinkingDelta", "TokenEvent", "Tokenizer", "Tool", "ToolCall", "ToolCallDelta", "ToolCallDropped",
+    "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",
 }  # fmt: skip
 

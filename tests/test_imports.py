@@ -55,7 +55,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
+    "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output {_ENGINE} runtime.engine.scheduling",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
     **dict.fromkeys(
         _SERVE.split(),
@@ -131,6 +131,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",
     "tokenizer.chat": "tokenizer",
+    "tokenizer.chat.output": "tokenizer.chat.output.families",
+    "tokenizer.chat.output.families": "tokenizer.chat.output",
     "tokenizer.pretokenize": "tokenizer",
     "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pretokenize",
 }

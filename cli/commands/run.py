@@ -21,6 +21,7 @@ from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
+    from ...runtime.answers.request import GenerationRequest
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
@@ -73,10 +74,10 @@ def run(
     with closing(options.load(model, beams or 1)) as loaded:
         check_texts(loaded, params)
         if search is not None:
-            ids = _encode(loaded, text, options)
+            ids = _encode(loaded, text, options, params)
             write_beams(loaded, model, ids, options, params, search, n_answers)
         elif n_answers > 1 or logprobs is not None:
-            write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
+            write_answers(loaded, model, _encode(loaded, text, options, params), options, params, n_answers)
         else:
             answer(loaded, model, text, options, params)
 
@@ -111,14 +112,12 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
-    from ...runtime.answers.request import GenerationRequest
-
-    ids = _encode(loaded, text, options)
+    request = requested(loaded, text, options, params)
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
-        request = GenerationRequest(ids=ids, params=params)
-        reply = generate(loaded, request, sink.write if plain else lambda piece: None)
+        thinking = terminal.ThinkingText(hidden=options.hide_thinking or not plain)
+        reply = generate(loaded, request, sink.write if plain else lambda piece: None, thinking)
     except Exception:
         if sink.text:  # what is there already still ends with a newline
             sink.finish()
@@ -135,13 +134,24 @@ def answer(loaded: Model, name: str, text: str, options: GenerationOptions, para
         raise typer.Exit(130)
 
 
-def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
+def requested(
+    loaded: Model, text: str, options: GenerationOptions, params: SamplingParams
+) -> GenerationRequest:
+    """What the options ask of the model, with the ids of its prompt. A usage error for what it cannot do."""
+    from ...runtime.answers.request import GenerationRequest
+
     if options.raw:
-        return loaded.encode(text, special=True)
+        return GenerationRequest(ids=loaded.encode(text, special=True), params=params)
     if not loaded.chat_template:
         terminal.remark("this model has no chat template: it continues the text instead of answering it")
-        return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
+        whole = "\n\n".join(part for part in (options.system_text, text) if part)
+        return GenerationRequest(ids=loaded.encode(whole, special=True), params=params)
     messages = [{"role": "user", "content": text}]
     if options.system_text:
         messages.insert(0, {"role": "system", "content": options.system_text})
-    return loaded.encode_chat(messages)
+    request = GenerationRequest(messages, params=params, **options.asked(loaded))
+    return replace(request, ids=loaded.encode_request(request))
+
+
+def _encode(loaded: Model, text: str, options: GenerationOptions, params: SamplingParams) -> list[int]:
+    return list(requested(loaded, text, options, params).ids or ())

@@ -25,6 +25,7 @@ from ..console.terminal import remark
 from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
+from .thinking import ThinkingOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -36,7 +37,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions):
+class GenerationOptions(AdapterOptions, ThinkingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
