@@ -27,6 +27,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "show": "show.show",
     "rm": "rm.rm",
     "serve": "serve.serve",
+    "ps": "ps.ps",
     "quantize": "quantize.quantize",
     "bench": "bench.bench",
     "eval": "eval.evaluate",

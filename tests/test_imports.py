@@ -36,12 +36,13 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.commands": "cli.bench cli.bench.serving cli.chat cli.connect cli.console cli.embedding cli.eval "
     "cli.generation cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
-    "cli.bench.serving": "cli.console quant runtime.hub",
+    "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
+    "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
     "cli.embedding": "cli.console cli.generation",
     "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",

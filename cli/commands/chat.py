@@ -23,11 +23,21 @@ def chat(
     options: GenerationOptions,
     named: Model_ = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
+    connect: Annotated[
+        str | None, flag("--connect", metavar="URL", help="Chat with a model of a server (llm serve).")
+    ] = None,
+    api_key: Annotated[str | None, flag("--api-key", metavar="KEY", help="The server's key.")] = None,
 ) -> None:
     """Hold a conversation.
 
     With text piped into it, it answers once and ends.
     """
+    if connect is not None:
+        from ..connect.chat import chat_with_server
+        from ..connect.client import ServerClient
+
+        chat_with_server(ServerClient(connect, api_key), options, named, no_stdin)
+        return
     params = options.sampling()
     if not terminal.is_terminal(sys.stdin):
         if no_stdin:
