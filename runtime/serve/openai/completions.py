@@ -23,6 +23,7 @@ from ..http.sending import DONE, Stream, sse
 from ..merging import merged
 from ..sampling import Sampling, given_count, sampling_params
 from .chat import FINGERPRINT, REASONS, StreamOptions, usage
+from .fill import fill_ids
 from .logprobs import TokenNames
 from .parameters import REFUSED
 
@@ -110,7 +111,8 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
 def _ids(model: Model, prompt: str | list[int], suffix: str | None) -> list[int]:
     """The ids of a prompt. Control tokens that are written in a text count, since it is the whole prompt."""
     if suffix:
-        raise ValueError(f"{model.name} cannot fill in the middle: suffix is not supported")
+        beginning = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+        return fill_ids(model, beginning, suffix)
     ids = model.encode(prompt, special=True) if isinstance(prompt, str) else prompt
     if not ids and model.tokenizer.bos_id is not None:  # what OpenAI calls a new document
         ids = [model.tokenizer.bos_id]
