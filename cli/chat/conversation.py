@@ -51,14 +51,17 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns in order, oldest first. `raw` joins them as plain text instead of using a chat template.
+    """Turns in order, oldest first. A `raw` one is a text, which its turns are parts of, and has no chat
+    template.
 
     `asked`: fields of the GenerationRequests beside the messages and parameters.
+    The oldest `dropped` turns are no longer part of prompts, since they do not fit the context.
     """
 
     system: str = ""
     raw: bool = False
     turns: list[Turn] = field(default_factory=list)
+    dropped: int = 0
     asked: dict[str, Any] = field(default_factory=dict)
 
     def fit(self, model: Model, max_tokens: int | None) -> tuple[GenerationRequest, int]:
@@ -71,12 +74,12 @@ class Conversation:
         before, whose keys and values are in the cache. As in a shift of llama.cpp's context, which discards
         half of it. The prompt is rendered O(log turns) times.
         """
-        wanted = model.context // RESERVE
-        room = model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
-        whole = self._request(model, self.turns)
+        room = self._room(model, max_tokens)
+        before = self.dropped = max(0, min(self.dropped, len(self.turns) - 1))
+        whole = self._request(model, self.turns[before:])
         if _length(whole) <= room:
             return whole, 0
-        requests = {0: whole}  # by the number of turns that are dropped
+        requests = {before: whole}  # by the number of turns that are dropped
 
         def length(dropped: int) -> int:
             if dropped not in requests:
@@ -84,24 +87,39 @@ class Conversation:
             return _length(requests[dropped])
 
         most = len(self.turns) - 1
-        dropped = _first(lambda n: length(n) <= room // KEPT, 0, most)
+        dropped = _first(lambda n: length(n) <= room // KEPT, before, most)
         if length(dropped) > room // KEPT:  # the newest turn is long: keep what there is room for beside it
-            dropped = _first(lambda n: length(n) <= room, 0, most)
+            dropped = _first(lambda n: length(n) <= room, before, most)
         if length(dropped) > model.context:
             return requests[dropped], 0
-        self.turns = self.turns[dropped:]
+        self.dropped = dropped
         return requests[dropped], _length(whole) - length(dropped)
+
+    def take_back_dropped(self, model: Model, max_tokens: int | None) -> None:
+        """Let all turns be part of prompts again if this model's context has room for them."""
+        if self.dropped and _length(self._request(model, self.turns)) <= self._room(model, max_tokens):
+            self.dropped = 0
+
+    def known_ids(self, model: Model) -> list[int]:
+        """What the prompt of the next message is going to begin with, and a little more."""
+        following = Turn("\n" if self.raw else "?")
+        return list(self._request(model, [*self.turns[self.dropped :], following]).ids or ())
+
+    @staticmethod
+    def _room(model: Model, max_tokens: int | None) -> int:
+        """The most tokens of a prompt for which no turn must go."""
+        wanted = model.context // RESERVE
+        return model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
 
     def _request(self, model: Model, turns: list[Turn]) -> GenerationRequest:
         """What is asked of the model with these turns, with the ids of the prompt."""
         from ...runtime.answers.request import GenerationRequest
 
         if self.raw:
-            texts = [
-                *([self.system] if self.system else []),
-                *(turn.user + (turn.reply or "") for turn in turns),
-            ]
-            return GenerationRequest(ids=model.encode("\n".join(texts), special=True))
+            text = "".join(turn.user + (turn.reply or "") for turn in turns)
+            whole = "\n\n".join([self.system, text] if self.system else [text])
+            form = self.asked.get("response_format")
+            return GenerationRequest(ids=model.encode(whole, special=True), response_format=form)
         messages: list[dict[str, Any]] = [{"role": "system", "content": self.system}] if self.system else []
         for turn in turns[:-1]:
             messages += replace(turn, cut="", reply=turn.reply or "").messages()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 LOOP = "loop"
+EXIT_INCOMPLETE, EXIT_INTERRUPTED = 6, 130
 _STATS = (
     "prompt_tokens", "cached_tokens", "new_tokens", "time_to_first_token", "prompt_seconds", "decode_seconds",
     "tokens_per_second", "prompt_tokens_per_second", "drafted_tokens", "accepted_tokens",
@@ -31,11 +32,13 @@ class Reply:
     """The text that a model wrote, why it stopped, and token counts and times in seconds.
 
     `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all its tokens.
+    `complete`: whether it has the form that it must have; None if it may have any.
     """
 
     text: str
     finish_reason: str
     stats: dict[str, Any]
+    complete: bool | None = None
     thinking: str = ""
     tool_calls: Sequence[ToolCall] = ()
     ids: Sequence[int] = ()
@@ -80,6 +83,7 @@ def generate(
         answer.text,
         reason,
         stats_facts(answer.stats),
+        answer.stats.complete,
         answer.thinking,
         answer.tool_calls,
         answer.generation.tokens,
@@ -136,6 +140,20 @@ def _number(value: float | int | None, form: str) -> str:
 def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     """Why a reply is incomplete, as a phrase; None if it is complete. `cure`: what may help a model that
     repeats itself."""
+    cut = _why_cut(reply, model, cure)
+    if reply.complete is False and reply.finish_reason != INTERRUPTED:
+        return f"{cut or 'cut by a stop string (--stop)'}: the answer does not have the form that it should"
+    return cut
+
+
+def exit_code(reply: Reply) -> int:
+    """What `run` ends with after a reply."""
+    if reply.finish_reason == INTERRUPTED:
+        return EXIT_INTERRUPTED
+    return EXIT_INCOMPLETE if reply.complete is False else 0
+
+
+def _why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     if reply.finish_reason == "length":
         return f"cut after {count(reply.stats['new_tokens'], 'token')} (-n)"
     if reply.finish_reason == "context":
@@ -148,11 +166,13 @@ def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
 def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
     calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in reply.tool_calls]
+    complete = {} if reply.complete is None else {"complete": reply.complete}
     return {
         "model": name,
         **({"thinking": reply.thinking} if reply.thinking else {}),
         "text": reply.text,
         **({"tool_calls": calls} if calls else {}),
         "finish_reason": reply.finish_reason,
+        **complete,
         "stats": reply.stats,
     }

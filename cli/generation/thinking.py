@@ -34,7 +34,7 @@ class ThinkingOptions:
             raise typer.BadParameter("--thinking and --no-thinking exclude each other")
         return True if self.thinking else False if self.no_thinking else None
 
-    def asked(self, model: Model) -> dict[str, Any]:
+    def asked_of_thinking(self, model: Model) -> dict[str, Any]:
         """The fields of a GenerationRequest. A usage error for what the model cannot do."""
         wanted = self.wants_thinking
         try:

@@ -13,6 +13,7 @@ from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.tools import ToolSchemas
 from ...tokenizer.chat.switches import thinking_variables
 from .request import GenerationRequest
+from .structured.constraints import told
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Asked: TypeAlias = tuple[Messages, list[dict[str, Any]] | None, dict[str, Any]]
@@ -51,7 +52,7 @@ class ChatFormat:
 
         Raises ValueError for thinking that the model cannot turn on or off.
         """
-        messages = request.messages or ()
+        messages = told(request.messages or (), request.response_format)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         variables = {**self._thinking(request.thinking), **(request.variables or {})}

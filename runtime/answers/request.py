@@ -35,9 +35,12 @@ class GenerationRequest:
       `thinking_budget`: tokens after which it must end; None: as many as it likes.
     - `begun`: ids of the answer's beginning, which the model goes on from.
     - `variables`: what else the chat template reads, such as {"enable_thinking": False}.
+    - `response_format`: the form that the answer must have: a JSON schema, a class with fields, or what else
+      `ResponseFormat.of` takes.
     - `priority`: requests of a higher one go first.
 
-    Raises TypeError or ValueError for what no model could answer.
+    Raises TypeError or ValueError for what no model could answer; ConstraintError, which is a ValueError, for
+    a form that is not supported or that nothing has.
     """
 
     messages: Messages | None = None
@@ -47,6 +50,7 @@ class GenerationRequest:
     tools: Sequence[Any] | None = None
     variables: Mapping[str, Any] | None = None
     priority: int = 0
+    response_format: Any = None
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True
     thinking: bool | None = None
@@ -64,6 +68,10 @@ class GenerationRequest:
             raise TypeError(f"`params` are SamplingParams, not {type(self.params).__name__}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise TypeError("a priority is a whole number")
+        if self.response_format is not None:
+            from .structured.response_format import ResponseFormat
+
+            object.__setattr__(self, "response_format", ResponseFormat.of(self.response_format))
         if self.thinking not in (None, True, False):
             raise TypeError("`thinking` is True, False or None")
         budget = self.thinking_budget

@@ -56,10 +56,10 @@ def load_model(
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)
     program = build_program(source.config, weights, vectors=task != "text")
-    if options.lora:
+    if options.adapters:
         from ..adapters.adapt import adapt
 
-        adapted = adapt(program, source.config, weights, source.tensors, options.lora)
+        adapted = adapt(program, source.config, weights, source.tensors, options.adapters)
         program, source = adapted.program, _with_adapters(source, adapted)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")

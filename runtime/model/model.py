@@ -20,6 +20,7 @@ from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.chat_format import ChatFormat
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
+from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
@@ -77,6 +78,7 @@ class Model:
         self._adapters = source.adapters
         self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
+        self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
 
     def __repr__(self) -> str:
         state = f"context {self.context}" if self._machine is not None else "closed"
@@ -152,17 +154,19 @@ class Model:
         self,
         ids: Sequence[int],
         params: SamplingParams | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[int, None, None]:
         """The token ids that follow `ids`, each as soon as it is chosen; end tokens are left out.
 
+        `response_format`: the form that their text must have, see `ResponseFormat.of`; None: none.
         `sampling`: fields of SamplingParams (`temperature=0`), which replace those of `params`. `stop` has no
         effect, since it is about text: see `stream`. Raises what `logits` raises at the call, and TypeError
-        or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
-        a GPU CudaError.
+        or ValueError for wrong parameters; and while it is iterated BadLogits, ConstraintError, QueueFull,
+        ModelClosed, or on a GPU CudaError.
         """
         params = self.with_ids(sampling_params("generate", params, sampling))
-        return self._open_engine().generate(ids, params)
+        return self._open_engine().generate(ids, params, self._constraints.of(response_format))
 
     def with_ids(self, params: SamplingParams) -> SamplingParams:
         """`params` with ids in place of texts in `logit_bias` and `dry_sequence_breakers`, as an engine needs
@@ -175,16 +179,18 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Continuation:
         """Queue a request for what follows `ids`, and return an iterator over its tokens as TokenEvents.
 
-        Any number of requests run together, as far as the model's cache has room for them, and share the
+        `response_format`: the form that it must have, see `ResponseFormat.of`; the prompt stays as it is. Any
+        number of requests run together, as far as the model's cache has room for them, and share the
         cached part of what their prompts begin with. Errors are those of `stream` at the call, and QueueFull.
         """
         params = self.with_ids(sampling_params("submit", params, sampling))
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        generation = self._open_engine().submit(ids, params)
+        generation = self._open_engine().submit(ids, params, constraint=self._constraints.of(response_format))
         return Continuation(generation, reader, self._open_engine)
 
     def submit_beams(
@@ -223,6 +229,7 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
@@ -233,7 +240,8 @@ class Model:
         """
         params = sampling_params("stream", params, sampling)
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        return self._text(self.generate(ids, params), reader)
+        tokens = self.generate(ids, params, response_format=response_format)
+        return self._text(tokens, reader)
 
     def chat(
         self,
@@ -241,17 +249,21 @@ class Model:
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The model's answer to a conversation, in pieces of text as it is generated.
 
             model.chat("Why is the sky blue?", temperature=0, max_tokens=100)
+            model.chat("Name a colour.", response_format={"type": "choice", "choice": ["red", "blue"]})
 
         Arguments and errors are those of `encode_chat` and `stream`. A keyword that is neither an argument
         nor a field of SamplingParams raises TypeError: what the chat template reads goes into `variables`.
         """
         params = sampling_params("chat", params, sampling)
-        return self.stream(self.encode_chat(messages, tools, variables), params)
+        form = form_of(response_format)
+        ids = self.encode_chat(told(messages, form), tools, variables)
+        return self.stream(ids, params, response_format=form)
 
     def _text(self, tokens: Generator[int, None, None], reader: TokenReader) -> Generator[str, None, None]:
         """The text of `tokens` up to the first stop string, and the reason in `stats` if there was one."""
@@ -298,7 +310,9 @@ class Model:
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        generation = self._open_engine().submit([*ids, *request.begun], params, request.priority)
+        constraint = self._constraints.of(request.response_format)
+        engine = self._open_engine()
+        generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
         return Answer(generation, reader, parser, request)
 
     def encode_request(self, request: GenerationRequest) -> list[int]:

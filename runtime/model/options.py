@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..adapters.stored import AdapterFile
+from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed")
@@ -41,7 +41,7 @@ class LoadOptions:
       even by rounding; nothing is shared, drafted or batched.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
-    - `lora`: LoRA adapters, each with a scale; their effects add up.
+    - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
     device: str = "auto"
@@ -52,7 +52,7 @@ class LoadOptions:
     parallel: int | None = None
     speculate: str = "auto"
     task: str = "text"
-    lora: tuple[AdapterFile, ...] = ()
+    adapters: Adapters = NO_ADAPTERS
     draft: str | None = None
     beams: int = 1
     deterministic: bool = False

@@ -61,6 +61,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     thinking: bool | None
     thinking_budget: int | None
     begun: Sequence[int]
+    response_format: Any
 
 
 def generation_request(

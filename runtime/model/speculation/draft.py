@@ -30,7 +30,7 @@ def open_draft(target: Placing) -> Placing | None:
         target,
         source=source,
         program=program,
-        options=replace(options, speculate="off", draft=None, gpu_layers=None, lora=()),
+        options=replace(options, speculate="off", draft=None, gpu_layers=None),
         context=min(target.context, source.config.max_context or target.context),
         max_sequences=target.sequences,
     )
