@@ -10,7 +10,7 @@ from ..answers.answer import Answer
 from ..answers.request import GenerationRequest
 from ..engine.sampling.params import SamplingParams
 from ..model.model import Model
-from .http.problems import Problem, about_request
+from .http.problems import about_request
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,6 @@ def count(model: Model, conversation: Conversation) -> int:
 
 
 def _request(model: Model, conversation: Conversation, params: SamplingParams) -> GenerationRequest:
-    form = conversation.response_format
-    if form and form.get("type", "text") != "text":
-        raise Problem(
-            400, "response_format is not supported by this server", "response_format", "unsupported_parameter"
-        )
     return GenerationRequest(
         conversation.messages,
         params=params,
@@ -61,5 +56,6 @@ def _request(model: Model, conversation: Conversation, params: SamplingParams) -
         thinking=conversation.thinking,
         thinking_budget=conversation.budget,
         variables=conversation.variables,
+        response_format=conversation.response_format,
         begun=model.tokenizer.encode(conversation.begun) if conversation.begun else (),
     )

@@ -16,9 +16,9 @@ from ...model.model import Model
 from ..asking import Conversation, answer
 from ..call import Call
 from ..endpoint import error_part
+from ..fill import fill_ids
 from ..http.problems import Problem, about_request
 from ..http.sending import Stream, encode
-from ..openai.fill import fill_ids
 from .options import Common, params_of, response_format
 
 NDJSON = "application/x-ndjson"

@@ -3,7 +3,7 @@ al. 2022, "Efficient Training of Language Models to Fill in the Middle")."""
 
 from __future__ import annotations
 
-from ...model.model import Model
+from ..model.model import Model
 
 # Tokens in front of the beginning, of the end, and of the middle, which the model writes.
 _MARKS = (
