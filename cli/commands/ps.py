@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from ...quant.units import human_bytes
 from ..connect.client import DEFAULT_URL, ServerClient, ServerError
@@ -20,7 +20,7 @@ def ps(
     """Show the models that a server (llm serve) has in memory, and their requests."""
     server = ServerClient(connect, api_key)
     try:
-        models = [
+        models: list[dict[str, Any]] = [
             {
                 "name": str(model["name"]),
                 "size": int(model["size"]),

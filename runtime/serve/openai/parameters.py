@@ -1,4 +1,4 @@
-"""Parameters of servers that speak OpenAI's API: forms of answers under all their names, and what is refused."""
+"""Parameters of servers that speak OpenAI's API: forms of answers under all names, and what is refused."""
 
 from __future__ import annotations
 
