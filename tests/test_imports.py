@@ -116,13 +116,14 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "quant.jit": "quant",
     "quant.jit.simd": "quant.jit",
     # tokenizer: text ↔ ids
-    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pretokenize "
+    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pieces tokenizer.pretokenize "
     "tokenizer.chat tokenizer.readers",
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",
     "tokenizer.chat": "tokenizer",
     "tokenizer.pretokenize": "tokenizer",
-    "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pretokenize",
+    "tokenizer.pieces": "tokenizer",
+    "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pieces tokenizer.pretokenize",
 }
 ALLOWED = {room: set(allowed.split()) for room, allowed in ROOMS.items()}
 

@@ -51,7 +51,7 @@ def biases_of(
     A bias of a norm counts only if the row asks for it: an RMS norm with a bias is another function.
     """
     matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps"))} - BARE
-    output = {"output"} if names("output.bias") in tensors else set()
+    output = {"output"} if "output" in arch.hf_top and names("output.bias") in tensors else set()
     in_file = {s for s in matrices if _in_any_layer(f"{s}.bias", n_layers, tensors, names)}
     return arch.biases | output | in_file
 

@@ -66,10 +66,12 @@ def load_model(
     context = _context(source, options.context, warn)
     model = Placing(source, program, options, context, warn, progress).place()
     if task != "text":
-        from ..embedding.texts import TextVectors  # imported only for models that make vectors
+        from ..embedding.settings import default_settings  # imported only for models that make vectors
+        from ..embedding.texts import TextVectors
 
         hidden = source.config.hidden
-        model.vectors = TextVectors(model.engine, model.tokenizer, source.embedding, hidden, model.embedded)
+        settings = source.embedding or default_settings(source.config.causal)
+        model.vectors = TextVectors(model.engine, model.tokenizer, settings, hidden, model.embedded)
     return model
 
 
@@ -94,6 +96,9 @@ def _with_adapters(source: Source, adapted: Adapted) -> Source:
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:
     """The context that was asked for, or the default one. ValueError for more than the model's positions."""
     trained, most = source.config.context_length, source.config.max_context
+    longest = source.embedding.max_tokens if source.embedding and source.config.no_text else None
+    if context is None and longest:
+        return min(longest, most or longest)
     if context is None:
         return min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
     if most is not None and context > most:
