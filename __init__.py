@@ -193,8 +193,8 @@ def load(
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
       tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
       pays, "off" does not.
-    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
-      if its files say that it is made for that, else "text".
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), "rerank" for scores
+      of documents (`Model.rerank`), or "auto": what its files say that it is made for.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,

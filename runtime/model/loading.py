@@ -54,7 +54,9 @@ def load_model(
         warn(note)
     if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
-    weights = Weights(source.config, source.tensors)
+    beside = source.beside
+    tensors = {n: t for n, t in source.tensors.items() if n not in beside} if beside else source.tensors
+    weights = Weights(source.config, tensors)
     program = build_program(source.config, weights, vectors=task != "text")
     if options.lora:
         from ..adapters.adapt import adapt
@@ -66,19 +68,32 @@ def load_model(
     context = _context(source, options.context, warn)
     model = Placing(source, program, options, context, warn, progress).place()
     if task != "text":
-        from ..embedding.settings import default_settings  # imported only for models that make vectors
-        from ..embedding.texts import TextVectors
-
-        hidden = source.config.hidden
-        settings = source.embedding or default_settings(source.config.causal)
-        model.vectors = TextVectors(model.engine, model.tokenizer, settings, hidden, model.embedded)
+        _add_vectors(model, source, task)
     return model
 
 
+def _add_vectors(model: Model, source: Source, task: str) -> None:
+    """Let a model make vectors of texts, or scores by its head."""
+    from ..embedding.reranker import Reranker  # imported only for models that make vectors
+    from ..embedding.settings import default_settings
+    from ..embedding.texts import TextVectors
+
+    engine, tokenizer, hidden = model.engine, model.tokenizer, source.config.hidden
+    if task == "rerank":
+        model.reranker = Reranker(engine, tokenizer, source.head, hidden, model.embedded)
+    settings = source.embedding or default_settings(source.config.causal)
+    model.vectors = TextVectors(engine, tokenizer, settings, hidden, model.embedded)
+
+
 def _task(source: Source, task: str) -> str:
-    """What a model is loaded for, "text" or "embed". Raises UnsupportedModel if it writes no text."""
+    """What a model is loaded for: "text", "embed", or "rerank" by a head.
+
+    Raises UnsupportedModel if it writes no text but should.
+    """
     if task == "auto":
-        task = "embed" if source.config.no_text or source.embedding else "text"
+        task = "rerank" if source.head else "embed" if source.config.no_text or source.embedding else "text"
+    if task == "rerank" and source.head is None:
+        task = "text"  # which may be yes or no
     if task == "text":
         check_writes_text(source.config)
     return task

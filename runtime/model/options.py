@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..adapters.stored import AdapterFile
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
-TASKS = ("auto", "text", "embed")
+TASKS = ("auto", "text", "embed", "rerank")
 SPECULATE = ("auto", "off", "ngram")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -32,8 +32,8 @@ class LoadOptions:
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
       looks them up in prompt and answer where that pays, "off" does not.
-    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
-      what its files say that it is made for.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
+      for scores of documents, or "auto": what its files say that it is made for.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
     - `lora`: LoRA adapters, each with a scale; their effects add up.

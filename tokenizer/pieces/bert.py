@@ -21,7 +21,7 @@ _IDEOGRAPHS = (  # first and last code points of the blocks of Chinese character
 
 
 def bert_normalizers(clean: bool, spaced: bool, strip: bool, lower: bool) -> list[Normalizer]:
-    """`clean` removes control characters, `spaced` puts spaces around Chinese ones, `strip` removes accents."""
+    """`clean` removes control characters, `spaced` puts spaces around Chinese ones, `strip` takes accents."""
     chosen = ((clean, _clean), (spaced, _space_ideographs), (strip, strip_accents), (lower, lowercase))
     return [normalizer for wanted, normalizer in chosen if wanted]
 

@@ -1,7 +1,7 @@
 """SentencePiece's normaliser: a table of replacements in a double-array trie, `precompiled_charsmap`.
 
-Aoe 1989, "An Efficient Digital Search Algorithm by Using a Double-Array Structure". Laid out as by Darts-clone
-and applied to grapheme clusters as `tokenizers` does it.
+Aoe 1989, "An Efficient Digital Search Algorithm by Using a Double-Array Structure", as in Darts-clone,
+applied to grapheme clusters as `tokenizers` does it.
 """
 
 from __future__ import annotations

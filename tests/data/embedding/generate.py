@@ -69,13 +69,15 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             value.copy_(value.bfloat16())  # which packs well
 
 
-def byte_level(single: str, specials: list[str], pair: str | None = None) -> Tokenizer:
+def byte_level(
+    single: str, specials: list[str], pair: str | None = None, corpus: list[str] = CORPUS
+) -> Tokenizer:
     tokenizer = Tokenizer(token_models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(vocab_size=320, special_tokens=specials, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     around(tokenizer, single, specials, pair)
     return tokenizer
 
@@ -85,7 +87,7 @@ def around(tokenizer: Tokenizer, single: str, specials: list[str], pair: str | N
     tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
-def save(folder: Path, model: Any, tokenizer: Tokenizer, **named: str) -> None:
+def save(folder: Path, model: Any, tokenizer: Tokenizer, **named: Any) -> None:
     model.save_pretrained(folder)
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **named).save_pretrained(folder)
 
@@ -172,6 +174,7 @@ def unigram(folder: Path) -> Tokenizer:
 
 
 BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+BERT_INPUTS = ["input_ids", "token_type_ids", "attention_mask"]
 BERT_NAMES = {
     "unk_token": "[UNK]",
     "cls_token": "[CLS]",
@@ -310,7 +313,7 @@ def bert_reranker(folder: Path) -> None:
     model = transformers.BertForSequenceClassification(config)
     randomize(model, 7)
     model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    save(folder, model, tokenizer, **BERT_NAMES)
+    save(folder, model, tokenizer, model_input_names=BERT_INPUTS, **BERT_NAMES)
     save_scores(folder, 256)
 
 
@@ -352,6 +355,41 @@ def modernbert_reranker(folder: Path) -> None:
     randomize(model, 9)
     save(folder, model, tokenizer, **BERT_NAMES)
     save_scores(folder, 512)
+
+
+@fixture
+def qwen3_reranker(folder: Path) -> None:
+    """Qwen3-Reranker: a model that answers yes or no."""
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokenizer = byte_level("$A", specials, corpus=[*CORPUS, "yes no yes no yes no"])
+    config = transformers.Qwen3Config(
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+    )
+    model = transformers.Qwen3ForCausalLM(config)
+    randomize(model, 10)
+    save(folder, model, tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    prefix = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+        'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    instruction = "Given a web search query, retrieve relevant passages that answer the query"
+    scores = []
+    for query, document in PAIRS:
+        body = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        ids = [id for part in (prefix, body, suffix) for id in tokenizer.encode(part).ids]
+        logits = model(torch.tensor([ids])).logits[0, -1].float()
+        yes, no = (logits[tokenizer.token_to_id(word)] for word in ("yes", "no"))
+        scores.append(torch.softmax(torch.stack([no, yes]), 0)[1].item())
+    np.savez_compressed(folder / "cases.npz", pairs=np.array(PAIRS), scores=np.array(scores, np.float32))
 
 
 def main(names: list[str]) -> None:
