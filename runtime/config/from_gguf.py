@@ -14,9 +14,8 @@ from ...quant.block import QTensor
 from ...quant.errors import UnsupportedModel
 from ..archs import ARCHS, Arch
 from .altup import altup_from_gguf
-from .both_ways import embedding_fields, is_causal, seen_both_ways, why_no_text
 from .layer_sizes import first_width, sized_layers_from_gguf
-from .layers import Layer, layers_from_gguf
+from .layers import Layer, layers_from_gguf, seen_both_ways
 from .metadata import Metadata
 from .mla import MLAConfig, mla_from_gguf, yarn_score_scale_from_gguf
 from .model_config import ModelConfig
@@ -27,13 +26,16 @@ from .reading import (
     biases_of,
     check_gguf_kind,
     choose_arch,
+    embedding_fields,
     fields_of_arch,
     head_dim_of,
+    is_causal,
     layer_count,
     moe_layers,
     norms_of,
     unsupported_arch,
     vocab_size_of,
+    why_no_text,
 )
 from .recurrent import mixers_by_tensors, recurrent_from_gguf
 from .rope_files import rope_from_gguf

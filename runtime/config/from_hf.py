@@ -16,9 +16,8 @@ from ...quant.errors import UnsupportedModel
 from ..archs import ARCHS, Arch
 from ..archs.others import task_of
 from .altup import altup_from_hf
-from .both_ways import embedding_fields, is_causal, position_offset, seen_both_ways, why_no_text
 from .layer_sizes import ffns_from_hf, full_sizes_from_hf, sized_layers_from_hf
-from .layers import Layer, layers_from_hf
+from .layers import Layer, layers_from_hf, seen_both_ways
 from .metadata import Metadata, show
 from .mla import MLAConfig, mla_from_hf, yarn_score_scale_from_hf
 from .model_config import ModelConfig
@@ -28,13 +27,17 @@ from .reading import (
     MAX_MTP_LAYERS,
     biases_of,
     choose_arch,
+    embedding_fields,
     fields_of_arch,
     head_dim_of,
+    is_causal,
     layer_count,
     moe_layers,
     norms_of,
+    position_offset,
     unsupported_arch,
     vocab_size_of,
+    why_no_text,
 )
 from .recurrent import Multipliers, mixers_by_tensors, multipliers_from_hf, recurrent_from_hf
 from .rope_files import rope_entry, rope_from_hf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -154,3 +154,13 @@ def _layers(
         Layer((local if window else full) if rotates else None, window, experts, has_attn_norm=has_norm)
         for window, rotates, experts, has_norm in zip(windows, rotating, is_moe, has_norms, strict=True)
     )
+
+
+def seen_both_ways(layers: tuple[Layer, ...], causal: bool) -> tuple[Layer, ...]:
+    """`layers` with windows as `ops.Attend` has them.
+
+    A file states how many tokens a window has in all; half of them are on each side.
+    """
+    if causal:
+        return layers
+    return tuple(replace(layer, window=layer.window // 2 + 1 if layer.window else 0) for layer in layers)

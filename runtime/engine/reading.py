@@ -134,8 +134,10 @@ class TextReader:
             lengths.append(np.full(part.n, len(ids), np.int32))
             wanted.append(at + np.array(self._rows_of(part), np.int32))
             at += part.n
-        arrays = (np.concatenate(values) for values in (tokens, sequences, positions, wanted, lengths))
-        return Batch(*arrays, types=self._types_of(parts))
+        join = np.concatenate
+        return Batch(
+            join(tokens), join(sequences), join(positions), join(wanted), join(lengths), self._types_of(parts)
+        )
 
     def _types_of(self, parts: list[_Part]) -> np.ndarray | None:
         if self._types is None:

@@ -99,8 +99,8 @@ def normalizers(spec: object) -> list[Normalizer]:
         case "BertNormalizer":
             lower = value(fields, "lowercase", bool, True)
             strip_too = fields.get("strip_accents")
-            flags = (value(fields, key, bool, True) for key in ("clean_text", "handle_chinese_chars"))
-            return bert_normalizers(*flags, lower if strip_too is None else bool(strip_too), lower)
+            clean, spaced = (value(fields, key, bool, True) for key in ("clean_text", "handle_chinese_chars"))
+            return bert_normalizers(clean, spaced, lower if strip_too is None else bool(strip_too), lower)
         case "Precompiled":
             try:
                 return [charsmap(base64.b64decode(value(fields, "precompiled_charsmap", str), validate=True))]

@@ -27,7 +27,7 @@ SPLIT = 256  # tokens of a split at least
 
 
 @jit
-def _visible_end(a: Any, row: int, position: int) -> int:
+def _visible_end(a: Any, row: int, position: int) -> Any:
     """The position behind the last one that a row sees."""
     if a.ends == 0:
         return position + 1
