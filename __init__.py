@@ -30,6 +30,8 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
+- ConstraintError (a ValueError): take another `response_format`; the message names the part that is not
+  supported or that nothing can meet.
 - QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
 - StaleGeneration (a RuntimeError): another call took the KV cache over between two parts of logits.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
@@ -56,10 +58,12 @@ if TYPE_CHECKING:
         ToolCallStart,
     )
     from .runtime.answers.request import GenerationRequest
+    from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import (
         BadLogits,
         CacheFull,
+        ConstraintError,
         ContextExceeded,
         ModelClosed,
         QueueFull,
@@ -78,6 +82,7 @@ __all__ = [
     "Answer",
     "BadLogits",
     "CacheFull",
+    "ConstraintError",
     "ContextExceeded",
     "CudaError",
     "CudaOutOfMemory",
@@ -92,6 +97,7 @@ __all__ = [
     "NoHome",
     "NotEnoughMemory",
     "QueueFull",
+    "ResponseFormat",
     "SamplingParams",
     "Session",
     "StaleGeneration",
@@ -117,6 +123,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "Answer": "runtime.answers.answer",
     "BadLogits": "runtime.engine.errors",
     "CacheFull": "runtime.engine.errors",
+    "ConstraintError": "runtime.engine.errors",
     "ContextExceeded": "runtime.engine.errors",
     "CudaError": "runtime.cuda.driver.errors",
     "CudaOutOfMemory": "runtime.cuda.driver.errors",
@@ -130,6 +137,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
+    "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
     "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",
@@ -168,7 +176,11 @@ def load(
     speculate: str = "auto",
     task: str = "auto",
     *,
+    draft: str | os.PathLike[str] | None = None,
     lora: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
+    control_layers: tuple[int, int] | None = None,
+    deterministic: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -191,12 +203,19 @@ def load(
     - `parallel`: generations that may run at the same time, each with a whole context of its own; more than
       that wait. Default: 4, which share the memory of one context, or 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
-      tokens a second there are and not which: "ngram" or "auto" looks them up in prompt and answer where that
-      pays, "off" does not.
+      tokens a second there are and not which: "ngram" looks them up in prompt and answer, "draft" asks the
+      draft model, "auto" does both, each where it pays, and "off" neither.
+    - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
+      tokens that the model then checks several at a time.
     - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), "rerank" for scores
       of documents (`Model.rerank`), or "auto": what its files say that it is made for.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
+    - `control_vectors`: GGUF files of directions that are added to the residual stream behind layers, named
+      as in `lora`; `control_layers`: the first and the last layer, counted from 0, that they act behind.
+      Default: all that they have directions for.
+    - `deterministic`: compute every generation by itself, one after the other, so that what runs beside it
+      cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -212,16 +231,21 @@ def load(
     """
     from functools import partial
 
-    from .runtime.adapters.stored import adapter_files
+    from .runtime.adapters.stored import Adapters, adapter_files
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
     from .runtime.model.options import LoadOptions
 
+    shown = NoProgress if progress is None else partial(CallbackProgress, progress)
+    small = None if draft is None else str(resolve(str(draft), shown))
     options = LoadOptions(
-        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task), lora=adapter_files(lora)
+        *(device, context, threads, kv_type, gpu_layers, parallel, speculate, task),
+        adapters=Adapters(adapter_files(lora), adapter_files(control_vectors), control_layers),
+        draft=small,
+        deterministic=deterministic,
     )
-    path = resolve(str(model), NoProgress if progress is None else partial(CallbackProgress, progress))
+    path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)
 
 

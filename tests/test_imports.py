@@ -2,12 +2,11 @@
 and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
-point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers and
-runtime.embedding import it. From the package itself rooms may import `KukriError`, the base of all errors,
-which is defined there because quant and
-tokenizer have no sibling to take it from; and cli may import `__version__`. For the same reason the module
-`untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
-module outside of cli that imports it.
+point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers,
+runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the base
+of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli and
+runtime.serve may import `__version__`. For the same reason the module `untrusted`, by which both open files,
+lies there; a row says who may import it. `__main__.py` is the one module outside of cli that imports it.
 """
 
 from __future__ import annotations
@@ -30,36 +29,55 @@ MOST_LINES = 80  # of a function that is no kernel
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
+_ANSWERS = "runtime.answers runtime.answers.structured"
+_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.chat cli.console cli.embedding cli.eval cli.generation cli.run "
-    "cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
-    f"runtime.hub runtime.answers runtime.model {_ENGINE} runtime.evaluation runtime.calibration runtime.cpu "
-    "runtime.cuda.compile runtime.cuda.driver",
+    "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
+    "cli.commands.models": "cli.console cli.eval cli.settings quant quant.formats quant.recipes tokenizer "
+    "runtime.calibration runtime.hub runtime.model",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
-    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
+    "cli.bench.serving": "cli.console quant runtime.hub",
+    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
+    "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
+    "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
+    "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
+    f"{_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
+    "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
+    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling runtime.answers.structured",
+    "runtime.answers.structured": "tokenizer runtime.engine",
+    "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
+    **dict.fromkeys(
+        _SERVE.split(),
+        f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
+        "runtime.serve runtime.serve.http",
+    ),
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
-    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling runtime.export "
-    "runtime.adapters runtime.answers runtime.embedding runtime.reference "
+    f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
+    "runtime.engine.speculation runtime.model.speculation runtime.export "
+    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
+    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
@@ -231,7 +249,7 @@ def test_the_table_points_down():
         if part == "tokenizer":
             assert {each.split(".")[0] for each in allowed} <= {"tokenizer", *BELOW}
         if part == "runtime" and not room.startswith(
-            ("runtime.model", "runtime.answers", "runtime.embedding")
+            ("runtime.model", "runtime.answers", "runtime.embedding", "runtime.serve")
         ):
             assert not {each for each in allowed if each.split(".")[0] == "tokenizer"}
         if ".kernels" in room:
@@ -243,7 +261,9 @@ def test_imports_point_down(path: Path):
     file = path.relative_to(ROOT).as_posix()
     room = ".".join(path.relative_to(ROOT).parent.parts)
     allowed = (
-        ALLOWED.get(room, set()) | {room, "KukriError"} | ({"__version__"} if file[:4] == "cli/" else set())
+        ALLOWED.get(room, set())
+        | {room, "KukriError"}
+        | ({"__version__"} if file.startswith(("cli/", "runtime/serve/")) else set())
     )
     reached = {room_of(*found) for found in imports(path, path.read_text("utf-8"))}
     excepted = {other for excepted, other in EXCEPTIONS if excepted == file}
@@ -261,8 +281,8 @@ def test_imports_point_down(path: Path):
     ("file", "rooms"),
     [
         ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
-                         "runtime.engine.sampling", "runtime.hub", "runtime.answers", "runtime.model",
-                         "runtime.sessions",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.answers",
+                         "runtime.answers.structured", "runtime.model", "runtime.sessions",
                          "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),

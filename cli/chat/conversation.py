@@ -15,6 +15,7 @@ from ..console.bounded_io import read_file
 from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
+    from ...runtime.answers.structured.response_format import ResponseFormat
     from ...runtime.model.model import Model
 
 LONGEST_FILE = 32 << 20  # bytes
@@ -37,11 +38,18 @@ class Turn:
 
 @dataclass
 class Conversation:
-    """Turns in order, oldest first. `raw` joins them as plain text instead of using a chat template."""
+    """Turns in order, oldest first. A `raw` one is a text, which its turns are parts of, and has no chat
+    template.
+
+    With the newest message the model is told of the `form` that its answer must have.
+    The oldest `dropped` turns are no longer part of prompts, since they do not fit the context.
+    """
 
     system: str = ""
     raw: bool = False
     turns: list[Turn] = field(default_factory=list)
+    dropped: int = 0
+    form: ResponseFormat | None = None
 
     def fit(self, model: Model, max_tokens: int | None) -> tuple[list[int], int]:
         """The prompt's ids, and the number of tokens dropped with the oldest turns to make them fit.
@@ -53,12 +61,12 @@ class Conversation:
         before, whose keys and values are in the cache. As in a shift of llama.cpp's context, which discards
         half of it. The prompt is rendered O(log turns) times.
         """
-        wanted = model.context // RESERVE
-        room = model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
-        whole = self._ids(model, self.turns)
+        room = self._room(model, max_tokens)
+        before = self.dropped = max(0, min(self.dropped, len(self.turns) - 1))
+        whole = self._ids(model, self.turns[before:])
         if len(whole) <= room:
             return whole, 0
-        prompts = {0: whole}  # by the number of turns that are dropped
+        prompts = {before: whole}  # by the number of turns that are dropped
 
         def length(dropped: int) -> int:
             if dropped not in prompts:
@@ -66,21 +74,36 @@ class Conversation:
             return len(prompts[dropped])
 
         most = len(self.turns) - 1
-        dropped = _first(lambda n: length(n) <= room // KEPT, 0, most)
+        dropped = _first(lambda n: length(n) <= room // KEPT, before, most)
         if length(dropped) > room // KEPT:  # the newest turn is long: keep what there is room for beside it
-            dropped = _first(lambda n: length(n) <= room, 0, most)
+            dropped = _first(lambda n: length(n) <= room, before, most)
         if length(dropped) > model.context:
             return prompts[dropped], 0
-        self.turns = self.turns[dropped:]
+        self.dropped = dropped
         return prompts[dropped], len(whole) - length(dropped)
 
+    def take_back_dropped(self, model: Model, max_tokens: int | None) -> None:
+        """Let all turns be part of prompts again if this model's context has room for them."""
+        if self.dropped and len(self._ids(model, self.turns)) <= self._room(model, max_tokens):
+            self.dropped = 0
+
+    def known_ids(self, model: Model) -> list[int]:
+        """What the prompt of the next message is going to begin with, and a little more."""
+        following = Turn("\n" if self.raw else "?")
+        return self._ids(model, [*self.turns[self.dropped :], following])
+
+    @staticmethod
+    def _room(model: Model, max_tokens: int | None) -> int:
+        """The most tokens of a prompt for which no turn must go."""
+        wanted = model.context // RESERVE
+        return model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
+
     def _ids(self, model: Model, turns: list[Turn]) -> list[int]:
+        from ...runtime.answers.structured.constraints import told
+
         if self.raw:
-            texts = [
-                *([self.system] if self.system else []),
-                *(turn.user + (turn.reply or "") for turn in turns),
-            ]
-            return model.encode("\n".join(texts), special=True)
+            text = "".join(turn.user + (turn.reply or "") for turn in turns)
+            return model.encode("\n\n".join([self.system, text] if self.system else [text]), special=True)
         messages = [{"role": "system", "content": self.system}] if self.system else []
         begun = ""
         for turn in turns:
@@ -89,7 +112,7 @@ class Conversation:
                 begun = turn.reply or ""
             else:
                 messages.append({"role": "assistant", "content": turn.reply or ""})
-        ids = model.encode_chat(messages)
+        ids = model.encode_chat(told(messages, self.form))
         return ids + model.tokenizer.encode(begun) if begun else ids
 
 

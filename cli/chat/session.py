@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class Session:
     """The state of one chat: the model, its parameters and the conversation, which the /commands change.
 
-    `attached`: texts that go in front of the first message.
+    `attached`: texts that go in front of the next message. `save(conversation, ending)` keeps the
+    conversation on disk; `ending`: for the last time. It may raise OSError or ValueError.
     """
 
     def __init__(
@@ -31,7 +32,9 @@ class Session:
         name: str,
         options: GenerationOptions,
         params: SamplingParams,
+        conversation: Conversation,
         attached: Sequence[str] = (),
+        save: Callable[[Conversation, bool], None] | None = None,
     ) -> None:
         self.model = model
         self.name = name
@@ -42,7 +45,19 @@ class Session:
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.conversation = Conversation(options.system_text, raw=options.raw or not model.chat_template)
+        self.form = conversation.form = options.response_format
+        self.conversation = conversation
+        self._save = save
+
+    def keep(self, ending: bool = False) -> None:
+        """Keep the conversation on disk, if it is to be kept; where that fails, a line says so once."""
+        if self._save is None:
+            return
+        try:
+            self._save(self.conversation, ending)
+        except (OSError, ValueError) as problem:
+            self._save = None
+            terminal.error(f"this conversation is no longer kept: {explain(problem)}")
 
     @property
     def cut(self) -> bool:
@@ -53,6 +68,8 @@ class Session:
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
         turns = self.conversation.turns
+        if self.conversation.raw and turns:
+            text = "\n" + text  # a line of its own
         self.conversation.turns = [*turns, Turn("\n\n".join([*self.attached, text]))]
         try:
             self.answer()
@@ -86,7 +103,7 @@ class Session:
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                request = GenerationRequest(ids=ids, params=self.params)
+                request = GenerationRequest(ids=ids, params=self.params, response_format=self.form)
                 reply = self.last = generate(self.model, request, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
@@ -98,8 +115,10 @@ class Session:
             return
         turn.reply = (turn.reply or "") + reply.text
         cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
-        turn.cut = reply.finish_reason if cut else ""
-        if cut:
+        turn.cut = reply.finish_reason if cut and self.form is None else ""
+        if cut and self.form is not None:  # what has a form is not continued in pieces
+            terminal.remark(f"({cut}; /regen answers anew)")
+        elif cut:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)
@@ -133,3 +152,4 @@ def converse(session: Session) -> None:
                 terminal.error(explain(problem))
             except KeyboardInterrupt:
                 terminal.remark("(interrupted)")
+            session.keep()

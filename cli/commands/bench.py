@@ -77,6 +77,30 @@ class BenchOptions:
     no_cold: Annotated[
         bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
     ] = False
+    serve: Annotated[
+        str | None,
+        flag("--serve", metavar="URL|MODEL", help="Measure a server instead, or one started for a model."),
+    ] = None
+    concurrency: Annotated[
+        list[str] | None,
+        flag("--concurrency", metavar="N,…", help="Clients of the server at a time; default: 1,4,16,64."),
+    ] = None
+    rate: Annotated[
+        list[str] | None,
+        flag("--rate", metavar="X,…", help="Requests a second, at random times; default: inf, back to back."),
+    ] = None
+    requests: Annotated[
+        int | None,
+        flag("--requests", metavar="N", min=1, max=1_000_000, help="Requests in all; default: 4 a client."),
+    ] = None
+    goodput: Annotated[
+        list[str] | None,
+        flag("--goodput", metavar="LIMITS", help="ttft=MS,tpot=MS: count requests a second within these."),
+    ] = None
+    api_key: Annotated[str | None, flag("--api-key", metavar="KEY", help="The server's key.")] = None
+    plot: Annotated[
+        Path | None, flag("--plot", metavar="FILE", help="With --serve: draw the results, as .png or .svg.")
+    ] = None
     output: Annotated[
         Format,
         flag("-o", "--output", help="Format of the results; auto: md, but records on a narrow terminal."),
@@ -92,7 +116,15 @@ def bench(options: BenchOptions, models: ModelsOption = None) -> None:
 
     Medians, the time to the first token warm and cold, and what part of the memory's read bandwidth
     decoding uses come in a second table. Loading and compiling are timed apart.
+
+    --serve sends requests to a server, with prompts and answers of -p and -n tokens, or of lengths such as
+    conversations have.
     """
+    if options.serve is not None:
+        _bench_server(options, models)
+        return
+    if options.plot is not None:
+        raise typer.BadParameter("--plot goes with --serve")
     plan = _plan(options)
     from ..console.description import describe
 
@@ -107,6 +139,42 @@ def bench(options: BenchOptions, models: ModelsOption = None) -> None:
         terminal.write(for_terminal(results, terminal.width()))
     else:
         terminal.write(WRITERS[options.output.value](results))
+
+
+def _bench_server(options: BenchOptions, models: list[str] | None) -> None:
+    """`--serve`: a usage error for lists where a server takes one number."""
+    from ..bench.serving.command import ServingPlan, bench_server, limits, rates
+    from ..eval.plot import check_plot
+
+    if models or options.pg or options.n_depth or options.parallel:
+        raise typer.BadParameter("--serve names the model itself, and goes without -d, -pg and --parallel")
+    if options.plot is not None:
+        check_plot(options.plot)
+    flags = ["--kv-type", options.kv_type.value, "--device", options.device.value]
+    flags += [] if options.gpu_layers is None else ["--gpu-layers", str(options.gpu_layers)]
+    flags += ["--threads", *options.threads] if options.threads else []
+    plan = ServingPlan(
+        target=options.serve or "",
+        concurrency=numbers(options.concurrency or ["1", "4", "16", "64"], "--concurrency", 1, MOST_PARALLEL),
+        rates=rates(options.rate or ["inf"]),
+        requests=options.requests,
+        n_prompt=_one_length(options.n_prompt, "-p"),
+        n_new=_one_length(options.n_gen, "-n"),
+        limits=limits(options.goodput or []),
+        flags=flags,
+        api_key=options.api_key,
+    )
+    bench_server(plan, options.output.value, options.plot)
+
+
+def _one_length(texts: list[str] | None, name: str) -> int | None:
+    """The number of tokens of each request; None if no flag says."""
+    if texts is None:
+        return None
+    found = numbers(texts, name, 1)
+    if len(found) > 1:
+        raise typer.BadParameter("--serve takes one length", param_hint=name)
+    return found[0]
 
 
 def _plan(options: BenchOptions) -> Plan:

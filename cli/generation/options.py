@@ -25,6 +25,7 @@ from ..console.terminal import remark
 from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
+from .structured import StructuredOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -36,7 +37,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -175,8 +176,19 @@ class GenerationOptions(AdapterOptions):
     raw: Annotated[bool, flag("--raw", help="Continue the text as it is, without the chat template.")] = False
     speculate: Annotated[
         Speculate,
-        flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
+        flag(
+            "--speculate",
+            help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
+            "draft model (draft), or both (auto).",
+        ),
     ] = Speculate.auto
+    draft: Annotated[
+        str | None,
+        flag("--draft", metavar="MODEL", help="A smaller model that proposes what may follow."),
+    ] = None
+    deterministic: Annotated[
+        bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
+    ] = False
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
     ] = KvType.auto
@@ -227,8 +239,8 @@ class GenerationOptions(AdapterOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str) -> Model:
-        """Find or download the model `name` and load it.
+    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -240,7 +252,10 @@ class GenerationOptions(AdapterOptions):
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        adapters = self.lora_files
+        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
+        if self.speculate is Speculate.draft and not drafts:
+            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
+        adapters = self.adapters
         return load_quietly(
             resolve(name, Progress),
             name,
@@ -250,8 +265,12 @@ class GenerationOptions(AdapterOptions):
                 self.threads,
                 self.kv_type.value,
                 self.gpu_layers,
+                parallel,
                 speculate=self.speculate.value,
-                lora=adapters,
+                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
+                adapters=adapters,
+                beams=beams,
+                deterministic=self.deterministic,
             ),
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...quant.block import QTensor
@@ -15,11 +15,12 @@ from ..archs import ARCHS
 from ..config.model_config import ModelConfig
 from ..ops import Program
 from ..weights.binding import Weights
-from ..weights.tensors import transposed
-from .beside import Additions, Beside
+from .additions import additions_of
+from .control_vectors import summed_directions
+from .expert_places import ExpertPlaces, stack_of_experts
 from .low_rank import LowRank, joined
-from .places import EMBEDDINGS, Places, check_layouts
-from .stored import AdapterFile, StoredAdapter
+from .places import Places, check_layouts
+from .stored import Adapters, StoredAdapter
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def adapt(
     config: ModelConfig,
     weights: Weights,
     stored: Mapping[str, QTensor],
-    adapters: Sequence[AdapterFile],
+    chosen: Adapters,
 ) -> Adapted:
     """Add adapters to the program of a model, whose file has the tensors `stored`.
 
@@ -63,7 +64,7 @@ def adapt(
     """
     changes: dict[str, list[LowRank]] = {}
     files: list[tuple[Path, float]] = []
-    for adapter in adapters:
+    for adapter in chosen.lora:
         opened = open_adapter(adapter.path)
         found = changes_of(opened, config, stored)
         if adapter.scale == 0:
@@ -71,14 +72,16 @@ def adapt(
         files += [(path, adapter.scale) for path in opened.paths]
         for name, change in found:
             changes.setdefault(name, []).append(change.scaled(adapter.scale))
-    additions = _additions({name: joined(each) for name, each in changes.items()}, config, weights)
+    additions = additions_of({name: joined(each) for name, each in changes.items()}, config, weights)
     if unused := additions.unused(program):
         raise UnsupportedModel(f"adapters of {quoted(min(unused))} are not supported")
-    tensors = [
-        t for b in (*additions.products.values(), *additions.embeddings.values()) for t in (b.down, b.up)
-    ]
+    if chosen.control_vectors:
+        directions, vectors = summed_directions(config, chosen.control_vectors, chosen.control_layers)
+        streams = program.residual[:-1] if config.per_layer_input else program.residual
+        additions = replace(additions, directions=directions, streams=streams)
+        files += vectors
     adapted = additions.to(program) if files else program
-    return Adapted(adapted, sum(tensor.n_bytes for tensor in tensors), tuple(files))
+    return Adapted(adapted, additions.n_bytes, tuple(files))
 
 
 def changes_of(
@@ -91,18 +94,27 @@ def changes_of(
     check_base(adapter, config)
     check_layouts(config, adapter.from_gguf, adapter.title)
     places = Places(config, stored, adapter.from_gguf)
+    experts = ExpertPlaces(config, adapter.from_gguf)
     found: list[tuple[str, LowRank]] = []
-    for name, pair in adapter.pairs.items():
-        place = places[name]
-        if place is None:
-            raise DamagedFile(
-                f"{adapter.title}: tensor {pair.name} has no place in a {config.arch} model of "
-                f"{config.n_layers} layers"
-            )
-        try:
-            found += places.changes(pair, place)
-        except DamagedFile as problem:
-            raise DamagedFile(f"{adapter.title}: {problem}") from None
+    single: dict[str, dict[int, LowRank]] = {}  # changes of single experts by the name of their stack
+    try:
+        for name, pair in adapter.pairs.items():
+            if expert_place := experts.find(name, pair):
+                for stack, change in expert_place.changes(pair):
+                    if expert_place.expert is None:
+                        found.append((stack, change))
+                    else:
+                        single.setdefault(stack, {})[expert_place.expert] = change
+            elif place := places[name]:
+                found += places.changes(pair, place)
+            else:
+                raise DamagedFile(
+                    f"tensor {pair.name} has no place in a {config.arch} model of {config.n_layers} layers"
+                )
+    except DamagedFile as problem:
+        raise DamagedFile(f"{adapter.title}: {problem}") from None
+    n_experts = config.moe.n_experts if config.moe else 0
+    found += ((stack, stack_of_experts(each, n_experts)) for stack, each in single.items())
     if adapter.replaced:
         whole = quoted(min(adapter.replaced))
         raise UnsupportedModel(
@@ -119,19 +131,3 @@ def check_base(adapter: StoredAdapter, config: ModelConfig) -> None:
         raise DamagedFile(
             f"{adapter.title}: is an adapter of {quoted(adapter.base)} models, but the model is {own}"
         )
-
-
-def _additions(changes: Mapping[str, LowRank], config: ModelConfig, weights: Weights) -> Additions:
-    """The summed changes of matrices, by name, as products beside them."""
-    additions = Additions()
-    for name, change in changes.items():
-        if name == EMBEDDINGS:
-            table = weights.matrix(name)
-            down, up = change.factors(name, table)
-            additions.embeddings[id(table)] = Beside("low token_embd", transposed(down), up)
-            continue
-        matrix = weights.matrix(EMBEDDINGS if name == "output.weight" and config.tied else name)
-        down, up = change.factors(name, matrix)
-        stem = name.removesuffix(".weight").split(".", 2)[-1]
-        additions.products[id(matrix)] = Beside(f"low {stem}", down, up, change.bias)
-    return additions

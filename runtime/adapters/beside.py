@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import Buffer, Embed, MatMul, Op, Program
+from ..ops import Add, Buffer, Embed, HeadMatMul, LayerNorm, LowRankExperts, MatMul, MoE, Op, Program
 from ..ops.buffer import buffers_of
 
 
@@ -42,11 +42,29 @@ class Beside:
 
 @dataclass(frozen=True)
 class Additions:
-    """What is added to a program: beside products by the `id` of their weight, and beside embeddings by that
-    of their table."""
+    """What is added to a program.
+
+    `products` are beside matrix products by the `id` of their weight, `embeddings` by that of their table.
+    `experts` are beside a projection of experts, and `heads` in place of the matrices of heads (HeadMatMul),
+    both by the `id` of the tuple of matrices. `directions`, float32 [hidden] by layer, are added to the
+    `streams` behind it.
+    """
 
     products: dict[int, Beside] = field(default_factory=dict)
     embeddings: dict[int, Beside] = field(default_factory=dict)
+    experts: dict[int, LowRankExperts] = field(default_factory=dict)
+    heads: dict[int, tuple[QTensor, ...]] = field(default_factory=dict)
+    directions: dict[int, np.ndarray] = field(default_factory=dict)
+    streams: tuple[Buffer, ...] = ()
+
+    @property
+    def n_bytes(self) -> int:
+        """The size of all matrices."""
+        besides = (*self.products.values(), *self.embeddings.values())
+        matrices = [matrix for beside in besides for matrix in (beside.down, beside.up)]
+        matrices += (m for low in self.experts.values() for m in (*low.down, *low.up))
+        matrices += (matrix for heads in self.heads.values() for matrix in heads)
+        return sum(matrix.n_bytes for matrix in matrices)
 
     def to(self, program: Program) -> Program:
         """The program with everything that is added."""
@@ -55,6 +73,10 @@ class Additions:
         for start, end in pairwise(sorted({0, *program.layers, len(program.ops)})):
             moved[start] = len(ops)
             ops += self._added(program.ops[start:end])
+            if start in program.layers[:-1]:
+                layer = program.layers.index(start)
+                if layer in self.directions:
+                    ops += self._directed(self.directions[layer], is_last=end == program.layers[-1])
         moved[len(program.ops)] = len(ops)
         layers = tuple(moved[start] for start in program.layers)
         return replace(program, ops=tuple(ops), buffers=buffers_of(ops), layers=layers)
@@ -74,10 +96,28 @@ class Additions:
                     yield op
                     yield Embed(low, beside.down, op.scale)
                     yield beside.add(op.out)
+                case [MoE() as op]:
+                    gate, up, down = (self.experts.get(id(group)) for group in (op.gate, op.up, op.down))
+                    yield replace(op, gate_low=gate, up_low=up, down_low=down) if gate or up or down else op
+                case [HeadMatMul() as op]:
+                    heads = self.heads.get(id(op.weights))
+                    yield replace(op, weights=heads) if heads else op
                 case [MatMul(), *_]:
                     yield from self._beside_products([op for op in run if isinstance(op, MatMul)])
                 case _:
                     yield from run
+
+    def _directed(self, direction: np.ndarray, is_last: bool) -> Iterator[Op]:
+        """The residual streams plus a direction. Behind the last layer they have the rows of the logits.
+
+        A LayerNorm with a weight of zeros gives its bias, whatever it reads.
+        """
+        streams = [Buffer(f"last {s.name}", s.width, True) if is_last else s for s in self.streams]
+        first, zeros = streams[0], np.zeros_like(direction)
+        added = replace(first, name="last direction" if is_last else "direction")
+        yield LayerNorm(first, added, zeros, direction, 1.0)
+        for stream in streams:
+            yield Add(added, stream)
 
     def _beside_products(self, run: list[MatMul]) -> Iterator[Op]:
         """Products of the same input with what is beside them: first all `down`, which compiled machines may

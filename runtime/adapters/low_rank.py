@@ -63,6 +63,14 @@ class LowRank:
             _tensor(f"{name} (up)", "F16", up.astype(np.float16)),
         )
 
+    def of_experts(
+        self, name: str, like: Sequence[QTensor]
+    ) -> tuple[tuple[QTensor, ...], tuple[QTensor, ...]]:
+        """The factors of every expert, beside its matrix of `like`."""
+        each = (LowRank(down, up) for down, up in zip(self.down, self.up, strict=True))
+        factors = [one.factors(f"{name} {e}", like[e]) for e, one in enumerate(each)]
+        return tuple(down for down, _ in factors), tuple(up for _, up in factors)
+
 
 def joined(changes: Sequence[LowRank]) -> LowRank:
     """The sum of several changes of one matrix: their ranks side by side."""

@@ -106,6 +106,11 @@ class Places:
         ]
         if c.tied:
             matrices.append(("output.weight", (c.vocab_size, c.hidden)))
+        if c.mla:
+            rows = c.n_heads * (c.mla.nope_dim + c.mla.value_dim)
+            heads = [(f"blk.{i}.attn_kv_b.weight", (rows, c.mla.kv_rank)) for i in range(c.n_layers)]
+            if self._from_gguf:
+                yield {name: [(name, shape)] for name, shape in heads}
         if self._from_gguf:
             yield {name: [(name, shape)] for name, shape in matrices}
             yield _by_name((gguf_name(c, name), name, shape) for name, shape in matrices)
@@ -116,6 +121,9 @@ class Places:
         for prefix in arch.hf_prefixes:
             names = TensorNames(arch, {f"{prefix}{arch.hf_top['token_embd']}.weight"}, False)
             yield _by_name((names(name), name, shape) for name, shape in matrices)
+            if c.mla:
+                stems = ((part, part[0].replace("attn_kv_b", "attn_v_b")) for part in heads)
+                yield {names(stem): [part] for part, stem in stems}
 
     def _add(self, named: dict[str, list[Part]]) -> None:
         for name, parts in named.items():

@@ -38,6 +38,29 @@ class AdapterFile:
         return cls(Path(text).expanduser())
 
 
+@dataclass(frozen=True)
+class Adapters:
+    """What is added to a model when it is loaded: LoRA adapters and control vectors, whose effects add up.
+
+    Control vectors act behind the layers `control_layers`, first and last counted from 0; None: all.
+    """
+
+    lora: tuple[AdapterFile, ...] = ()
+    control_vectors: tuple[AdapterFile, ...] = ()
+    control_layers: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        layers = self.control_layers
+        if layers and not 0 <= layers[0] <= layers[1]:
+            raise ValueError(f"control vectors cannot act from layer {layers[0]} to layer {layers[1]}")
+
+    def __bool__(self) -> bool:
+        return bool(self.lora or self.control_vectors)
+
+
+NO_ADAPTERS = Adapters()
+
+
 def adapter_files(
     named: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]],
 ) -> tuple[AdapterFile, ...]:

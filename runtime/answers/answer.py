@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing
 from typing import Any, Self
 
 from ..engine.scheduling.generation import Generation
@@ -67,6 +68,11 @@ class Answer:
         return self.generation.finish_reason
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended it, if one did."""
+        return self._reader.stop_string
+
+    @property
     def stats(self) -> GenerationStats:
         """Token counts and times."""
         return self.generation.stats
@@ -107,14 +113,30 @@ class Answer:
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """The events, without blocking the event loop."""
-        try:
-            async for token in self.generation:
-                for event in self._push(token):
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for event in batch:
                     yield event
-                if self._reader.stopped:
-                    break
-            for event in self._end():
-                yield event
+
+    async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[AnswerEvent], None]:
+        """The events in batches of all that are there, without blocking the event loop; none is empty.
+
+        Between two batches are at least so many `seconds`, in which the event loop has nothing to do for
+        this answer, but for the last one.
+        """
+        try:
+            async with aclosing(self.generation.batches(seconds)) as batches:
+                async for batch in batches:
+                    events: list[AnswerEvent] = []
+                    for token in batch:
+                        events += self._push(token)
+                        if self._reader.stopped:
+                            break
+                    if events:
+                        yield events
+                    if self._reader.stopped:
+                        break
+            yield self._end()
         finally:
             self.close()
 

@@ -26,6 +26,11 @@ class TokenReader:
         """Whether a stop string has ended the text."""
         return self._stops.stopped is not None
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._stops.stopped
+
     def push(self, token: int) -> list[Run]:
         """The text that has become certain with this token; often none within a character."""
         if self._decoder.skip_special and self._tokenizer.is_special(token):

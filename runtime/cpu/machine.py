@@ -34,6 +34,7 @@ class CpuMachine:
     have outliers that 8 bits lose; otherwise q8_0. `states` holds the states of recurrent ops for
     `max_sequences` sequences. Raises ValueError if `page_size` is no multiple of `PAGE_MULTIPLE` or `kv_type`
     is unknown, and UnsupportedModel if there is no kernel for an op. Not for use from two threads at once.
+    Machines whose steps never overlap may share a `team`, that of the first; it ends with that machine.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CpuMachine:
         release: Callable[[QTensor], None] | None = None,
         progress: Callable[[str, int, int], None] | None = None,
         max_sequences: int = 1,
+        team: Team | None = None,
     ) -> None:
         if page_size % PAGE_MULTIPLE:
             raise ValueError(
@@ -57,7 +59,7 @@ class CpuMachine:
         self._n_pages = n_pages
         self.max_rows = max_rows
         self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
-        self.n_threads = threads or default_threads()
+        self.n_threads = team.n_threads if team else threads or default_threads()
         self.states = SequenceStates(program.state_layers, max_sequences)
         self.kv_type = cache_type(program, kv_type).lower()
         config = MachineConfig(
@@ -75,7 +77,8 @@ class CpuMachine:
             for layer in sorted({op.layer for op in program.ops if isinstance(op, ops.Attend)})
             for kind in ("keys", "values")
         ]
-        self._team = Team(self.n_threads)
+        self.team = team or Team(self.n_threads)
+        self._closed, self._shares_team = False, team is not None
         self._step = np.zeros(1, STEP)
         self._step["n_threads"], self._step["page_size"] = self.n_threads, page_size
 
@@ -111,7 +114,7 @@ class CpuMachine:
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
         step["positions"], step["logits_indices"] = positions.ctypes.data, logits_indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
-        self._team.run(step)
+        self.team.run(step)
         self.states.end(batch)
         return run.result[: len(logits_indices)]
 
@@ -158,7 +161,7 @@ class CpuMachine:
             at += n_bytes
 
     def _check_open(self) -> None:
-        if self._team.closed:
+        if self._closed or self.team.closed:
             raise ModelClosed("the machine is closed")
 
     def copy_page(self, source: int, target: int) -> None:
@@ -184,9 +187,12 @@ class CpuMachine:
             self._lowered.arena.floats(b.name)[: len(rows), : b.width] = rows
 
     def close(self) -> None:
-        """End the worker threads and free the memory. A later step raises RuntimeError."""
-        if not self._team.closed:
-            self._team.close()
+        """End the worker threads, unless they are another machine's, and free the memory. A later step raises
+        RuntimeError."""
+        if not self._closed:
+            self._closed = True
+            if not self._shares_team:
+                self.team.close()
             del self._lowered, self._pools
 
 

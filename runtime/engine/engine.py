@@ -25,6 +25,8 @@ from .scheduling.generation import Generation
 from .scheduling.placement import Kept, Limits
 from .scheduling.scheduler import Scheduler
 from .scheduling.sequence import Sequence as EngineSequence
+from .scheduling.usage import Usage, usage
+from .speculation.drafter import Drafter
 from .speculation.speculation import SequenceDrafts
 from .state import States
 from .stats import FinishReason, GenerationStats
@@ -46,8 +48,8 @@ class Engine:
     recurrent ops. `max_waiting` bounds the queue. With `deterministic`, each step has rows of one sequence,
     whose prefix is never taken from another: what runs beside a request cannot change its results, not even
     by rounding. With `speculate`, tokens that the last ids make likely are computed along where that pays
-    (`speculation/`), which changes no result but by rounding. `whole_texts`: attention reads both ways, so
-    that `read` puts all of a text into one step.
+    (`speculation/`), which changes no result but by rounding; so are those that a `drafter` proposes.
+    `whole_texts`: attention reads both ways, so that `read` puts all of a text into one step.
 
     The tokens of a sequence stay in the cache when it ends, and the next one that begins with them computes
     only the rest. Between two steps the engine is always consistent, so that a generation may be closed or
@@ -69,6 +71,7 @@ class Engine:
         max_waiting: int = MAX_WAITING,
         deterministic: bool = False,
         speculate: bool = True,
+        drafter: Drafter | None = None,
         whole_texts: bool = False,
     ) -> None:
         capacity = table.n_pages * table.page_size
@@ -80,19 +83,22 @@ class Engine:
         self.end_ids = frozenset(end_ids)
         self.context = context or capacity
         self.max_waiting = max_waiting
+        self.prefill_chunk = max(1, min(prefill_chunk, machine.max_rows))
         self.stats = GenerationStats()  # of the generation that began last
         limits = Limits(
             context=self.context,
             n_tokens=min(n_tokens or config.vocab_size, config.vocab_size),
-            chunk=max(1, min(prefill_chunk, machine.max_rows)),
+            chunk=self.prefill_chunk,
             original_context=original_context,
             alone=deterministic,
         )
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
         # A recurrent state cannot go back to where a draft was wrong.
-        self._speculates = speculate and not deterministic and not (states and states.layers)
+        drafts = not deterministic and not (states and states.layers)
+        self._ngrams = speculate and drafts
+        self._drafter = drafter if drafts else None
         self._chunk, self._whole = limits.chunk, whole_texts
-        self._scheduler = Scheduler(machine, table, limits, states)
+        self._scheduler = Scheduler(machine, table, limits, states, self._drafter)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
@@ -133,8 +139,8 @@ class Engine:
         sequence.most_unread = most_unread
         if params.ignore_eos and constraint is not None:
             sequence.end_ids = self.end_ids
-        if self._speculates:
-            sequence.drafts = SequenceDrafts(self._scheduler.step_costs)
+        if self._ngrams or self._drafter is not None:
+            sequence.drafts = SequenceDrafts(self._scheduler.step_costs, self._ngrams, self._drafter)
         if constraint is not None:
             sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens
@@ -202,6 +208,11 @@ class Engine:
         finally:
             generation.close()
 
+    @property
+    def shares_beginnings(self) -> bool:
+        """Whether generations begin with what others have computed; not in the deterministic mode."""
+        return not self._scheduler.limits.alone
+
     def take_out(self, ids: Sequence[int]) -> Kept:
         """Copies of what the cache holds of the longest beginning of `ids` that it knows; it may be empty."""
         with self._driver.exclusive(), self._scheduler.lock:
@@ -230,6 +241,10 @@ class Engine:
     def start(self) -> None:
         """Let a thread of the engine's own run the steps, instead of the threads that wait for tokens."""
         self._driver.start()
+
+    def use(self) -> Usage:
+        """How many sequences run and wait now, and the pages of the cache that they hold."""
+        return usage(self._scheduler)
 
     def close(self) -> None:
         """End all generations, behind the step that runs. Later calls, and theirs, raise ModelClosed.

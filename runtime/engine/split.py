@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import Attend, CausalConv, DeltaRule, Op, Program, StateScan
+from ..ops import Attend, CausalConv, DeltaRule, LowRankExperts, Op, Program, StateScan
 from ..ops.buffer import buffers_of
 from .cache import NO_LOGITS, Batch, PageTable
 from .machine import Machine
@@ -182,6 +182,8 @@ def weight_bytes(program: Program) -> int:
     for op in program.ops:
         for field in fields(op):
             value = getattr(op, field.name)
+            if isinstance(value, LowRankExperts):
+                value = (*value.down, *value.up)
             for tensor in value if isinstance(value, tuple) else (value,):
                 if isinstance(tensor, QTensor):
                     sizes[id(tensor)] = tensor.n_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"]
@@ -21,7 +21,8 @@ class GenerationStats:
     - `prompt_seconds`, `decode_seconds`: prefill steps, and everything after the first token.
     - `decode_steps`, `decode_tokens`: steps after the first token, and the tokens that they gave, the end
       token and those that a constraint forced among them.
-    - `drafted_tokens`, `accepted_tokens`: ids that speculation proposed, and those of them that were right.
+    - `drafted_tokens`, `accepted_tokens`: ids that speculation proposed, and those of them that were right;
+      `drafted_by_kind`, `accepted_by_kind`: the same by what proposed them, "ngram", "draft" or "mtp".
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
     - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
@@ -35,11 +36,20 @@ class GenerationStats:
     decode_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    drafted_by_kind: dict[str, int] = field(default_factory=dict)
+    accepted_by_kind: dict[str, int] = field(default_factory=dict)
     time_to_first_token: float = 0.0
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     finish_reason: FinishReason | None = None
     complete: bool | None = None
+
+    def count_draft(self, kind: str, n: int, n_right: int) -> None:
+        """Add a draft of `n` ids, the first `n_right` of which were right."""
+        self.drafted_tokens += n
+        self.accepted_tokens += n_right
+        self.drafted_by_kind[kind] = self.drafted_by_kind.get(kind, 0) + n
+        self.accepted_by_kind[kind] = self.accepted_by_kind.get(kind, 0) + n_right
 
     @property
     def tokens_per_second(self) -> float:

@@ -58,15 +58,20 @@ def load_model(
     tensors = {n: t for n, t in source.tensors.items() if n not in beside} if beside else source.tensors
     weights = Weights(source.config, tensors)
     program = build_program(source.config, weights, vectors=task != "text")
-    if options.lora:
+    if options.adapters:
         from ..adapters.adapt import adapt
 
-        adapted = adapt(program, source.config, weights, source.tensors, options.lora)
+        adapted = adapt(program, source.config, weights, source.tensors, options.adapters)
         program, source = adapted.program, _with_adapters(source, adapted)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    model = Placing(source, program, options, context, warn, progress).place()
+    placing = Placing(source, program, options, context, warn, progress)
+    if options.draft is not None:
+        from .speculation.draft import open_draft
+
+        placing = replace(placing, draft=open_draft(placing))
+    model = placing.place()
     if task != "text":
         _add_vectors(model, source, task)
     return model

@@ -36,6 +36,15 @@ class MemoryNeed:
     states: int = 0  # recurrent states and their saved copies
     contexts: int = 1  # contexts that the KV cache has room for at once
 
+    def beside(self, other: MemoryNeed) -> MemoryNeed:
+        """The need of this model and of another one with as many contexts."""
+        return MemoryNeed(
+            self.weights + other.weights,
+            self.per_token + other.per_token,
+            self.states + other.states,
+            self.contexts,
+        )
+
     def total(self, context: int) -> int:
         """Bytes with a KV cache for `context` tokens, and with what the process itself takes."""
         return self.weights + self.states + OVERHEAD + self.cache(context)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..adapters.stored import AdapterFile
+from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed", "rerank")
-SPECULATE = ("auto", "off", "ngram")
+SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
@@ -30,13 +30,18 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
-    - `speculate`: whether decode steps compute tokens along that are likely to follow: "ngram" or "auto"
-      looks them up in prompt and answer where that pays, "off" does not.
+    - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
+      "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
+      neither.
+    - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
       for scores of documents, or "auto": what its files say that it is made for.
+    - `beams`: how many beams a search is going to have, for which there are as many sequences.
+    - `deterministic`: compute every sequence by itself, so that what runs beside it cannot change its results
+      even by rounding; nothing is shared, drafted or batched.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
-    - `lora`: LoRA adapters, each with a scale; their effects add up.
+    - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
     device: str = "auto"
@@ -47,7 +52,10 @@ class LoadOptions:
     parallel: int | None = None
     speculate: str = "auto"
     task: str = "text"
-    lora: tuple[AdapterFile, ...] = ()
+    adapters: Adapters = NO_ADAPTERS
+    draft: str | None = None
+    beams: int = 1
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -58,9 +66,13 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.speculate == "draft" and self.draft is None:
+            raise ValueError("speculation by a draft model needs one")
         if self.task not in TASKS:
             raise ValueError(f"unknown task {self.task!r}; there are {', '.join(TASKS)}")
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
+        if not 1 <= self.beams <= MAX_PARALLEL:
+            raise ValueError(f"beams must be from 1 to {MAX_PARALLEL}, not {self.beams}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

@@ -12,6 +12,7 @@ from ..cuda.driver.errors import CudaError
 from ..engine.cache import PAGE_SIZE, PageTable
 from ..engine.engine import Engine
 from ..engine.scheduling.known_states import SAVED_STATES
+from ..engine.speculation.drafter import Drafter
 from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program
@@ -23,6 +24,7 @@ from .source import Source
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
+    from ..cpu.team import Team
     from ..cuda.driver.device import Device
     from ..cuda.machine import CudaMachine
     from .model import AnyMachine
@@ -41,7 +43,8 @@ class Placing:
     """A model whose weights are not loaded yet, and the options for its machines.
 
     `context` is the number of tokens to make room for; it may shrink if `options` names none. `warn` and
-    `progress` as for `load_model`.
+    `progress` as for `load_model`. `draft` is a draft model to be loaded with it, whose memory counts as
+    well. `max_sequences` and `team` are for a draft model, which has those of its model.
     """
 
     source: Source
@@ -50,6 +53,9 @@ class Placing:
     context: int
     warn: Callable[[str], None]
     progress: Callable[[str, int, int], None] | None
+    draft: Placing | None = None
+    max_sequences: int | None = None
+    team: Team | None = None
 
     def place(self) -> Model:
         """The model on the device that the options name, or with "auto" on the best one that can run it.
@@ -79,12 +85,14 @@ class Placing:
         return self._on_cpu()
 
     @property
-    def _sequences(self) -> int:
+    def sequences(self) -> int:
         """The number of sequences that may run at a time."""
+        if self.max_sequences is not None:
+            return self.max_sequences
         if self.program.vectors:
             return TEXTS_AT_ONCE
         default = 1 if self.program.state_layers else DEFAULT_PARALLEL
-        return self.options.parallel or default
+        return max(self.options.parallel or default, self.options.beams)
 
     @property
     def _contexts(self) -> int:
@@ -92,17 +100,18 @@ class Placing:
         return self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
-        """Pages of the KV cache for contexts of so many tokens; short texts fill theirs only in part."""
-        spare = TEXTS_AT_ONCE if self.program.vectors else 0
+        """Pages of the KV cache for contexts of so many tokens. Short texts fill theirs only in part; each
+        beam beside the first has a last page of its own."""
+        spare = TEXTS_AT_ONCE if self.program.vectors else self.options.beams - 1
         return self._contexts * -(-context // PAGE_SIZE) + spare
 
     def _state_bytes(self, part: Program) -> int:
         """Bytes of the recurrent states of all sequences and of their saved copies."""
-        return self._sequences * (1 + SAVED_STATES) * state_bytes(part.state_layers)
+        return self.sequences * (1 + SAVED_STATES) * state_bytes(part.state_layers)
 
     def _cuda_need(self, part: Program) -> MemoryNeed:
         need = cuda_memory_need(part, self.options.kv_type)
-        return replace(need, states=need.states * self._sequences, contexts=self._contexts)
+        return replace(need, states=need.states * self.sequences, contexts=self._contexts)
 
     def _max_rows(self, context: int, rows: int) -> int:
         """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
@@ -115,30 +124,43 @@ class Placing:
     def _on_reference(self) -> Model:
         from ..reference.machine import ReferenceMachine
 
+        context = self._fitting_context(self._with_draft(Placing._reference_need), available_memory())
+        n_pages, n_sequences = self._pages(context), self.sequences
+        kept = self._reference_copies
+        rows = self._max_rows(context, _prefill_rows(self.program, 1))
+        machine = ReferenceMachine(
+            self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences, max_rows=max(rows, 512)
+        )
+        return self._model(machine, context, rows)
+
+    @property
+    def _reference_copies(self) -> int:
+        """Bytes of the float32 copies of matrices that the reference machine keeps."""
         n_weights = sum(prod(tensor.shape) for tensor in self.source.tensors.values())
-        copied = min(4 * n_weights, REFERENCE_BYTES)
-        need = MemoryNeed(
-            self.source.held_bytes + copied,
+        return min(4 * n_weights, REFERENCE_BYTES)
+
+    def _reference_need(self) -> MemoryNeed:
+        return MemoryNeed(
+            self.source.held_bytes + self._reference_copies,
             cache_bytes_per_token(self.program.cache_layers, "f32"),
             self._state_bytes(self.program),
             self._contexts,
         )
-        context = self._fitting_context(need, available_memory())
-        n_pages, n_sequences = self._pages(context), self._sequences
-        rows = self._max_rows(context, _prefill_rows(self.program, 1))
-        machine = ReferenceMachine(
-            self.program, n_pages, keep_bytes=copied, max_sequences=n_sequences, max_rows=max(rows, 512)
-        )
-        return self._model(machine, context, rows)
+
+    def _with_draft(self, need_of: Callable[[Placing], MemoryNeed]) -> MemoryNeed:
+        """The memory that the model needs on a machine, with its draft model on one of the same kind."""
+        need = need_of(self)
+        return need if self.draft is None else need.beside(need_of(self.draft))
 
     def _on_cpu(self) -> Model:
-        context = self._fitting_context(self._cpu_need(self.program), available_memory())
+        need = self._with_draft(lambda placing: placing._cpu_need(placing.program))
+        context = self._fitting_context(need, available_memory())
         machine = self._cpu_machine(self.program, context)
         rows = self._max_rows(context, _prefill_rows(self.program, machine.n_threads))
         return self._model(machine, context, rows)
 
     def _on_cuda(self, device: Device) -> Model:
-        need = self._cuda_need(self.program)
+        need = self._with_draft(lambda placing: placing._cuda_need(placing.program))
         context = self._fitting_context(need, device.memory()[0], f"memory of the {device.name}")
         rows = self._max_rows(context, CUDA_PREFILL_ROWS)
         machine = self._cuda_machine(device, self.program, context, rows)
@@ -197,7 +219,8 @@ class Placing:
             if min(context, LEAST_DEFAULT_CONTEXT) <= fitting < context:
                 self.warn(f"{memory} is short: the context is {fitting} tokens instead of {context}")
                 context = fitting
-        need.check(self.source.name, context, available, memory)
+        name = f"{self.source.name} with {self.draft.source.name}" if self.draft else self.source.name
+        need.check(name, context, available, memory)
         return context
 
     def _part_name(self, part: Program) -> str:
@@ -224,12 +247,13 @@ class Placing:
         return CpuMachine(
             part,
             self._pages(context),
-            max_sequences=self._sequences,
+            max_sequences=self.sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
             max_rows=self._max_rows(context, CPU_ROWS),
             release=self.source.release,
             progress=self.progress,
+            team=self.team,
         )
 
     def _cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
@@ -238,7 +262,7 @@ class Placing:
         return CudaMachine(
             part,
             self._pages(context),
-            max_sequences=self._sequences,
+            max_sequences=self.sequences,
             max_rows=max_rows,
             kv_type=self.options.kv_type,
             release=self.source.release,
@@ -249,9 +273,10 @@ class Placing:
     def _model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
         """The model with an engine that feeds `machine` prompts in steps of `prefill_rows` tokens."""
         source = self.source
+        draft, drafter = self._load_draft(machine, context)
         engine = Engine(
             machine,
-            PageTable(self._pages(context), self._sequences),
+            PageTable(self._pages(context), self.sequences),
             source.config,
             source.end_ids,
             context=context,
@@ -259,10 +284,32 @@ class Placing:
             prefill_chunk=prefill_rows,
             original_context=self.program.original_context,
             states=machine.states,
-            speculate=self.options.speculate != "off",
+            deterministic=self.options.deterministic,
+            speculate=self.options.speculate in ("auto", "ngram"),
+            drafter=drafter,
             whole_texts=self.program.both_ways,
         )
-        return Model(source, machine, engine)
+        return Model(source, machine, engine, draft)
+
+    def _load_draft(self, machine: AnyMachine, context: int) -> tuple[Model | None, Drafter | None]:
+        """The draft model, if there is one, and what drafts with it; it shares a CPU machine's threads."""
+        if self.draft is None:
+            return None, None
+        from .speculation.draft import load_draft
+
+        cpu = getattr(machine, "front", machine)
+        context = min(context, self.draft.context)
+        placing = replace(
+            self.draft,
+            context=context,
+            options=replace(self.draft.options, context=context),
+            team=getattr(cpu, "team", None),
+        )
+        try:
+            return load_draft(placing, self.source, self.program)
+        except BaseException:
+            machine.close()
+            raise
 
 
 def _cut(program: Program, layer: int) -> int:

@@ -12,7 +12,7 @@ from .altup import AltUpCorrect, AltUpPredict, MatchMagnitude
 from .attention import Attend, RoPE, ScaleQueries
 from .buffer import Buffer
 from .dense import AddPositions, Embed, HeadMatMul, MatMul
-from .moe import MoE, Route
+from .moe import LowRankExperts, MoE, Route
 from .norm import LayerNorm, RMSNorm
 from .pointwise import Add, SelectRows, SoftCap
 from .program import CacheLayer, Op, Program
@@ -34,6 +34,7 @@ __all__ = [
     "GaussianTopK",
     "HeadMatMul",
     "LayerNorm",
+    "LowRankExperts",
     "MatMul",
     "MatchMagnitude",
     "MoE",

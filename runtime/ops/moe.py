@@ -37,13 +37,25 @@ class Route:
 
 
 @dataclass(frozen=True, eq=False)
+class LowRankExperts:
+    """What an adapter adds to a product with a projection of all experts: (x @ down_eᵀ) @ up_eᵀ.
+
+    `down` has a (rank, inputs) and `up` an (outputs, rank) matrix for each expert.
+    """
+
+    down: tuple[QTensor, ...]
+    up: tuple[QTensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class MoE:
     """out = Σ_e weight_e · act(x @ gate_eᵀ, x @ up_eᵀ) @ down_eᵀ, over the experts e that `Route` selected.
 
     act(g, u) is f(g) · u as for GatedActivation. With a `limit` it is g · sigmoid(alpha · g) · (u + 1), with
     g clipped to at most `limit` and u to ±limit (clamped SwiGLU). Without `gate` matrices it is f(u). `gate`
     and `up` have a (width, inputs) and `down` an (outputs, width) matrix for each expert, of which only the
-    selected are read. Biases, float32 [experts, …] or None, are added to the products.
+    selected are read. Biases, float32 [experts, …] or None, are added to the products, and so are those
+    with low-rank matrices.
     """
 
     x: Buffer
@@ -59,3 +71,11 @@ class MoE:
     down_bias: np.ndarray | None = None
     limit: float = 0.0
     alpha: float = 1.702
+    gate_low: LowRankExperts | None = None
+    up_low: LowRankExperts | None = None
+    down_low: LowRankExperts | None = None
+
+    @property
+    def lows(self) -> tuple[LowRankExperts, ...]:
+        """The low-rank matrices that there are."""
+        return tuple(low for low in (self.gate_low, self.up_low, self.down_low) if low)

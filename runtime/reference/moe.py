@@ -47,16 +47,26 @@ def moe(
     x, top_k = buffers[op.x.name], buffers[op.experts.name].astype(int)
     out = np.zeros((len(x), op.out.width), np.float32)
 
-    def product(x: np.ndarray, weights: tuple[QTensor, ...], biases: np.ndarray | None) -> np.ndarray:
-        """x @ weightsᵀ + biases of expert e."""
+    def times(x: np.ndarray, matrix: QTensor) -> np.ndarray:
+        return np.concatenate([x @ weight.T for _, weight in dequantize(matrix)], axis=1)
+
+    def product(
+        x: np.ndarray,
+        weights: tuple[QTensor, ...],
+        biases: np.ndarray | None,
+        low: ops.LowRankExperts | None,
+    ) -> np.ndarray:
+        """x @ weightsᵀ + biases of expert e, and what is beside them."""
         before_product(weights[e], x)
-        product = np.concatenate([x @ weight.T for _, weight in dequantize(weights[e])], axis=1)
+        product = times(x, weights[e])
+        if low:
+            product += times(times(x, low.down[e]), low.up[e])
         return product if biases is None else product + biases[e]
 
     for e in np.unique(top_k):
         rows, place = np.nonzero(top_k == e)
-        up = product(x[rows], op.up, op.up_bias)
-        gate = product(x[rows], op.gate, op.gate_bias) if op.gate else up
+        up = product(x[rows], op.up, op.up_bias, op.up_low)
+        gate = product(x[rows], op.gate, op.gate_bias, op.gate_low) if op.gate else up
         if not op.gate:
             inner = ACTIVATIONS[op.kind](up)
         elif op.limit:
@@ -65,5 +75,5 @@ def moe(
         else:
             inner = ACTIVATIONS[op.kind](gate) * up
         weight = buffers[op.routing_weights.name][rows, place, None]
-        out[rows] += weight * product(inner, op.down, op.down_bias)
+        out[rows] += weight * product(inner, op.down, op.down_bias, op.down_low)
     buffers[op.out.name] = out

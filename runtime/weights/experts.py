@@ -57,7 +57,7 @@ class ExpertTensors:
                 continue
             shape = (hidden, moe.width) if stem == "ffn_down_exps" else (moe.width, hidden)
             name = names(f"blk.{layer}.{stem}.weight")
-            if "{}" in name and _stacked_name(name, stem) not in tensors:
+            if "{}" in name and stacked_name(name, stem) not in tensors:
                 each = [self._take(name.format(e), shape) for e in range(moe.n_experts)]
                 self.matrices[stem] = tuple(each)
                 continue
@@ -78,7 +78,7 @@ class ExpertTensors:
 
     def _stack_in_folder(self, name: str, stem: str, arch: Arch) -> _Stack:
         if "{}" in name:
-            name = _stacked_name(name, stem)
+            name = stacked_name(name, stem)
         elif name not in self._tensors:
             name = name.removesuffix(".weight")
         parts = 1 if stem == "ffn_down_exps" else 2
@@ -115,7 +115,7 @@ class ExpertTensors:
         )
 
 
-def _stacked_name(name: str, stem: str) -> str:
+def stacked_name(name: str, stem: str) -> str:
     """The name of one tensor for all experts; `name` is the pattern of a tensor for each expert."""
     projection = "down_proj" if stem == "ffn_down_exps" else "gate_up_proj"
     return f"{name.partition('.{}')[0]}.{projection}"

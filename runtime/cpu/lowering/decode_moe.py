@@ -52,8 +52,8 @@ class DecodeMoELowering(MoELowering):
     def _moe(self, op: ops.MoE) -> None:
         experts, weights = self._input(op.experts), self._input(op.routing_weights)
         gated = self._gated_fields(op)
-        down = self._product_fields(op.down, op.down_bias) | {"on_logits_rows": op.x.logits_rows}
-        out = self._shared(op.out)
+        out, common = self._shared(op.out), {"on_logits_rows": op.x.logits_rows}
+        down = self._product_fields(op.down, op.down_bias) | common
         choices = [
             {"expert": experts.address + 4 * j, "expert_thread_stride": experts.thread_stride}
             for j in range(op.experts.width)
@@ -63,6 +63,8 @@ class DecodeMoELowering(MoELowering):
             weight = {"routing_weight": weights.address + 4 * j, "accumulate": j > 0}
             # One partition for all choices: each thread accumulates into the panels that it wrote itself.
             self._multiply(inner, op.down[0].format.name, out, down | choice | weight, "same panels")
+            if op.down_low:
+                self._add_low(inner, op.down_low, out, choice | weight | common, "same panels")
         self._set_location(op.out, out)
 
     def _inner(self, op: ops.MoE, j: int, choice: dict[str, int], gated: dict[str, Any] | None) -> ops.Buffer:
@@ -74,10 +76,31 @@ class DecodeMoELowering(MoELowering):
             self._set_location(inner, self._shared(inner))
             return inner
         up = ops.Buffer(f"up of choice {j}", width)
-        for target, tensors, biases in ((inner, op.gate, op.gate_bias), (up, op.up, op.up_bias)):
+        gate_product = (inner, op.gate, op.gate_bias, op.gate_low)
+        for target, tensors, biases, low in (gate_product, (up, op.up, op.up_bias, op.up_low)):
             if tensors:
-                fields = self._product_fields(tensors, biases)
-                self._multiply(op.x, tensors[0].format.name, self._shared(target), fields | common)
-                self._set_location(target, self._shared(target))
+                fields, region = self._product_fields(tensors, biases), self._shared(target)
+                self._multiply(op.x, tensors[0].format.name, region, fields | common)
+                if low:
+                    self._add_low(op.x, low, region, common)
+                self._set_location(target, region)
         self._activate(op, inner, up)
         return inner
+
+    def _add_low(
+        self,
+        x: ops.Buffer,
+        low: ops.LowRankExperts,
+        out: Region,
+        fields: dict[str, Any],
+        partition: str = OTHER,
+    ) -> None:
+        """Append out += (x · downᵀ) · upᵀ, with the matrices of the expert that `fields` choose."""
+        rank = low.down[0].shape[0]
+        between, chosen = ops.Buffer(f"{x.name}, rank {rank}", rank), {**fields}
+        chosen.pop("routing_weight", None)
+        down = self._product_fields(low.down, None) | chosen | {"accumulate": False}
+        self._multiply(x, low.down[0].format.name, self._shared(between), down)
+        self._set_location(between, self._shared(between))
+        up = self._product_fields(low.up, None) | fields | {"accumulate": True}
+        self._multiply(between, low.up[0].format.name, out, up, partition)

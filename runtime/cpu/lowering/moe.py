@@ -77,7 +77,7 @@ class MoELowering(RecurrentLowering, AltUpLowering, HeadMatMulLowering):
 
     def _gated_fields(self, op: ops.MoE) -> dict[str, Any] | None:
         """MATMUL fields of gate product, up product and activation in one; None if no kernel fuses them."""
-        if not op.gate or not (op.limit or op.kind in GATES):
+        if not op.gate or not (op.limit or op.kind in GATES) or op.gate_low or op.up_low:
             return None
         gate, up = self._experts(op.gate), self._experts(op.up)
         if not gate.pairs_with(up):

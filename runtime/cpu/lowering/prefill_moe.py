@@ -94,15 +94,35 @@ class PrefillMoELowering(MoELowering):
             self._matmul(x, inner, op.up[0].format.name, gated | by_expert)
         else:
             up = self._permuted(permutation, f"{name} up", width)
-            for target, tensors, biases in ((inner, op.gate, op.gate_bias), (up, op.up, op.up_bias)):
+            gate_product = (inner, op.gate, op.gate_bias, op.gate_low)
+            for target, tensors, biases, low in (gate_product, (up, op.up, op.up_bias, op.up_low)):
                 if tensors:
                     fields = self._product_fields(tensors, biases)
                     self._matmul(x, target, tensors[0].format.name, fields | by_expert)
+                    self._add_low(permutation, x, target, low, by_expert)
             self._activate(op, inner, up)
         down = self._product_fields(op.down, op.down_bias)
         self._matmul(inner, out, op.down[0].format.name, down | by_expert)
+        self._add_low(permutation, inner, out, op.down_low, by_expert)
         reads = [p.count, p.permuted_rows, self._shared(op.routing_weights)]
         self._permute(UNPERMUTE_ROWS, p, out, op.out, reads)
+
+    def _add_low(
+        self,
+        permutation: _Permutation,
+        x: ops.Buffer,
+        out: ops.Buffer,
+        low: ops.LowRankExperts | None,
+        by_expert: dict[str, Any],
+    ) -> None:
+        """Append out += (x · downᵀ) · upᵀ, each row with the matrices of its expert."""
+        if low is None:
+            return
+        rank = low.down[0].shape[0]
+        between = self._permuted(permutation, f"{x.name}, rank {rank}", rank)
+        for source, target, matrices in ((x, between, low.down), (between, out, low.up)):
+            fields = self._product_fields(matrices, None) | by_expert | {"accumulate": target is out}
+            self._matmul(source, target, matrices[0].format.name, fields)
 
     def _permutation(self, op: ops.MoE) -> _Permutation:
         """Allocate the permutation of the rows of an op."""

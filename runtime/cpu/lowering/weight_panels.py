@@ -103,7 +103,8 @@ def weight_matrices(program: ops.Program) -> Iterator[tuple[ops.Op, QTensor]]:
         if isinstance(op, ops.MatMul):
             yield op, op.weight
         elif isinstance(op, ops.MoE):
-            yield from ((op, weight) for weight in (*op.gate, *op.up, *op.down))
+            lows = [matrix for low in op.lows for matrix in (*low.down, *low.up)]
+            yield from ((op, weight) for weight in (*op.gate, *op.up, *op.down, *lows))
         elif isinstance(op, ops.HeadMatMul):
             yield from ((op, weight) for weight in op.weights)
 

@@ -69,7 +69,9 @@ class ExpertLowering(PairLowering):
     def _moe(self, op: ops.MoE) -> None:
         n = self._n_rows[op.x.logits_rows]
         quantised = not any(w[0].format.is_float for w in (op.gate, op.up, op.down) if w)
-        if n > DECODE_ROWS and quantised:
+        if op.lows:
+            self._moe_adapted(op, n)
+        elif n > DECODE_ROWS and quantised:
             self._moe_prefill(op, n)
         else:
             self._moe_decode(op, n)

@@ -105,6 +105,39 @@ class PairLowering(MatMulLowering):
             self._pair_product(down, self._pairs_of(n, top, inner), self._pairs_of(n, top, out))
         self._combine_experts(op, n, out)
 
+    def _moe_adapted(self, op: ops.MoE, n: int) -> None:
+        """The same with an adapter's products beside those of the experts, each a launch of its own."""
+        top, width, choices = op.experts.width, op.up[0].shape[0], self._at(op.experts)
+        gate, inner = (self._pair_rows(op, name, 4 * width) for name in ("gate", "inner"))
+        out = self._pair_rows(op, "out", 4 * op.out.width)
+        rows = Pairs(n, top, self._at(op.x))
+        gate_product = (rows, gate, op.gate, op.gate_bias, op.gate_low)
+        for x, target, weights, bias, low in (gate_product, (rows, inner, op.up, op.up_bias, op.up_low)):
+            if weights:
+                self._adapted_product(op, x, target, Experts(weights, bias=bias, choices=choices), low)
+        self._activate(op, gate, inner, inner, n * top)
+        down = Experts(op.down, bias=op.down_bias, choices=choices)
+        self._adapted_product(op, self._pairs_of(n, top, inner), out, down, op.down_low)
+        self._combine_experts(op, n, out)
+
+    def _adapted_product(
+        self, op: ops.MoE, x: Pairs, out: Region, experts: Experts, low: ops.LowRankExperts | None
+    ) -> None:
+        """out = x @ weightsᵀ + bias + (x @ downᵀ) @ upᵀ, for every pair with the matrices of its expert."""
+        n, top, width = x.n, x.top, experts.weights[0].shape[0]
+        self._pair_product(experts, x, self._pairs_of(n, top, out))
+        if low is None:
+            return
+        rank = low.down[0].shape[0]
+        between, added = (
+            self._pair_rows(op, name, 4 * size) for name, size in (("low", rank), ("added", width))
+        )
+        low_rows = self._pairs_of(n, top, between)
+        self._pair_product(Experts(low.down, choices=experts.choices), x, low_rows)
+        self._pair_product(Experts(low.up, choices=experts.choices), low_rows, self._pairs_of(n, top, added))
+        arguments = [*added, *out, width, 1.0, 1.0]
+        self._emit(self._kernel(pointwise.add, 256), (-(-width // 256), n * top), arguments)
+
     def _pair_rows(self, op: ops.MoE, name: str, row_bytes: int) -> Region:
         """Memory with a row of its own for each pair of a step."""
         top = op.experts.width

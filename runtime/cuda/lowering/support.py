@@ -29,7 +29,8 @@ def matrices(op: CudaOp) -> list[tuple[QTensor, ...]]:
         case ops.HeadMatMul():
             return [op.weights]
         case ops.MoE():
-            return [group for group in (op.gate, op.up, op.down) if group]
+            lows = [group for low in op.lows for group in (low.down, low.up)]
+            return [group for group in (op.gate, op.up, op.down, *lows) if group]
         case ops.Embed() | ops.AddPositions():
             return [(op.table,)]
         case _:

@@ -57,6 +57,16 @@ class BeamParams:
         object.__setattr__(self, "k", beams)
 
 
+def check_sampling(params: SamplingParams) -> None:
+    """Raise ValueError for what a beam search cannot have."""
+    if params.max_tokens == 0:
+        raise ValueError("a beam search needs max_tokens of 1 or more")
+    if params.has_dry or params.mirostat:
+        raise ValueError("a beam search goes without DRY and Mirostat")
+    if params.logprobs is not None or params.prompt_logprobs is not None:
+        raise ValueError("a beam search gives the log probabilities of whole answers only, not `logprobs`")
+
+
 @dataclass(frozen=True)
 class Beam:
     """An answer that a beam search found: its tokens without an end token, and what they are worth.
@@ -115,12 +125,7 @@ class BeamSearch:
     cut_reason: FinishReason = "length"  # of answers that have no end token
 
     def __post_init__(self) -> None:
-        if self.most_new < 1:
-            raise ValueError("a beam search needs max_tokens of at least 1")
-        if self.params.has_dry or self.params.mirostat:
-            raise ValueError("a beam search goes without DRY and Mirostat")
-        if self.params.logprobs is not None or self.params.prompt_logprobs is not None:
-            raise ValueError("a beam search gives the log probabilities of whole answers only")
+        check_sampling(self.params)
 
     def start(self) -> BeamState:
         """What is known before the first step: one beam, the prompt."""

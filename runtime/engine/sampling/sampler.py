@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +50,22 @@ class Sampler:
         self._only = first if draws and isinstance(first, Truncation) else None
         if params.logprobs is not None or (params.mirostat and not greedy):
             self._k = 0
+
+    def twin(self, same_tokens: bool = True) -> Sampler:
+        """A sampler for the logits of another model, whose guesses of this one's choices `follow` prepares.
+
+        It does without what depends on all earlier choices: Mirostat and DRY; and without bias and penalties
+        if the ids are not the `same_tokens`.
+        """
+        off: dict[str, Any] = {"mirostat": 0, "dry_multiplier": 0.0, "logprobs": None}
+        if not same_tokens:
+            off |= {"logit_bias": (), "repeat_last_n": 0}
+        return Sampler(replace(self.params, **off))
+
+    def follow(self, other: Sampler) -> None:
+        """Draw with the random numbers that `other` will draw with next."""
+        if not self._takes_first:
+            self._random.bit_generator.state = other._random.bit_generator.state
 
     def top_k_needed(self, n_logits: int, n_history: int) -> int:
         """The k with which `sample` draws the same from a TopK as from all logits; 0: there is none.

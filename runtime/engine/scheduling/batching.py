@@ -19,7 +19,8 @@ class Rows:
 
     The logits of the last `n_logits` of them are asked for. `chooses`: the last of these are for the next
     token of the answer; the others are for log probabilities of the prompt. The last rows are those of the
-    ids that were `drafted`, which the sequence does not have yet; each has logits.
+    ids that were `drafted`, which the sequence does not have yet; each has logits. `kind` is
+    what drafted them.
     """
 
     sequence: Sequence
@@ -28,6 +29,7 @@ class Rows:
     n_logits: int
     chooses: bool
     drafted: tuple[int, ...] = ()
+    kind: str = ""
 
     @property
     def tokens(self) -> list[int]:

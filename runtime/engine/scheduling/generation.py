@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 
 from ..sampling.logprobs import TokenLogprobs
 from ..stats import FinishReason, GenerationStats
@@ -97,20 +97,34 @@ class Generation:
 
     async def __aiter__(self) -> AsyncIterator[int]:
         """The tokens, without blocking the event loop."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for token in batch:
+                    yield token
+
+    async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[int], None]:
+        """The tokens in batches of all that are there, without blocking the event loop; none is empty.
+
+        Between two batches are at least so many `seconds`, in which the event loop has nothing to do for
+        this generation, but for the last one.
+        """
         self._driver.start()
+        reader = _Reader(self._sequence)
+        self._sequence.listener = reader.tell
         try:
-            with listening(self._sequence) as there:
-                while True:
-                    self._driver.check()
-                    there.clear()
-                    while (token := self._read()) is not None:
-                        yield token
-                    if self._sequence.readable:
-                        if self._sequence.n_new > self._sequence.n_read:
-                            continue
-                        break
-                    await there.wait()
+            while not self._sequence.finished or self._sequence.n_new > self._sequence.n_read:
+                self._driver.check()
+                batch = []
+                while (token := self._read()) is not None:
+                    batch.append(token)
+                if batch:
+                    yield batch
+                    if seconds and not self._sequence.finished:
+                        await reader.pause(seconds)
+                elif not self._sequence.finished:
+                    await reader.wait()
         finally:
+            self._sequence.listener = None
             if not self._sequence.finished:
                 self.close()
         if self._sequence.error is not None:
@@ -124,3 +138,38 @@ class Generation:
 
     def __del__(self) -> None:
         self.close()
+
+
+class _Reader:
+    """Wakes a coroutine that reads a sequence: when something is there, or only when the sequence has ended.
+
+    `tell` runs in the engine's thread, at every token. It must not enter the event loop for nothing.
+    """
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+        self._loop = asyncio.get_running_loop()
+        self._there = asyncio.Event()
+        self._asked = False  # whether the next token matters
+
+    def tell(self) -> None:
+        if self._asked or self._sequence.finished:
+            self._asked = False
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._there.set)
+
+    async def wait(self) -> None:
+        """Until there is something to read. It may return early."""
+        self._there.clear()
+        self._asked = True
+        if not self._sequence.readable:
+            await self._there.wait()
+        self._asked = False
+
+    async def pause(self, seconds: float) -> None:
+        """For so long, or until the sequence has ended."""
+        self._there.clear()
+        timer = self._loop.call_later(seconds, self._there.set)
+        if not self._sequence.finished:
+            await self._there.wait()
+        timer.cancel()

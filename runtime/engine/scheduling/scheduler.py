@@ -18,11 +18,13 @@ from ..cache import PageTable
 from ..errors import ModelClosed
 from ..machine import Machine
 from ..sampling.top_k import TopK
+from ..speculation.drafter import Drafter
 from ..speculation.policy import StepCosts
 from ..state import States
 from .batching import Rows, run_step
 from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
+from .drafting import Drafting
 from .placement import Limits, Placement
 from .sequence import NO_SLOT, Sequence
 
@@ -32,10 +34,22 @@ PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wa
 SMOOTHING = 0.3  # weight of the newest step in the averages of step times
 
 
+def _by_turn(sequences: List[Sequence]) -> list[Sequence]:
+    """Sequences in the order in which a step should take them, if it cannot take all."""
+    return sorted(sequences, key=lambda s: (-s.priority, s.changed_at))
+
+
 class Scheduler:
     """Runs sequences on one machine. All methods but `submit` and `cancel` are for one thread at a time."""
 
-    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        table: PageTable,
+        limits: Limits,
+        states: States | None,
+        drafter: Drafter | None = None,
+    ) -> None:
         self.machine = machine
         self.table = table
         self.limits = limits
@@ -49,6 +63,7 @@ class Scheduler:
         self._row_seconds = 0.0  # of a prefill row, averaged
         self._decode_seconds = 0.0  # of a step of decode rows only, averaged
         self.step_costs = StepCosts()
+        self._drafting = Drafting(machine, table, limits, drafter)
 
     # ---- from any thread
 
@@ -79,6 +94,8 @@ class Scheduler:
             self.drop_cancelled()
             self._settle_groups()
             self._admit()
+        self._drafting.prepare(self.running)
+        with self.lock:
             plan = self._plan()
         if not plan:
             return False
@@ -100,8 +117,6 @@ class Scheduler:
             sequence = self._cancelled.pop()
             for member in sequence.members:
                 member.finish("interrupted")
-                if member in self.waiting:
-                    self.waiting.remove(member)
                 self._end(member)
 
     def _settle_groups(self) -> None:
@@ -118,9 +133,10 @@ class Scheduler:
             insort(self.waiting, sequence, key=lambda s: s.order)
 
     def _end(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot, if it has one; what it has computed stays in the cache."""
-        if sequence in self.running:
-            self.running.remove(sequence)
+        """Take a sequence out of queue and slot; what it has computed stays in the cache."""
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
         if sequence.slot != NO_SLOT:
             self.placement.vacate(sequence)
 
@@ -129,6 +145,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
         for sequence in list(self.waiting):
+            if self._ends_by_context(sequence):
+                continue
             if sequence.candidates is not None or self.placement.shares_with(sequence, self.running):
                 continue
             while not self.placement.place(sequence, self.running):
@@ -161,6 +179,8 @@ class Scheduler:
     def _plan(self) -> list[Rows]:
         """The rows of the next step, with room in the cache for all of them."""
         self._repair()
+        if self.limits.alone:
+            return self._plan_alone()
         plan: list[Rows] = []
         budget = min(self.limits.chunk, self.machine.max_rows)
         ready = [sequence for sequence in self.running if not sequence.paused]
@@ -169,17 +189,11 @@ class Scheduler:
             if len(sequence.ids) - sequence.n_cached > most:
                 sequence.n_prefill = len(sequence.ids)  # many ids were forced
         decoding = [sequence for sequence in ready if not sequence.prefilling]
-        for sequence in decoding[: min(self.machine.max_rows, self.machine.max_logits)]:
-            if len(sequence.ids) > self.limits.context:
-                sequence.finish("context")
-                self._end(sequence)
-                sequence.tell()
-            elif sequence in self.running:
+        for sequence in self._next_in_turn(decoding, len(ready) > len(decoding)):
+            if not self._ends_by_context(sequence) and sequence in self.running:
                 rows = self._decode_rows(sequence, len(decoding))
                 if self._make_room(sequence, rows.n, plan):
                     plan.append(rows)
-                    if self.limits.alone:
-                        return plan
         n_logits = sum(rows.n_logits for rows in plan)
         if plan:
             budget = min(budget - sum(rows.n for rows in plan), self._mixed_rows())
@@ -192,28 +206,50 @@ class Scheduler:
             plan.append(prefill)
             n_logits += prefill.n_logits
             budget -= prefill.n
-            if self.limits.alone:
-                break
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _next_in_turn(self, decoding: list[Sequence], others: bool) -> list[Sequence]:
+        """As many of the sequences that decode as a step has room for, beside a row of `others` that do not:
+        those that have waited the longest."""
+        most = max(1, min(self.machine.max_rows, self.machine.max_logits) - others)
+        if len(decoding) <= most:
+            return decoding
+        return sorted(_by_turn(decoding)[:most], key=lambda s: s.order)
+
+    def _ends_by_context(self, sequence: Sequence) -> bool:
+        """Whether a sequence has as many ids as the context holds, and one that was not fed; it ends then."""
+        if len(sequence.ids) <= self.limits.context:
+            return False
+        sequence.finish("context")
+        self._end(sequence)
+        sequence.tell()
+        return True
+
+    def _plan_alone(self) -> list[Rows]:
+        """The next step of one sequence, which is the same whatever else there is, also for one that was set
+        back: a chunk of its prompt, or one id behind that. Sequences take turns."""
+        for sequence in _by_turn([sequence for sequence in self.running if not sequence.paused]):
+            if self._ends_by_context(sequence):
+                continue
+            rows: Rows | None
+            if sequence.prefilling:
+                rows = self._prefill_rows(sequence, self.limits.chunk, self.machine.max_logits)
+            else:
+                last = sequence.n_cached == len(sequence.ids) - 1
+                rows = Rows(sequence, sequence.n_cached, 1, int(last), last)
+            if rows is not None and self._make_room(sequence, rows.n, []):
+                return [rows]
+        return []
 
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
         may follow it. (There are more ids where some were forced, or an interrupt has cut a step off.)"""
-        n, drafted = len(sequence.ids) - sequence.n_cached, list[int]()
-        if sequence.drafts is not None and n == 1 and not self.limits.alone:
-            left = (sequence.sampler.params.max_tokens or self.limits.context) - sequence.n_new - 1
-            most = min(
-                left,
-                self.table.free_tokens + -sequence.n_cached % self.table.page_size - 1,  # without others'
-                self.limits.context - len(sequence.ids),
-                self.machine.max_logits // n_decoding - 1,
-                self.machine.max_rows // n_decoding - 1,
-            )
-            drafted = sequence.drafts.propose(sequence.ids, n_decoding, most)
-            if sequence.constrained is not None:
-                drafted = sequence.constrained.allowed(drafted)
+        n, drafted = len(sequence.ids) - sequence.n_cached, self._drafting.take(sequence, n_decoding)
+        if drafted and sequence.constrained is not None:
+            drafted = sequence.constrained.allowed(drafted)
+        kind = sequence.drafts.kind if drafted and sequence.drafts else ""
         n_rows = n + len(drafted)
-        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted))
+        return Rows(sequence, sequence.n_cached, n_rows, 1 + len(drafted), True, tuple(drafted), kind)
 
     def _repair(self) -> None:
         """Bring sequences in order that an interrupt left in the middle of a change."""
@@ -235,7 +271,7 @@ class Scheduler:
         last = sequence.n_cached + n == sequence.n_prefill
         if last and not most_logits:
             return None
-        last = last and sequence.sampler.params.max_tokens != 0
+        last = last and sequence.sampler.params.max_tokens != 0 and sequence.n_prefill == len(sequence.ids)
         return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
@@ -324,6 +360,8 @@ class Scheduler:
             sequence.finish("interrupted")
         elif not sequence.prefilling and stats.new_tokens == sequence.sampler.params.max_tokens:
             sequence.finish("length")
+        elif len(sequence.ids) > self.limits.context:
+            sequence.finish("context")
         if sequence.finished:
             self._end(sequence)
         elif rows.first < sequence.n_prefill and self.table.max_sequences > 1:
@@ -336,11 +374,11 @@ class Scheduler:
         n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
         stats.new_tokens = sequence.n_new
         if decoding:
-            stats.decode_seconds += seconds
+            stats.decode_seconds += seconds + self._drafting.seconds
             stats.decode_steps += rows.chooses
             stats.decode_tokens += max(rows.chooses + n_right, n_given)
-            stats.drafted_tokens += len(rows.drafted)
-            stats.accepted_tokens += n_right
+            if rows.drafted:
+                stats.count_draft(rows.kind, len(rows.drafted), n_right)
         else:
             stats.prompt_seconds += seconds
             reached = min(rows.first + rows.n, sequence.n_prompt)

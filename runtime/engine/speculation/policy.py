@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 MOST_DRAFTED = 15  # ids: with the token before them 16 rows, for which the machines have kernels of their own
 MARGIN = 1.1  # by which drafting must promise more tokens a second
 SMOOTHING = 0.25  # weight of the newest step in the averages
 GUESSED_SLOPE = 0.15  # what a further row costs, in steps of one row, until it has been measured
+SHORTEST_REST = 64  # tokens without drafts of a model, when they have ceased to pay
+LONGEST_REST = 1024
+TRIAL = 4  # rounds behind a rest in which drafts are made to see whether they pay again
 
 
 class StepCosts:
@@ -27,9 +30,23 @@ class StepCosts:
         old = self._seconds.get(n_rows, seconds)
         self._seconds[n_rows] = old + SMOOTHING * (seconds - old)
 
+    @property
+    def known(self) -> bool:
+        """Whether a step has been measured."""
+        return bool(self._seconds)
+
+    def seconds(self, n_rows: int) -> float:
+        """Seconds of a step of `n_rows` rows, measured or guessed by others; 1.0 if none was measured."""
+        return self._estimate(n_rows)
+
     def relative(self, n_rows: int, base: int) -> float:
         """The cost of a step of `n_rows` rows, in steps of `base` rows, measured or guessed in between."""
         return self._estimate(n_rows) / self._estimate(base)
+
+    def share(self, n_rows: int, base: int) -> float:
+        """The cost of `n_rows` rows beside `base` others, one of which is the sequence's own, in what that
+        one costs without them."""
+        return 1 + base * (self.relative(base + n_rows, base) - 1)
 
     def _estimate(self, n_rows: int) -> float:
         known = self._seconds
@@ -40,17 +57,16 @@ class StepCosts:
         if below and above:
             share = (n_rows - below) / (above - below)
             return known[below] + share * (known[above] - known[below])
-        one = known.get(1) or (known[below] if below else known[above] if above else 1.0)
         nearest = below or above
-        return max(
-            0.1 * one, (known[nearest] if nearest else one) + (n_rows - (nearest or 1)) * GUESSED_SLOPE * one
-        )
+        seconds = known[nearest] if nearest else 1.0
+        return seconds * (1 + GUESSED_SLOPE * (n_rows - 1)) / (1 + GUESSED_SLOPE * (max(nearest, 1) - 1))
 
 
 class Acceptance:
     """How often the first id of a draft is right, by the kind of draft; each sequence has its own.
 
-    It is measured also where nothing is drafted, since what a draft would have been costs nothing to look up.
+    That of n-grams is measured also where nothing is drafted, since what a draft would have been costs
+    nothing to look up.
     """
 
     def __init__(self, priors: Mapping[int, float]) -> None:
@@ -60,17 +76,49 @@ class Acceptance:
         """Note whether the first id of a draft of a kind was right."""
         self._rates[kind] += SMOOTHING / 2 * (right - self._rates[kind])
 
-    def best_length(self, kind: int, following: int, costs: StepCosts, base: int, most: int) -> int:
-        """The number of ids to draft, at most `most`, beside `base` rows: that with the most tokens a second.
+    def best_length(
+        self, kind: int, following: int, cost: Callable[[int], float], most: int
+    ) -> tuple[int, float]:
+        """The number of ids to draft, at most `most`: that with the most tokens a second, and how many times
+        those without drafts it promises. (0, MARGIN) if drafting does not pay.
 
-        The first id is right as often as drafts of `kind` are, those behind as often as those of `following`.
+        `cost(n)` is what a sequence costs in a step with n drafted ids, and to draft them, in what it costs
+        without. The first id is right as often as drafts of `kind` are, those behind as often as those of
+        `following`.
         """
         first, then = self._rates[kind], self._rates[following]
         tokens, right, best, length = 1.0, first, MARGIN, 0
         for n in range(1, most + 1):
             tokens += right
             right *= then
-            gain = tokens / costs.relative(base + n, base)
+            gain = tokens / cost(n)
             if gain > best:
                 best, length = gain, n
-        return length
+        return length, best
+
+
+class Rests:
+    """When to stop trying drafts that cost something to make, and when to try again: behind rests that
+    double as long as they do not pay."""
+
+    def __init__(self) -> None:
+        self._rest = SHORTEST_REST
+        self._until = 0  # the number of ids at which a rest ends
+        self._trials = 0
+
+    def length(self, n_ids: int, wanted: int, most: int) -> int:
+        """How many ids to draft behind `n_ids`, if `wanted` would pay: in a trial a few anyway."""
+        if wanted:
+            if not self._trials:
+                self._rest = SHORTEST_REST
+            return wanted
+        if self._trials:
+            self._trials -= 1
+            return min(2, most)
+        if n_ids >= self._until:
+            if self._until:
+                self._trials = TRIAL - 1
+            first, self._until = not self._until, n_ids + self._rest
+            self._rest = min(2 * self._rest, LONGEST_REST)
+            return 0 if first else min(2, most)
+        return 0

@@ -5,9 +5,10 @@
 
 CONFORMANCE is a folder with the unpacked models of tests/data/conformance. Each folder of OUT is an adapter
 as PEFT saves it, with `expected.npz`: `ids` [24], `rows` [4], `logits` float32 [4, vocab] after the ids at
-`rows`, and `effect`, the mean absolute difference that the adapter makes to them.
+`rows`, and `effect`, the mean absolute difference that the adapter makes to them. Of a control vector there
+is `expected.npz` only, with the directions.
 
-Needs torch, transformers 5 and peft.
+Needs torch, transformers 5, and peft.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 torch.set_num_threads(1)
@@ -101,6 +103,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
 }
 
 
+# An adapter as transformers 4 had it, with a module for each expert; PEFT reads it into today's stacks.
+OF_MODULES = {
+    "mixtral": ("mixtral", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "w1", "w2", "w3"]})
+}
+# Models with a control vector, which hooks add to the outputs of the layers that it has directions for.
+CONTROLLED = {"control-gemma3": ("gemma3", (1, 2, 5)), "control-llama": ("llama", (1,))}
+
+
 def logits_of(model: torch.nn.Module, ids: np.ndarray) -> np.ndarray:
     return model(input_ids=torch.tensor(ids[None].astype(np.int64))).logits[0, ROWS].float().numpy()
 
@@ -140,11 +150,54 @@ def make(name: str, conformance: Path, out: Path) -> None:
     print(f"{name}: effect {effect.round(2)}, logits {expected.std():.2f}", flush=True)
 
 
+def make_of_modules(name: str, conformance: Path, out: Path) -> None:
+    base, config = OF_MODULES[name]
+    folder, generator = out / name, np.random.default_rng(len(name))
+    shutil.rmtree(folder, ignore_errors=True)
+    LoraConfig(task_type="CAUSAL_LM", base_model_name_or_path=base, **config).save_pretrained(folder)
+    tensors = {}
+    for key, value in load_file(conformance / base / "model.safetensors").items():
+        module = key.removesuffix(".weight")
+        if module.rpartition(".")[2] in config["target_modules"]:
+            for part, shape in (("A", (config["r"], value.shape[1])), ("B", (value.shape[0], config["r"]))):
+                factor = generator.normal(0, 1.2 / np.sqrt(shape[1]), shape).astype(np.float32)
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = torch.tensor(factor)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    ids = np.load(conformance / base / "reference.npz")["input_ids"][:24].astype(np.int32)
+    plain = logits_of(load(conformance / base), ids)
+    expected = logits_of(PeftModel.from_pretrained(load(conformance / base), folder).eval(), ids)
+    effect = np.abs(expected - plain).mean(axis=-1)
+    np.savez(folder / "expected.npz", ids=ids, rows=ROWS, logits=expected, effect=effect)
+    print(f"{name}: effect {effect.round(2)}, logits {expected.std():.2f}", flush=True)
+
+
+def make_controlled(name: str, conformance: Path, out: Path) -> None:
+    base, layers = CONTROLLED[name]
+    folder, generator = out / name, np.random.default_rng(len(name))
+    folder.mkdir(parents=True, exist_ok=True)
+    ids = np.load(conformance / base / "reference.npz")["input_ids"][:24].astype(np.int32)
+    model = load(conformance / base)
+    plain = logits_of(model, ids)
+    directions = {}
+    for layer in layers:
+        direction = generator.normal(0, 1, model.config.hidden_size).astype(np.float32)
+        directions[f"direction.{layer}"] = direction
+        add = torch.tensor(direction)
+        model.model.layers[layer].register_forward_hook(
+            lambda _, __, x, add=add: (x[0] + add, *x[1:]) if isinstance(x, tuple) else x + add
+        )
+    expected = logits_of(model, ids)
+    effect = np.abs(expected - plain).mean(axis=-1)
+    np.savez(folder / "expected.npz", ids=ids, rows=ROWS, logits=expected, effect=effect, **directions)
+    print(f"{name}: effect {effect.round(2)}, logits {expected.std():.2f}", flush=True)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("conformance", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--only", nargs="*", default=list(CASES))
+    parser.add_argument("--only", nargs="*", default=[*CASES, *OF_MODULES, *CONTROLLED])
     arguments = parser.parse_args()
     for each in arguments.only:
-        make(each, arguments.conformance, arguments.out)
+        maker = make if each in CASES else make_of_modules if each in OF_MODULES else make_controlled
+        maker(each, arguments.conformance, arguments.out)

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 
 import kukri
+from kukri.quant.formats import FORMATS
+from kukri.quant.gguf.reader import GGUFFile
+from kukri.quant.gguf.writer import TensorRecord, write_gguf
+from kukri.runtime.engine.cache import PageTable
 from kukri.tests.runtime.adapters.conftest import ATOL
 
 BASES = {
@@ -22,6 +26,10 @@ BASES = {
     "gemma3": "gemma3",
     "qwen3-next": "qwen3-next",
     "qwen3.5": "qwen3.5",
+    "deepseek-v2": "deepseek-v2",  # a change of the matrix that is cut into heads
+    "qwen3-moe": "qwen3-moe",  # stacks of experts
+    "gpt-oss": "gpt-oss",  # whose gate and up alternate
+    "mixtral": "mixtral",  # a module for each expert
 }
 
 
@@ -46,6 +54,34 @@ def test_beside_a_gguf_file(conformance, adapter, gguf_of, name: str) -> None:
     base, expected = BASES[name], np.load(adapter(name) / "expected.npz")
     got = logits(gguf_of(base), expected, [adapter(name)])
     np.testing.assert_allclose(got, expected["logits"], rtol=0, atol=ATOL[base])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3.5", "qwen3-moe", "gpt-oss"])
+def test_decode(conformance, adapter, feed, name: str) -> None:
+    """Token by token, and in steps of several rows, on the CPU machine: each has kernels of its own."""
+    base, expected = BASES[name], np.load(adapter(name) / "expected.npz")
+    with kukri.load(conformance(base), device="cpu", context=64, threads=2, lora=[adapter(name)]) as model:
+        for chunks in ((1,), (3, 1)):
+            got = feed(model.engine.machine, PageTable(1), expected["ids"], chunks)[expected["rows"]]
+            np.testing.assert_allclose(got, expected["logits"], rtol=0, atol=5 * ATOL[base])
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2", "gemma3"])
+def test_beside_blocks(conformance, adapter, tmp_path, name: str) -> None:
+    """Factors beside quantised weights are in F16: against those in F32 beside the same weights in F32."""
+    expected, model = np.load(adapter(name) / "expected.npz"), conformance(name) / f"{name}-Q8_0.gguf"
+    file = GGUFFile.open(model)
+    records = [TensorRecord(t.name, t.shape, FORMATS["F32"]) for t in file.tensors.values()]
+    values = ((t.dequantize().reshape(-1).view(np.uint8),) for t in file.tensors.values())
+    write_gguf(tmp_path / "f32.gguf", file.metadata, file.types, records, values)
+    exact = logits(tmp_path / "f32.gguf", expected, [adapter(name)])
+    assert mean_kl(exact, logits(model, expected, [adapter(name)])) < 1e-5
+    assert mean_kl(exact, logits(model, expected, [adapter(name)], "cpu")) < 0.002
+
+
+def mean_kl(expected: np.ndarray, got: np.ndarray) -> float:
+    p, q = (rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True) for rows in (expected, got))
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 def test_a_scale_of_zero_changes_nothing(conformance, adapter) -> None:

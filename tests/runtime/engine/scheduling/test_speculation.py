@@ -174,7 +174,7 @@ def test_as_many_are_drafted_as_pay():
     assert costs.relative(8, 1) == pytest.approx(2.2)
 
     def best(first: float, then: float, most: int = MOST_DRAFTED) -> int:
-        return Acceptance({0: first, 1: then}).best_length(0, 1, costs, 1, most)
+        return Acceptance({0: first, 1: then}).best_length(0, 1, lambda n: costs.share(n, 1), most)[0]
 
     assert best(0.0, 0.9) == best(0.05, 0.9) == 0
     assert 2 <= best(0.8, 0.8) <= 5
@@ -200,7 +200,8 @@ def test_drafts_that_are_never_right_are_no_longer_made():
     drafts, ids, draw = SequenceDrafts(costs), [7, 8, 9] * 5, random.Random(0)
     drafted = []
     for _ in range(200):
-        drafted.append(len(drafts.propose(ids, 1, 15)))
+        assert drafts.choose(ids, 1, 15, 100) == 0  # asked of a drafter
+        drafted.append(len(drafts.take(ids, 15)))
         ids.append(draw.randrange(9))  # what follows an n-gram says nothing
     assert sum(drafted[:5]) > 0
     assert sum(drafted[100:]) < 30

@@ -1,0 +1,11 @@
+"""HTTP: an ASGI application over loaded models, with the APIs that clients know. Others can mount it.
+
+    application = kukri.runtime.serve.app(["smollm2.gguf"])
+
+Nothing imports this room but who serves: its packages take a while to import.
+"""
+
+from .application import app
+from .http.options import ServeOptions
+
+__all__ = ["ServeOptions", "app"]

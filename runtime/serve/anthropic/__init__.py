@@ -1,0 +1,1 @@
+"""The API of Anthropic: messages with blocks of text, thinking and tool calls, and counts of their tokens."""

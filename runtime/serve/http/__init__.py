@@ -1,0 +1,1 @@
+"""Bytes in and out: who may ask, bodies within limits, streams, errors, and the process that listens."""
