@@ -39,6 +39,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.console quant runtime.hub",
@@ -48,7 +49,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
+    "cli.generation": "cli.console runtime.adapters runtime.answers runtime.hub runtime.model "
+    f"runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
