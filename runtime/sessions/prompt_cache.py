@@ -101,7 +101,9 @@ class PromptCache:
                 about, parts = to_parts(pieces[i])
                 about |= about_cache(self.model) | {"version": VERSION, "number": i}
                 n_bytes += write_kept_file(files[i], KIND, about, parts)
-            PROMPTS.make_room(self._most_bytes, [files[i] for i in missing])
+            if missing:
+                _mark_as_used(files)
+                PROMPTS.make_room(self._most_bytes, [files[i] for i in missing])
         except OSError as problem:
             self._warn(f"the prompt is not kept: {problem.strerror or problem}")
         self._made.clear()
@@ -144,10 +146,7 @@ class PromptCache:
             if not same or kept.ids != list(ids[i * PIECE : (i + 1) * PIECE]):
                 break
             pieces.append(kept)
-        now = time_ns()
-        for i, file in enumerate(files[: len(pieces)]):  # a piece goes before those in front of it
-            with suppress(OSError):
-                os.utime(file, ns=(now - i * 1000, now - i * 1000))
+        _mark_as_used(files[: len(pieces)])
         return pieces
 
     # ---- the cache
@@ -172,6 +171,14 @@ class PromptCache:
             kept = engine.take_out(beginning)
             if len(kept.ids) == len(beginning):
                 self._made[number] = _cut(kept, number, engine.table.page_size)
+
+
+def _mark_as_used(files: Sequence[Path]) -> None:
+    """Note that pieces of a prompt were used now. They go before those in front of them."""
+    now = time_ns()
+    for i, file in enumerate(files):
+        with suppress(OSError):
+            os.utime(file, ns=(now - i * 1000, now - i * 1000))
 
 
 def _cut(kept: Kept, number: int, page_size: int) -> Kept:
