@@ -30,6 +30,8 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
+- ConstraintError (a ValueError): take another `response_format`; the message names the part that is not
+  supported or that nothing can meet.
 - QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
 - StaleGeneration (a RuntimeError): another call took the KV cache over between two parts of logits.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
@@ -56,10 +58,12 @@ if TYPE_CHECKING:
         ToolCallStart,
     )
     from .runtime.answers.request import GenerationRequest
+    from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import (
         BadLogits,
         CacheFull,
+        ConstraintError,
         ContextExceeded,
         ModelClosed,
         QueueFull,
@@ -78,6 +82,7 @@ __all__ = [
     "Answer",
     "BadLogits",
     "CacheFull",
+    "ConstraintError",
     "ContextExceeded",
     "CudaError",
     "CudaOutOfMemory",
@@ -92,6 +97,7 @@ __all__ = [
     "NoHome",
     "NotEnoughMemory",
     "QueueFull",
+    "ResponseFormat",
     "SamplingParams",
     "Session",
     "StaleGeneration",
@@ -117,6 +123,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "Answer": "runtime.answers.answer",
     "BadLogits": "runtime.engine.errors",
     "CacheFull": "runtime.engine.errors",
+    "ConstraintError": "runtime.engine.errors",
     "ContextExceeded": "runtime.engine.errors",
     "CudaError": "runtime.cuda.driver.errors",
     "CudaOutOfMemory": "runtime.cuda.driver.errors",
@@ -130,6 +137,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
+    "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
     "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",

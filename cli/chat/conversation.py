@@ -15,6 +15,7 @@ from ..console.bounded_io import read_file
 from ..console.safe_text import utf8
 
 if TYPE_CHECKING:
+    from ...runtime.answers.structured.response_format import ResponseFormat
     from ...runtime.model.model import Model
 
 LONGEST_FILE = 32 << 20  # bytes
@@ -40,6 +41,7 @@ class Conversation:
     """Turns in order, oldest first. A `raw` one is a text, which its turns are parts of, and has no chat
     template.
 
+    With the newest message the model is told of the `form` that its answer must have.
     The oldest `dropped` turns are no longer part of prompts, since they do not fit the context.
     """
 
@@ -47,6 +49,7 @@ class Conversation:
     raw: bool = False
     turns: list[Turn] = field(default_factory=list)
     dropped: int = 0
+    form: ResponseFormat | None = None
 
     def fit(self, model: Model, max_tokens: int | None) -> tuple[list[int], int]:
         """The prompt's ids, and the number of tokens dropped with the oldest turns to make them fit.
@@ -96,6 +99,8 @@ class Conversation:
         return model.context - (wanted if max_tokens is None else min(wanted, max_tokens))
 
     def _ids(self, model: Model, turns: list[Turn]) -> list[int]:
+        from ...runtime.answers.structured.constraints import told
+
         if self.raw:
             text = "".join(turn.user + (turn.reply or "") for turn in turns)
             return model.encode("\n\n".join([self.system, text] if self.system else [text]), special=True)
@@ -107,7 +112,7 @@ class Conversation:
                 begun = turn.reply or ""
             else:
                 messages.append({"role": "assistant", "content": turn.reply or ""})
-        ids = model.encode_chat(messages)
+        ids = model.encode_chat(told(messages, self.form))
         return ids + model.tokenizer.encode(begun) if begun else ids
 
 

@@ -45,6 +45,7 @@ class Session:
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
+        self.form = conversation.form = options.response_format
         self.conversation = conversation
         self._save = save
 
@@ -102,7 +103,7 @@ class Session:
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                request = GenerationRequest(ids=ids, params=self.params)
+                request = GenerationRequest(ids=ids, params=self.params, response_format=self.form)
                 reply = self.last = generate(self.model, request, sink.write)
         except Exception:
             if sink.text:  # the error gets a line of its own
@@ -114,8 +115,10 @@ class Session:
             return
         turn.reply = (turn.reply or "") + reply.text
         cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
-        turn.cut = reply.finish_reason if cut else ""
-        if cut:
+        turn.cut = reply.finish_reason if cut and self.form is None else ""
+        if cut and self.form is not None:  # what has a form is not continued in pieces
+            terminal.remark(f"({cut}; /regen answers anew)")
+        elif cut:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)

@@ -37,6 +37,7 @@ def chat(
     With text piped into it, it answers once and ends.
     """
     params = options.sampling()
+    options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded
     typed = terminal.is_terminal(sys.stdin)
     _check_streams(options, typed, no_stdin)
     keeper = open_keeper(session, resume, not no_autosave, autosave_size << 20)

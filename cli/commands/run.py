@@ -14,7 +14,7 @@ from ..console import terminal
 from ..console.options import flag, with_options
 from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..generation.reply import INTERRUPTED
+from ..generation.reply import exit_code
 from ..keeping.flags import Resume, SessionFile
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
@@ -71,6 +71,8 @@ def run(
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
+    if options.response_format is not None and beams:
+        raise typer.BadParameter("a beam search (--beams) cannot keep its answers to a form")
     flags = BeamFlags(beams, length_penalty, early_stopping, n_answers) if beams else None
     search = flags.params(params) if flags else None
     keeper = None
@@ -129,13 +131,16 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
-    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
+    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it,
+    and with 6 if it does not have the form that it must have."""
     reply = write_reply(loaded, name, _encode(loaded, text, options), options, params)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
+    if code := exit_code(reply):
+        raise typer.Exit(code)
 
 
 def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
+    from ...runtime.answers.structured.constraints import told
+
     if options.raw:
         return loaded.encode(text, special=True)
     if not loaded.chat_template:
@@ -144,4 +149,4 @@ def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
     messages = [{"role": "user", "content": text}]
     if options.system_text:
         messages.insert(0, {"role": "system", "content": options.system_text})
-    return loaded.encode_chat(messages)
+    return loaded.encode_chat(told(messages, options.response_format))

@@ -26,6 +26,7 @@ from .adapters import AdapterOptions
 from .caching import CachingOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
+from .structured import StructuredOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -37,7 +38,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, CachingOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, CachingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -239,8 +240,8 @@ class GenerationOptions(AdapterOptions, CachingOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str, beams: int = 1) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams.
+    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -265,6 +266,7 @@ class GenerationOptions(AdapterOptions, CachingOptions):
                 self.threads,
                 self.kv_type.value,
                 self.gpu_layers,
+                parallel,
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
                 adapters=adapters,

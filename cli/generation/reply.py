@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = "interrupted"
 LOOP = "loop"
+EXIT_INCOMPLETE, EXIT_INTERRUPTED = 6, 130
 _STATS = (
     "prompt_tokens", "cached_tokens", "new_tokens", "time_to_first_token", "prompt_seconds", "decode_seconds",
     "tokens_per_second", "prompt_tokens_per_second", "drafted_tokens", "accepted_tokens",
@@ -27,11 +28,15 @@ _STATS = (
 
 @dataclass(frozen=True)
 class Reply:
-    """The text that a model wrote, why it stopped, and token counts and times in seconds."""
+    """The text that a model wrote, why it stopped, and token counts and times in seconds.
+
+    `complete`: whether it has the form that it must have; None if it may have any.
+    """
 
     text: str
     finish_reason: str
     stats: dict[str, Any]
+    complete: bool | None = None
 
 
 def generate(model: Model, request: GenerationRequest, write: Callable[[str], None]) -> Reply:
@@ -58,7 +63,7 @@ def generate(model: Model, request: GenerationRequest, write: Callable[[str], No
             reason = str(answer.finish_reason or LOOP)
     except KeyboardInterrupt:
         pass
-    return Reply("".join(pieces), reason, stats_facts(model.stats))
+    return Reply("".join(pieces), reason, stats_facts(model.stats), model.stats.complete)
 
 
 def stats_facts(stats: GenerationStats) -> dict[str, Any]:
@@ -111,6 +116,20 @@ def _number(value: float | int | None, form: str) -> str:
 def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     """Why a reply is incomplete, as a phrase; None if it is complete. `cure`: what may help a model that
     repeats itself."""
+    cut = _why_cut(reply, model, cure)
+    if reply.complete is False and reply.finish_reason != INTERRUPTED:
+        return f"{cut or 'cut by a stop string (--stop)'}: the answer does not have the form that it should"
+    return cut
+
+
+def exit_code(reply: Reply) -> int:
+    """What `run` ends with after a reply."""
+    if reply.finish_reason == INTERRUPTED:
+        return EXIT_INTERRUPTED
+    return EXIT_INCOMPLETE if reply.complete is False else 0
+
+
+def _why_cut(reply: Reply, model: Model, cure: str) -> str | None:
     if reply.finish_reason == "length":
         return f"cut after {count(reply.stats['new_tokens'], 'token')} (-n)"
     if reply.finish_reason == "context":
@@ -122,9 +141,11 @@ def why_cut(reply: Reply, model: Model, cure: str) -> str | None:
 
 def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
+    complete = {} if reply.complete is None else {"complete": reply.complete}
     return {
         "model": name,
         "text": reply.text,
         "finish_reason": reply.finish_reason,
+        **complete,
         "stats": reply.stats,
     }

@@ -9,7 +9,7 @@ import typer
 from ..chat.conversation import Turn
 from ..console import terminal
 from ..console.wording import count
-from ..generation.reply import INTERRUPTED, why_cut
+from ..generation.reply import INTERRUPTED, exit_code, why_cut
 from .one_answer import NO_TEMPLATE, write_reply
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ def answer_in_session(
     """Write one reply to `text`, and keep both.
 
     A reply that Ctrl-C cut is kept as far as it came, and ends the command with 130; without any, nothing is.
+    One that does not have the form that it must have ends it with 6.
     """
     conversation = keeper.begin(loaded, name, options.system_text, options.raw, params.max_tokens)
+    conversation.form = options.response_format
     if conversation.raw and not loaded.chat_template:
         terminal.remark(NO_TEMPLATE)
     turn = Turn(text)
@@ -39,5 +41,5 @@ def answer_in_session(
         turn.reply = reply.text
         turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
         keeper.save(conversation, loaded, name, ending=True)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
+    if code := exit_code(reply):
+        raise typer.Exit(code)

@@ -26,7 +26,7 @@ def write_reply(
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
-        request = GenerationRequest(ids=ids, params=params)
+        request = GenerationRequest(ids=ids, params=params, response_format=options.response_format)
         reply = generate(loaded, request, sink.write if plain else lambda piece: None)
     except Exception:
         if sink.text:  # what is there already still ends with a newline

@@ -27,9 +27,12 @@ class GenerationRequest:
     - `params`: SamplingParams.
     - `tools`: JSON schemas of functions that the model may call.
     - `variables`: what else the chat template reads, such as {"enable_thinking": False}.
+    - `response_format`: the form that the answer must have: a JSON schema, a class with fields, or what else
+      `ResponseFormat.of` takes.
     - `priority`: requests of a higher one go first.
 
-    Raises TypeError or ValueError for what no model could answer.
+    Raises TypeError or ValueError for what no model could answer; ConstraintError, which is a ValueError, for
+    a form that is not supported or that nothing has.
     """
 
     messages: Messages | None = None
@@ -39,6 +42,7 @@ class GenerationRequest:
     tools: Sequence[Any] | None = None
     variables: Mapping[str, Any] | None = None
     priority: int = 0
+    response_format: Any = None
 
     def __post_init__(self) -> None:
         if self.prompt is not None and (self.messages is not None or self.ids is not None):
@@ -51,3 +55,7 @@ class GenerationRequest:
             raise TypeError(f"`params` are SamplingParams, not {type(self.params).__name__}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise TypeError("a priority is a whole number")
+        if self.response_format is not None:
+            from .structured.response_format import ResponseFormat
+
+            object.__setattr__(self, "response_format", ResponseFormat.of(self.response_format))

@@ -19,6 +19,7 @@ from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
+from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
@@ -75,6 +76,7 @@ class Model:
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._adapters = source.adapters
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
+        self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
 
     def __repr__(self) -> str:
         state = f"context {self.context}" if self._machine is not None else "closed"
@@ -150,17 +152,19 @@ class Model:
         self,
         ids: Sequence[int],
         params: SamplingParams | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[int, None, None]:
         """The token ids that follow `ids`, each as soon as it is chosen; end tokens are left out.
 
+        `response_format`: the form that their text must have, see `ResponseFormat.of`; None: none.
         `sampling`: fields of SamplingParams (`temperature=0`), which replace those of `params`. `stop` has no
         effect, since it is about text: see `stream`. Raises what `logits` raises at the call, and TypeError
-        or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
-        a GPU CudaError.
+        or ValueError for wrong parameters; and while it is iterated BadLogits, ConstraintError, QueueFull,
+        ModelClosed, or on a GPU CudaError.
         """
         params = self.with_ids(sampling_params("generate", params, sampling))
-        return self._open_engine().generate(ids, params)
+        return self._open_engine().generate(ids, params, self._constraints.of(response_format))
 
     def with_ids(self, params: SamplingParams) -> SamplingParams:
         """`params` with ids in place of texts in `logit_bias` and `dry_sequence_breakers`, as an engine needs
@@ -173,16 +177,18 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Continuation:
         """Queue a request for what follows `ids`, and return an iterator over its tokens as TokenEvents.
 
-        Any number of requests run together, as far as the model's cache has room for them, and share the
+        `response_format`: the form that it must have, see `ResponseFormat.of`; the prompt stays as it is. Any
+        number of requests run together, as far as the model's cache has room for them, and share the
         cached part of what their prompts begin with. Errors are those of `stream` at the call, and QueueFull.
         """
         params = self.with_ids(sampling_params("submit", params, sampling))
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        generation = self._open_engine().submit(ids, params)
+        generation = self._open_engine().submit(ids, params, constraint=self._constraints.of(response_format))
         return Continuation(generation, reader, self._open_engine)
 
     def submit_beams(
@@ -221,6 +227,7 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
@@ -231,7 +238,8 @@ class Model:
         """
         params = sampling_params("stream", params, sampling)
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        return self._text(self.generate(ids, params), reader)
+        tokens = self.generate(ids, params, response_format=response_format)
+        return self._text(tokens, reader)
 
     def chat(
         self,
@@ -239,17 +247,21 @@ class Model:
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The model's answer to a conversation, in pieces of text as it is generated.
 
             model.chat("Why is the sky blue?", temperature=0, max_tokens=100)
+            model.chat("Name a colour.", response_format={"type": "choice", "choice": ["red", "blue"]})
 
         Arguments and errors are those of `encode_chat` and `stream`. A keyword that is neither an argument
         nor a field of SamplingParams raises TypeError: what the chat template reads goes into `variables`.
         """
         params = sampling_params("chat", params, sampling)
-        return self.stream(self.encode_chat(messages, tools, variables), params)
+        form = form_of(response_format)
+        ids = self.encode_chat(told(messages, form), tools, variables)
+        return self.stream(ids, params, response_format=form)
 
     def _text(self, tokens: Generator[int, None, None], reader: TokenReader) -> Generator[str, None, None]:
         """The text of `tokens` up to the first stop string, and the reason in `stats` if there was one."""
@@ -295,7 +307,8 @@ class Model:
         params = self.with_ids(request.params)
         reader = TokenReader(self.tokenizer, params.stop)
         ids = request.ids if request.ids is not None else self._prompt_of(request)
-        generation = self._open_engine().submit(ids, params, request.priority)
+        constraint = self._constraints.of(request.response_format)
+        generation = self._open_engine().submit(ids, params, request.priority, constraint)
         return Answer(generation, reader, scored=params.logprobs is not None)
 
     def _prompt_of(self, request: GenerationRequest) -> list[int]:
@@ -303,7 +316,8 @@ class Model:
         if request.prompt is not None:
             return self.encode(request.prompt)
         assert request.messages is not None
-        return self.encode_chat(request.messages, request.tools, request.variables)
+        messages = told(request.messages, request.response_format)
+        return self.encode_chat(messages, request.tools, request.variables)
 
     def _check_open(self) -> None:
         if self._machine is None:

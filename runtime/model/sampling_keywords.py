@@ -56,6 +56,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     tools: Sequence[Any] | None
     variables: Mapping[str, Any] | None
     priority: int
+    response_format: Any
 
 
 def generation_request(

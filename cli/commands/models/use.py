@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from ...runtime.hub.catalogue import DEFAULT, Entry
-from ...runtime.hub.names import parse_name
-from ...runtime.hub.resolve import find_local
-from ..console import terminal
-from ..console.completion import model_names
-from ..console.safe_text import one_line
-from ..settings.file import change, read_settings
-from ..settings.model import VARIABLE, from_environment, lasting_name, size
+from ....runtime.hub.catalogue import DEFAULT, Entry
+from ....runtime.hub.names import parse_name
+from ....runtime.hub.resolve import find_local
+from ...console import terminal
+from ...console.completion import model_names
+from ...console.safe_text import one_line
+from ...settings.file import change, read_settings
+from ...settings.model import VARIABLE, from_environment, lasting_name, size
 
 KEY = "model"  # of the settings file
 
