@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
+    from .runtime.sessions.prompt_cache import PromptCache
     from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
@@ -96,6 +97,7 @@ __all__ = [
     "ModelNotFound",
     "NoHome",
     "NotEnoughMemory",
+    "PromptCache",
     "QueueFull",
     "ResponseFormat",
     "SamplingParams",
@@ -136,6 +138,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "ModelNotFound": "runtime.hub.errors",
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
+    "PromptCache": "runtime.sessions.prompt_cache",
     "QueueFull": "runtime.engine.errors",
     "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",

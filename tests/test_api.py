@@ -28,9 +28,9 @@ ERRORS = {
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {
-    "Answer", "Finished", "GenerationRequest", "Model", "ResponseFormat", "SamplingParams", "Session",
-    "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta", "ToolCallEnd",
-    "ToolCallStart",
+    "Answer", "Finished", "GenerationRequest", "Model", "PromptCache", "ResponseFormat", "SamplingParams",
+    "Session", "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta",
+    "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ class CachingOptions:
             from ...runtime.sessions.prompt_cache import PromptCache
 
             size = self.prompt_cache_size << 20
-            model.engine.prompt_source = PromptCache(model, size, lambda line: remark(f"({line})"))
+            PromptCache(model, size, lambda line: remark(f"({line})"))
 
     def keep_prompts(self, model: Model) -> None:
         """Keep the first prompt on disk, if the flags want that; when all is answered."""

@@ -39,13 +39,13 @@ MOST_BYTES = 2 << 30  # of all files together
 class PromptCache:
     """The beginnings of a model's prompts on disk, in kukri's own folder.
 
-        model.engine.prompt_source = cache = PromptCache(model)
+        cache = kukri.PromptCache(model)
         model.answer(…)
         cache.keep()
 
-    The engine asks it before it computes a prompt; `keep` writes what it did not have of the first one. Files
-    that have not been used for the longest time go when all together have over `most_bytes`. `warn` is
-    called with a line where files cannot be written; a file that is damaged counts as none.
+    The model's engine asks it before it computes a prompt; `keep` writes what it did not have of the first
+    one. Files that have not been used for the longest time go when all together have over `most_bytes`.
+    `warn` is called with a line where files cannot be written; a file that is damaged counts as none.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class PromptCache:
         self._first: list[int] | None = None  # the first long prompt
         self._made: dict[int, Kept] = {}  # by the number of a piece: what a recurrent model made of it
         self._lock = threading.Lock()
+        model.engine.prompt_source = self
 
     def begin(self, ids: list[int]) -> None:
         """Give the engine's cache what there is of the beginning of a prompt, if it does not know more."""

@@ -187,7 +187,9 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert texts(file)[1] == (first + rest).decode().removesuffix("\n")
+    written = (first + rest).decode().removesuffix("\n")
+    assert texts(file)[1].startswith(written)  # the signal may come between a piece and its writing
+    assert len(texts(file)[1]) < len(written) + 20
     assert read_session(file).conversation.cut == "interrupted"
 
 

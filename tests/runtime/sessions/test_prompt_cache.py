@@ -37,7 +37,7 @@ def answered(path: Path, prompt: list[int], **more) -> tuple[list[int], int, int
     """The answer of a new process, as it were; how many of the prompt's tokens it did not compute, and how
     many bytes it kept."""
     with opened(path, **more) as model:
-        model.engine.prompt_source = cache = PromptCache(model, warn=pytest.fail)
+        cache = PromptCache(model, warn=pytest.fail)
         found = list(model.generate(prompt, **GREEDY))
         return found, model.stats.cached_tokens, cache.keep()
 
@@ -118,14 +118,14 @@ def test_a_running_model_keeps_what_it_knows(tmp_path: Path) -> None:
     one, two, _ = prompts(250)
     answered(tiny, one, device="reference")
     with opened(tiny, device="reference") as model:
-        model.engine.prompt_source = cache = PromptCache(model)
+        cache = PromptCache(model)
         list(model.generate(two, **GREEDY))
         assert model.stats.cached_tokens == 2 * PIECE
         list(model.generate([*two, 7], **GREEDY))
         assert model.stats.cached_tokens == len(two)
         assert cache.keep() == 0
     with opened(tiny, device="reference", deterministic=True) as model:
-        model.engine.prompt_source = cache = PromptCache(model, warn=pytest.fail)
+        cache = PromptCache(model, warn=pytest.fail)
         list(model.generate(two, **GREEDY))
         assert model.stats.cached_tokens == cache.keep() == 0
 
@@ -136,19 +136,19 @@ def test_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answered(tiny, one, device="reference")
     size = PROMPTS.files()[0].n_bytes
     with opened(tiny, device="reference") as model:
-        model.engine.prompt_source = cache = PromptCache(model, 2 * size + 100)
+        cache = PromptCache(model, 2 * size + 100)
         list(model.generate(three, **GREEDY))
         cache.keep()
     assert len(PROMPTS.files()) == 2
     assert answered(tiny, three, device="reference")[1] == 2 * PIECE  # the piece that was not used went
     with opened(tiny, device="reference") as model:
-        model.engine.prompt_source = cache = PromptCache(model, 100)
+        cache = PromptCache(model, 100)
         list(model.generate(one[100:], **GREEDY))
         assert cache.keep() == 0
     said: list[str] = []
     monkeypatch.setattr(module, "write_kept_file", lambda *_: (_ for _ in ()).throw(OSError(28, "no room")))
     with opened(tiny, device="reference") as model:
-        model.engine.prompt_source = cache = PromptCache(model, warn=said.append)
+        cache = PromptCache(model, warn=said.append)
         list(model.generate(one[50:], **GREEDY))
         assert cache.keep() == 0
     assert said == ["the prompt is not kept: no room"]
@@ -187,7 +187,7 @@ ids = [3 + i * i % 250 for i in range(1200)]
 with load_model(sys.argv[1], LoadOptions(context=2048, threads=1, device="reference")) as model:
     for i in range(int(sys.argv[2])):
         model.engine.reset()
-        model.engine.prompt_source = cache = PromptCache(model, 400_000 + 600_000 * (i % 3))
+        cache = PromptCache(model, 400_000 + 600_000 * (i % 3))
         prompt = ids[: 1100 if i % 2 else 600] + [i % 250 + 3]
         print(list(model.generate(prompt, temperature=0, max_tokens=2, ignore_eos=True)), flush=True)
         cache.keep()
