@@ -54,9 +54,11 @@ if TYPE_CHECKING:
         TokenEvent,
         ToolCall,
         ToolCallDelta,
+        ToolCallDropped,
         ToolCallEnd,
         ToolCallStart,
     )
+    from .runtime.answers.functions import Tool
     from .runtime.answers.request import GenerationRequest
     from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
@@ -110,8 +112,10 @@ __all__ = [
     "TokenEvent",
     "Tokenizer",
     "TokenizerError",
+    "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolCallDropped",
     "ToolCallEnd",
     "ToolCallStart",
     "Unreachable",
@@ -151,8 +155,10 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "TokenEvent": "runtime.answers.events",
     "Tokenizer": "tokenizer.core",
     "TokenizerError": "tokenizer.errors",
+    "Tool": "runtime.answers.functions",
     "ToolCall": "runtime.answers.events",
     "ToolCallDelta": "runtime.answers.events",
+    "ToolCallDropped": "runtime.answers.events",
     "ToolCallEnd": "runtime.answers.events",
     "ToolCallStart": "runtime.answers.events",
     "Unreachable": "runtime.hub.errors",

@@ -29,8 +29,9 @@ ERRORS = {
 }  # fmt: skip
 OTHERS = {
     "Answer", "Finished", "GenerationRequest", "Model", "PromptCache", "ResponseFormat", "SamplingParams",
-    "Session", "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta",
-    "ToolCallEnd", "ToolCallStart",
+    "Session",
+    "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "Tool", "ToolCall", "ToolCallDelta",
+    "ToolCallDropped", "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",
 }  # fmt: skip
 

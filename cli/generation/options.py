@@ -27,6 +27,7 @@ from .caching import CachingOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 from .structured import StructuredOptions
+from .thinking import ThinkingOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -38,7 +39,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, StructuredOptions, CachingOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, CachingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -239,6 +240,11 @@ class GenerationOptions(AdapterOptions, StructuredOptions, CachingOptions):
         t = self.temperature
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
+
+    def asked(self, model: Model) -> dict[str, Any]:
+        """The fields of a GenerationRequest beside the messages and parameters. A usage error for what the
+        model cannot do."""
+        return {**self.asked_of_thinking(model), "response_format": self.response_format}
 
     def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time.

@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> list[str]:
         names.append(name)
         return tiny
 
-    for user in ("commands.tokenize", "commands.bench", "commands.quantize", "eval.measure"):
+    for user in ("commands.tokenize", "commands.bench", "commands.models.quantize", "eval.measure"):
         monkeypatch.setattr(f"kukri.cli.{user}.resolve", resolve)
     # Last: a module that is imported for the first time keeps what it finds there.
     monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", resolve)
