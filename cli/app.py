@@ -36,6 +36,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",
+    "cache": "cache.cache",
 }
 
 
