@@ -65,6 +65,7 @@ def chat(
                 answer(loaded, model, text, options, params)
             else:
                 answer_in_session(loaded, model, text, options, params, keeper)
+            options.keep_prompts(loaded)
         return
     files = read_files(options.file or [])
     if keeper is None:
@@ -95,6 +96,7 @@ def chat(
             converse(talk)
         finally:
             talk.keep(ending=True)
+            options.keep_prompts(loaded)
 
 
 def _check_streams(options: GenerationOptions, typed: bool, no_stdin: bool) -> None:
