@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import BadLogits
 from ..sampling.beam_search import Beam, BeamSearch, BeamState, Candidates, Running
 from ..sampling.top_k import TopK
-from ..stats import GenerationStats
 from ..scheduling.sequence import NO_SLOT, Sequence
+from ..stats import GenerationStats
 
 if TYPE_CHECKING:
     from ..scheduling.scheduler import Scheduler

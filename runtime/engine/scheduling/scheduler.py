@@ -14,6 +14,7 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
+from ..beams.group import BeamGroup
 from ..cache import PageTable
 from ..errors import ModelClosed
 from ..machine import Machine
@@ -22,7 +23,6 @@ from ..speculation.drafter import Drafter
 from ..state import States
 from .accounting import StepTimes, count_step
 from .batching import Rows, run_step
-from ..beams.group import BeamGroup
 from .choosing import choose, score_prompt
 from .drafting import Drafting
 from .placement import Limits, Placement
