@@ -1,9 +1,10 @@
 """Kill commands at random moments, a hundred times each, and look whether anything is corrupt afterwards.
 
-    python scripts/kill_test.py pull quantize compile --kills 100
+    python scripts/kill_test.py pull quantize compile session --kills 100
 
 `pull` is against a slow stand-in for the Hub on the loopback interface, `quantize` of a small model,
-`compile` the first start of one with an empty cache. After each SIGKILL every file under a final name must
+`compile` the first start of one with an empty cache, and `session` writes a session of 8 MB again and again,
+each time with other pages. After each SIGKILL every file under a final name must
 be whole; what the kill left is where the next attempt begins, so that all stages are met. Every tenth time
 the command is left alone: it must recover and give what it always gives, and then all starts anew.
 """
@@ -27,6 +28,13 @@ from pathlib import Path
 import numpy as np
 
 from kukri.quant.gguf.reader import GGUFFile
+from kukri.runtime.engine.scheduling.placement import Kept
+from kukri.runtime.sessions.session_file import (
+    SavedConversation,
+    SavedSession,
+    read_session,
+    write_session,
+)
 from kukri.tests.runtime.hub.hub_server import HubServer
 from kukri.tests.tiny_model import write_tiny_model
 
@@ -43,6 +51,7 @@ class Case:
         self.environment = os.environ | {"KUKRI_HOME": str(folder / "home"), "HF_HOME": str(folder / "hf")}
         self.longest = 1.0  # seconds until a kill at most
         self.works = True  # these are of processor time, so that a busy machine is no different
+        self.program: tuple[str, ...] = LLM
         self.command: list[str] = []
         self.whole: Callable[[], int] = lambda: 0  # raises for what is not; how many files there are
         self.right: Callable[[bytes], None] = lambda written: None
@@ -127,6 +136,48 @@ def compile_(folder: Path) -> Case:
     return case
 
 
+def save_sessions(path: Path, times: int) -> None:
+    """Write a session so many times, each with its number as its message and in all of its pages."""
+    number = session_number(path) if path.exists() else 0
+    for n in range(number + 1, number + times + 1):
+        pages = [np.full(1 << 16, n % 251, np.uint8) for _ in range(128)]
+        talk = SavedConversation([{"role": "user", "content": str(n)}])
+        write_session(path, SavedSession(talk, {}, Kept(list(range(8192)), pages)))
+
+
+def session_number(path: Path) -> int:
+    """The number of a session that `save_sessions` wrote; AssertionError if its pages have another."""
+    saved = read_session(path)
+    number = int(saved.conversation.messages[0]["content"])
+    assert all((page == number % 251).all() for page in saved.kept.pages), "pages of another save"
+    assert (len(saved.kept.pages), len(saved.kept.ids)) == (128, 8192)
+    return number
+
+
+def session(folder: Path) -> Case:
+    case = Case(folder)
+    path = folder / "a.session"
+    case.program = (sys.executable, str(Path(__file__).resolve()))
+    case.command = ["--save", str(path)]
+    start = _children_seconds()
+    subprocess.run([*case.program, *case.command], env=case.environment, check=True, capture_output=True)
+    case.longest = 1.1 * (_children_seconds() - start)
+    seen = session_number(path)
+
+    def whole() -> int:
+        nonlocal seen
+        number = session_number(path)
+        assert number >= seen, "an older session than before"
+        seen = number
+        return number
+
+    def right(written: bytes) -> None:
+        assert [each.name for each in folder.iterdir()] == [path.name], "what kills left was not removed"
+
+    case.whole, case.right = whole, right
+    return case
+
+
 def _children_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -147,7 +198,8 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float, works: bool) 
     return True
 
 
-CASES = {"pull": pull, "quantize": quantize, "compile": compile_}
+CASES = {"pull": pull, "quantize": quantize, "compile": compile_, "session": session}
+SAVES = 40  # of a command that is left alone
 
 
 def run(name: str, kills: int, seed: int) -> None:
@@ -158,7 +210,7 @@ def run(name: str, kills: int, seed: int) -> None:
         case = CASES[name](Path(root))
         while done < kills:
             process = subprocess.Popen(
-                [*LLM, *case.command],
+                [*case.program, *case.command],
                 env=case.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -174,7 +226,7 @@ def run(name: str, kills: int, seed: int) -> None:
             case.whole()
             if done and done % RECOVER_EVERY == 0 and recovered < done // RECOVER_EVERY:
                 left = subprocess.run(
-                    [*LLM, *case.command],
+                    [*case.program, *case.command],
                     env=case.environment,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
@@ -201,7 +253,11 @@ def main() -> None:
     parser.add_argument("commands", nargs="*", default=[*CASES], help=", ".join(CASES))
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)  # what `session` runs and kills
     arguments = parser.parse_args()
+    if arguments.save is not None:
+        save_sessions(arguments.save, SAVES)
+        return
     for name in arguments.commands:
         run(name, arguments.kills, arguments.seed)
 
