@@ -26,15 +26,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import save_sessions
 
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.engine.scheduling.placement import Kept
-from kukri.runtime.sessions.session_file import (
-    SavedConversation,
-    SavedSession,
-    read_session,
-    write_session,
-)
 from kukri.tests.runtime.hub.hub_server import HubServer
 from kukri.tests.tiny_model import write_tiny_model
 
@@ -136,37 +130,19 @@ def compile_(folder: Path) -> Case:
     return case
 
 
-def save_sessions(path: Path, times: int) -> None:
-    """Write a session so many times, each with its number as its message and in all of its pages."""
-    number = session_number(path) if path.exists() else 0
-    for n in range(number + 1, number + times + 1):
-        pages = [np.full(1 << 16, n % 251, np.uint8) for _ in range(128)]
-        talk = SavedConversation([{"role": "user", "content": str(n)}])
-        write_session(path, SavedSession(talk, {}, Kept(list(range(8192)), pages)))
-
-
-def session_number(path: Path) -> int:
-    """The number of a session that `save_sessions` wrote; AssertionError if its pages have another."""
-    saved = read_session(path)
-    number = int(saved.conversation.messages[0]["content"])
-    assert all((page == number % 251).all() for page in saved.kept.pages), "pages of another save"
-    assert (len(saved.kept.pages), len(saved.kept.ids)) == (128, 8192)
-    return number
-
-
 def session(folder: Path) -> Case:
     case = Case(folder)
     path = folder / "a.session"
-    case.program = (sys.executable, str(Path(__file__).resolve()))
-    case.command = ["--save", str(path)]
+    case.program = (sys.executable, save_sessions.__file__)
+    case.command = [str(path)]
     start = _children_seconds()
     subprocess.run([*case.program, *case.command], env=case.environment, check=True, capture_output=True)
     case.longest = 1.1 * (_children_seconds() - start)
-    seen = session_number(path)
+    seen = save_sessions.number_of(path)
 
     def whole() -> int:
         nonlocal seen
-        number = session_number(path)
+        number = save_sessions.number_of(path)
         assert number >= seen, "an older session than before"
         seen = number
         return number
@@ -199,7 +175,6 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float, works: bool) 
 
 
 CASES = {"pull": pull, "quantize": quantize, "compile": compile_, "session": session}
-SAVES = 40  # of a command that is left alone
 
 
 def run(name: str, kills: int, seed: int) -> None:
@@ -253,11 +228,7 @@ def main() -> None:
     parser.add_argument("commands", nargs="*", default=[*CASES], help=", ".join(CASES))
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--save", type=Path, help=argparse.SUPPRESS)  # what `session` runs and kills
     arguments = parser.parse_args()
-    if arguments.save is not None:
-        save_sessions(arguments.save, SAVES)
-        return
     for name in arguments.commands:
         run(name, arguments.kills, arguments.seed)
 

@@ -49,6 +49,7 @@ class Keeper:
         self._most_bytes = most_bytes
         self._autosaved = autosaved
         self._writes = writes and path is not None
+        self._model_name = ""
         self._written: tuple[SavedConversation, bool] | None = None  # the last one, and if its cache was, too
 
     @property
@@ -108,6 +109,7 @@ class Keeper:
 
         `name` is what the user calls the model; `system` and `raw` are for a new conversation.
         """
+        self._model_name = lasting_name(name)
         if self._saved is None:
             return Conversation(system, raw or not model.chat_template)
         from ...runtime.sessions.session import restore
@@ -126,7 +128,7 @@ class Keeper:
             )
         self._saved = SavedSession(talk)  # without what the file is mapped for
         conversation.take_back_dropped(model, max_tokens)
-        self._written = at_rest(conversation, lasting_name(name)), True
+        self._written = at_rest(conversation, self._model_name), True
         return conversation
 
     def _turns(self) -> list[Turn]:
@@ -150,7 +152,7 @@ class Keeper:
             turns[-1].cut, turns[-1].begun = talk.cut, [*talk.begun]
         return turns
 
-    def save(self, conversation: Conversation, model: Model, name: str, ending: bool = False) -> None:
+    def save(self, conversation: Conversation, model: Model, ending: bool = False) -> None:
         """Write the file if anything has changed. The KV cache is written with it unless it is large; then
         only when the conversation is `ending`. Raises OSError, or ValueError for too long a conversation."""
         from ...runtime.sessions.kept_pages import NOTHING, about_cache, cached_bytes, take_out
@@ -163,7 +165,7 @@ class Keeper:
                 self._path.unlink(missing_ok=True)
                 self._written = None
             return
-        talk = at_rest(conversation, lasting_name(name))
+        talk = at_rest(conversation, self._model_name)
         ids = conversation.known_ids(model) if conversation.turns else []
         size = cached_bytes(model, ids)
         fits = self._most_bytes is None or size <= self._most_bytes

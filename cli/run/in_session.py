@@ -41,6 +41,6 @@ def answer_in_session(
     if reply.text or reply.finish_reason != INTERRUPTED:
         turn.reply, turn.thinking, turn.begun = reply.text, reply.thinking, [*reply.ids]
         turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
-        keeper.save(conversation, loaded, name, ending=True)
+        keeper.save(conversation, loaded, ending=True)
     if code := exit_code(reply):
         raise typer.Exit(code)

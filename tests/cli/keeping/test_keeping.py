@@ -215,7 +215,7 @@ def test_what_a_model_thought_and_called_is_kept(tmp_path: Path) -> None:
     keeper = Keeper(tmp_path / "a", read_session(tmp_path / "a"))
     keeper.check("", raw=False)
     model = SimpleNamespace(chat_template="x")
-    conversation = keeper.begin(model, "tiny.gguf", "", False, None)  # type: ignore[arg-type]
+    conversation = keeper.begin(model, "smollm2", "", False, None)  # type: ignore[arg-type]
     assert [turn.user for turn in conversation.turns] == ["one", "two"]
     assert conversation.turns[0].steps == messages[2:4]
     assert (conversation.turns[0].reply, conversation.turns[0].thinking) == ("three", "hm")
