@@ -35,6 +35,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",
+    "cache": "cache.cache",
 }
 
 

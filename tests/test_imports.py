@@ -40,6 +40,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.settings quant quant.formats quant.recipes tokenizer "
     "runtime.calibration runtime.hub runtime.model",
@@ -53,7 +54,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
-    f"{_ENGINE}",
+    f"runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
@@ -62,7 +63,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling runtime.answers.structured",
+    "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output {_ENGINE} runtime.engine.scheduling "
+    "runtime.answers.structured",
     "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
     **dict.fromkeys(
@@ -139,6 +141,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",
     "tokenizer.chat": "tokenizer",
+    "tokenizer.chat.output": "tokenizer.chat.output.families",
+    "tokenizer.chat.output.families": "tokenizer.chat.output",
     "tokenizer.pretokenize": "tokenizer",
     "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pretokenize",
 }

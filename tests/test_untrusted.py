@@ -197,6 +197,12 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "quant/checkpoint/safetensors_header.py": ({"safe_open"}, "checks what MappedFile opened"),
     "tokenizer/readers/packed_json.py": ({"json.loads"}, "reads one escaped character"),
     "tokenizer/chat/chat.py": ({"json.loads"}, "reads what a caller handed in"),
+    "tokenizer/chat/output/tools.py": ({"json.loads"}, "reads a value of a call that a model wrote"),
+    "tokenizer/chat/output/families/json_calls.py": (
+        {"json.loads"},
+        "reads what its scanner has passed, of a model's answer",
+    ),
+    "runtime/answers/chat_format.py": ({"json.loads"}, "reads what a caller handed in"),
     "runtime/model/convert.py": ({"gguf.Metadata.load"}, "reads files that were read, or looked at, before"),
     "runtime/hub/download.py": ({"os.open", "os.fdopen"}, "hashes and writes downloads"),
     "runtime/hub/repository.py": ({"path.open"}, "hashes downloads"),

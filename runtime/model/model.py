@@ -17,6 +17,7 @@ from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
+from ..answers.chat_format import ChatFormat
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
@@ -75,6 +76,7 @@ class Model:
         self._paths = source.paths
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._adapters = source.adapters
+        self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
         self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
 
@@ -294,30 +296,40 @@ class Model:
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
-        """The model's answer to a request, as an iterator over events: text, and why it ended.
+        """The model's answer to a request, as an iterator over events: text, thinking, tool calls, its end.
 
             for event in model.answer("Why is the sky blue?", temperature=0): ...
-            model.answer(messages, max_tokens=100).complete().message()
+            model.answer(messages, tools=[get_weather], max_tokens=100).complete().message()
 
         `request`: a GenerationRequest or the messages of one; `fields`: fields of GenerationRequest or of
         SamplingParams, which replace its own. The request is queued at once. Errors are those of
-        `encode_chat` and `submit`.
+        `encode_request` and `submit`.
         """
         request = generation_request(request, fields)
         params = self.with_ids(request.params)
+        ids = request.ids if request.ids is not None else self.encode_request(request)
+        parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        ids = request.ids if request.ids is not None else self._prompt_of(request)
         constraint = self._constraints.of(request.response_format)
-        generation = self._open_engine().submit(ids, params, request.priority, constraint)
-        return Answer(generation, reader, scored=params.logprobs is not None)
+        engine = self._open_engine()
+        generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
+        return Answer(generation, reader, parser, request)
 
-    def _prompt_of(self, request: GenerationRequest) -> list[int]:
-        """The ids of a request's prompt."""
+    def encode_request(self, request: GenerationRequest) -> list[int]:
+        """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and
+        `encode_chat`, and ValueError for thinking that the model cannot turn on or off."""
         if request.prompt is not None:
             return self.encode(request.prompt)
-        assert request.messages is not None
-        messages = told(request.messages, request.response_format)
-        return self.encode_chat(messages, request.tools, request.variables)
+        if request.messages is None:
+            return list(request.ids or ())
+        return self.encode_chat(*self.chat_format.asked(request))
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model marks thinking and tool calls. Raises TokenizerError if it has no tokenizer."""
+        if self._format is None or self._format.template != self.chat_template:
+            self._format = ChatFormat(self.name, self.tokenizer, self.chat_template)
+        return self._format
 
     def _check_open(self) -> None:
         if self._machine is None:
