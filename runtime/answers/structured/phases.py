@@ -9,6 +9,7 @@ import numpy as np
 
 from ....tokenizer import Tokenizer
 from ...engine.constraint import Constraint
+from .constraints import Thinking
 
 MOST_GAP = 4  # tokens of white space between thinking and answer
 
@@ -47,21 +48,27 @@ class MarkFinder:
 class AfterThinking:
     """Lets a model think up to a closing mark, and then keeps its answer to a form.
 
-    Thinking has `begun` in the prompt, or begins if the first token is the mark `opening`.
+    Thinking has begun in the prompt, or begins if the first token is the mark that opens it. `written`: the
+    tokens that there are of the answer already.
     """
 
     def __init__(
-        self, form: Constraint, tokenizer: Tokenizer, opening: str, closing: str, begun: bool
+        self, form: Constraint, tokenizer: Tokenizer, thinking: Thinking, written: Sequence[int] = ()
     ) -> None:
         self._form = form
         self._tokenizer = tokenizer
-        self._closing = closing
-        ids = tokenizer.encode(opening, special=True) if opening else []
+        self._closing = thinking.closing
+        ids = tokenizer.encode(thinking.opening, special=True) if thinking.opening else []
         self._opening = ids if len(ids) == 1 else []
-        self._begun = begun
+        self._begun = thinking.begun
+        self._written = [*written]
         self._anything = _all_but(tokenizer.vocab_size, tokenizer.end_ids)
         spelled = enumerate(tokenizer.all_token_bytes())
         self._gap = [id_ for id_, raw in spelled if raw and not raw.strip()]
+        self._thinking = self._begun
+        self._finder = MarkFinder(tokenizer, [self._closing])
+        self._before_form: list[int] = []  # ids that may come in front of the form
+        self._n_gap = 0
         self.restart()
 
     @property
@@ -115,9 +122,11 @@ class AfterThinking:
         """Go back to the start."""
         self._thinking = self._begun
         self._finder = MarkFinder(self._tokenizer, [self._closing])
-        self._before_form = [] if self._begun else self._opening  # ids that may come in front of the form
+        self._before_form = [] if self._begun else self._opening
         self._n_gap = 0
         self._form.restart()
+        for id_ in self._written:
+            self.accept(id_)
 
 
 class WithinMarks:
@@ -134,7 +143,9 @@ class WithinMarks:
         self._tokenizer = tokenizer
         self._marks = marks
         self._once = once
-        self.restart()
+        self._finder = MarkFinder(tokenizer, marks)
+        self._inner: Constraint | None = None
+        self._over = False
 
     @property
     def complete(self) -> bool:
@@ -176,7 +187,7 @@ class WithinMarks:
     def restart(self) -> None:
         """Go back to the start."""
         self._finder = MarkFinder(self._tokenizer, self._marks)
-        self._inner: Constraint | None = None
+        self._inner = None
         self._over = False
 
 
