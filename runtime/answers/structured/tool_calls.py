@@ -46,7 +46,7 @@ def calls_grammar(
     `tools` are JSON schemas of functions, as `Tool.schema` has them. Raises ConstraintError for parameters
     that are not supported.
     """
-    call = {"anyOf": [_call_schema(tool, syntax) for tool in tools]}
+    call: dict[str, Any] = {"anyOf": [_call_schema(tool, syntax) for tool in tools]}
     if syntax.listed:
         call = {"type": "array", "items": call, "minItems": 1} | ({} if parallel else {"maxItems": 1})
     more = f"({_marks(syntax.between, tokenizer)} call)*" if parallel and not syntax.listed else ""
@@ -55,7 +55,7 @@ def calls_grammar(
 
 def opened_call_grammar(tools: Sequence[Mapping[str, Any]], syntax: CallSyntax, tokenizer: Tokenizer) -> str:
     """The grammar of what follows the mark that opens a call, up to the one that closes it."""
-    call = {"anyOf": [_call_schema(tool, syntax) for tool in tools]}
+    call: dict[str, Any] = {"anyOf": [_call_schema(tool, syntax) for tool in tools]}
     if syntax.listed:
         call = {"type": "array", "items": call, "minItems": 1}
     return _grammar("start: call", call, syntax, tokenizer, opened=True)
