@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from .control_vectors import summed_directions
 from .expert_places import ExpertPlaces, stack_of_experts
 from .low_rank import LowRank, joined
 from .places import Places, check_layouts
-from .stored import Adapters, StoredAdapter
+from .stored import AdapterFile, Adapters, StoredAdapter
 
 
 @dataclass(frozen=True)
@@ -62,17 +62,8 @@ def adapt(
     An adapter with a scale of 0 is checked and changes nothing. Raises as `open_adapter` does, and
     DamagedFile for an adapter of another model, naming the tensor.
     """
-    changes: dict[str, list[LowRank]] = {}
-    files: list[tuple[Path, float]] = []
-    for adapter in chosen.lora:
-        opened = open_adapter(adapter.path)
-        found = changes_of(opened, config, stored)
-        if adapter.scale == 0:
-            continue
-        files += [(path, adapter.scale) for path in opened.paths]
-        for name, change in found:
-            changes.setdefault(name, []).append(change.scaled(adapter.scale))
-    additions = additions_of({name: joined(each) for name, each in changes.items()}, config, weights)
+    changes, files = summed_changes(config, stored, chosen.lora)
+    additions = additions_of(changes, config, weights)
     if unused := additions.unused(program):
         raise UnsupportedModel(f"adapters of {quoted(min(unused))} are not supported")
     if chosen.control_vectors:
@@ -82,6 +73,26 @@ def adapt(
         files += vectors
     adapted = additions.to(program) if files else program
     return Adapted(adapted, additions.n_bytes, tuple(files))
+
+
+def summed_changes(
+    config: ModelConfig, stored: Mapping[str, QTensor], adapters: Sequence[AdapterFile]
+) -> tuple[dict[str, LowRank], list[tuple[Path, float]]]:
+    """The sum of what adapters change in each matrix, and their files with their scales.
+
+    An adapter with a scale of 0 is only checked. Raises as `adapt` does.
+    """
+    changes: dict[str, list[LowRank]] = {}
+    files: list[tuple[Path, float]] = []
+    for adapter in adapters:
+        opened = open_adapter(adapter.path)
+        found = changes_of(opened, config, stored)
+        if adapter.scale == 0:
+            continue
+        files += [(path, adapter.scale) for path in opened.paths]
+        for name, change in found:
+            changes.setdefault(name, []).append(change.scaled(adapter.scale))
+    return {name: joined(each) for name, each in changes.items()}, files
 
 
 def changes_of(

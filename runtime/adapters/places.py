@@ -77,7 +77,7 @@ class Places:
         if bias is not None and len(bias) != outputs:
             raise DamagedFile(f"tensor {pair.name}: its bias has {len(bias)} numbers, not {outputs}")
         if place.groups:
-            order = _grouped_rows(*place.groups)
+            order = grouped_rows(*place.groups)
             up, bias = up[order], None if bias is None else bias[order]
         start = 0
         for name, shape in place.parts:
@@ -170,7 +170,7 @@ def _as_file(config: ModelConfig, from_gguf: bool) -> ModelConfig:
     )
 
 
-def _grouped_rows(groups: int, n_rows: list[int]) -> np.ndarray:
+def grouped_rows(groups: int, n_rows: list[int]) -> np.ndarray:
     """The row order that puts projections one after the other, from a matrix that has them by groups."""
     rows = np.arange(groups * sum(n_rows)).reshape(groups, sum(n_rows))
     return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(n_rows)[:-1], axis=1)])

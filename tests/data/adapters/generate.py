@@ -51,9 +51,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
         {
             "r": 4,
             "lora_alpha": 6,
-            "target_modules": r".*layers\.\d+\.(self_attn\.[qkv]_proj|mlp\.down_proj)",
+            "target_modules": r".*layers\.\d+\.self_attn\.[qkv]_proj",
             "rank_pattern": {"k_proj": 2},
-            "alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 16, "down_proj": 3},
+            "alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 16, "v_proj": 3},
             "lora_bias": True,
         },
     ),
