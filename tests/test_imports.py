@@ -38,6 +38,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
     "cli.generation cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    "runtime.adapters "
     f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",

@@ -22,9 +22,17 @@ from .places import EMBEDDINGS
 HEADS = ".attn_kv_b.weight"  # the matrix that multi-head latent attention has cut into heads
 
 
-def additions_of(changes: Mapping[str, LowRank], config: ModelConfig, weights: Weights) -> Additions:
-    """The summed changes of matrices and of experts' stacks, by name, as what is added to the program."""
+def additions_of(
+    changes: Mapping[str, LowRank], replaced: Mapping[str, QTensor], config: ModelConfig, weights: Weights
+) -> Additions:
+    """The summed changes of matrices and of experts' stacks, by name, as what is added to the program.
+
+    `replaced` are embeddings and the output matrix that take the place of the model's.
+    """
     additions = Additions()
+    for name, tensor in replaced.items():
+        matrix = weights.matrix(EMBEDDINGS if config.tied else name)
+        (additions.tables if name == EMBEDDINGS else additions.outputs)[id(matrix)] = tensor
     for name, change in changes.items():
         stem = name.removesuffix(".weight").split(".", 2)[-1]
         if name == EMBEDDINGS:

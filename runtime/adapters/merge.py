@@ -21,17 +21,20 @@ from ..config.tensor_names import TensorNames
 from ..weights.binding import Weights, row_groups
 from ..weights.expected import shapes
 from ..weights.experts import PROJECTIONS
+from .adapt import Changes
 from .additions import HEADS, changed_heads, layer_of
 from .low_rank import LowRank
 from .places import EMBEDDINGS, grouped_rows
 
 
-def merged_weights(weights: Weights, config: ModelConfig, changes: Mapping[str, LowRank]) -> Weights:
+def merged_weights(weights: Weights, config: ModelConfig, found: Changes) -> Weights:
     """The weights of a folder with changes added to them, by name.
 
     Raises UnsupportedModel for what cannot be merged, naming the tensor.
     """
-    _check_tied(config, changes)
+    changes = found.low_rank
+    _check_tied(config, {*changes, *found.replaced})
+    weights = weights.changed(found.replaced, {}, {})
     tensors: dict[str, QTensor] = {}
     experts: dict[tuple[int, str], tuple[QTensor, ...]] = {}
     heads: dict[int, tuple[tuple[QTensor, ...], tuple[QTensor, ...]]] = {}
@@ -54,17 +57,18 @@ def merged_weights(weights: Weights, config: ModelConfig, changes: Mapping[str, 
     return weights.changed(tensors, experts, heads)
 
 
-def merged_tensors(
-    tensors: Mapping[str, QTensor], config: ModelConfig, changes: Mapping[str, LowRank]
-) -> dict[str, QTensor]:
+def merged_tensors(tensors: Mapping[str, QTensor], config: ModelConfig, found: Changes) -> dict[str, QTensor]:
     """The tensors of a GGUF file that changes touch, with these added, by their names in the file.
 
     Raises UnsupportedModel for what cannot be merged, naming the tensor.
     """
-    _check_tied(config, changes)
+    changes = found.low_rank
+    _check_tied(config, {*changes, *found.replaced})
     names = TensorNames(ARCHS[config.arch], tensors, True)
+    whole = {names(name): tensor for name, tensor in found.replaced.items()}
+    tensors = {**tensors, **whole}
     parts_of = _parts(config, names, changes)
-    found = {
+    new = whole | {
         stored: merged(tensors[stored], _stacked(config, stored, parts, changes))
         for stored, parts in parts_of.items()
     }
@@ -73,13 +77,13 @@ def merged_tensors(
             bias = f"{name.removesuffix('.weight')}.bias"
             if len(parts_of[names(name)]) > 1:
                 raise UnsupportedModel(f"tensor {quoted(bias)}: a bias of joined matrices cannot be merged")
-            found[names(bias)] = _plus_bias(bias, tensors.get(names(bias)), change.bias)
+            new[names(bias)] = _plus_bias(bias, tensors.get(names(bias)), change.bias)
         if name.endswith(HEADS) and config.mla and name not in tensors:
             keys, values = _head_stacks(change, config.n_heads, config.mla)
             for stem, stack in (("attn_k_b", keys), ("attn_v_b", values)):
                 stored = name.replace("attn_kv_b", stem)
-                found[stored] = merged(tensors[stored], stack)
-    return found
+                new[stored] = merged(tensors[stored], stack)
+    return new
 
 
 def merged(tensor: QTensor, change: LowRank) -> QTensor:
@@ -168,8 +172,8 @@ def _plus_bias(name: str, bias: QTensor | None, added: np.ndarray) -> QTensor:
     return QTensor(bias.name, FORMATS["F32"], bias.shape, values.view(np.uint8).reshape(1, -1))
 
 
-def _check_tied(config: ModelConfig, changes: Mapping[str, LowRank]) -> None:
-    both = {EMBEDDINGS, "output.weight"} & set(changes)
+def _check_tied(config: ModelConfig, changed: set[str]) -> None:
+    both = {EMBEDDINGS, "output.weight"} & changed
     if config.tied and both:
         raise UnsupportedModel(
             f"tensor {quoted(min(both))}: embeddings and output matrix are one in this model, and the "

@@ -72,6 +72,10 @@ class Places:
                 f"tensor {wrong.name} has shape {wrong.shape}, but the model's matrix is "
                 f"({outputs}, {inputs})"
             )
+        if pair.rank != pair.down.shape[0]:
+            raise DamagedFile(
+                f"tensor {pair.down.name} has rank {pair.down.shape[0]}, but its file says {pair.rank}"
+            )
         down, up = pair.values()
         bias = None if pair.bias is None else pair.bias.dequantize().reshape(-1) * np.float32(pair.scale)
         if bias is not None and len(bias) != outputs:

@@ -99,7 +99,7 @@ def _open_gguf(path: Path, adapters: Sequence[AdapterFile]) -> Convertible:
     stored = file.tensors
     if adapters:
         config = config_from_gguf(file.metadata, stored)
-        changes, _ = summed_changes(config, stored, adapters)
+        changes = summed_changes(config, stored, adapters)
         stored = {**stored, **merged_tensors(stored, config, changes)}
     tensors = [
         GatheredTensor(name, stored[name].shape, (stored[name],))
@@ -115,7 +115,7 @@ def _open_folder(path: Path, name: str, adapters: Sequence[AdapterFile]) -> Conv
     check_writes_text(config)
     weights = Weights(config, folder.tensors)
     if adapters:
-        changes, _ = summed_changes(config, folder.tensors, adapters)
+        changes = summed_changes(config, folder.tensors, adapters)
         weights = merged_weights(weights, config, changes)
     exported = export_model(config, weights, folder.config)
     architecture = exported.metadata["general.architecture"]

@@ -91,6 +91,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
             "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         },
     ),
+    "llama-saved": (
+        "llama",
+        {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
     "gpt-oss": (
         "gpt-oss",
         {
@@ -124,6 +128,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     """Random factors, in place of the zeros that training begins with."""
     generator = np.random.default_rng(seed)
     for name, value in model.named_parameters():
+        if "modules_to_save" in name:
+            value.add_(torch.tensor(generator.normal(0, 0.1, value.shape), dtype=torch.float32))
         if "lora_" in name:
             spread = 0.3 if name.endswith("bias") else 1.2 / np.sqrt(value.shape[-1])
             value.copy_(torch.tensor(generator.normal(0, spread, value.shape), dtype=torch.float32))

@@ -46,7 +46,7 @@ def test_two_with_scales(conformance, adapter, tmp_path) -> None:
 
 def test_what_cannot_be_merged(conformance, adapter, tmp_path) -> None:
     with pytest.raises(
-        kukri.UnsupportedModel, match="'token_embd.weight': embeddings and output matrix are one"
+        kukri.UnsupportedModel, match=r"'token_embd\.weight': embeddings and output matrix are one"
     ):
         written(conformance("gemma3"), tmp_path / "m.gguf", [adapter("gemma3")])
     source = conformance("qwen2") / "qwen2-Q8_0.gguf"

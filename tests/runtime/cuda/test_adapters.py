@@ -37,7 +37,7 @@ def test_beside_experts(conformance, feed) -> None:
         "blk.0.ffn_gate_exps.weight": change(moe.width, hidden, moe.n_experts),
         "blk.0.ffn_down_exps.weight": change(hidden, moe.width, moe.n_experts),
     }
-    additions = additions_of(changes, config, weights)
+    additions = additions_of(changes, {}, config, weights)
     plain = build_program(config, weights)
     streams = plain.residual
     additions.directions[0] = rng.normal(size=hidden).astype(np.float32)
