@@ -34,7 +34,8 @@ def about_adapter(path: Path) -> AboutAdapter | None:
     Raises DamagedFile for an adapter that cannot be read, OSError.
     """
     if path.is_dir():
-        is_lora = (path / CONFIG).exists() and not (path / "config.json").exists()
+        is_lora = all((path / name).exists() for name in (CONFIG, WEIGHTS))
+        is_lora = is_lora and not (path / "config.json").exists()
         return _about_lora(path) if is_lora else None
     if path.name == WEIGHTS and (path.parent / CONFIG).exists():
         return _about_lora(path)

@@ -26,21 +26,28 @@ from .stored import AdapterFile, Adapters, StoredAdapter
 
 @dataclass(frozen=True)
 class Adapted:
-    """A program with adapters, their bytes, and their files with their scales, for the fingerprint."""
+    """A program with adapters, their bytes, and their files with their scales, for the fingerprint.
+
+    `notes` are lines for the user.
+    """
 
     program: Program
     n_bytes: int
     files: tuple[tuple[Path, float], ...]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What adapters change in a model: matrices by name, low-rank or replaced as a whole. `files` are theirs,
-    with their scales."""
+    """What adapters change in a model: matrices by name, low-rank or replaced as a whole.
+
+    `files` are theirs, with their scales; `notes` lines for the user about what is left out.
+    """
 
     low_rank: dict[str, LowRank]
     replaced: dict[str, QTensor]
     files: list[tuple[Path, float]]
+    notes: list[str]
 
 
 def open_adapter(path: Path) -> StoredAdapter:
@@ -84,7 +91,7 @@ def adapt(
         additions = replace(additions, directions=directions, streams=streams)
         files += vectors
     adapted = additions.to(program) if files else program
-    return Adapted(adapted, additions.n_bytes, tuple(files))
+    return Adapted(adapted, additions.n_bytes, tuple(files), tuple(changes.notes))
 
 
 def summed_changes(
@@ -97,8 +104,13 @@ def summed_changes(
     changes: dict[str, list[LowRank]] = {}
     files: list[tuple[Path, float]] = []
     replaced: dict[str, QTensor] = {}
+    notes: list[str] = []
     for adapter in adapters:
-        opened = open_adapter(adapter.path)
+        opened, n_beside = _text_part(open_adapter(adapter.path), config)
+        if n_beside:
+            notes.append(
+                f"{opened.title} also changes what is beside the text model; not used: {n_beside} matrices"
+            )
         found = changes_of(opened, config, stored)
         whole = replaced_by(adapter, opened, config, stored)
         if twice := set(whole) & set(replaced):
@@ -109,7 +121,16 @@ def summed_changes(
         files += [(path, adapter.scale) for path in opened.paths]
         for name, change in found:
             changes.setdefault(name, []).append(change.scaled(adapter.scale))
-    return Changes({name: joined(each) for name, each in changes.items()}, replaced, files)
+    return Changes({name: joined(each) for name, each in changes.items()}, replaced, files, notes)
+
+
+def _text_part(adapter: StoredAdapter, config: ModelConfig) -> tuple[StoredAdapter, int]:
+    """An adapter without what it changes in the vision or audio part of a model, and how much that is."""
+    beside = ARCHS[config.arch].hf_skip
+    if adapter.from_gguf or not beside:
+        return adapter, 0
+    pairs = {name: pair for name, pair in adapter.pairs.items() if not name.startswith(beside)}
+    return replace(adapter, pairs=pairs), len(adapter.pairs) - len(pairs)
 
 
 def changes_of(
@@ -154,7 +175,10 @@ def replaced_by(
     Raises UnsupportedModel for any other tensor, and for a scale that is not 1; DamagedFile for another
     shape than the model's, which an adapter has that was trained with more tokens.
     """
-    places, found = Places(config, stored, opened.from_gguf), dict[str, QTensor]()
+    found: dict[str, QTensor] = {}
+    if not opened.replaced:
+        return found
+    places = Places(config, stored, opened.from_gguf)
     for name, tensor in opened.replaced.items():
         place, what = places[name], f"{opened.title}: tensor {quoted(name)}"
         inside = place.parts[0][0] if place else ""

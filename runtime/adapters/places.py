@@ -25,6 +25,8 @@ from .low_rank import LowRank
 from .stored import StoredPair
 
 EMBEDDINGS = "token_embd.weight"
+# What transformers 4 and 5 call the block with the experts in one and the same model
+RENAMED = (("block_sparse_moe.", "mlp."), ("mlp.", "block_sparse_moe."))
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ class Places:
         for name, parts in named.items():
             key = name if self._from_gguf else name.removesuffix(".weight")
             groups = row_groups(self._own, name, [part for part, _ in parts]) if len(parts) > 1 else None
-            self._places[key] = Place(tuple(parts), groups)
+            place = self._places[key] = Place(tuple(parts), groups)
+            for old, new in () if self._from_gguf else RENAMED:
+                self._places.setdefault(key.replace(old, new), place)
 
 
 def check_layouts(config: ModelConfig, from_gguf: bool, title: str) -> None:

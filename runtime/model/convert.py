@@ -96,16 +96,16 @@ def _open_gguf(path: Path, adapters: Sequence[AdapterFile]) -> Convertible:
     )
     if stated in kept and embedding:
         kept[stated] = embedding.shape[0]
-    stored = file.tensors
+    stored, notes = file.tensors, list[str]()
     if adapters:
         config = config_from_gguf(file.metadata, stored)
         changes = summed_changes(config, stored, adapters)
-        stored = {**stored, **merged_tensors(stored, config, changes)}
+        stored, notes = {**stored, **merged_tensors(stored, config, changes)}, changes.notes
     tensors = [
         GatheredTensor(name, stored[name].shape, (stored[name],))
         for name in sorted(stored, key=file_order_key)
     ]
-    return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, [])
+    return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, notes)
 
 
 def _open_folder(path: Path, name: str, adapters: Sequence[AdapterFile]) -> Convertible:
@@ -113,13 +113,12 @@ def _open_folder(path: Path, name: str, adapters: Sequence[AdapterFile]) -> Conv
     folder.will_read()
     config = config_from_hf(folder.config, folder.tensors)
     check_writes_text(config)
-    weights = Weights(config, folder.tensors)
+    weights, notes = Weights(config, folder.tensors), list[str]()
     if adapters:
         changes = summed_changes(config, folder.tensors, adapters)
-        weights = merged_weights(weights, config, changes)
+        weights, notes = merged_weights(weights, config, changes), changes.notes
     exported = export_model(config, weights, folder.config)
     architecture = exported.metadata["general.architecture"]
-    notes = []
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
     window = exported.metadata.get(f"{architecture}.attention.sliding_window")

@@ -16,6 +16,7 @@ from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
 from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.ops import MatMul
 from kukri.tests.runtime.adapters.conftest import ATOL
 
 BASES = {
@@ -175,6 +176,27 @@ def test_saved_modules(conformance, adapter, tmp_path) -> None:
         load(name, embeddings, 0.5)
     with pytest.raises(kukri.UnsupportedModel, match=r"'model\.norm' replaces one of the model's"):
         load("base_model.model.model.norm.weight", np.ones(64, np.float32))
+
+
+def test_the_vision_part_is_left_out(conformance, adapter, tmp_path) -> None:
+    """An adapter that was trained on a model with images changes its text part here, with a line about it."""
+    folder = shutil.copytree(adapter("llama"), tmp_path / "images")
+    tensors = {}
+    for module in (
+        "language_model.layers.0.self_attn.q_proj",
+        "vision_tower.encoder.layers.0.self_attn.q_proj",
+    ):
+        name = f"base_model.model.model.{module}.lora_"
+        tensors |= {
+            f"{name}A.weight": np.ones((4, 64), np.float32),
+            f"{name}B.weight": np.ones((64, 4), np.float32),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    notes: list[str] = []
+    load = {"device": "reference", "context": 64, "lora": [folder], "warn": notes.append}
+    with kukri.load(conformance("gemma3-multimodal"), **load) as model:
+        assert sum(op.accumulate for op in model.engine.machine.program.ops if isinstance(op, MatMul)) == 1
+    assert "images also changes what is beside the text model; not used: 1 matrices" in notes
 
 
 def test_adapters_of_other_models(conformance, adapter, tmp_path) -> None:
