@@ -30,6 +30,8 @@ one line. Arguments out of range raise ValueError or TypeError; errors of the op
 - CacheFull (a RuntimeError): the pool of the KV cache is too small; load the model with a larger context.
 - BadLogits (an ArithmeticError): the model computed NaN or infinity; take another file of it, or
   kv_type="f32".
+- ConstraintError (a ValueError): take another `response_format`; the message names the part that is not
+  supported or that nothing can meet.
 - QueueFull (a RuntimeError): too many requests wait for the model; send this one again later.
 - StaleGeneration (a RuntimeError): another call took the KV cache over between two parts of logits.
 - ModelClosed (a RuntimeError): load the model again; in a process made by `fork`, load it there.
@@ -52,14 +54,18 @@ if TYPE_CHECKING:
         TokenEvent,
         ToolCall,
         ToolCallDelta,
+        ToolCallDropped,
         ToolCallEnd,
         ToolCallStart,
     )
+    from .runtime.answers.functions import Tool
     from .runtime.answers.request import GenerationRequest
+    from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
     from .runtime.engine.errors import (
         BadLogits,
         CacheFull,
+        ConstraintError,
         ContextExceeded,
         ModelClosed,
         QueueFull,
@@ -78,6 +84,7 @@ __all__ = [
     "Answer",
     "BadLogits",
     "CacheFull",
+    "ConstraintError",
     "ContextExceeded",
     "CudaError",
     "CudaOutOfMemory",
@@ -92,6 +99,7 @@ __all__ = [
     "NoHome",
     "NotEnoughMemory",
     "QueueFull",
+    "ResponseFormat",
     "SamplingParams",
     "Session",
     "StaleGeneration",
@@ -102,8 +110,10 @@ __all__ = [
     "TokenEvent",
     "Tokenizer",
     "TokenizerError",
+    "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolCallDropped",
     "ToolCallEnd",
     "ToolCallStart",
     "Unreachable",
@@ -117,6 +127,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "Answer": "runtime.answers.answer",
     "BadLogits": "runtime.engine.errors",
     "CacheFull": "runtime.engine.errors",
+    "ConstraintError": "runtime.engine.errors",
     "ContextExceeded": "runtime.engine.errors",
     "CudaError": "runtime.cuda.driver.errors",
     "CudaOutOfMemory": "runtime.cuda.driver.errors",
@@ -130,6 +141,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "QueueFull": "runtime.engine.errors",
+    "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
     "Session": "runtime.sessions.session",
     "StaleGeneration": "runtime.engine.errors",
@@ -140,8 +152,10 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "TokenEvent": "runtime.answers.events",
     "Tokenizer": "tokenizer.core",
     "TokenizerError": "tokenizer.errors",
+    "Tool": "runtime.answers.functions",
     "ToolCall": "runtime.answers.events",
     "ToolCallDelta": "runtime.answers.events",
+    "ToolCallDropped": "runtime.answers.events",
     "ToolCallEnd": "runtime.answers.events",
     "ToolCallStart": "runtime.answers.events",
     "Unreachable": "runtime.hub.errors",

@@ -21,13 +21,14 @@ from .settings.file import WITHOUT_SETTINGS, read_settings, settings_path
 COMMANDS = {  # name → its module in commands/ and the function there, in the order of the help
     "run": "run.run",
     "chat": "chat.chat",
-    "use": "use.use",
-    "pull": "pull.pull",
-    "list": "list.list_models",
-    "show": "show.show",
-    "rm": "rm.rm",
+    "batch": "batch.batch",
+    "use": "models.use.use",
+    "pull": "models.pull.pull",
+    "list": "models.list.list_models",
+    "show": "models.show.show",
+    "rm": "models.rm.rm",
     "serve": "serve.serve",
-    "quantize": "quantize.quantize",
+    "quantize": "models.quantize.quantize",
     "bench": "bench.bench",
     "eval": "eval.evaluate",
     "embed": "embed.embed",
@@ -39,7 +40,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
 
 def command_function(name: str) -> Callable[..., None]:
     """The function of a command, whose parameters are its arguments and flags."""
-    module, function = COMMANDS[name].split(".")
+    module, function = COMMANDS[name].rsplit(".", 1)
     found: Callable[..., None] = getattr(
         importlib.import_module(f".commands.{module}", __package__), function
     )

@@ -22,13 +22,15 @@ from .tiny_model import write_tiny_model
 
 INTERNAL = {"UntrackedSource"}  # mistakes in this package, which nobody is to handle
 ERRORS = {
-    "BadLogits", "CacheFull", "ContextExceeded", "CudaError", "CudaOutOfMemory", "CudaUnavailable",
-    "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome", "NotEnoughMemory", "QueueFull",
+    "BadLogits", "CacheFull", "ConstraintError", "ContextExceeded", "CudaError", "CudaOutOfMemory",
+    "CudaUnavailable", "DamagedFile", "KukriError", "ModelClosed", "ModelNotFound", "NoHome",
+    "NotEnoughMemory", "QueueFull",
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {
-    "Answer", "Finished", "GenerationRequest", "Model", "SamplingParams", "Session", "TextDelta",
-    "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta", "ToolCallEnd", "ToolCallStart",
+    "Answer", "Finished", "GenerationRequest", "Model", "ResponseFormat", "SamplingParams", "Session",
+    "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "Tool", "ToolCall", "ToolCallDelta",
+    "ToolCallDropped", "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",
 }  # fmt: skip
 
@@ -94,8 +96,10 @@ def test_signatures():
         "template", "messages", "tools", "add_generation_prompt", "now", "variables"
     ]  # fmt: skip
     assert names(kukri.Model.logits) == ["self", "ids"]
-    assert names(kukri.Model.generate) == ["self", "ids", "params", "sampling"]
-    assert names(kukri.Model.chat) == ["self", "messages", "params", "tools", "variables", "sampling"]
+    assert names(kukri.Model.generate) == ["self", "ids", "params", "response_format", "sampling"]
+    assert names(kukri.Model.chat) == [
+        "self", "messages", "params", "tools", "variables", "response_format", "sampling"
+    ]  # fmt: skip
 
 
 def test_importing_costs_next_to_nothing():

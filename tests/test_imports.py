@@ -29,6 +29,7 @@ MOST_LINES = 80  # of a function that is no kernel
 # What computes a model's layers; the machines and the rooms above them read it.
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
+_ANSWERS = "runtime.answers runtime.answers.structured"
 _SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
@@ -36,27 +37,34 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
-    "cli.generation cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
-    "runtime.adapters "
-    f"runtime.hub runtime.answers runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
+    f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
+    "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats quant.recipes "
+    "tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.console quant runtime.hub",
-    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} runtime.answers runtime.model",
+    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
+    "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
+    "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.embedding": "cli.console cli.generation",
-    "cli.run": f"cli.console cli.generation runtime.answers runtime.model {_ENGINE}",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"cli.console runtime.adapters runtime.answers runtime.hub runtime.model {_ENGINE}",
+    "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
+    f"{_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
+    "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer {_ENGINE} runtime.engine.scheduling",
+    "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output {_ENGINE} runtime.engine.scheduling "
+    "runtime.answers.structured",
+    "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
     **dict.fromkeys(
         _SERVE.split(),
@@ -66,8 +74,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
-    "runtime.engine.speculation runtime.model.speculation runtime.export runtime.answers "
-    "runtime.adapters runtime.embedding runtime.reference "
+    "runtime.engine.speculation runtime.model.speculation runtime.export "
+    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights",
@@ -132,6 +140,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",
     "tokenizer.chat": "tokenizer",
+    "tokenizer.chat.output": "tokenizer.chat.output.families",
+    "tokenizer.chat.output.families": "tokenizer.chat.output",
     "tokenizer.pretokenize": "tokenizer",
     "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pretokenize",
 }
@@ -273,8 +283,8 @@ def test_imports_point_down(path: Path):
     ("file", "rooms"),
     [
         ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
-                         "runtime.engine.sampling", "runtime.hub", "runtime.answers", "runtime.model",
-                         "runtime.sessions",
+                         "runtime.engine.sampling", "runtime.hub", "runtime.answers",
+                         "runtime.answers.structured", "runtime.model", "runtime.sessions",
                          "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),

@@ -26,6 +26,8 @@ _MARKER = re.compile(r"<[|\uff5c].+[|\uff5c]>")
 
 EncodeKernel = Callable[[int, int, int], None]  # see bpe/compiled/encoder.py
 
+_NOT_SPOKEN = "\x02"  # a character that is part of no longer token
+_BEGINNINGS = {_NOT_SPOKEN.encode(), f" {_NOT_SPOKEN}".encode()}
 _KNOWN_LENGTH = 64  # characters; longer parts are not kept
 _KNOWN_PARTS = 200_000
 _LEAST_TOGETHER = 200  # parts; for fewer one after the other is faster
@@ -143,6 +145,19 @@ class Tokenizer:
         """
         return self._encode(text, special, None)
 
+    def encode_within(self, text: str) -> list[int]:
+        """The ids of `text` as a part of another one: without the space that an encoder puts in front of a
+        whole text."""
+        if not self._detokenizer.strips_space:
+            return self.encode(text)
+        ids = self.encode(_NOT_SPOKEN + text)
+        begun = b""
+        for n, id_ in enumerate(ids):
+            if begun in _BEGINNINGS:
+                return ids[n:]
+            begun += self.token_bytes(id_)
+        return [] if begun in _BEGINNINGS else self.encode(text)
+
     def with_prefix(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, begun as the model expects it, unless they begin that way already."""
         return ids if ids[:1] == [*self.prefix_ids[:1]] else [*self.prefix_ids, *ids]
@@ -241,6 +256,10 @@ class Tokenizer:
     def token_bytes(self, id: int) -> bytes:
         """The UTF-8 bytes, maybe of a part of a character, that a token stands for."""
         return self._detokenizer.bytes_of(id)
+
+    def all_token_bytes(self) -> list[bytes]:
+        """`token_bytes` of all ids, in less time than one by one."""
+        return self._detokenizer.all_bytes()
 
     def strip_start(self, text: str) -> str:
         """`text`, the start of a decoded text, without the space that the encoder put there."""

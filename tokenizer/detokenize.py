@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from .errors import TokenizerError
 from .pretokenize.pretokenize import BYTE_SYMBOLS
+from .strings import Strings
 
 _SYMBOL_BYTES = {symbol: byte for byte, symbol in enumerate(BYTE_SYMBOLS)}
+# The symbols as the characters of their bytes, and what is no symbol as one that Latin-1 does not have.
+_TO_LATIN_1 = dict.fromkeys(range(256), "\u2603") | {ord(s): chr(b) for s, b in _SYMBOL_BYTES.items()}
+_NO_SYMBOL = re.compile(r"[^\0-\xff]")  # behind that
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -33,7 +39,7 @@ class Detokenizer:
         self._byte_level = byte_level
         self._byte_fallback = byte_fallback
         self._replacements = replacements
-        self._strip_space = strip_space
+        self.strips_space = strip_space
         self._known: dict[int, bytes] = {}
 
     def piece(self, id: int) -> str:
@@ -47,6 +53,33 @@ class Detokenizer:
         if found is None:
             found = self._known[id] = self._spell(self.piece(id))
         return found
+
+    def all_bytes(self) -> list[bytes]:
+        """The bytes of all entries, by id."""
+        packed = self._pieces
+        pieces = packed.tolist() if isinstance(packed, Strings) else [piece or "" for piece in packed]
+        if not self._byte_level:
+            return self._spell_all(pieces)
+        text = "".join(pieces).translate(_TO_LATIN_1)  # as many characters as there are bytes
+        raw = text.encode("latin-1", "replace")
+        ends = [*accumulate(map(len, pieces))]
+        spelled = [raw[start:end] for start, end in pairwise([0, *ends])]
+        for i in sorted({bisect_right(ends, found.start()) for found in _NO_SYMBOL.finditer(text)}):
+            spelled[i] = pieces[i].encode()
+        return spelled
+
+    def _spell_all(self, pieces: list[str]) -> list[bytes]:
+        """The bytes of pieces that spell no bytes in symbols."""
+        text = "\0".join(pieces)
+        if text.count("\0") != len(pieces) - 1:
+            return [self._spell(piece) for piece in pieces]
+        for old, new in self._replacements:
+            text = text.replace(old, new)
+        spelled = text.encode().split(b"\0")
+        if self._byte_fallback:
+            for i in (i for i, piece in enumerate(pieces) if piece.startswith("<0x")):
+                spelled[i] = self._spell(pieces[i])
+        return spelled
 
     def _spell(self, piece: str) -> bytes:
         if self._byte_level:
@@ -62,4 +95,4 @@ class Detokenizer:
 
     def strip(self, text: str) -> str:
         """`text`, the start of a whole text, without the space that the encoder put there."""
-        return text.removeprefix(" ") if self._strip_space else text
+        return text.removeprefix(" ") if self.strips_space else text

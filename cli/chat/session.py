@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 class Session:
     """The state of one chat: the model, its parameters and the conversation, which the /commands change.
 
-    `attached`: texts that go in front of the first message.
+    `attached`: texts that go in front of the next message. `save(conversation, ending)` keeps the
+    conversation on disk; `ending`: for the last time. It may raise OSError or ValueError.
     """
 
     def __init__(
@@ -31,28 +33,46 @@ class Session:
         name: str,
         options: GenerationOptions,
         params: SamplingParams,
+        conversation: Conversation,
         attached: Sequence[str] = (),
+        save: Callable[[Conversation, bool], None] | None = None,
     ) -> None:
         self.model = model
         self.name = name
         self.params = params
         self.show_stats = options.stats
         self.wrap = not options.no_wrap
+        self.hide_thinking = options.hide_thinking
         self.last: Reply | None = None
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.conversation = Conversation(options.system_text, raw=options.raw or not model.chat_template)
+        self.form = options.response_format
+        conversation.asked = options.asked(model)
+        self.conversation = conversation
+        self._save = save
+
+    def keep(self, ending: bool = False) -> None:
+        """Keep the conversation on disk, if it is to be kept; where that fails, a line says so once."""
+        if self._save is None:
+            return
+        try:
+            self._save(self.conversation, ending)
+        except (OSError, ValueError) as problem:
+            self._save = None
+            terminal.error(f"this conversation is no longer kept: {explain(problem)}")
 
     @property
     def cut(self) -> bool:
         """Whether the newest answer can be continued."""
         turns = self.conversation.turns
-        return bool(turns and turns[-1].reply and turns[-1].cut)
+        return bool(turns and (turns[-1].reply or turns[-1].begun) and turns[-1].cut)
 
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
         turns = self.conversation.turns
+        if self.conversation.raw and turns:
+            text = "\n" + text  # a line of its own
         self.conversation.turns = [*turns, Turn("\n\n".join([*self.attached, text]))]
         try:
             self.answer()
@@ -68,38 +88,42 @@ class Session:
     def again(self) -> None:
         """Answer the newest message anew; if nothing comes of that, the old answer stays."""
         turn = self.conversation.turns[-1]
-        old, turn.reply, turn.cut = (turn.reply, turn.cut), None, ""
+        old = replace(turn)
+        turn.reply, turn.cut, turn.thinking, turn.steps, turn.begun = None, "", "", [], []
         try:
             self.answer()
         finally:
             if turn.reply is None:
-                turn.reply, turn.cut = old
+                self.conversation.turns[-1] = old
 
     def answer(self) -> None:
         """Write the answer to the newest message, or go on with it, and keep it if there is any."""
-        from ...runtime.answers.request import GenerationRequest
-
         turn = self.conversation.turns[-1]
-        ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
+        request, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
             terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                request = GenerationRequest(ids=ids, params=self.params)
-                reply = self.last = generate(self.model, request, sink.write)
+                request = replace(request, params=self.params)
+                thinking = terminal.ThinkingText(hidden=self.hide_thinking)
+                reply = self.last = generate(self.model, request, sink.write, thinking)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
             raise
         if reply.text:
             sink.finish()
-        if not reply.text and reply.finish_reason == INTERRUPTED:
+        if not reply.ids and reply.finish_reason == INTERRUPTED:
             return
+        turn.begun = [*request.begun, *reply.ids]
         turn.reply = (turn.reply or "") + reply.text
+        turn.thinking += reply.thinking
         cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
-        turn.cut = reply.finish_reason if cut else ""
-        if cut:
+        turn.cut = reply.finish_reason if cut and self.form is None else ""
+        if cut and self.form is not None:  # what has a form is not continued in pieces
+            terminal.remark(f"({cut}; /regen answers anew)")
+        elif cut:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)
@@ -133,3 +157,4 @@ def converse(session: Session) -> None:
                 terminal.error(explain(problem))
             except KeyboardInterrupt:
                 terminal.remark("(interrupted)")
+            session.keep()

@@ -42,6 +42,7 @@ def _help(session: Session, rest: str) -> None:
 
 def _clear(session: Session, rest: str) -> None:
     session.conversation.turns.clear()
+    session.conversation.dropped = 0
     terminal.remark("(the conversation starts anew)")
 
 
@@ -100,6 +101,7 @@ def _load(session: Session, rest: str) -> None:
     if not rest:
         raise ValueError("/load needs a file name")
     session.conversation.system, session.conversation.turns = conversation.load(_path(rest))
+    session.conversation.dropped = 0
     terminal.remark(f"(loaded {count(len(session.conversation.turns), 'turn')} from {rest})")
 
 

@@ -73,7 +73,12 @@ class EmbedOptions(LoadFlags):
     ] = None
     normalize: Annotated[
         bool | None,
-        typer.Option("--normalize/--no-normalize", help="Unit length; default: as the model's files say."),
+        typer.Option(
+            "--normalize/--no-normalize",
+            envvar="LLM_NORMALIZE",
+            show_envvar=False,
+            help="Unit length; default: as the model's files say.",
+        ),
     ] = None
     output: Annotated[Format, flag("-o", "--output", help="An object a line, or one array (.npy).")] = (
         Format.json

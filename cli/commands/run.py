@@ -11,16 +11,18 @@ import typer
 
 from ...runtime.hub.catalogue import BY_NAME
 from ..console import terminal
-from ..console.options import TextOrJson, flag, with_options
-from ..console.safe_text import as_json
+from ..console.options import flag, with_options
 from ..generation.options import GenerationOptions, check_texts
 from ..generation.prompt import read_prompt, read_stdin, stdin_is_meant
-from ..generation.reply import INTERRUPTED, generate, reply_facts, show_stats, why_cut
+from ..generation.reply import exit_code
+from ..keeping.flags import Resume, SessionFile
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
+from ..run.one_answer import NO_TEMPLATE, write_reply
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
+    from ...runtime.answers.request import GenerationRequest
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
@@ -54,29 +56,48 @@ def run(
         EarlyStopping, flag("--early-stopping", help="Whether a beam search stops at K whole answers.")
     ] = EarlyStopping.false,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
+    session: SessionFile = None,
+    resume: Resume = False,
 ) -> None:
     """Answer one prompt.
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
     words, files = prompt or [], options.file or []
-    if words and words[0] in BY_NAME and not named_by_user(ctx, "model"):
+    named = named_by_user(ctx, "model")
+    if words and words[0] in BY_NAME and not named:
         by_word, text = _model_and_text(words, no_stdin, files)
-        model = by_word or model
+        model, named = by_word or model, by_word is not None
     else:
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
+    if options.response_format is not None and beams:
+        raise typer.BadParameter("a beam search (--beams) cannot keep its answers to a form")
     flags = BeamFlags(beams, length_penalty, early_stopping, n_answers) if beams else None
     search = flags.params(params) if flags else None
+    keeper = None
+    if session is not None or resume:
+        from ..keeping.keeper import open_keeper
+
+        keeper = open_keeper(session, resume)
+    if keeper is not None:
+        if n_answers > 1 or logprobs is not None or beams:
+            raise typer.BadParameter("a session goes on with one answer, without -N, --logprobs and --beams")
+        keeper.check(options.system_text if named_by_user(ctx, "system") else "", options.raw)
+        model = keeper.model(model, named)
     model = chosen_model(model)
     with closing(options.load(model, beams or 1)) as loaded:
         check_texts(loaded, params)
-        if search is not None:
-            ids = _encode(loaded, text, options)
+        if keeper is not None:
+            from ..run.in_session import answer_in_session
+
+            answer_in_session(loaded, model, text, options, params, keeper)
+        elif search is not None:
+            ids = _encode(loaded, text, options, params)
             write_beams(loaded, model, ids, options, params, search, n_answers)
         elif n_answers > 1 or logprobs is not None:
-            write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
+            write_answers(loaded, model, _encode(loaded, text, options, params), options, params, n_answers)
         else:
             answer(loaded, model, text, options, params)
 
@@ -110,38 +131,33 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 
 
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
-    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it."""
+    """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it,
+    and with 6 if it does not have the form that it must have."""
+    reply = write_reply(loaded, name, requested(loaded, text, options, params), options)
+    if code := exit_code(reply):
+        raise typer.Exit(code)
+
+
+def requested(
+    loaded: Model, text: str, options: GenerationOptions, params: SamplingParams
+) -> GenerationRequest:
+    """What the options ask of the model, with the ids of its prompt. A usage error for what it cannot do."""
     from ...runtime.answers.request import GenerationRequest
 
-    ids = _encode(loaded, text, options)
-    plain = options.output is TextOrJson.text
-    sink = terminal.ModelText(wrap=not options.no_wrap)
-    try:
-        request = GenerationRequest(ids=ids, params=params)
-        reply = generate(loaded, request, sink.write if plain else lambda piece: None)
-    except Exception:
-        if sink.text:  # what is there already still ends with a newline
-            sink.finish()
-        raise
-    if not plain:
-        terminal.write(as_json(reply_facts(name, reply)) + "\n")
-    elif reply.text or reply.finish_reason != INTERRUPTED:
-        sink.finish()
-    if cut := why_cut(reply, loaded, cure="--repeat-penalty 1.1"):
-        terminal.remark(f"({cut})")
-    if options.stats:
-        show_stats(reply)
-    if reply.finish_reason == INTERRUPTED:
-        raise typer.Exit(130)
-
-
-def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
     if options.raw:
-        return loaded.encode(text, special=True)
+        ids = loaded.encode(text, special=True)
+        return GenerationRequest(ids=ids, params=params, response_format=options.response_format)
     if not loaded.chat_template:
-        terminal.remark("this model has no chat template: it continues the text instead of answering it")
-        return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
+        terminal.remark(NO_TEMPLATE)
+        whole = "\n\n".join(part for part in (options.system_text, text) if part)
+        ids = loaded.encode(whole, special=True)
+        return GenerationRequest(ids=ids, params=params, response_format=options.response_format)
     messages = [{"role": "user", "content": text}]
     if options.system_text:
         messages.insert(0, {"role": "system", "content": options.system_text})
-    return loaded.encode_chat(messages)
+    request = GenerationRequest(messages, params=params, **options.asked(loaded))
+    return replace(request, ids=loaded.encode_request(request))
+
+
+def _encode(loaded: Model, text: str, options: GenerationOptions, params: SamplingParams) -> list[int]:
+    return list(requested(loaded, text, options, params).ids or ())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
@@ -67,8 +67,9 @@ class TextOrJson(StrEnum):
     json = "json"
 
 
-def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the parameter `options`, a dataclass, of a command by one flag for each of its fields.
+def with_options(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Replace the parameter `options`, a dataclass, of a command by one flag for each of its fields, but
+    those `without` one, which have their defaults.
 
     typer makes flags of parameters; a dataclass keeps commands with many flags short, and several commands
     can share one. A field's annotation is what a parameter's would be: Annotated[type, flag(...)].
@@ -81,6 +82,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             f.name, inspect.Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name]
         )
         for f in fields(options_type)
+        if f.name not in without
     ]
     own = [
         parameter.replace(annotation=own_hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)

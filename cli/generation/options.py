@@ -25,6 +25,8 @@ from ..console.terminal import remark
 from .adapters import AdapterOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
+from .structured import StructuredOptions
+from .thinking import ThinkingOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -36,7 +38,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -238,8 +240,13 @@ class GenerationOptions(AdapterOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
-    def load(self, name: str, beams: int = 1) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams.
+    def asked(self, model: Model) -> dict[str, Any]:
+        """The fields of a GenerationRequest beside the messages and parameters. A usage error for what the
+        model cannot do."""
+        return {**self.asked_of_thinking(model), "response_format": self.response_format}
+
+    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -264,6 +271,7 @@ class GenerationOptions(AdapterOptions):
                 self.threads,
                 self.kv_type.value,
                 self.gpu_layers,
+                parallel,
                 speculate=self.speculate.value,
                 draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
                 adapters=adapters,

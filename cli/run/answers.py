@@ -14,9 +14,19 @@ from ..console.options import TextOrJson
 from ..console.safe_text import as_json
 from ..console.table import table
 from ..generation.repetition import RepetitionDetector
-from ..generation.reply import INTERRUPTED, LOOP, Reply, reply_facts, show_stats, stats_facts, why_cut
+from ..generation.reply import (
+    INTERRUPTED,
+    LOOP,
+    Reply,
+    exit_code,
+    reply_facts,
+    show_stats,
+    stats_facts,
+    why_cut,
+)
 
 if TYPE_CHECKING:
+    from ...runtime.answers.structured.response_format import ResponseFormat
     from ...runtime.engine.sampling.logprobs import TokenLogprobs
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
@@ -29,13 +39,15 @@ SEPARATOR = "---"  # the line between two answers
 class Answer:
     """One of the answers, while it is written."""
 
-    def __init__(self, model: Model, ids: list[int], params: SamplingParams) -> None:
+    def __init__(
+        self, model: Model, ids: list[int], params: SamplingParams, form: ResponseFormat | None
+    ) -> None:
         self.logprobs: list[TokenLogprobs] = []
         self.text = ""
         self.done = False
         self._looped = False
         self._repeats = RepetitionDetector().push
-        self._tokens = model.submit(ids, params)
+        self._tokens = model.submit(ids, params, response_format=form)
 
     def go_on(self) -> None:
         """Take the next token."""
@@ -57,13 +69,15 @@ class Answer:
     def reply(self) -> Reply:
         """What there is of it."""
         reason = LOOP if self._looped else str(self._tokens.finish_reason or INTERRUPTED)
-        return Reply(self.text, reason, stats_facts(self._tokens.stats))
+        stats = self._tokens.stats
+        return Reply(self.text, reason, stats_facts(stats), stats.complete)
 
 
 def write_answers(
     model: Model, name: str, ids: list[int], options: GenerationOptions, params: SamplingParams, n: int
 ) -> None:
-    """Write `n` answers as the options say; ends the command with 130 if Ctrl-C cut one.
+    """Write `n` answers as the options say; ends the command with 130 if Ctrl-C cut one, and with 6 if one
+    does not have the form that it must have.
 
     They are computed side by side, as far as the model does that, and the first is shown as it comes. The
     seeds are `params.seed` and the numbers that follow it.
@@ -71,7 +85,8 @@ def write_answers(
     plain = options.output is TextOrJson.text
     shown = _Shown() if plain else None
     try:
-        answers = generate_answers(model, ids, params, n, shown.update if shown else lambda answers: None)
+        update = shown.update if shown else lambda answers: None
+        answers = generate_answers(model, ids, params, n, update, options.response_format)
     except Exception:
         if shown:
             shown.break_off()
@@ -92,8 +107,8 @@ def write_answers(
             terminal.remark(f"({which}{cut})")
         if options.stats:
             show_stats(reply)
-    if any(reply.finish_reason == INTERRUPTED for reply in replies):
-        raise typer.Exit(130)
+    if code := max(map(exit_code, replies), default=0):
+        raise typer.Exit(code)
 
 
 def generate_answers(
@@ -102,6 +117,7 @@ def generate_answers(
     params: SamplingParams,
     n: int,
     update: Callable[[list[Answer]], None],
+    form: ResponseFormat | None = None,
 ) -> list[Answer]:
     """Up to `n` answers; Ctrl-C ends them but keeps what there is. `update` gets them after each token."""
     answers: list[Answer] = []
@@ -110,7 +126,7 @@ def generate_answers(
         while True:
             live = [answer for answer in answers if not answer.done]
             for seed in _first(seeds, model.engine.table.max_sequences - len(live)):
-                answers.append(Answer(model, ids, replace(params, seed=seed)))
+                answers.append(Answer(model, ids, replace(params, seed=seed), form))
                 live.append(answers[-1])
             if not live:
                 return answers

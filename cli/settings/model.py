@@ -13,7 +13,7 @@ import typer
 
 from ...runtime.hub.catalogue import BY_NAME, DEFAULT, Entry
 from ...runtime.hub.errors import ModelNotFound
-from ...runtime.hub.names import looks_like_path, parse_name
+from ...runtime.hub.names import HubName, looks_like_path, parse_name
 from ..console import terminal
 from ..console.completion import model_names
 
@@ -104,6 +104,16 @@ def one_model(argument: str | None, named: str | None) -> str:
     if model is None:
         raise typer.BadParameter("no model is named: give a file, a folder, a short name or org/repo[:quant]")
     return model
+
+
+def lasting_name(model: str) -> str:
+    """A model's name as files hold it: files and folders by their whole path, since commands run anywhere."""
+    parsed = parse_name(model)
+    if isinstance(parsed, Entry):
+        return parsed.name
+    if isinstance(parsed, HubName):
+        return f"{parsed.repo}:{parsed.quant}" if parsed.quant else parsed.repo
+    return os.path.abspath(parsed)
 
 
 def chosen_model(named: str | None) -> str:

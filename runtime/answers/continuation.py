@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from ..engine.scheduling.generation import Generation
 from ..engine.stats import FinishReason, GenerationStats
@@ -14,13 +14,15 @@ class Continuation:
     """What follows a prompt, as an iterator over TokenEvents; made by `Model.submit`.
 
     The texts joined are the answer, up to the first stop string. Requests that were submitted before the
-    first of them is read run together, and their answers may be read in any order. `close` ends it early.
+    first of them is read run together, and their answers may be read in any order: by a thread, or by a
+    coroutine (`async for`). `close` ends it early.
     """
 
     def __init__(self, generation: Generation, reader: TokenReader, check_open: Callable[[], object]) -> None:
         self.generation = generation
         self._check_open = check_open
-        self._events = self._read(reader)
+        self._reader = reader
+        self._events = self._read()
 
     @property
     def stats(self) -> GenerationStats:
@@ -39,25 +41,51 @@ class Continuation:
         """The next token. Raises BadLogits, ModelClosed, or an error of the machine."""
         return next(self._events)
 
-    def _read(self, reader: TokenReader) -> Iterator[TokenEvent]:
+    def _read(self) -> Iterator[TokenEvent]:
         n = 0
         while True:
             self._check_open()
             token = next(self.generation, None)
             if token is None:
                 break
-            text = shown(reader.push(token))
-            yield TokenEvent(token, text, self.generation.logprob_of(n))
-            n += 1
-            if reader.stopped:
-                self.generation.close()
-                self.stats.finish_reason = "stop_string"
+            event, ended = self._push(token, n)
+            yield event
+            if ended:
                 return
-        text = shown(reader.finish())
-        if reader.stopped:
-            self.stats.finish_reason = "stop_string"
-        if text:
+            n += 1
+        if text := self._finish():
             yield TokenEvent(None, text)
+
+    def _push(self, token: int, n: int) -> tuple[TokenEvent, bool]:
+        """The event of token number `n`, and whether a stop string ends the text with it."""
+        event = TokenEvent(token, shown(self._reader.push(token)), self.generation.logprob_of(n))
+        if self._reader.stopped:
+            self.generation.close()
+            self.stats.finish_reason = "stop_string"
+        return event, self._reader.stopped
+
+    def _finish(self) -> str:
+        """The text that was held back."""
+        text = shown(self._reader.finish())
+        if self._reader.stopped:
+            self.stats.finish_reason = "stop_string"
+        return text
+
+    async def __aiter__(self) -> AsyncIterator[TokenEvent]:
+        """The same events, without blocking the event loop."""
+        n = 0
+        try:
+            async for token in self.generation:
+                self._check_open()
+                event, ended = self._push(token, n)
+                yield event
+                if ended:
+                    return
+                n += 1
+            if text := self._finish():
+                yield TokenEvent(None, text)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End it; what was computed stays in the cache for others."""

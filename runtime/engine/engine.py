@@ -208,6 +208,11 @@ class Engine:
         finally:
             generation.close()
 
+    @property
+    def shares_beginnings(self) -> bool:
+        """Whether generations begin with what others have computed; not in the deterministic mode."""
+        return not self._scheduler.limits.alone
+
     def take_out(self, ids: Sequence[int]) -> Kept:
         """Copies of what the cache holds of the longest beginning of `ids` that it knows; it may be empty."""
         with self._driver.exclusive(), self._scheduler.lock:

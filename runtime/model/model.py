@@ -17,8 +17,10 @@ from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
+from ..answers.chat_format import ChatFormat
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
+from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
 from ..engine.engine import Engine
 from ..engine.errors import ModelClosed
@@ -74,7 +76,9 @@ class Model:
         self._paths = source.paths
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self._adapters = source.adapters
+        self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
+        self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
 
     def __repr__(self) -> str:
         state = f"context {self.context}" if self._machine is not None else "closed"
@@ -150,17 +154,19 @@ class Model:
         self,
         ids: Sequence[int],
         params: SamplingParams | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[int, None, None]:
         """The token ids that follow `ids`, each as soon as it is chosen; end tokens are left out.
 
+        `response_format`: the form that their text must have, see `ResponseFormat.of`; None: none.
         `sampling`: fields of SamplingParams (`temperature=0`), which replace those of `params`. `stop` has no
         effect, since it is about text: see `stream`. Raises what `logits` raises at the call, and TypeError
-        or ValueError for wrong parameters; and while it is iterated BadLogits, QueueFull, ModelClosed, or on
-        a GPU CudaError.
+        or ValueError for wrong parameters; and while it is iterated BadLogits, ConstraintError, QueueFull,
+        ModelClosed, or on a GPU CudaError.
         """
         params = self.with_ids(sampling_params("generate", params, sampling))
-        return self._open_engine().generate(ids, params)
+        return self._open_engine().generate(ids, params, self._constraints.of(response_format))
 
     def with_ids(self, params: SamplingParams) -> SamplingParams:
         """`params` with ids in place of texts in `logit_bias` and `dry_sequence_breakers`, as an engine needs
@@ -173,16 +179,18 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Continuation:
         """Queue a request for what follows `ids`, and return an iterator over its tokens as TokenEvents.
 
-        Any number of requests run together, as far as the model's cache has room for them, and share the
+        `response_format`: the form that it must have, see `ResponseFormat.of`; the prompt stays as it is. Any
+        number of requests run together, as far as the model's cache has room for them, and share the
         cached part of what their prompts begin with. Errors are those of `stream` at the call, and QueueFull.
         """
         params = self.with_ids(sampling_params("submit", params, sampling))
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        generation = self._open_engine().submit(ids, params)
+        generation = self._open_engine().submit(ids, params, constraint=self._constraints.of(response_format))
         return Continuation(generation, reader, self._open_engine)
 
     def submit_beams(
@@ -221,6 +229,7 @@ class Model:
         ids: Sequence[int],
         params: SamplingParams | None = None,
         skip_special: bool = True,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The text that follows `ids`, in pieces of whole characters, up to the first stop string.
@@ -231,7 +240,8 @@ class Model:
         """
         params = sampling_params("stream", params, sampling)
         reader = TokenReader(self.tokenizer, params.stop, skip_special)
-        return self._text(self.generate(ids, params), reader)
+        tokens = self.generate(ids, params, response_format=response_format)
+        return self._text(tokens, reader)
 
     def chat(
         self,
@@ -239,17 +249,21 @@ class Model:
         params: SamplingParams | None = None,
         tools: Sequence[Any] | None = None,
         variables: Mapping[str, Any] | None = None,
+        response_format: Any = None,
         **sampling: Unpack[SamplingKeywords],
     ) -> Generator[str, None, None]:
         """The model's answer to a conversation, in pieces of text as it is generated.
 
             model.chat("Why is the sky blue?", temperature=0, max_tokens=100)
+            model.chat("Name a colour.", response_format={"type": "choice", "choice": ["red", "blue"]})
 
         Arguments and errors are those of `encode_chat` and `stream`. A keyword that is neither an argument
         nor a field of SamplingParams raises TypeError: what the chat template reads goes into `variables`.
         """
         params = sampling_params("chat", params, sampling)
-        return self.stream(self.encode_chat(messages, tools, variables), params)
+        form = form_of(response_format)
+        ids = self.encode_chat(told(messages, form), tools, variables)
+        return self.stream(ids, params, response_format=form)
 
     def _text(self, tokens: Generator[int, None, None], reader: TokenReader) -> Generator[str, None, None]:
         """The text of `tokens` up to the first stop string, and the reason in `stats` if there was one."""
@@ -282,28 +296,40 @@ class Model:
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
-        """The model's answer to a request, as an iterator over events: text, and why it ended.
+        """The model's answer to a request, as an iterator over events: text, thinking, tool calls, its end.
 
             for event in model.answer("Why is the sky blue?", temperature=0): ...
-            model.answer(messages, max_tokens=100).complete().message()
+            model.answer(messages, tools=[get_weather], max_tokens=100).complete().message()
 
         `request`: a GenerationRequest or the messages of one; `fields`: fields of GenerationRequest or of
         SamplingParams, which replace its own. The request is queued at once. Errors are those of
-        `encode_chat` and `submit`.
+        `encode_request` and `submit`.
         """
         request = generation_request(request, fields)
         params = self.with_ids(request.params)
+        ids = request.ids if request.ids is not None else self.encode_request(request)
+        parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        ids = request.ids if request.ids is not None else self._prompt_of(request)
-        generation = self._open_engine().submit(ids, params, request.priority)
-        return Answer(generation, reader, scored=params.logprobs is not None)
+        constraint = self._constraints.of(request.response_format)
+        engine = self._open_engine()
+        generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
+        return Answer(generation, reader, parser, request)
 
-    def _prompt_of(self, request: GenerationRequest) -> list[int]:
-        """The ids of a request's prompt."""
+    def encode_request(self, request: GenerationRequest) -> list[int]:
+        """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and
+        `encode_chat`, and ValueError for thinking that the model cannot turn on or off."""
         if request.prompt is not None:
             return self.encode(request.prompt)
-        assert request.messages is not None
-        return self.encode_chat(request.messages, request.tools, request.variables)
+        if request.messages is None:
+            return list(request.ids or ())
+        return self.encode_chat(*self.chat_format.asked(request))
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model marks thinking and tool calls. Raises TokenizerError if it has no tokenizer."""
+        if self._format is None or self._format.template != self.chat_template:
+            self._format = ChatFormat(self.name, self.tokenizer, self.chat_template)
+        return self._format
 
     def _check_open(self) -> None:
         if self._machine is None:

@@ -118,7 +118,10 @@ def _parts(file: MappedFile, at: int, listed: Any) -> dict[str, np.ndarray]:
         dtype = _DTYPES[code]
         if not all(type(n) is int and n >= 0 for n in shape) or len(shape) > 8:
             raise TypeError
-        at += -at % ALIGNMENT
+        begin = at + -at % ALIGNMENT
+        if file.bytes[at:begin].any():
+            raise ValueError("there is something between two parts")
+        at = begin
         n_bytes = math.prod(shape) * dtype.itemsize
         if at + n_bytes > file.n_bytes:
             raise ValueError("its end is missing")

@@ -24,6 +24,12 @@ def about_cache(model: Model) -> dict[str, str]:
     return {"model": model.fingerprint, "layout": model.engine.machine.page_layout}
 
 
+def cached_bytes(model: Model, ids: Sequence[int]) -> int:
+    """How large the pages of so many ids are, in bytes."""
+    engine = model.engine
+    return -(-len(ids) // engine.table.page_size) * len(engine.machine.read_page(0))
+
+
 def take_out(model: Model, ids: Sequence[int]) -> Kept:
     """What the model's cache holds of the longest beginning of `ids` that it knows."""
     return model.engine.take_out(ids[: model.engine.context])

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 
 def restore(model: Model, saved: SavedSession, name: str) -> bool:
     """Give a model's cache what a session has of it. False if that is of another model, type of cache or
-    machine, or if there is no room for it. Raises DamagedFile, which calls the file `name`."""
-    return not saved.kept.ids or (saved.cache == about_cache(model) and put_in(model, saved.kept, name))
+    machine, or if there is no room for it. Raises DamagedFile, which calls the file `name`.
+
+    A model that computes everything for itself (`deterministic`) does without.
+    """
+    if not saved.kept.ids or not model.engine.shares_beginnings:
+        return True
+    return saved.cache == about_cache(model) and put_in(model, saved.kept, name)
 
 
 class Session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,15 @@ class SavedConversation:
 
     `messages` have a `role`, a `content` and what else chat templates read; of a `raw` one they are parts of
     one text. `model` is what the user called the model by, "" if that is not known; `cut` says why the last
-    answer is incomplete ("length", "interrupted", …), "" if it is complete.
+    answer is incomplete ("length", "interrupted", …), "" if it is complete. The oldest `dropped` turns, which
+    begin with a message of the user, did not fit the context any more.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     model: str = ""
     raw: bool = False
     cut: str = ""
+    dropped: int = 0
 
     @property
     def system(self) -> str:
@@ -62,8 +64,7 @@ def write_session(path: Path, saved: SavedSession) -> int:
     It is there whole or not at all. Raises OSError, and ValueError for a conversation that is too long.
     """
     talk = saved.conversation
-    facts = {"messages": talk.messages, "model": talk.model, "raw": talk.raw, "cut": talk.cut}
-    text = json.dumps(facts, ensure_ascii=False).encode("utf-8", "replace")
+    text = json.dumps(asdict(talk), ensure_ascii=False).encode("utf-8", "replace")
     if len(text) > LONGEST:
         raise ValueError(f"{path.name}: the conversation has {len(text)} bytes; a session holds {LONGEST}")
     about, parts = to_parts(saved.kept)
@@ -94,7 +95,7 @@ def _conversation(facts: Any, name: str) -> SavedConversation:
         and isinstance(message.get("content"), str | None)
         for message in messages
     )
-    kinds = {"model": str, "raw": bool, "cut": str}
+    kinds = {"model": str, "raw": bool, "cut": str, "dropped": int}
     if not sound or not all(type(facts.get(key)) is kind for key, kind in kinds.items()):
         raise DamagedFile(f"{name} is a damaged session: it has no messages")
-    return SavedConversation(messages, facts["model"], facts["raw"], facts["cut"])
+    return SavedConversation(messages, *(facts[key] for key in kinds))

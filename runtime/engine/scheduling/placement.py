@@ -75,7 +75,8 @@ class Placement:
         slot, n = free[0], len(match.pages) * size + match.n_partial
         if self.states:
             slot, n = self.states.choose(ids, n, free)
-        sequence.slot, sequence.n_prefill, sequence.saved = slot, len(sequence.ids), False
+        sequence.slot, sequence.saved = slot, False
+        sequence.n_prefill = sequence.n_prompt if self._limits.alone else len(sequence.ids)
         sequence.n_cached = self._adopt(tree, slot, match, n)
         sequence.n_original = 0 if self._is_long(sequence) else sequence.n_cached
         if not sequence.n_new:

@@ -34,6 +34,11 @@ PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wa
 SMOOTHING = 0.3  # weight of the newest step in the averages of step times
 
 
+def _by_turn(sequences: List[Sequence]) -> list[Sequence]:
+    """Sequences in the order in which a step should take them, if it cannot take all."""
+    return sorted(sequences, key=lambda s: (-s.priority, s.changed_at))
+
+
 class Scheduler:
     """Runs sequences on one machine. All methods but `submit` and `cancel` are for one thread at a time."""
 
@@ -112,8 +117,6 @@ class Scheduler:
             sequence = self._cancelled.pop()
             for member in sequence.members:
                 member.finish("interrupted")
-                if member in self.waiting:
-                    self.waiting.remove(member)
                 self._end(member)
 
     def _settle_groups(self) -> None:
@@ -130,9 +133,10 @@ class Scheduler:
             insort(self.waiting, sequence, key=lambda s: s.order)
 
     def _end(self, sequence: Sequence) -> None:
-        """Take a sequence out of its slot, if it has one; what it has computed stays in the cache."""
-        if sequence in self.running:
-            self.running.remove(sequence)
+        """Take a sequence out of queue and slot; what it has computed stays in the cache."""
+        for queue in (self.waiting, self.running):
+            if sequence in queue:
+                queue.remove(sequence)
         if sequence.slot != NO_SLOT:
             self.placement.vacate(sequence)
 
@@ -141,6 +145,8 @@ class Scheduler:
     def _admit(self) -> None:
         """Give slots and the pages of known beginnings to those that wait, in order, while there is room."""
         for sequence in list(self.waiting):
+            if self._ends_by_context(sequence):
+                continue
             if sequence.candidates is not None or self.placement.shares_with(sequence, self.running):
                 continue
             while not self.placement.place(sequence, self.running):
@@ -173,6 +179,8 @@ class Scheduler:
     def _plan(self) -> list[Rows]:
         """The rows of the next step, with room in the cache for all of them."""
         self._repair()
+        if self.limits.alone:
+            return self._plan_alone()
         plan: list[Rows] = []
         budget = min(self.limits.chunk, self.machine.max_rows)
         ready = [sequence for sequence in self.running if not sequence.paused]
@@ -181,17 +189,11 @@ class Scheduler:
             if len(sequence.ids) - sequence.n_cached > most:
                 sequence.n_prefill = len(sequence.ids)  # many ids were forced
         decoding = [sequence for sequence in ready if not sequence.prefilling]
-        for sequence in decoding[: min(self.machine.max_rows, self.machine.max_logits)]:
-            if len(sequence.ids) > self.limits.context:
-                sequence.finish("context")
-                self._end(sequence)
-                sequence.tell()
-            elif sequence in self.running:
+        for sequence in self._next_in_turn(decoding, len(ready) > len(decoding)):
+            if not self._ends_by_context(sequence) and sequence in self.running:
                 rows = self._decode_rows(sequence, len(decoding))
                 if self._make_room(sequence, rows.n, plan):
                     plan.append(rows)
-                    if self.limits.alone:
-                        return plan
         n_logits = sum(rows.n_logits for rows in plan)
         if plan:
             budget = min(budget - sum(rows.n for rows in plan), self._mixed_rows())
@@ -204,9 +206,40 @@ class Scheduler:
             plan.append(prefill)
             n_logits += prefill.n_logits
             budget -= prefill.n
-            if self.limits.alone:
-                break
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
+
+    def _next_in_turn(self, decoding: list[Sequence], others: bool) -> list[Sequence]:
+        """As many of the sequences that decode as a step has room for, beside a row of `others` that do not:
+        those that have waited the longest."""
+        most = max(1, min(self.machine.max_rows, self.machine.max_logits) - others)
+        if len(decoding) <= most:
+            return decoding
+        return sorted(_by_turn(decoding)[:most], key=lambda s: s.order)
+
+    def _ends_by_context(self, sequence: Sequence) -> bool:
+        """Whether a sequence has as many ids as the context holds, and one that was not fed; it ends then."""
+        if len(sequence.ids) <= self.limits.context:
+            return False
+        sequence.finish("context")
+        self._end(sequence)
+        sequence.tell()
+        return True
+
+    def _plan_alone(self) -> list[Rows]:
+        """The next step of one sequence, which is the same whatever else there is, also for one that was set
+        back: a chunk of its prompt, or one id behind that. Sequences take turns."""
+        for sequence in _by_turn([sequence for sequence in self.running if not sequence.paused]):
+            if self._ends_by_context(sequence):
+                continue
+            rows: Rows | None
+            if sequence.prefilling:
+                rows = self._prefill_rows(sequence, self.limits.chunk, self.machine.max_logits)
+            else:
+                last = sequence.n_cached == len(sequence.ids) - 1
+                rows = Rows(sequence, sequence.n_cached, 1, int(last), last)
+            if rows is not None and self._make_room(sequence, rows.n, []):
+                return [rows]
+        return []
 
     def _decode_rows(self, sequence: Sequence, n_decoding: int) -> Rows:
         """The rows of a sequence that decodes, in a step of `n_decoding` such sequences: its last id and what
@@ -238,7 +271,7 @@ class Scheduler:
         last = sequence.n_cached + n == sequence.n_prefill
         if last and not most_logits:
             return None
-        last = last and sequence.sampler.params.max_tokens != 0
+        last = last and sequence.sampler.params.max_tokens != 0 and sequence.n_prefill == len(sequence.ids)
         return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
 
     def _chunk(self, sequence: Sequence, budget: int) -> int:
@@ -327,6 +360,8 @@ class Scheduler:
             sequence.finish("interrupted")
         elif not sequence.prefilling and stats.new_tokens == sequence.sampler.params.max_tokens:
             sequence.finish("length")
+        elif len(sequence.ids) > self.limits.context:
+            sequence.finish("context")
         if sequence.finished:
             self._end(sequence)
         elif rows.first < sequence.n_prefill and self.table.max_sequences > 1:

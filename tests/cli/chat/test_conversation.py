@@ -12,6 +12,7 @@ import pytest
 
 from kukri.cli.chat import conversation as conversation_module
 from kukri.cli.chat.conversation import LONGEST_FILE, Conversation, Turn, load, save
+from kukri.runtime.answers.request import GenerationRequest
 
 
 class Letters:
@@ -26,10 +27,15 @@ class Letters:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode("".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:")
 
+    def encode_request(self, request: GenerationRequest) -> list[int]:
+        assert request.messages is not None
+        assert not isinstance(request.messages, str)
+        return self.encode_chat(request.messages)
+
 
 def fit(conversation: Conversation, max_tokens: int | None = None) -> tuple[str, int]:
-    ids, gone = conversation.fit(Letters(), max_tokens)  # type: ignore[arg-type]
-    return "".join(map(chr, ids)), gone
+    request, gone = conversation.fit(Letters(), max_tokens)  # type: ignore[arg-type]
+    return "".join(map(chr, [*(request.ids or ()), *request.begun])), gone
 
 
 def turns(*texts: str) -> list[Turn]:
@@ -48,8 +54,18 @@ def test_the_oldest_turns_go_first_and_the_system_prompt_stays() -> None:
     text, gone = fit(conversation)
     assert text == "s:s;u:q;a:Q;u:four;a:"
     assert gone == len("u:one;a:ONE;u:twoo;a:TWOO;")
-    assert [turn.user for turn in conversation.turns] == ["q", "four"]
+    assert [turn.user for turn in conversation.turns[conversation.dropped :]] == ["q", "four"]
+    assert len(conversation.turns) == 4  # they are kept, though not part of prompts
     assert fit(conversation) == (text, 0)
+    conversation.take_back_dropped(Letters(), None)  # type: ignore[arg-type]
+    assert conversation.dropped == 2
+    del conversation.turns[1:]  # as /undo does
+    assert fit(conversation)[0] == "s:s;u:one;a:ONE"
+    wide = Letters()
+    wide.context = 200
+    conversation = Conversation("s", turns=turns("one", "twoo", "q", "four"), dropped=2)
+    conversation.take_back_dropped(wide, None)  # type: ignore[arg-type]
+    assert conversation.dropped == 0
 
 
 def test_after_turns_have_gone_the_prompt_stays_the_same_for_several_turns() -> None:
@@ -104,8 +120,8 @@ def test_a_cut_answer_is_gone_on_from() -> None:
 
 
 def test_raw_conversations_are_plain_text() -> None:
-    conversation = Conversation("sys", raw=True, turns=[Turn("one", " and"), Turn("two", " or")])
-    assert fit(conversation)[0] == "sys\none and\ntwo or"
+    conversation = Conversation("sys", raw=True, turns=[Turn("one", " and"), Turn("\ntwo", " or")])
+    assert fit(conversation)[0] == "sys\n\none and\ntwo or"
 
 
 def test_saved_conversations_come_back(tmp_path: Path) -> None:
@@ -166,13 +182,13 @@ def test_the_room_that_a_reply_leaves(max_tokens: int | None, room: int) -> None
     assert (len(text), gone, len(full.turns)) == (room, 0, 2)
     over = Conversation(turns=turns("one", "x" * (room - others + 1)))
     text, gone = fit(over, max_tokens)
-    assert (len(text), gone, len(over.turns)) == (room + 1 - 12, 12, 1)
+    assert (len(text), gone, len(over.turns) - over.dropped) == (room + 1 - 12, 12, 1)
 
 
 def test_a_message_of_the_whole_context_fits() -> None:
     whole = Conversation(turns=turns("one", "x" * 55))
     text, gone = fit(whole)
-    assert (len(text), gone, len(whole.turns)) == (60, 12, 1)
+    assert (len(text), gone, len(whole.turns) - whole.dropped) == (60, 12, 1)
     too_long = Conversation(turns=turns("one", "x" * 56))
     text, gone = fit(too_long)
     assert (len(text), gone, len(too_long.turns)) == (61, 0, 2)
@@ -181,7 +197,7 @@ def test_a_message_of_the_whole_context_fits() -> None:
 def test_several_turns_go_at_once() -> None:
     conversation = Conversation("sys", turns=turns("one", "two", "six", "x" * 30))
     assert fit(conversation) == (f"s:sys;u:{'x' * 30};a:", 36)
-    assert conversation.turns == [Turn("x" * 30)]
+    assert conversation.turns[conversation.dropped :] == [Turn("x" * 30)]
 
 
 def test_only_the_newest_of_equal_turns_is_gone_on_from() -> None:
@@ -192,7 +208,7 @@ def test_only_the_newest_of_equal_turns_is_gone_on_from() -> None:
 def test_a_turn_without_reply_in_the_middle() -> None:
     conversation = Conversation(turns=[Turn("one"), Turn("two")])
     assert fit(conversation)[0] == "u:one;a:;u:two;a:"
-    raw = Conversation(raw=True, turns=[Turn("one"), Turn("two")])
+    raw = Conversation(raw=True, turns=[Turn("one"), Turn("\ntwo")])
     assert fit(raw)[0] == "one\ntwo"
 
 

@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tiny: Path) -> list[str]:
         names.append(name)
         return tiny
 
-    for user in ("commands.tokenize", "commands.bench", "commands.quantize", "eval.measure"):
+    for user in ("commands.tokenize", "commands.bench", "commands.models.quantize", "eval.measure"):
         monkeypatch.setattr(f"kukri.cli.{user}.resolve", resolve)
     # Last: a module that is imported for the first time keeps what it finds there.
     monkeypatch.setattr(kukri.runtime.hub.resolve, "resolve", resolve)
@@ -231,7 +231,7 @@ def test_a_model_alone_on_a_terminal_is_a_hint(
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 GB free, no GPU, no models."""
-    monkeypatch.setattr("kukri.cli.commands.list.installed", list)
+    monkeypatch.setattr("kukri.cli.commands.models.list.installed", list)
     monkeypatch.setattr("kukri.runtime.model.memory_check.available_memory", lambda: 8_000_000_000)
     monkeypatch.setattr("kukri.runtime.model.cuda_device.gpu_memory", lambda: None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 
@@ -42,6 +43,28 @@ def test_they_end_at_a_stop_string_and_say_so():
     assert text_of(continuation) == "one "
     assert continuation.finish_reason == continuation.stats.finish_reason == "stop_string"
     assert list(continuation) == []
+
+
+def test_coroutines_read_the_same_events(tiny_model: Model) -> None:
+    async def read(**params) -> list:
+        return [event async for event in tiny_model.submit([1, 2], GREEDY, **params)]
+
+    async def stop_early() -> str | None:
+        continuation = tiny_model.submit([1, 2], GREEDY, max_tokens=10_000)
+        async for _ in continuation:
+            break
+        continuation.close()
+        return continuation.finish_reason
+
+    async def all_of_them() -> list:
+        return await asyncio.gather(read(max_tokens=9), read(max_tokens=9, stop=stop), stop_early())
+
+    expected = list(tiny_model.submit([1, 2], GREEDY, max_tokens=9))
+    stop = expected[4].text
+    whole, cut, reason = asyncio.run(all_of_them())
+    assert whole == expected
+    assert "".join(event.text for event in cut) == "".join(event.text for event in expected).split(stop)[0]
+    assert reason == "interrupted"
 
 
 def test_what_is_held_back_comes_at_the_end():

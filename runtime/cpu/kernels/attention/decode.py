@@ -5,20 +5,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
-from .....quant.jit.levels import LANES
-from .....quant.jit.simd.arithmetic import fma, lane_sum, splat_f32
-from .....quant.jit.simd.memory import load_i32, loadv_f32, storev_f32
+from .....quant.jit.simd.memory import load_i32
 from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, MAX_SPLITS, MIN_SPLIT, scratch_at
 from ...simd.dot8 import Codes
 from ..common.access import step_at
+from ..common.head_norm import norm_head
 from ..common.rope import rotate_pairs
-from ..common.vector_math import constant
 from .flash_tile import ANY, attend_tile, prepare_query, reset_sums
 from .kv_cache import KINDS, arguments_at, padded_dim
 from .kv_store import copy_padded, store_token
@@ -102,13 +99,7 @@ def _append_token(
 def _norm_and_rope(a: Any, x: int, weight: int) -> None:
     """RMS norm (if `weight` is not 0), then RoPE (if there are angles), on float32 [padded head_dim]."""
     if weight != 0:
-        total = constant(0.0)
-        for d in range(0, 4 * padded_dim(a), 4 * LANES):
-            values = loadv_f32(x + d)
-            total = fma(values, values, total)
-        factor = splat_f32(np.float32(1.0 / math.sqrt(lane_sum(total) / a.head_dim + a.norm_eps)))
-        for d in range(0, 4 * a.head_dim, 4 * LANES):
-            storev_f32(x + d, loadv_f32(x + d) * factor * loadv_f32(weight + d))
+        norm_head(x, x, weight, padded_dim(a), a.head_dim, a.norm_eps)
     if a.cos != 0:
         rotate_pairs(x, x, a.cos, a.sin, a.n_angles, a.interleaved)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import load_f32, load_i32, store_f32
-from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, MAX_SPLITS, scratch_at
+from ...abi.sizes import CACHE_TYPES, MAX_QUERIES, MAX_SPLITS, MIN_SPLIT, scratch_at
 from ...simd.dot8 import Codes
 from ..common.access import step_at
 from ..common.partition import partition_rows
@@ -24,17 +24,28 @@ from .partials import merge_heads, partial, store_partial
 from .softmax import slot_offset
 
 SPLIT = 256  # tokens of a split at least
+ALONE = 16  # rows of a step up to which each has tiles of its own, as in a decode step
+
+
+@jit
+def _alone(a: Any, s: Any) -> bool:
+    """Whether each row of the step has tiles of its own."""
+    return a.partials != 0 and s.n_rows <= ALONE
 
 
 @jit
 def _run(a: Any, s: Any, row: int) -> Any:
     """The rows from number `row` on that share a tile: (how many, sequence, lowest and highest position).
 
-    They are consecutive rows of one sequence, as many as have room in a tile with the heads of a group.
+    They are consecutive rows of one sequence, as many as have room in a tile with the heads of a group. In
+    steps of a few rows with `partials` each row is alone: what follows it would change the roundings of its
+    tile, and checked drafts would not be what decode steps give.
     """
     sequence = load_i32(s.sequences + 4 * row)
     lowest = highest = np.int64(load_i32(s.positions + 4 * row))
     n, most = 1, min(MAX_QUERIES // min(a.heads // a.kv_heads, MAX_QUERIES), s.n_rows - row)
+    if _alone(a, s):
+        most = 1
     while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
         position = np.int64(load_i32(s.positions + 4 * (row + n)))
         lowest, highest = min(lowest, position), max(highest, position)
@@ -43,7 +54,7 @@ def _run(a: Any, s: Any, row: int) -> Any:
 
 
 @jit
-def _splits(a: Any, lowest: int, highest: int) -> Any:
+def _splits(a: Any, s: Any, lowest: int, highest: int) -> Any:
     """Split-KV of a run: (first visible position, tokens of a split, first split, last split).
 
     Split i covers positions i · length … (i + 1) · length - 1; without `partials` there is only one. They
@@ -52,7 +63,7 @@ def _splits(a: Any, lowest: int, highest: int) -> Any:
     begin = max(0, lowest - a.window + 1) if a.window > 0 else 0
     if a.partials == 0:
         return begin, highest + 1, 0, 0
-    length = SPLIT
+    length = MIN_SPLIT if _alone(a, s) else SPLIT
     while length * MAX_SPLITS < highest + 1 - begin:
         length *= 2
     return begin, length, begin // length, highest // length
@@ -76,7 +87,7 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
         task, row, dim = 0, 0, padded_dim(a)
         while row < s.n_rows:
             n, sequence, lowest, highest = _run(a, s, row)
-            begin, length, first, last = _splits(a, lowest, highest)
+            begin, length, first, last = _splits(a, s, lowest, highest)
             splits = last - first + 1
             for part in range(a.kv_heads * parts * splits):
                 task += 1
@@ -118,7 +129,7 @@ def merge_rows(arguments: int, step: int, thread: int) -> None:
     row = 0
     while row < end:
         n, _, lowest, highest = _run(a, s, row)
-        _, _, first, last = _splits(a, lowest, highest)
+        _, _, first, last = _splits(a, s, lowest, highest)
         for t in range(max(row, begin), min(row + n, end)):
             merge_heads(a, a.partials + t * a.partials_stride, last - first + 1, a.out + t * a.out_stride)
         row += n

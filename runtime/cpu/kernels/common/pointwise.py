@@ -19,6 +19,7 @@ from .....quant.jit.simd.memory import load_f32, load_i32, loadv_f32, store_f32,
 from ...abi.records import IDENTITY, POINTWISE, RELU2, TANH
 from ..matmul.epilogue import gated
 from .access import floats_at, record_reader, step_at
+from .head_norm import LARGEST_HEAD, norm_head
 from .partition import n_rows_of, partition, thread_rows
 from .rope import rotate_pairs
 from .vector_math import constant, sigmoid, tanh
@@ -56,6 +57,10 @@ def rms_norm(arguments: int, step: int, thread: int) -> None:
     first, last = thread_rows(a, s, thread)
     for t in range(first, last):
         for g in range(a.groups):
+            if size <= LARGEST_HEAD and size % LANES == 0:
+                at, to = _x(a, thread, t) + 4 * g * size, _out(a, thread, t) + 4 * g * size
+                norm_head(at, to, a.weight + g * a.weight_stride, size, size, a.scalar)
+                continue
             x = floats_at(_x(a, thread, t) + 4 * g * size, size)
             out = floats_at(_out(a, thread, t) + 4 * g * size, size)
             weight = floats_at(a.weight + g * a.weight_stride, size)

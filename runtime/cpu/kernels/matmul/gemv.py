@@ -2,8 +2,9 @@
 
 W lies in panels of LANES rows side by side: each lane accumulates its own row, and activations are broadcast
 to all lanes, so that no sum crosses lanes. Block-quantised weights are multiplied with the activations that
-`quantize_row` made, as integers within a group of 32 columns and float32 across groups; float weights with
-float32 activations. Threads partition the panels, and prefetch AHEAD bytes of weights.
+`quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
+the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
+with float32 activations. Threads partition the panels, and prefetch AHEAD bytes of weights.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _products(words: Any, codes: Codes, x: int, residual: int, stats: int, group
     if load_i32(stats + RESIDUAL_SCALE) != 0:
         residuals = to_f32(dot(zero, words, x + residual, codes))
         sums = fma(residuals, splat_f32(load_f32(stats + RESIDUAL_SCALE)), sums)
-    return sums - splat_f32(load_f32(group_sum)) * code_offset(codes)
+    return fma(splat_f32(load_f32(group_sum)), constant(0.0) - code_offset(codes), sums)
 
 
 def _add_group(acc: Any, weights: Any, codes: Codes, x: int, residual: int, stats: int) -> Any:
@@ -72,7 +73,7 @@ def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, residual: Any,
 
     def with_minimum(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         words, scale, minimum = weights
-        acc = acc - minimum * splat_f32(load_f32(stats + GROUP_SUM))
+        acc = fma(constant(0.0) - minimum, splat_f32(load_f32(stats + GROUP_SUM)), acc)
         return fma(_products(words, codes, x, residual, stats, stats + GROUP_SUM), scale, acc)
 
     def halves(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
@@ -82,9 +83,9 @@ def _choose_add_group(acc: Any, weights: Any, codes: Any, x: Any, residual: Any,
 
     def halves_with_minimum(acc: Any, weights: Any, codes: Any, x: Any, residual: Any, stats: Any) -> Any:
         low, high, scale_low, scale_high, minimum_low, minimum_high = weights
-        acc = acc - minimum_low * splat_f32(load_f32(stats + LOW_SUM))
-        acc = acc - minimum_high * splat_f32(load_f32(stats + HIGH_SUM))
+        acc = fma(constant(0.0) - minimum_low, splat_f32(load_f32(stats + LOW_SUM)), acc)
         acc = fma(_products(low, codes, x, residual, stats, stats + LOW_SUM), scale_low, acc)
+        acc = fma(constant(0.0) - minimum_high, splat_f32(load_f32(stats + HIGH_SUM)), acc)
         return fma(_products(high, codes, x + 16, residual, stats, stats + HIGH_SUM), scale_high, acc)
 
     if not isinstance(weights, types.BaseTuple):

@@ -349,3 +349,41 @@ def test_closing_ends_all_generations(own_thread):
         with pytest.raises(ModelClosed, match="is closed"):
             call()
     assert not engine.table.lengths.any()
+
+
+def test_where_a_step_has_too_few_rows_sequences_take_turns():
+    engine = new_engine(max_sequences=6, max_rows=3, max_logits=2)
+    prompts = [[i, 5] for i in range(6)]
+    generations = [engine.submit(prompt, few(20)) for prompt in prompts]
+    got = []
+    while len(generations[5].tokens) < 5:
+        got.append(next(generations[0]))
+    assert len(got) < 15
+    assert max(len(generation.tokens) for generation in generations[1:]) < 15
+    answers = [[*got, *generations[0]], *map(list, generations[1:])]
+    assert answers == [greedy(prompt, 20) for prompt in prompts]
+    check_pages(engine)
+
+
+def test_an_answer_that_fills_the_context_has_ended():
+    """Also if it is set back at once: there is no room for all its tokens."""
+    engine = new_engine(n_pages=4, max_sequences=2)  # 16 tokens
+    full = engine.submit([1, 2, 3], SamplingParams(temperature=0, ignore_eos=True))
+    for _ in range(14):
+        next(full)
+    assert full.finish_reason == "context"
+    engine.logits([4])
+    assert list(full) == []
+
+
+def test_a_paused_sequence_does_not_stop_those_that_begin_like_it():
+    """Nor while its pages were taken and are computed again."""
+    engine = new_engine(n_pages=12, max_sequences=2)
+    prompt = [9, 8, 7, 6, 5, 4, 3, 2, 1] * 2
+    lazy = engine.generate(prompt, GREEDY)
+    next(lazy)
+    list(engine.submit([4, 4], few(30)))  # it pauses, as far ahead as it may be
+    engine.reset()
+    assert list(engine.submit([*prompt, 1], few(3))) == greedy([*prompt, 1], 3)
+    lazy.close()
+    check_pages(engine)

@@ -12,29 +12,29 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...quant.units import human_bytes
-from ...runtime.hub import files
-from ...runtime.hub.names import HubName, parse_name
-from ...runtime.hub.resolve import resolve
-from ..console import terminal
-from ..console.options import flag, with_options
-from ..console.progress import Progress
-from ..console.safe_text import one_line, utf8
-from ..generation.adapters import named_adapters
+from ....quant.units import human_bytes
+from ....runtime.hub import files
+from ....runtime.hub.names import HubName, parse_name
+from ....runtime.hub.resolve import resolve
+from ...console import terminal
+from ...console.options import flag, with_options
+from ...console.progress import Progress
+from ...console.safe_text import one_line, utf8
+from ...generation.adapters import named_adapters
 
 if TYPE_CHECKING:
-    from ...quant.block import BlockFormat
-    from ...quant.recipes.quantize import Encoder, QuantizedFile
-    from ...quant.recipes.recipes import PlannedTensor, Recipe
-    from ...runtime.calibration.encoder import CalibratedEncoder
-    from ...runtime.model.convert import Convertible
+    from ....quant.block import BlockFormat
+    from ....quant.recipes.quantize import Encoder, QuantizedFile
+    from ....quant.recipes.recipes import PlannedTensor, Recipe
+    from ....runtime.calibration.encoder import CalibratedEncoder
+    from ....runtime.model.convert import Convertible
 
 DEFAULT_TEXT = "default"  # of --calibration
 
 
 def _type_names(incomplete: str) -> list[str]:
     """The types that begin with `incomplete`, for completion in a shell."""
-    from ...quant.recipes.recipes import ALIASES, RECIPES
+    from ....quant.recipes.recipes import ALIASES, RECIPES
 
     return sorted(name for name in {*RECIPES, *ALIASES} if name.startswith(incomplete.lower()))
 
@@ -116,8 +116,8 @@ def quantize(
     SRC is a Hugging Face folder with safetensors, or a GGUF file. Tokenizer, chat template and metadata are
     carried over; llama.cpp and programs built on it read the result. Its path goes to stdout.
     """
-    from ...quant.recipes.quantize import write_quantized
-    from ...runtime.model.convert import open_convertible
+    from ....quant.recipes.quantize import write_quantized
+    from ....runtime.model.convert import open_convertible
 
     recipe = _recipe(options.kind)
     formats = [_override(text) for text in options.overrides or []]
@@ -151,8 +151,8 @@ def _planned(
 
     With a calibration text, int4 spends its budget of bits by what rounding each matrix costs.
     """
-    from ...quant.recipes.quantize import check_plan, uncalibrated_encoder
-    from ...quant.recipes.recipes import plan
+    from ....quant.recipes.quantize import check_plan, uncalibrated_encoder
+    from ....quant.recipes.recipes import plan
 
     by_importance = options.calibration is not None
     has_budget = options.kind.lower() == "int4" and not formats
@@ -180,7 +180,7 @@ def _planned(
 def _budgeted(
     planned: list[PlannedTensor], bits: float | None, sensitivity: Mapping[str, float] | None = None
 ) -> list[PlannedTensor]:
-    from ...quant.recipes.bit_allocation import allocate_bits
+    from ....quant.recipes.bit_allocation import allocate_bits
 
     n_bytes = sum(each.record.n_bytes for each in planned)
     if bits is not None:
@@ -192,7 +192,7 @@ def _budgeted(
 
 
 def _sensitivity(calibrated: CalibratedEncoder) -> dict[str, float]:
-    from ..console.progress import StatusLine
+    from ...console.progress import StatusLine
 
     with StatusLine() as line:
         return calibrated.sensitivity(
@@ -201,10 +201,10 @@ def _sensitivity(calibrated: CalibratedEncoder) -> dict[str, float]:
 
 
 def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool) -> CalibratedEncoder:
-    from ...runtime.calibration.encoder import CalibratedEncoder, TextTooShort, calibration_windows
-    from ...runtime.model.source import open_source
-    from ...tokenizer import TokenizerError
-    from ..console.bounded_io import TooLong
+    from ....runtime.calibration.encoder import CalibratedEncoder, TextTooShort, calibration_windows
+    from ....runtime.model.source import open_source
+    from ....tokenizer import TokenizerError
+    from ...console.bounded_io import TooLong
 
     source = open_source(path)
     tokenizer = source.tokenizer
@@ -223,9 +223,9 @@ def _calibrated(path: Path, text: str, threads: int | None, zero_nonfinite: bool
 def _calibration_text(named: str) -> str:
     """The contents of the file `named`, or for `default` the text that comes with kukri, unless a file has
     that name. Raises OSError or TooLong."""
-    from ...runtime.calibration.encoder import default_text
-    from ..console.bounded_io import read_file
-    from ..eval.text import LONGEST_TEXT
+    from ....runtime.calibration.encoder import default_text
+    from ...console.bounded_io import read_file
+    from ...eval.text import LONGEST_TEXT
 
     if named == DEFAULT_TEXT and not Path(named).exists():
         return default_text()
@@ -233,7 +233,7 @@ def _calibration_text(named: str) -> str:
 
 
 def _recipe(kind: str) -> Recipe:
-    from ...quant.recipes.recipes import ALIASES, RECIPES, find_recipe
+    from ....quant.recipes.recipes import ALIASES, RECIPES, find_recipe
 
     recipe = find_recipe(kind)
     if recipe is None:
@@ -244,7 +244,7 @@ def _recipe(kind: str) -> Recipe:
 def _override(text: str) -> tuple[str, BlockFormat]:
     import re
 
-    from ...quant.formats import FORMATS
+    from ....quant.formats import FORMATS
 
     pattern, equals, name = text.rpartition("=")
     if not equals or not pattern:
@@ -306,7 +306,7 @@ def _files(folder: Path) -> list[Path]:
 
 def _check_quantised(planned: Sequence[PlannedTensor], allowed: bool) -> None:
     """Tensors that are quantised already may stay as they are; they become something else only if asked."""
-    from ...quant.recipes.recipes import find_recipe
+    from ....quant.recipes.recipes import find_recipe
 
     changed = [p for p in planned if not p.tensor.format.is_float and p.tensor.format is not p.format]
     held = Counter(p.tensor.format.name for p in changed)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...runtime.hub.catalogue import DEFAULT, Entry
-from ...runtime.hub.names import HubName, parse_name
-from ...runtime.hub.resolve import find_local
-from ..console import terminal
-from ..console.completion import model_names
-from ..console.safe_text import one_line
-from ..settings.file import change, read_settings
-from ..settings.model import VARIABLE, from_environment, size
+from ....runtime.hub.catalogue import DEFAULT, Entry
+from ....runtime.hub.names import parse_name
+from ....runtime.hub.resolve import find_local
+from ...console import terminal
+from ...console.completion import model_names
+from ...console.safe_text import one_line
+from ...settings.file import change, read_settings
+from ...settings.model import VARIABLE, from_environment, lasting_name, size
 
 KEY = "model"  # of the settings file
 
@@ -39,7 +37,7 @@ def use(
         terminal.write(one_line(str(from_environment() or read_settings().get(KEY, DEFAULT))) + "\n")
         return
     parsed = parse_name(model)
-    name = _stored(parsed)
+    name = lasting_name(model)
     path = change("", KEY, name)
     terminal.note(f"{name} is the default model from now on ({path})")
     if find_local(name) is None:
@@ -50,12 +48,3 @@ def use(
             terminal.note(f"llm {command} takes {table[KEY]} all the same: [{command}] of that file says so")
     if (first := from_environment()) and first != name:
         terminal.note(f"{VARIABLE}={first} in the environment goes before it")
-
-
-def _stored(parsed: Path | Entry | HubName) -> str:
-    """How the settings file names a model: files by their whole path, since commands run anywhere."""
-    if isinstance(parsed, Entry):
-        return parsed.name
-    if isinstance(parsed, HubName):
-        return f"{parsed.repo}:{parsed.quant}" if parsed.quant else parsed.repo
-    return os.path.abspath(parsed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ...runtime.hub.resolve import download
-from ..console import terminal
-from ..console.progress import Progress
-from ..console.safe_text import one_line
-from ..settings.model import ModelArgument, ModelBeside, one_model
+from ....runtime.hub.resolve import download
+from ...console import terminal
+from ...console.progress import Progress
+from ...console.safe_text import one_line
+from ...settings.model import ModelArgument, ModelBeside, one_model
 
 
 def pull(model: ModelArgument = None, named: ModelBeside = None) -> None:

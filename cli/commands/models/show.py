@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from ...quant.units import human_bytes
-from ...runtime.hub.catalogue import Entry
-from ...runtime.hub.errors import ModelNotFound
-from ...runtime.hub.names import parse_name
-from ...runtime.hub.resolve import find_local
-from ..console import terminal
-from ..console.options import TextOrJson, flag
-from ..console.safe_text import as_json
-from ..console.table import pairs
-from ..settings.model import ModelArgument, ModelBeside, one_model
-from ..settings.model import size as size_of
+from ....quant.units import human_bytes
+from ....runtime.hub.catalogue import Entry
+from ....runtime.hub.errors import ModelNotFound
+from ....runtime.hub.names import parse_name
+from ....runtime.hub.resolve import find_local
+from ...console import terminal
+from ...console.options import TextOrJson, flag
+from ...console.safe_text import as_json
+from ...console.table import pairs
+from ...settings.model import ModelArgument, ModelBeside, one_model
+from ...settings.model import size as size_of
 
 Facts = dict[str, Any]  # for -o json
 Rows = list[tuple[str, str]]  # (label, value), for people
@@ -49,7 +49,7 @@ def show(
 
 def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
     """What a model's files say; the catalogue's `entry` may know a licence that they do not."""
-    from ..console.description import describe, human_count
+    from ...console.description import describe, human_count
 
     about = describe(path)
     if not about.n_params:
@@ -93,8 +93,8 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
 
 def _adapter(path: Path) -> tuple[Facts, Rows] | None:
     """What an adapter's files say; None for a model."""
-    from ...runtime.adapters.about import about_adapter
-    from ..console.description import human_count
+    from ....runtime.adapters.about import about_adapter
+    from ...console.description import human_count
 
     about = about_adapter(path)
     if about is None:
@@ -169,9 +169,9 @@ def parameters(entry: Entry) -> str:
 
 def _builtin(path: Path) -> str:
     """Whether a model whose files have no chat template gets one."""
-    from ...quant.errors import DamagedFile
-    from ...runtime.model.source import open_source
-    from ...tokenizer import TokenizerError
+    from ....quant.errors import DamagedFile
+    from ....runtime.model.source import open_source
+    from ....tokenizer import TokenizerError
 
     try:
         family = open_source(path).builtin

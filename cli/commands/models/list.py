@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Annotated
 
-from ...quant.units import human_bytes
-from ...runtime.hub.catalogue import ENTRIES
-from ...runtime.hub.installed import installed
-from ..console import terminal
-from ..console.options import TextOrJson, flag
-from ..console.safe_text import as_json
-from ..console.table import columns_that_fit, table
-from ..settings.model import advice, size, suggested
+from ....quant.units import human_bytes
+from ....runtime.hub.catalogue import ENTRIES
+from ....runtime.hub.installed import installed
+from ...console import terminal
+from ...console.options import TextOrJson, flag
+from ...console.safe_text import as_json
+from ...console.table import columns_that_fit, table
+from ...settings.model import advice, size, suggested
 from .show import parameters
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ...quant.units import human_bytes
-from ...runtime.hub.installed import remove
-from ..console import terminal
-from ..settings.model import ModelArgument, ModelBeside, one_model
+from ....quant.units import human_bytes
+from ....runtime.hub.installed import remove
+from ...console import terminal
+from ...settings.model import ModelArgument, ModelBeside, one_model
 
 
 def rm(model: ModelArgument = None, named: ModelBeside = None) -> None:

@@ -1,0 +1,1 @@
+"""What `llm batch` shows, and how its flags become requests."""

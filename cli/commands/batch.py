@@ -1,0 +1,133 @@
+"""`llm batch`: a file of prompts."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..console import terminal
+from ..console.options import flag, with_options
+from ..generation.input_files import text_or_file
+from ..generation.options import GenerationOptions
+from ..settings.model import Model_, chosen_model
+
+if TYPE_CHECKING:
+    from ...runtime.batch.requests import Asking
+
+DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
+WITHOUT = ("file", "no_wrap", "output", "stats")  # flags of `run` that mean nothing here
+
+
+@partial(with_options, without=WITHOUT)
+def batch(
+    options: GenerationOptions,
+    source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv or .parquet; - is stdin.")],
+    destination: Annotated[str, typer.Argument(metavar="OUT", help="The same kinds of file; - is stdout.")],
+    model: Model_ = None,
+    template: Annotated[
+        str | None,
+        flag(
+            "--prompt-template",
+            metavar="TEXT",
+            help="The prompt, with {column} in it; @FILE takes it from a file.",
+        ),
+    ] = None,
+    answer_column: Annotated[
+        str, flag("--answer-column", metavar="NAME", help="The answer's column in OUT.")
+    ] = "answer",
+    ordered: Annotated[bool, flag("--ordered", help="Write answers in the order of the rows.")] = False,
+    width: Annotated[
+        int | None,
+        flag(
+            "--parallel",
+            metavar="N",
+            min=1,
+            max=MOST_WIDTH,
+            help=f"Answers at a time; default: {DEFAULT_WIDTH}.",
+        ),
+    ] = None,
+    retries: Annotated[
+        int,
+        flag(
+            "--retries", metavar="N", min=0, max=MOST_RETRIES, help="Attempts after an error that may pass."
+        ),
+    ] = 2,
+    embed: Annotated[
+        bool, flag("--embed", help="Write the vectors of the texts instead of answers.")
+    ] = False,
+    force: Annotated[bool, flag("--force", help="Begin anew, and replace OUT.")] = False,
+    dry_run: Annotated[bool, flag("--dry-run", help="Only say what it would take.")] = False,
+) -> None:
+    """Answer a file of prompts.
+
+    Rows are OpenAI's batch lines, have `messages` or a `prompt`, or what --prompt-template reads. A run that
+    was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
+    """
+    from ...runtime.batch.ahead import RowsAhead
+    from ...runtime.batch.execute import Endpoints
+    from ...runtime.batch.job import open_job
+    from ...runtime.batch.runner import Batch
+    from ..batch.asking import asking
+    from ..batch.progress import run_batch
+
+    asked = asking(options, None if template is None else text_or_file(template), embed)
+    name, width = chosen_model(model), width or DEFAULT_WIDTH
+    if dry_run:
+        _say_what_it_takes(options, name, source, asked, width)
+        return
+    with closing(options.load(name, parallel=width)) as loaded:
+        settings = {
+            "model": loaded.fingerprint,
+            "prompts": [
+                asked.template.text if asked.template else None,
+                asked.raw,
+                asked.embed,
+                asked.system,
+            ],
+            "parameters": dict(asked.parameters),
+            "answer column": answer_column,
+            "order": ordered,
+        }
+        job = open_job(source, destination, settings, answer_column, force)
+        running = Batch(RowsAhead(job.rows), asked, Endpoints(loaded, name), job.lines, job.output, width)
+        running.retries, running.ordered, running.known = retries, ordered, job.known
+        run_batch(running, job)
+
+
+def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked: Asking, width: int) -> None:
+    from ...quant.units import human_bytes
+    from ...runtime.batch.estimate import estimate
+    from ...runtime.batch.job import open_input
+    from ...runtime.batch.rows import format_of, read_rows
+    from ..batch.progress import human_seconds
+
+    with closing(options.load(name, parallel=width)) as loaded:
+        file, _ = open_input(source)
+        found = estimate(loaded, read_rows(file, format_of(source)), asked, width)
+        facts: list[tuple[str, Any]] = [
+            (
+                "rows",
+                f"{found.rows}, {found.bad} of them are no requests ({found.first_bad})"
+                if found.bad
+                else found.rows,
+            ),
+            ("tokens of prompts", f"{found.prompt_tokens}, {found.longest} in the longest"),
+            ("tokens of answers", f"{found.answer_tokens} at most"),
+            (
+                "speed",
+                f"{found.prefill:.0f} tokens/s of prompts, {found.decode:.0f} of {width} answers at a time",
+            ),
+            ("time", f"{human_seconds(found.seconds)} at most"),
+            (
+                "memory",
+                f"{human_bytes(loaded.n_bytes)} of weights, and a cache for {loaded.context} tokens each",
+            ),
+        ]
+        if found.unlimited:
+            facts[2] = ("tokens of answers", f"{found.unlimited} rows have no limit (-n)")
+            facts[4] = ("time", f"{human_seconds(found.seconds)}, and what answers without a limit take")
+    for label, fact in facts:
+        terminal.write(f"{label}: {fact}\n")
