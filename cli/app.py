@@ -32,9 +32,11 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "bench": "bench.bench",
     "eval": "eval.evaluate",
     "embed": "embed.embed",
+    "rerank": "embed.rerank",
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",
+    "cache": "cache.cache",
 }
 
 

@@ -40,6 +40,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
+    "runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
@@ -53,7 +54,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
-    f"{_ENGINE}",
+    f"runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
@@ -135,7 +136,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "quant.jit": "quant",
     "quant.jit.simd": "quant.jit",
     # tokenizer: text ↔ ids
-    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pretokenize "
+    "tokenizer": "tokenizer.bpe tokenizer.bpe.compiled tokenizer.pieces tokenizer.pretokenize "
     "tokenizer.chat tokenizer.readers",
     "tokenizer.bpe": "tokenizer tokenizer.pretokenize",
     "tokenizer.bpe.compiled": "tokenizer tokenizer.bpe tokenizer.pretokenize",
@@ -143,7 +144,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer.chat.output": "tokenizer.chat.output.families",
     "tokenizer.chat.output.families": "tokenizer.chat.output",
     "tokenizer.pretokenize": "tokenizer",
-    "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pretokenize",
+    "tokenizer.pieces": "tokenizer",
+    "tokenizer.readers": "untrusted tokenizer tokenizer.bpe tokenizer.pieces tokenizer.pretokenize",
 }
 ALLOWED = {room: set(allowed.split()) for room, allowed in ROOMS.items()}
 

@@ -55,6 +55,7 @@ def chat(
                 answer(loaded, model, text, options, params)
             else:
                 answer_in_session(loaded, model, text, options, params, keeper)
+            options.keep_prompts(loaded)
         return
     files = read_files(options.file or [])
     if keeper is None:
@@ -85,6 +86,7 @@ def chat(
             converse(talk)
         finally:
             talk.keep(ending=True)
+            options.keep_prompts(loaded)
 
 
 def _check_streams(options: GenerationOptions, typed: bool, no_stdin: bool) -> None:

@@ -100,6 +100,7 @@ def run(
             write_answers(loaded, model, _encode(loaded, text, options, params), options, params, n_answers)
         else:
             answer(loaded, model, text, options, params)
+        options.keep_prompts(loaded)
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:
