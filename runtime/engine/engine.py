@@ -334,16 +334,23 @@ class Engine:
             if self._logits_run is run:
                 self.table.truncate(0, 0)
 
-    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+    def read(
+        self,
+        texts: Sequence[Sequence[int]],
+        wanted: Wanted,
+        take: Take,
+        types: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Read independent texts, and hand the machine's outputs to `take` as they are computed.
 
         They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
-        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        packed into steps in their order, so that similar lengths should follow each other. `types` are the
+        token types of each text, for models that have some. Clears the cache.
         Raises like `submit`; an empty text has no outputs.
         """
         ids = [self._check(text) for text in texts]
         with self._alone():
-            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole, types).read(take)
 
     @property
     def _logits_chunk(self) -> int:
