@@ -55,16 +55,21 @@ def load_model(
     if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
     weights = Weights(source.config, source.tensors)
-    program = build_program(source.config, weights, vectors=task != "text")
+    mtp, hidden = None, ""
+    if options.speculate == "mtp":
+        from .speculation.mtp import open_mtp
+
+        mtp, hidden = open_mtp(source)
+    program = build_program(source.config, weights, vectors=task != "text", hidden=hidden)
     if options.adapters:
         from ..adapters.adapt import adapt
 
         adapted = adapt(program, source.config, weights, source.tensors, options.adapters)
         program, source = adapted.program, _with_adapters(source, adapted)
-    if weights.skipped:
+    if weights.skipped and mtp is None:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    placing = Placing(source, program, options, context, warn, progress)
+    placing = Placing(source, program, options, context, warn, progress, mtp=mtp)
     if options.draft is not None:
         from .speculation.draft import open_draft
 
