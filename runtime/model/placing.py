@@ -267,12 +267,14 @@ class Placing:
     def _model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
         """The model with an engine that feeds `machine` prompts in steps of `prefill_rows` tokens."""
         source = self.source
+        draft: Model | AnyMachine | None
+        drafter: Drafter | None
         draft, drafter = self._load_draft(machine, context)
         table = PageTable(self._pages(context), self.sequences)
         if self.mtp is not None:
             from .speculation.mtp import load_mtp
 
-            drafter = load_mtp(self, self.mtp, machine, table)
+            draft, drafter = load_mtp(self, self.mtp, machine, table)
         engine = Engine(
             machine,
             table,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from ....quant.errors import DamagedFile, UnsupportedModel
 from ...engine.cache import PageTable
 from ...engine.speculation.mtp import MtpDrafter
 from ...engine.split import weight_bytes
@@ -19,15 +20,21 @@ if TYPE_CHECKING:
 def open_mtp(source: Source) -> tuple[Program, Literal["normed", "residual"]]:
     """The program of a model's MTP layer, and which hidden state of the model it reads.
 
-    Raises UnsupportedModel if the files have no such layer, and DamagedFile if they do not have all of it.
+    Raises UnsupportedModel if the files have no such layer, or not all of it.
     """
     mtp = mtp_model(source.config, source.tensors)
-    return build_mtp_program(mtp), "normed" if mtp.reads_normed else "residual"
+    try:
+        program = build_mtp_program(mtp)
+    except DamagedFile as problem:
+        raise UnsupportedModel(
+            f"the layer for multi-token prediction in {source.name} is not complete: {problem}"
+        ) from None
+    return program, "normed" if mtp.reads_normed else "residual"
 
 
-def load_mtp(placing: Placing, program: Program, machine: Any, table: PageTable) -> MtpDrafter:
-    """What drafts by the layer of `program` for a model on `machine`: a machine of the same kind, with the
-    pages of the same table."""
+def load_mtp(placing: Placing, program: Program, machine: Any, table: PageTable) -> tuple[Any, MtpDrafter]:
+    """A machine for the layer of `program`, of the kind of the model's `machine` and with the pages of the
+    same table, and what drafts by it."""
     own: Any
     if placing.options.device == "reference":
         from ...reference.machine import ReferenceMachine
@@ -47,10 +54,11 @@ def load_mtp(placing: Placing, program: Program, machine: Any, table: PageTable)
         )
     tokenizer = placing.source.tokenizer
     vocab = placing.source.config.vocab_size
-    return MtpDrafter(
+    drafter = MtpDrafter(
         own,
         machine,
         table,
         n_tokens=min(vocab, tokenizer.vocab_size) if tokenizer else vocab,
         relative_cost=weight_bytes(program) / max(1, weight_bytes(placing.program)),
     )
+    return own, drafter

@@ -12,6 +12,8 @@ from safetensors.numpy import load_file
 
 import kukri
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.scheduling.drafting import MOST_AGAIN
+from kukri.runtime.engine.speculation.policy import Acceptance
 from kukri.runtime.model.model import Model
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
@@ -22,6 +24,11 @@ from ....mtp_fixtures import with_mtp
 
 PROMPTS = [[1, 2, 3, 4, 5] * 6, [7, 8, 9] * 30, list(range(70))]
 FEW = {"logit_bias": [(id_, 8.0) for id_ in range(4)]}  # so that a draft is right now and then
+
+
+@pytest.fixture(autouse=True)
+def _drafts_that_are_wrong_do_not_end_drafting(monkeypatch):
+    monkeypatch.setattr(Acceptance, "observe", lambda self, kind, right: None)
 
 
 def params(n: int = 40, **more) -> kukri.SamplingParams:
@@ -127,13 +134,14 @@ def test_as_many_are_accepted_as_the_twin_says(conformance, tmp_path, device, n)
             stats = model.stats
         ids = [*prompt, *answer]
         hidden, length, counts = hidden_states(folder, ids), len(prompt) + 1, [0, 0]
+        seen = length - 1  # ids that the recurrent state has seen
         while length < len(ids):
-            drafts = expected_drafts(folder, ids, hidden, length, min(n, len(ids) - length - 1))
+            most = min(n, len(ids) - length - 1) if length - seen <= MOST_AGAIN else 0
+            drafts = expected_drafts(folder, ids, hidden, length, most)
             right = next((i for i, d in enumerate(drafts) if d != ids[length + i]), len(drafts))
             counts = [counts[0] + len(drafts), counts[1] + right]
+            seen = length + right if right == len(drafts) else seen
             length += 1 + right
-            if right < len(drafts) and right + 2 > 4:  # a state that went back: a step without drafts
-                length += 1
         drafted, accepted = drafted + counts[0], accepted + counts[1]
         assert (stats.drafted_by_kind.get("mtp", 0), stats.accepted_by_kind.get("mtp", 0)) == tuple(counts)
     assert 0 < accepted < drafted
@@ -166,7 +174,7 @@ def plain_answer(folder: Path, device: str, ids: list[int], kind: kukri.Sampling
 def test_a_model_without_such_a_layer(conformance):
     with pytest.raises(kukri.UnsupportedModel, match="multi-token prediction"):
         kukri.load(conformance("qwen3.5"), device="cpu", speculate="mtp")
-    with pytest.raises(kukri.UnsupportedModel, match="eh_proj|hnorm"):
+    with pytest.raises(kukri.UnsupportedModel, match="not complete"):
         kukri.load(conformance("glm4-moe"), device="reference", speculate="mtp")
     with pytest.raises(ValueError, match="GPU"):
         kukri.load(conformance("qwen3.5"), device="cuda", speculate="mtp")
