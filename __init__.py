@@ -54,9 +54,11 @@ if TYPE_CHECKING:
         TokenEvent,
         ToolCall,
         ToolCallDelta,
+        ToolCallDropped,
         ToolCallEnd,
         ToolCallStart,
     )
+    from .runtime.answers.functions import Tool
     from .runtime.answers.request import GenerationRequest
     from .runtime.answers.structured.response_format import ResponseFormat
     from .runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable
@@ -73,6 +75,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
+    from .runtime.sessions.prompt_cache import PromptCache
     from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
@@ -96,6 +99,7 @@ __all__ = [
     "ModelNotFound",
     "NoHome",
     "NotEnoughMemory",
+    "PromptCache",
     "QueueFull",
     "ResponseFormat",
     "SamplingParams",
@@ -108,8 +112,10 @@ __all__ = [
     "TokenEvent",
     "Tokenizer",
     "TokenizerError",
+    "Tool",
     "ToolCall",
     "ToolCallDelta",
+    "ToolCallDropped",
     "ToolCallEnd",
     "ToolCallStart",
     "Unreachable",
@@ -136,6 +142,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "ModelNotFound": "runtime.hub.errors",
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
+    "PromptCache": "runtime.sessions.prompt_cache",
     "QueueFull": "runtime.engine.errors",
     "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
@@ -148,8 +155,10 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "TokenEvent": "runtime.answers.events",
     "Tokenizer": "tokenizer.core",
     "TokenizerError": "tokenizer.errors",
+    "Tool": "runtime.answers.functions",
     "ToolCall": "runtime.answers.events",
     "ToolCallDelta": "runtime.answers.events",
+    "ToolCallDropped": "runtime.answers.events",
     "ToolCallEnd": "runtime.answers.events",
     "ToolCallStart": "runtime.answers.events",
     "Unreachable": "runtime.hub.errors",
@@ -208,8 +217,8 @@ def load(
       prediction (on the CPU), and "off" nobody.
     - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
       tokens that the model then checks several at a time.
-    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
-      if its files say that it is made for that, else "text".
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), "rerank" for scores
+      of documents (`Model.rerank`), or "auto": what its files say that it is made for.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `control_vectors`: GGUF files of directions that are added to the residual stream behind layers, named

@@ -28,9 +28,10 @@ ERRORS = {
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {
-    "Answer", "Finished", "GenerationRequest", "Model", "ResponseFormat", "SamplingParams", "Session",
-    "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "ToolCall", "ToolCallDelta", "ToolCallEnd",
-    "ToolCallStart",
+    "Answer", "Finished", "GenerationRequest", "Model", "PromptCache", "ResponseFormat", "SamplingParams",
+    "Session",
+    "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "Tool", "ToolCall", "ToolCallDelta",
+    "ToolCallDropped", "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -41,11 +42,13 @@ class Session:
         self.params = params
         self.show_stats = options.stats
         self.wrap = not options.no_wrap
+        self.hide_thinking = options.hide_thinking
         self.last: Reply | None = None
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
         self.editor = line_editor(completions())
-        self.form = conversation.form = options.response_format
+        self.form = options.response_format
+        conversation.asked = options.asked(model)
         self.conversation = conversation
         self._save = save
 
@@ -63,7 +66,7 @@ class Session:
     def cut(self) -> bool:
         """Whether the newest answer can be continued."""
         turns = self.conversation.turns
-        return bool(turns and turns[-1].reply and turns[-1].cut)
+        return bool(turns and (turns[-1].reply or turns[-1].begun) and turns[-1].cut)
 
     def say(self, text: str) -> None:
         """Answer a new message; without any answer, the message is forgotten."""
@@ -85,35 +88,37 @@ class Session:
     def again(self) -> None:
         """Answer the newest message anew; if nothing comes of that, the old answer stays."""
         turn = self.conversation.turns[-1]
-        old, turn.reply, turn.cut = (turn.reply, turn.cut), None, ""
+        old = replace(turn)
+        turn.reply, turn.cut, turn.thinking, turn.steps, turn.begun = None, "", "", [], []
         try:
             self.answer()
         finally:
             if turn.reply is None:
-                turn.reply, turn.cut = old
+                self.conversation.turns[-1] = old
 
     def answer(self) -> None:
         """Write the answer to the newest message, or go on with it, and keep it if there is any."""
-        from ...runtime.answers.request import GenerationRequest
-
         turn = self.conversation.turns[-1]
-        ids, gone = self.conversation.fit(self.model, self.params.max_tokens)
+        request, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
             terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
         sink = terminal.ModelText(self.wrap)
         try:
             with self.editor.answering(on_resume=sink.begin_line):
-                request = GenerationRequest(ids=ids, params=self.params, response_format=self.form)
-                reply = self.last = generate(self.model, request, sink.write)
+                request = replace(request, params=self.params)
+                thinking = terminal.ThinkingText(hidden=self.hide_thinking)
+                reply = self.last = generate(self.model, request, sink.write, thinking)
         except Exception:
             if sink.text:  # the error gets a line of its own
                 sink.finish()
             raise
         if reply.text:
             sink.finish()
-        if not reply.text and reply.finish_reason == INTERRUPTED:
+        if not reply.ids and reply.finish_reason == INTERRUPTED:
             return
+        turn.begun = [*request.begun, *reply.ids]
         turn.reply = (turn.reply or "") + reply.text
+        turn.thinking += reply.thinking
         cut = why_cut(reply, self.model, cure="/set repeat_penalty 1.1 and /regen")
         turn.cut = reply.finish_reason if cut and self.form is None else ""
         if cut and self.form is not None:  # what has a form is not continued in pieces

@@ -22,6 +22,7 @@ from ..run.one_answer import NO_TEMPLATE, write_reply
 from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
+    from ...runtime.answers.request import GenerationRequest
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.model import Model
 
@@ -93,12 +94,13 @@ def run(
 
             answer_in_session(loaded, model, text, options, params, keeper)
         elif search is not None:
-            ids = _encode(loaded, text, options)
+            ids = _encode(loaded, text, options, params)
             write_beams(loaded, model, ids, options, params, search, n_answers)
         elif n_answers > 1 or logprobs is not None:
-            write_answers(loaded, model, _encode(loaded, text, options), options, params, n_answers)
+            write_answers(loaded, model, _encode(loaded, text, options, params), options, params, n_answers)
         else:
             answer(loaded, model, text, options, params)
+        options.keep_prompts(loaded)
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:
@@ -132,20 +134,31 @@ def refuse_system_of_raw(options: GenerationOptions) -> None:
 def answer(loaded: Model, name: str, text: str, options: GenerationOptions, params: SamplingParams) -> None:
     """Write one reply to `text` as the options say; ends the command with 130 if Ctrl-C cut it,
     and with 6 if it does not have the form that it must have."""
-    reply = write_reply(loaded, name, _encode(loaded, text, options), options, params)
+    reply = write_reply(loaded, name, requested(loaded, text, options, params), options)
     if code := exit_code(reply):
         raise typer.Exit(code)
 
 
-def _encode(loaded: Model, text: str, options: GenerationOptions) -> list[int]:
-    from ...runtime.answers.structured.constraints import told
+def requested(
+    loaded: Model, text: str, options: GenerationOptions, params: SamplingParams
+) -> GenerationRequest:
+    """What the options ask of the model, with the ids of its prompt. A usage error for what it cannot do."""
+    from ...runtime.answers.request import GenerationRequest
 
     if options.raw:
-        return loaded.encode(text, special=True)
+        ids = loaded.encode(text, special=True)
+        return GenerationRequest(ids=ids, params=params, response_format=options.response_format)
     if not loaded.chat_template:
         terminal.remark(NO_TEMPLATE)
-        return loaded.encode("\n\n".join(part for part in (options.system_text, text) if part), special=True)
+        whole = "\n\n".join(part for part in (options.system_text, text) if part)
+        ids = loaded.encode(whole, special=True)
+        return GenerationRequest(ids=ids, params=params, response_format=options.response_format)
     messages = [{"role": "user", "content": text}]
     if options.system_text:
         messages.insert(0, {"role": "system", "content": options.system_text})
-    return loaded.encode_chat(told(messages, options.response_format))
+    request = GenerationRequest(messages, params=params, **options.asked(loaded))
+    return replace(request, ids=loaded.encode_request(request))
+
+
+def _encode(loaded: Model, text: str, options: GenerationOptions, params: SamplingParams) -> list[int]:
+    return list(requested(loaded, text, options, params).ids or ())

@@ -216,6 +216,31 @@ class ModelText:
         _write("\n")
 
 
+class ThinkingText:
+    """Shows on stderr what a model thinks, dim where colours are allowed. `hidden`: only that it does, in a
+    line that goes away, on a terminal."""
+
+    def __init__(self, hidden: bool = False) -> None:
+        self._hidden = hidden
+        self._open = False
+
+    def write(self, piece: str) -> None:
+        if self._hidden:
+            if not self._open and takes_escapes(sys.stderr):
+                overwrite("thinking …")
+        else:
+            _tell(paint(lines(piece), "2", sys.stderr))
+        self._open = True
+
+    def finish(self) -> None:
+        """Something else comes."""
+        if self._open and not self._hidden:
+            _tell("\n\n")
+        elif self._open and takes_escapes(sys.stderr):
+            overwrite("")
+        self._open = False
+
+
 def close_streams() -> OSError | ValueError | None:
     """Flush both streams now, so that nothing is left to fail at interpreter exit.
 

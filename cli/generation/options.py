@@ -23,9 +23,11 @@ from ..console.options import (
 )
 from ..console.terminal import remark
 from .adapters import AdapterOptions
+from .caching import CachingOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 from .structured import StructuredOptions
+from .thinking import ThinkingOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -37,7 +39,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, StructuredOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, CachingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -239,6 +241,11 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
         if t is not None and t >= LEAST_THREADS_LIKE and float(t).is_integer() and self.threads is None:
             remark(f"(-t {t:g} is the temperature, and makes nonsense; for {t:g} threads: --threads {t:g})")
 
+    def asked(self, model: Model) -> dict[str, Any]:
+        """The fields of a GenerationRequest beside the messages and parameters. A usage error for what the
+        model cannot do."""
+        return {**self.asked_of_thinking(model), "response_format": self.response_format}
+
     def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
 
@@ -256,7 +263,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.adapters
-        return load_quietly(
+        model = load_quietly(
             resolve(name, Progress),
             name,
             LoadOptions(
@@ -273,6 +280,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions):
                 deterministic=self.deterministic,
             ),
         )
+        self.begin_prompts(model)
+        return model
 
 
 def _breakers(texts: list[str]) -> list[str]:

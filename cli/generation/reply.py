@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
 
 if TYPE_CHECKING:
+    from ...runtime.answers.events import ToolCall
     from ...runtime.answers.request import GenerationRequest
     from ...runtime.engine.stats import GenerationStats
     from ...runtime.model.model import Model
@@ -30,6 +31,7 @@ _STATS = (
 class Reply:
     """The text that a model wrote, why it stopped, and token counts and times in seconds.
 
+    `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all its tokens.
     `complete`: whether it has the form that it must have; None if it may have any.
     """
 
@@ -37,33 +39,55 @@ class Reply:
     finish_reason: str
     stats: dict[str, Any]
     complete: bool | None = None
+    thinking: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    ids: Sequence[int] = ()
 
 
-def generate(model: Model, request: GenerationRequest, write: Callable[[str], None]) -> Reply:
+def generate(
+    model: Model,
+    request: GenerationRequest,
+    write: Callable[[str], None],
+    thinking: terminal.ThinkingText,
+) -> Reply:
     """Write the model's answer to a request piece by piece; Ctrl-C ends it but keeps what there is.
 
     Until the first piece a terminal sees how far prefill is. A model that repeats itself without end is
     stopped as well.
     """
-    from ...runtime.answers.events import TextDelta
+    from ...runtime.answers.events import TextDelta, ThinkingDelta
 
     repeats = RepetitionDetector().push
-    pieces: list[str] = []
-    reason = INTERRUPTED
+    answer, reason = None, INTERRUPTED
     try:
         with PrefillProgress(lambda: model.stats) as prefill, model.answer(request) as answer:
             for event in answer:
-                if not isinstance(event, TextDelta):
-                    continue
                 prefill.stop()
-                pieces.append(event.text)
-                write(event.text)
+                if isinstance(event, TextDelta):
+                    thinking.finish()
+                    write(event.text)
+                elif isinstance(event, ThinkingDelta):
+                    thinking.write(event.text)
+                else:
+                    continue
                 if repeats(event.text):
                     break
             reason = str(answer.finish_reason or LOOP)
     except KeyboardInterrupt:
         pass
-    return Reply("".join(pieces), reason, stats_facts(model.stats), model.stats.complete)
+    finally:
+        thinking.finish()
+    if answer is None:
+        return Reply("", reason, stats_facts(model.stats))
+    return Reply(
+        answer.text,
+        reason,
+        stats_facts(answer.stats),
+        answer.stats.complete,
+        answer.thinking,
+        answer.tool_calls,
+        answer.generation.tokens,
+    )
 
 
 def stats_facts(stats: GenerationStats) -> dict[str, Any]:
@@ -141,10 +165,13 @@ def _why_cut(reply: Reply, model: Model, cure: str) -> str | None:
 
 def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
+    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in reply.tool_calls]
     complete = {} if reply.complete is None else {"complete": reply.complete}
     return {
         "model": name,
+        **({"thinking": reply.thinking} if reply.thinking else {}),
         "text": reply.text,
+        **({"tool_calls": calls} if calls else {}),
         "finish_reason": reply.finish_reason,
         **complete,
         "stats": reply.stats,

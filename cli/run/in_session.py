@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -28,17 +29,17 @@ def answer_in_session(
     One that does not have the form that it must have ends it with 6.
     """
     conversation = keeper.begin(loaded, name, options.system_text, options.raw, params.max_tokens)
-    conversation.form = options.response_format
+    conversation.asked = options.asked(loaded)
     if conversation.raw and not loaded.chat_template:
         terminal.remark(NO_TEMPLATE)
     turn = Turn(text)
     conversation.turns.append(turn)
-    ids, gone = conversation.fit(loaded, params.max_tokens)
+    request, gone = conversation.fit(loaded, params.max_tokens)
     if gone:
         terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
-    reply = write_reply(loaded, name, ids, options, params)
+    reply = write_reply(loaded, name, replace(request, params=params), options)
     if reply.text or reply.finish_reason != INTERRUPTED:
-        turn.reply = reply.text
+        turn.reply, turn.thinking = reply.text, reply.thinking
         turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
         keeper.save(conversation, loaded, name, ending=True)
     if code := exit_code(reply):

@@ -10,24 +10,20 @@ from ..console.safe_text import as_json
 from ..generation.reply import INTERRUPTED, Reply, generate, reply_facts, show_stats, why_cut
 
 if TYPE_CHECKING:
-    from ...runtime.engine.sampling.params import SamplingParams
+    from ...runtime.answers.request import GenerationRequest
     from ...runtime.model.model import Model
     from ..generation.options import GenerationOptions
 
 NO_TEMPLATE = "this model has no chat template: it continues the text instead of answering it"
 
 
-def write_reply(
-    loaded: Model, name: str, ids: list[int], options: GenerationOptions, params: SamplingParams
-) -> Reply:
-    """Write what follows `ids`, and what there is to say about it."""
-    from ...runtime.answers.request import GenerationRequest
-
+def write_reply(loaded: Model, name: str, request: GenerationRequest, options: GenerationOptions) -> Reply:
+    """Write the answer to a request, and what there is to say about it."""
     plain = options.output is TextOrJson.text
     sink = terminal.ModelText(wrap=not options.no_wrap)
     try:
-        request = GenerationRequest(ids=ids, params=params, response_format=options.response_format)
-        reply = generate(loaded, request, sink.write if plain else lambda piece: None)
+        thinking = terminal.ThinkingText(hidden=options.hide_thinking or not plain)
+        reply = generate(loaded, request, sink.write if plain else lambda piece: None, thinking)
     except Exception:
         if sink.text:  # what is there already still ends with a newline
             sink.finish()

@@ -6,16 +6,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, Self
 
+from ...tokenizer.chat.output.parser import OutputParser
+from ...tokenizer.chat.output.parts import (
+    Part,
+    Text,
+    Thinking,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from ..engine.scheduling.generation import Generation
 from ..engine.stats import GenerationStats
-from .events import (
-    AnswerEvent,
-    AnswerReason,
-    Finished,
-    TextDelta,
-    TokenEvent,
-    ToolCall,
-)
+from .events import AnswerEvent, AnswerReason, Finished, TextDelta, ThinkingDelta, TokenEvent, ToolCall
+from .request import GenerationRequest
+from .stop_strings import Run
 from .token_reader import TokenReader, shown
 
 
@@ -33,15 +37,28 @@ class Answer:
     leaving a `with` block, ends one early; what there is of it stays.
     """
 
-    def __init__(self, generation: Generation, reader: TokenReader, scored: bool = False) -> None:
-        """`scored`: the events bring log probabilities."""
+    def __init__(
+        self,
+        generation: Generation,
+        reader: TokenReader,
+        parser: OutputParser | None,
+        request: GenerationRequest,
+    ) -> None:
+        """`parser`: tells thinking and calls apart; None: all is text."""
         self.generation = generation
         self._reader = reader
-        self._scored = scored
+        self._parser = parser
+        self._scored = request.params.logprobs is not None
+        self._most_calls = None if request.parallel_tool_calls else 1
         self._tokens: list[TokenEvent] = []  # that no event has brought yet
         self._n_tokens = 0
         self._text: list[str] = []
+        self._thinking: list[str] = []
+        self._calls: dict[int, tuple[ToolCallStart, list[str]]] = {}  # that have begun
+        self._tool_calls: list[ToolCall] = []
         self._finished = False
+        for token in request.begun:
+            self._parts_of(reader.push(token))
         self._events = self._read()
 
     # ---- what it is, so far
@@ -55,17 +72,26 @@ class Answer:
     def thinking(self) -> str:
         """What the model thought before it answered; "" if it did not, or if its format has no place for
         that."""
-        return ""
+        return "".join(self._thinking)
 
     @property
     def tool_calls(self) -> list[ToolCall]:
         """The calls that it asks for and that are complete."""
-        return []
+        return list(self._tool_calls)
 
     @property
     def finish_reason(self) -> AnswerReason | None:
-        """Why it ended; None while it runs."""
-        return self.generation.finish_reason
+        """Why it ended; None while it runs. "tool_calls" if it asks for calls and ended by itself."""
+        reason = self.generation.finish_reason
+        return "tool_calls" if self._tool_calls and (reason == "stop" or self._has_all_calls) else reason
+
+    @property
+    def _has_all_calls(self) -> bool:
+        return self._most_calls is not None and len(self._tool_calls) >= self._most_calls
+
+    @property
+    def _stopped(self) -> bool:
+        return self._reader.stopped or self._has_all_calls
 
     @property
     def stop_string(self) -> str | None:
@@ -107,7 +133,7 @@ class Answer:
     def _read(self) -> Iterator[AnswerEvent]:
         for token in self.generation:
             yield from self._push(token)
-            if self._reader.stopped:
+            if self._stopped:
                 break
         yield from self._end()
 
@@ -130,11 +156,11 @@ class Answer:
                     events: list[AnswerEvent] = []
                     for token in batch:
                         events += self._push(token)
-                        if self._reader.stopped:
+                        if self._stopped:
                             break
                     if events:
                         yield events
-                    if self._reader.stopped:
+                    if self._stopped:
                         break
             yield self._end()
         finally:
@@ -142,26 +168,71 @@ class Answer:
 
     def _push(self, token: int) -> list[AnswerEvent]:
         """The events of the next token."""
-        text = shown(self._reader.push(token))
+        runs = self._reader.push(token)
         if self._scored:
-            self._tokens.append(TokenEvent(token, text, self.generation.logprob_of(self._n_tokens)))
+            logprobs = self.generation.logprob_of(self._n_tokens)
+            self._tokens.append(TokenEvent(token, shown(runs), logprobs))
             self._n_tokens += 1
-        return [self._text_delta(text)] if text else []
+        return self._events_of(runs)
+
+    def _events_of(self, runs: list[Run]) -> list[AnswerEvent]:
+        if self._parser is None:
+            text = shown(runs)
+            return [self._text_delta(text)] if text else []
+        return [self._event(part) for part in self._parts_of(runs)]
+
+    def _parts_of(self, runs: list[Run]) -> list[Part]:
+        """What the parser makes of some runs."""
+        if self._parser is None:
+            return []
+        parts: list[Part] = []
+        for text, is_shown in runs:
+            parts += self._parser.push(text, special=not is_shown)
+        return parts
 
     def _end(self) -> list[AnswerEvent]:
         """The last events."""
-        text = shown(self._reader.finish())
-        if self._reader.stopped:
+        events: list[AnswerEvent] = []
+        if not self._has_all_calls:
+            events += self._events_of(self._reader.finish())
+            if self._parser is not None:
+                events += map(self._event, self._parser.finish())
+        if self._stopped:
             self.generation.close()
+        if self._reader.stopped:
             self.stats.finish_reason = "stop_string"
-        events: list[AnswerEvent] = [self._text_delta(text)] if text or self._tokens else []
+        if self._tokens:
+            events.append(self._text_delta(""))
         return [*events, Finished(self.finish_reason or "interrupted", self.stats)]
 
+    def _event(self, part: Part) -> AnswerEvent:
+        """The event of a part, which is kept as well."""
+        match part:
+            case Text(text):
+                return self._text_delta(text)
+            case Thinking(text):
+                self._thinking.append(text)
+                return ThinkingDelta(text, self._take_tokens())
+            case ToolCallStart():
+                self._calls[part.index] = (part, [])
+            case ToolCallDelta(index, arguments):
+                self._calls[index][1].append(arguments)
+            case ToolCallEnd(index):
+                start, pieces = self._calls[index]
+                self._tool_calls.append(ToolCall(start.id, start.name, "".join(pieces)))
+        return part
+
     def _text_delta(self, text: str) -> TextDelta:
+        self._text.append(text)
+        return TextDelta(text, self._take_tokens())
+
+    def _take_tokens(self) -> tuple[TokenEvent, ...]:
+        """The tokens that no event has brought yet."""
+        if not self._tokens:
+            return ()
         tokens = tuple(self._tokens)
         self._tokens.clear()
-        self._text.append(text)
-        return TextDelta(text, tokens)
+        return tokens
 
     def close(self) -> None:
         """End it; what was computed stays in the cache for others."""

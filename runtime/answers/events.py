@@ -5,8 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from ...tokenizer.chat.output.parts import (
+    CallPart,
+    ToolCallDelta,
+    ToolCallDropped,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from ..engine.sampling.logprobs import TokenLogprobs
 from ..engine.stats import FinishReason, GenerationStats
+
+__all__ = [
+    "AnswerEvent",
+    "AnswerReason",
+    "Finished",
+    "TextDelta",
+    "ThinkingDelta",
+    "TokenEvent",
+    "ToolCall",
+    "ToolCallDelta",
+    "ToolCallDropped",
+    "ToolCallEnd",
+    "ToolCallStart",
+]
 
 AnswerReason: TypeAlias = FinishReason | Literal["tool_calls"]
 
@@ -42,30 +63,6 @@ class ThinkingDelta:
 
 
 @dataclass(frozen=True)
-class ToolCallStart:
-    """A call of the function `name` begins, the one with number `index` of the answer."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True)
-class ToolCallDelta:
-    """More of a call's arguments: all of them, joined, are the text of a JSON object."""
-
-    index: int
-    arguments: str
-
-
-@dataclass(frozen=True)
-class ToolCallEnd:
-    """A call is complete."""
-
-    index: int
-
-
-@dataclass(frozen=True)
 class Finished:
     """The last event: why the answer ended, and what it took.
 
@@ -76,7 +73,7 @@ class Finished:
     stats: GenerationStats
 
 
-AnswerEvent: TypeAlias = TextDelta | ThinkingDelta | ToolCallStart | ToolCallDelta | ToolCallEnd | Finished
+AnswerEvent: TypeAlias = TextDelta | ThinkingDelta | CallPart | Finished
 
 
 @dataclass(frozen=True)

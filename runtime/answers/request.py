@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..engine.sampling.params import SamplingParams
+from .functions import Tool, tools_of
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
+
+CHOICES = ("auto", "none", "required")  # of tools; anything else is the name of one
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,12 @@ class GenerationRequest:
     How to answer:
 
     - `params`: SamplingParams.
-    - `tools`: JSON schemas of functions that the model may call.
+    - `tools`: functions that the model may call: Python functions, or JSON schemas (see `Tool.of`).
+      `tool_choice`: "auto"; "none", which leaves them out; "required"; or the name of one that it must call.
+      Without `parallel_tool_calls` an answer ends behind its first call.
+    - `thinking`: True or False turns it on or off where the model has a switch; None leaves it to the model.
+      `thinking_budget`: tokens after which it must end; None: as many as it likes.
+    - `begun`: ids of the answer's beginning, which the model goes on from.
     - `variables`: what else the chat template reads, such as {"enable_thinking": False}.
     - `response_format`: the form that the answer must have: a JSON schema, a class with fields, or what else
       `ResponseFormat.of` takes.
@@ -43,6 +51,11 @@ class GenerationRequest:
     variables: Mapping[str, Any] | None = None
     priority: int = 0
     response_format: Any = None
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    thinking: bool | None = None
+    thinking_budget: int | None = None
+    begun: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         if self.prompt is not None and (self.messages is not None or self.ids is not None):
@@ -59,3 +72,32 @@ class GenerationRequest:
             from .structured.response_format import ResponseFormat
 
             object.__setattr__(self, "response_format", ResponseFormat.of(self.response_format))
+        if self.thinking not in (None, True, False):
+            raise TypeError("`thinking` is True, False or None")
+        budget = self.thinking_budget
+        if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
+            raise TypeError("a thinking budget is a whole number of tokens")
+        if budget is not None and budget < 0:
+            raise ValueError("a thinking budget cannot be negative")
+        object.__setattr__(self, "tools", tuple(tools_of(self.tools or ())))
+        object.__setattr__(self, "tool_choice", _choice(self.tool_choice, self.offered_tools))
+
+    @property
+    def offered_tools(self) -> Sequence[Tool]:
+        """The tools that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools or ()
+
+
+def _choice(choice: object, tools: Sequence[Tool]) -> str:
+    """Which tool must be called: one of CHOICES, or the name of a tool."""
+    if isinstance(choice, Mapping):  # as chat APIs have it
+        choice = choice.get("function", choice).get("name")
+    if not isinstance(choice, str):
+        raise TypeError('a tool choice is "auto", "none", "required" or the name of a tool')
+    names = [tool.name for tool in tools]
+    if choice == "required" and not names:
+        raise ValueError('the tool choice "required" needs tools')
+    if choice not in CHOICES and choice not in names:
+        known = f"the tools are {', '.join(names)}" if names else "there are no tools"
+        raise ValueError(f"the tool choice {choice!r} is no tool: {known}")
+    return choice

@@ -34,7 +34,8 @@ class Constraint(Protocol):
         ...
 
     def n_allowed(self, ids: Sequence[int]) -> int:
-        """How many of `ids` may follow one after the other. The state stays as it is."""
+        """How many of `ids` may follow one after the other, none of which ends the answer. The state stays as
+        it is."""
         ...
 
     def accept(self, id_: int) -> None:

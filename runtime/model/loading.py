@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..ops import Program
 from ..program.build import build_program
 from ..weights.binding import Weights
 from .model import Model
@@ -54,8 +55,11 @@ def load_model(
         warn(note)
     if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
-    weights = Weights(source.config, source.tensors)
-    mtp, hidden = None, ""
+    beside = source.beside
+    tensors = {n: t for n, t in source.tensors.items() if n not in beside} if beside else source.tensors
+    weights = Weights(source.config, tensors)
+    mtp: Program | None = None
+    hidden: Literal["", "normed", "residual"] = ""
     if options.speculate == "mtp":
         from .speculation.mtp import open_mtp
 
@@ -76,17 +80,32 @@ def load_model(
         placing = replace(placing, draft=open_draft(placing))
     model = placing.place()
     if task != "text":
-        from ..embedding.texts import TextVectors  # imported only for models that make vectors
-
-        hidden = source.config.hidden
-        model.vectors = TextVectors(model.engine, model.tokenizer, source.embedding, hidden, model.embedded)
+        _add_vectors(model, source, task)
     return model
 
 
+def _add_vectors(model: Model, source: Source, task: str) -> None:
+    """Let a model make vectors of texts, or scores by its head."""
+    from ..embedding.reranker import Reranker  # imported only for models that make vectors
+    from ..embedding.settings import default_settings
+    from ..embedding.texts import TextVectors
+
+    engine, tokenizer, hidden = model.engine, model.tokenizer, source.config.hidden
+    if task == "rerank":
+        model.reranker = Reranker(engine, tokenizer, source.head, hidden, model.embedded)
+    settings = source.embedding or default_settings(source.config.causal)
+    model.vectors = TextVectors(engine, tokenizer, settings, hidden, model.embedded)
+
+
 def _task(source: Source, task: str) -> str:
-    """What a model is loaded for, "text" or "embed". Raises UnsupportedModel if it writes no text."""
+    """What a model is loaded for: "text", "embed", or "rerank" by a head.
+
+    Raises UnsupportedModel if it writes no text but should.
+    """
     if task == "auto":
-        task = "embed" if source.config.no_text or source.embedding else "text"
+        task = "rerank" if source.head else "embed" if source.config.no_text or source.embedding else "text"
+    if task == "rerank" and source.head is None:
+        task = "text"  # which may be yes or no
     if task == "text":
         check_writes_text(source.config)
     return task
@@ -104,6 +123,9 @@ def _with_adapters(source: Source, adapted: Adapted) -> Source:
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:
     """The context that was asked for, or the default one. ValueError for more than the model's positions."""
     trained, most = source.config.context_length, source.config.max_context
+    longest = source.embedding.max_tokens if source.embedding and source.config.no_text else None
+    if context is None and longest:
+        return min(longest, most or longest)
     if context is None:
         return min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
     if most is not None and context > most:

@@ -17,6 +17,7 @@ from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
+from ..answers.chat_format import ChatFormat
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
@@ -34,6 +35,8 @@ from .source import Source, check_embedded
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.machine import CudaMachine
+    from ..embedding.reranker import Reranker
+    from ..embedding.scoring import TextScore
     from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
@@ -74,7 +77,9 @@ class Model:
         self._draft = draft
         self._paths = source.paths
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
+        self.reranker: Reranker | None = None  # of one that is loaded to make scores by a head
         self._adapters = source.adapters
+        self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
         self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
 
@@ -291,33 +296,61 @@ class Model:
             raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
         return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
 
+    def rerank(
+        self, query: str, documents: Sequence[str], instruction: str | None = None, truncate: bool = False
+    ) -> np.ndarray:
+        """float32 [documents]: how well each document answers the query; see `Reranker.scores`."""
+        self._check_open()
+        if self.reranker is None:
+            from ..embedding.reranker import Reranker
+
+            engine = self._open_engine()
+            self.reranker = Reranker(engine, self.tokenizer, None, self.config.hidden, self.embedded)
+        return self.reranker.scores(query, documents, instruction, truncate)
+
+    def score(self, text: str) -> TextScore:
+        """The log probability of each token of a text, with its BOS token in front if the model has one."""
+        from ..embedding.scoring import score_ids
+
+        return score_ids(self._open_engine(), self.encode(text))
+
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
-        """The model's answer to a request, as an iterator over events: text, and why it ended.
+        """The model's answer to a request, as an iterator over events: text, thinking, tool calls, its end.
 
             for event in model.answer("Why is the sky blue?", temperature=0): ...
-            model.answer(messages, max_tokens=100).complete().message()
+            model.answer(messages, tools=[get_weather], max_tokens=100).complete().message()
 
         `request`: a GenerationRequest or the messages of one; `fields`: fields of GenerationRequest or of
         SamplingParams, which replace its own. The request is queued at once. Errors are those of
-        `encode_chat` and `submit`.
+        `encode_request` and `submit`.
         """
         request = generation_request(request, fields)
         params = self.with_ids(request.params)
+        ids = request.ids if request.ids is not None else self.encode_request(request)
+        parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        ids = request.ids if request.ids is not None else self._prompt_of(request)
         constraint = self._constraints.of(request.response_format)
-        generation = self._open_engine().submit(ids, params, request.priority, constraint)
-        return Answer(generation, reader, scored=params.logprobs is not None)
+        engine = self._open_engine()
+        generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
+        return Answer(generation, reader, parser, request)
 
-    def _prompt_of(self, request: GenerationRequest) -> list[int]:
-        """The ids of a request's prompt."""
+    def encode_request(self, request: GenerationRequest) -> list[int]:
+        """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and
+        `encode_chat`, and ValueError for thinking that the model cannot turn on or off."""
         if request.prompt is not None:
             return self.encode(request.prompt)
-        assert request.messages is not None
-        messages = told(request.messages, request.response_format)
-        return self.encode_chat(messages, request.tools, request.variables)
+        if request.messages is None:
+            return list(request.ids or ())
+        return self.encode_chat(*self.chat_format.asked(request))
+
+    @property
+    def chat_format(self) -> ChatFormat:
+        """How the model marks thinking and tool calls. Raises TokenizerError if it has no tokenizer."""
+        if self._format is None or self._format.template != self.chat_template:
+            self._format = ChatFormat(self.name, self.tokenizer, self.chat_template)
+        return self._format
 
     def _check_open(self) -> None:
         if self._machine is None:

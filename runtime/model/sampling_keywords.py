@@ -56,6 +56,11 @@ class AnswerKeywords(SamplingKeywords, total=False):
     tools: Sequence[Any] | None
     variables: Mapping[str, Any] | None
     priority: int
+    tool_choice: str | Mapping[str, Any]
+    parallel_tool_calls: bool
+    thinking: bool | None
+    thinking_budget: int | None
+    begun: Sequence[int]
     response_format: Any
 
 

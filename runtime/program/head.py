@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..ops import Buffer, MatMul, SelectRows, SoftCap
 from .altup import merge_streams
-from .builder import Builder
+from .builder import Builder, LayerBuilder
 
 
 def head(b: Builder) -> Buffer:
@@ -43,4 +43,7 @@ def vector_head(b: Builder) -> Buffer:
     """vectors = norm(x), [logits rows, hidden]: the hidden states of which embeddings are pooled."""
     if b.config.altup:
         merge_streams(b)
-    return b.norm("output_norm", b.x, Buffer("vectors", b.config.hidden, logits_rows=True))
+    vectors = Buffer("vectors", b.config.hidden, logits_rows=True)
+    if b.config.output_norm:
+        return b.norm("output_norm", b.x, vectors)
+    return LayerBuilder.of(b, b.config.n_layers - 1).norm("layer_output_norm", b.x, vectors)

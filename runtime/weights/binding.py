@@ -151,7 +151,7 @@ def row_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int,
 
 def _unused_beside(config: ModelConfig, arch: Arch, names: TensorNames) -> set[str]:
     """Names in the file of tensors that some files have although the model does not use them."""
-    unused = {names("output.weight")} if config.tied else set()
+    unused = {names("output.weight")} if config.tied and "output" in arch.hf_top else set()
     for i, layer in enumerate(config.layers):
         if layer.kv_from is not None:
             unused |= {names(f"blk.{i}.{stem}.weight") for stem in KV_STEMS & set(arch.layer)}
@@ -166,7 +166,7 @@ def _skipped_parts(config: ModelConfig, arch: Arch, names: TensorNames, left_ove
     prefixes += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.mtp_layers))
     counts: dict[str, int] = {}
     for name in sorted(left_over):
-        known = _ROPE.fullmatch(name) if config.from_gguf else is_buffer(name)
+        known = _ROPE.fullmatch(name) if config.from_gguf else is_buffer(name) or names.is_of_head(name)
         if part := next((prefix for prefix in prefixes if name.startswith(prefix)), None):
             counts[part] = counts.get(part, 0) + 1
         elif not known:

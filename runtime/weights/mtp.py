@@ -77,9 +77,14 @@ def mtp_model(config: ModelConfig, tensors: Mapping[str, QTensor]) -> MtpModel:
     tied = config.tied and "output" not in own
     single = replace(config, layers=(replace(layer, kv_from=None),), mtp_layers=0, tied=tied)
     offset = np.float32(config.norm_offset)
-    norms = (tensors[own[role]].dequantize() + offset for role in ("enorm", "hnorm"))
-    halves = _halves(tensors[own["eh_proj"]])
-    return MtpModel(single, bound, *norms, halves, ARCHS[config.arch].mtp_reads_normed)
+    return MtpModel(
+        config=single,
+        tensors=bound,
+        embedding_norm=tensors[own["enorm"]].dequantize() + offset,
+        hidden_norm=tensors[own["hnorm"]].dequantize() + offset,
+        projection=_halves(tensors[own["eh_proj"]]),
+        reads_normed=ARCHS[config.arch].mtp_reads_normed,
+    )
 
 
 def _halves(matrix: QTensor) -> tuple[QTensor, QTensor]:

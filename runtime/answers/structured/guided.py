@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,7 +42,8 @@ class GuidedConstraint:
         return bool(self._matcher.is_stopped())
 
     def masks(self, ids: Sequence[int] = ()) -> list[np.ndarray | None]:
-        """Which tokens may come here and behind each of `ids`, packed: uint8 [vocab / 8]."""
+        """Which tokens may come here and behind each of `ids`, packed: uint8 [vocab / 8]. An end token among
+        them would be more than the matcher takes back."""
         masks: list[np.ndarray | None] = [self._mask()]
         done = 0
         for id_ in ids:
@@ -60,8 +62,10 @@ class GuidedConstraint:
         return bits
 
     def n_allowed(self, ids: Sequence[int]) -> int:
-        """How many of `ids` may follow."""
-        return int(self._matcher.validate_tokens(list(ids)))
+        """How many of `ids` may follow, without what ends the answer."""
+        ends = self._vocabulary.end_ids
+        going_on = list(takewhile(lambda id_: id_ not in ends, ids))
+        return int(self._matcher.validate_tokens(going_on))
 
     def accept(self, id_: int) -> None:
         """Go on behind a token. ConstraintError if it is not allowed, or takes too much work."""

@@ -12,6 +12,7 @@ import pytest
 
 from kukri.cli.chat import conversation as conversation_module
 from kukri.cli.chat.conversation import LONGEST_FILE, Conversation, Turn, load, save
+from kukri.runtime.answers.request import GenerationRequest
 
 
 class Letters:
@@ -26,10 +27,15 @@ class Letters:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         return self.encode("".join(f"{m['role'][0]}:{m['content']};" for m in messages) + "a:")
 
+    def encode_request(self, request: GenerationRequest) -> list[int]:
+        assert request.messages is not None
+        assert not isinstance(request.messages, str)
+        return self.encode_chat(request.messages)
+
 
 def fit(conversation: Conversation, max_tokens: int | None = None) -> tuple[str, int]:
-    ids, gone = conversation.fit(Letters(), max_tokens)  # type: ignore[arg-type]
-    return "".join(map(chr, ids)), gone
+    request, gone = conversation.fit(Letters(), max_tokens)  # type: ignore[arg-type]
+    return "".join(map(chr, [*(request.ids or ()), *request.begun])), gone
 
 
 def turns(*texts: str) -> list[Turn]:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from kukri.cli.app import COMMANDS
 from kukri.cli.bench.report import as_markdown, for_terminal
 from kukri.cli.chat.settings import parsed, shown
-from kukri.cli.commands import list as list_
+from kukri.cli.commands.models import list as list_
 from kukri.cli.console.table import columns_that_fit, records, table
 from kukri.cli.console.wording import count
 from kukri.runtime.hub.installed import Installed

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kukri import Answer, Finished, GenerationRequest, TextDelta
+from kukri import Answer, Finished, GenerationRequest, TextDelta, ThinkingDelta, ToolCallDelta
 from kukri.runtime.engine.errors import ContextExceeded, ModelClosed
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.model.loading import load_model
@@ -16,7 +16,7 @@ from kukri.runtime.model.options import LoadOptions
 from kukri.tokenizer.chat.template import TemplateError
 
 from ...tiny_model import write_tiny_model
-from ..model.test_model import BOS, END, GREEDY, HELLO, scripted
+from ..model.test_model import BOS, END, GREEDY, HELLO, TEMPLATE, scripted
 
 
 @pytest.fixture(params=["reference", "cpu"])
@@ -162,3 +162,135 @@ def test_coroutines_read_them(tiny_model):
     events, answer = asyncio.run(read())
     assert "".join(event.text for event in events[:-1]) == expected == answer.text
     assert events[-1] == Finished("length", answer.stats)
+
+
+# ---- thinking and calls
+
+THINKS = TEMPLATE + "{# <think> </think> <tool_call> enable_thinking #}"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
+F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+
+
+def thinking_model(script) -> Model:
+    return scripted(script, context=1024, **{"tokenizer.chat_template": THINKS})
+
+
+def test_thinking_is_told_apart():
+    answer = thinking_model("<think>\nHm, ä.\n</think>\n\nTwelve.").answer("3*4?", temperature=0)
+    kinds = [type(event) for event in answer]
+    assert kinds[0] is ThinkingDelta
+    assert kinds[-2:] == [TextDelta, Finished]
+    assert (answer.thinking, answer.text, answer.finish_reason) == ("Hm, ä.", "Twelve.", "stop")
+    assert answer.message() == {"role": "assistant", "content": "Twelve.", "reasoning_content": "Hm, ä."}
+
+
+def test_raw_prompts_are_answered_with_raw_text():
+    text = "<think>\nHm.\n</think>\n\nTwelve."
+    assert thinking_model(text).answer(prompt="3*4?", temperature=0).complete().text == text
+
+
+def test_calls_are_told_apart():
+    answer = thinking_model(f"<think>Hm.</think>Let me see.\n{CALL}\n{CALL}").answer(
+        "x", tools=[F], temperature=0
+    )
+    events = list(answer)
+    assert answer.text == "Let me see."
+    assert answer.finish_reason == events[-1].reason == "tool_calls"
+    assert answer.stats.finish_reason == "stop"
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", '{"x": "é"}')] * 2
+    assert len({call.id for call in answer.tool_calls}) == 2
+    assert sum(isinstance(event, ToolCallDelta) for event in events) > 10
+    message = answer.message()
+    assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"x": "é"}'}
+
+
+def test_without_parallel_calls_it_ends_behind_the_first():
+    answer = thinking_model(CALL + CALL).answer("x", tools=[F], temperature=0, parallel_tool_calls=False)
+    answer.complete()
+    assert len(answer.tool_calls) == 1
+    assert answer.finish_reason == "tool_calls"
+
+
+def test_a_cut_call_is_text():
+    answer = thinking_model(CALL).answer("x", tools=[F], temperature=0, max_tokens=40).complete()
+    assert (answer.text, answer.tool_calls, answer.finish_reason) == (CALL[:40], [], "length")
+
+
+def test_without_tools_calls_are_text():
+    for fields in ({}, {"tools": [F], "tool_choice": "none"}):
+        assert thinking_model(CALL).answer("x", temperature=0, **fields).complete().text == CALL
+
+
+def test_greedy_tokens_are_the_same_with_all_of_it():
+    script = f"<think>Hm.</think>Let me see.\n{CALL}"
+    tokens = list(thinking_model(script).generate([1], temperature=0))
+    answer = thinking_model(script).answer("x", tools=[F], temperature=0).complete()
+    assert answer.generation.tokens == tokens
+
+
+def test_an_answer_goes_on_from_its_beginning():
+    begun = [*b"<think>Hm"]
+    model = thinking_model(", so.</think>Yes.")
+    answer = model.answer("x", begun=begun, temperature=0).complete()
+    assert (answer.thinking, answer.text) == (", so.", "Yes.")
+    prompt = model.encode_chat("x")
+    assert model._machine.fed[: len(prompt) + len(begun)] == [*prompt, *begun]
+
+
+def test_templates_that_know_no_tools_get_them_in_the_system_prompt():
+    told = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    model = scripted("", context=2048, **{"tokenizer.chat_template": told})
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "42", "tool_call_id": "1"},
+    ]
+    prompt = model.tokenizer.decode(model.encode_request(GenerationRequest(messages, tools=[F])))
+    assert prompt.startswith("system:Be kind.\n\n# Tools")
+    assert '"name": "f"' in prompt
+    assert prompt.endswith(
+        'assistant:<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>;'
+        "user:<tool_response>\n42\n</tool_response>;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"tools": [3]}, TypeError, "a JSON schema or a Python function"),
+        ({"tools": [{"type": "function"}]}, ValueError, "a tool needs a name"),
+        ({"tools": [F, F]}, ValueError, "two tools have the name f"),
+        ({"tool_choice": "required"}, ValueError, "needs tools"),
+        ({"tools": [F], "tool_choice": "g"}, ValueError, "'g' is no tool: the tools are f"),
+        ({"tool_choice": 3}, TypeError, "a tool choice"),
+        ({"thinking": "yes"}, TypeError, "`thinking` is"),
+        ({"thinking_budget": -1}, ValueError, "negative"),
+        ({"thinking_budget": 1.5}, TypeError, "whole number"),
+    ],
+)
+def test_tools_and_thinking_that_make_no_sense(fields, error, message):
+    with pytest.raises(error, match=message):
+        GenerationRequest("hi", **fields)
+
+
+def test_thinking_is_turned_on_and_off_where_the_template_can():
+    switch = "{{ messages[0].content }}{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}"
+    for template, wanted, prompt in [
+        (switch, True, "hi[True]"),
+        (switch, False, "hi[False]"),
+        (switch, None, "hi"),
+        ("{{ messages[0].content }}{% if thinking %}[on]{% endif %}", True, "hi[on]"),
+        ("{{ messages[0].content }}{# no thinking #}", False, "hi"),
+        ("{{ messages[0].content }}{{ '<think>' }}", True, "hi<think>"),
+    ]:
+        model = scripted("", **{"tokenizer.chat_template": template})
+        ids = model.encode_request(GenerationRequest("hi", thinking=wanted))
+        assert model.tokenizer.decode(ids) == prompt
+    for template, wanted, message in [
+        ("{{ messages[0].content }}", True, "does not think"),
+        ("{{ messages[0].content }}{{ '<think>' }}", False, "cannot turn thinking off"),
+    ]:
+        model = scripted("", **{"tokenizer.chat_template": template})
+        with pytest.raises(ValueError, match=message):
+            model.answer("hi", thinking=wanted)

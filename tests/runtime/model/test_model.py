@@ -100,6 +100,7 @@ def scripted(script: str | bytes | list[int], context: int = 256, **more) -> Mod
         paths=[],
         n_bytes=1,
         tokenizer=tokenizer,
+        adapters=(),
     )
     machine = ScriptedMachine([*script, END])
     table = PageTable(-(-context // 64))

@@ -113,6 +113,8 @@ def test_masks_behind_drafts_and_back(tokenizer):
     ids = tokenizer.encode_within("1") * 4
     before = allowed(constraint).tolist()
     assert constraint.n_allowed([*ids, *ids]) == 5
+    (end,) = tokenizer.end_ids or {None}
+    assert constraint.n_allowed([*ids, *tokenizer.encode_within("x"), end, *ids]) == 5
     masks = constraint.masks(ids)
     assert len(masks) == 5
     assert allowed(constraint).tolist() == before

@@ -87,23 +87,47 @@ def test_each_has_the_distribution_of_its_twin(name, spread):
     assert name == "nothing" or changed or spread != 2.0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", EACH)
-def test_twenty_thousand_draws_follow_the_distribution(name):
-    """χ² of the counts, with a fixed seed, is below its 0.999 quantile (Wilson and Hilferty 1931)."""
-    params = SamplingParams(**{**OFF, **EACH[name]}, seed=12345)
-    logits = some_logits(7, size=24, spread=1.2)
+def check_draws(params: SamplingParams, logits: np.ndarray, top_k: bool = False) -> None:
+    """χ² of 20,000 draws, with a fixed seed, is below its 0.999 quantile (Wilson and Hilferty 1931)."""
     n = 20_000
     expected = n * twin.distribution(logits, params, HISTORY, mu=2 * params.mirostat_ent)
     sampler = Sampler(params)
-    counts = np.bincount([sampler.sample(logits, HISTORY) for _ in range(n)], minlength=len(logits))
-    possible = expected > 0
-    assert not counts[~possible].any()
-    freedom = int(possible.sum()) - 1
+    k = sampler.top_k_needed(len(logits), len(HISTORY)) if top_k else 0
+    given = top_k_of([logits], k)[0] if k else logits
+    counts = np.bincount([sampler.sample(given, HISTORY) for _ in range(n)], minlength=len(logits))
+    assert not counts[expected == 0].any()
+    order = np.argsort(-expected)  # tokens that are drawn less than five times count as one
+    rare = expected[order] < 5
+    counted = np.append(counts[order][~rare], counts[order][rare].sum())
+    wanted = np.append(expected[order][~rare], expected[order][rare].sum())
+    counted, wanted = (counted[:-1], wanted[:-1]) if wanted[-1] == 0 else (counted, wanted)
+    freedom = len(wanted) - 1
     assert freedom >= 2
-    chi2 = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
-    bound = freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
-    assert chi2 < bound
+    chi2 = ((counted - wanted) ** 2 / wanted).sum()
+    assert chi2 < freedom * (1 - 2 / (9 * freedom) + 3.09 * math.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EACH)
+def test_twenty_thousand_draws_follow_the_distribution(name):
+    check_draws(SamplingParams(**{**OFF, **EACH[name]}, seed=12345), some_logits(7, size=24, spread=1.2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["nothing", "typical", "top_n_sigma", "xtc", "dynatemp", "repeat", "bias", "dry"]
+)
+def test_so_do_those_of_the_defaults_with_each_step(name):
+    """As an engine draws: from the top k where that is enough."""
+    check_draws(SamplingParams(**EACH[name], seed=54321), some_logits(3, size=200, spread=1.2), top_k=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", [{}, OFF])
+def test_so_do_those_of_all_steps_together(base):
+    everything = {k: v for each in EACH.values() for k, v in each.items() if not k.startswith("mirostat")}
+    milder = {"typical_p": 0.9, "top_n_sigma": 2.5, "top_p": 0.95, "top_k": 30, "min_p": 0.02}
+    check_draws(SamplingParams(**{**base, **everything, **milder}, seed=777), some_logits(5, size=60))
 
 
 def random_params(rng: np.random.Generator) -> SamplingParams:

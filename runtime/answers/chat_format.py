@@ -1,0 +1,120 @@
+"""How a model is asked in its chat template, and how what it writes is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from ...tokenizer import Tokenizer
+from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
+from ...tokenizer.chat.output.parser import OutputParser
+from ...tokenizer.chat.output.tools import ToolSchemas
+from ...tokenizer.chat.switches import thinking_variables
+from .request import GenerationRequest
+from .structured.constraints import told
+
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+Asked: TypeAlias = tuple[Messages, list[dict[str, Any]] | None, dict[str, Any]]
+PROMPT_END = 32  # tokens of a prompt, in which thinking may begin
+_TOOLS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query. These are their "
+    "signatures:\n<tools>\n{tools}\n</tools>\n\nFor each function call, return a JSON object with the "
+    "function's name and its arguments within tags:\n<tool_call>\n"
+    '{{"name": <name>, "arguments": <arguments as JSON>}}\n</tool_call>'
+)
+
+
+class ChatFormat:
+    """What a model's chat template and vocabulary say of its answers.
+
+    `template`: None for a model without one, whose answers are plain text.
+    """
+
+    def __init__(self, name: str, tokenizer: Tokenizer, template: str | None) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self.template = template
+
+    @cached_property
+    def output(self) -> OutputFormat:
+        """How it marks thinking and calls."""
+        if self.template is None:
+            return PLAIN
+        special = self._tokenizer.special_tokens
+        return output_format(
+            self.template, special, [token.content for token in self._tokenizer.added_tokens]
+        )
+
+    def asked(self, request: GenerationRequest) -> Asked:
+        """What the chat template gets for a request with messages: messages, tools and variables.
+
+        Raises ValueError for thinking that the model cannot turn on or off.
+        """
+        messages = told(request.messages or (), request.response_format)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        variables = {**self._thinking(request.thinking), **(request.variables or {})}
+        tools = [dict(tool.schema) for tool in request.offered_tools]
+        if tools and not self.output.takes_tools:
+            return _with_tools_told(messages, tools), None, variables
+        return messages, tools or None, variables
+
+    def _thinking(self, wanted: bool | None) -> dict[str, Any]:
+        """The template's variables that turn thinking on or off."""
+        if wanted is None or self.template is None:
+            return {}
+        found = thinking_variables(self.template, wanted)
+        if found is not None:
+            return found
+        if wanted and not self.output.thinks:
+            raise ValueError(f"{self._name} does not think: its chat template has no place for that")
+        if not wanted and self.output.thinks:
+            raise ValueError(
+                f"the chat template of {self._name} cannot turn thinking off; a thinking budget of 0 ends it"
+            )
+        return {}
+
+    def check_thinking(self, wanted: bool | None, budget: int | None = None) -> None:
+        """Raises ValueError for thinking that the model cannot turn on or off."""
+        self._thinking(wanted)
+
+    def parser(self, request: GenerationRequest, ids: Sequence[int]) -> OutputParser | None:
+        """What reads the answer to a request whose prompt is `ids`; None where all of it is text."""
+        tools = request.offered_tools
+        if request.messages is None or self.template is None or not (self.output.thinks or tools):
+            return None
+        begun = ""
+        if self.output.thinking:
+            begun = self.output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), begun)
+
+
+def _with_tools_told(messages: Messages, tools: list[dict[str, Any]]) -> Messages:
+    """A conversation for a template that knows of no tools: the system prompt tells of them, and calls and
+    results are told as text."""
+    about = _TOOLS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    told = [_as_text(message) for message in messages]
+    if told and told[0].get("role") == "system":
+        return [{**told[0], "content": f"{told[0].get('content') or ''}\n\n{about}".strip()}, *told[1:]]
+    return [{"role": "system", "content": about}, *told]
+
+
+def _as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message without tool calls, and a result as a message of the user."""
+    if message.get("role") == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [str(message.get("content") or "")]
+    for call in calls:
+        function = call.get("function", call)
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        asked = json.dumps({"name": function.get("name"), "arguments": arguments}, ensure_ascii=False)
+        texts.append(f"<tool_call>\n{asked}\n</tool_call>")
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return {**rest, "content": "\n".join(text for text in texts if text)}

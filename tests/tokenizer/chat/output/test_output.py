@@ -1,0 +1,225 @@
+"""Answers of every family, in pieces of every size: the same text, thinking and calls."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from kukri.tokenizer.chat.output.formats import PLAIN, output_format
+from kukri.tokenizer.chat.output.parser import OutputParser
+from kukri.tokenizer.chat.output.parts import (
+    Part,
+    Text,
+    Thinking,
+    ToolCallDelta,
+    ToolCallDropped,
+    ToolCallEnd,
+    ToolCallStart,
+)
+from kukri.tokenizer.chat.output.tools import ToolSchemas
+
+from .goldens import DS, GOLDENS, TEXTS, TOOLS, Golden
+
+ALL = {**GOLDENS, **TEXTS}
+
+
+def parser_of(golden: Golden, tools: Any = TOOLS) -> OutputParser:
+    return OutputParser(output_format(golden.marks, golden.special), ToolSchemas(tools), golden.begun)
+
+
+def in_pieces(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def read(parser: OutputParser, pieces: Iterable[str]) -> list[Part]:
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.push(piece)
+    return parts + parser.finish()
+
+
+def summary(parts: list[Part]) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Text, thinking and calls; the parts of calls must come in order."""
+    text = "".join(part.text for part in parts if isinstance(part, Text))
+    thinking = "".join(part.text for part in parts if isinstance(part, Thinking))
+    calls: dict[int, list[Any]] = {}
+    ended: list[int] = []
+    for part in parts:
+        match part:
+            case ToolCallStart(index, id_, name):
+                assert id_
+                assert name
+                assert index == len(calls) == len(ended)
+                calls[index] = [name, ""]
+            case ToolCallDelta(index, arguments):
+                assert index == len(calls) - 1 == len(ended)
+                calls[index][1] += arguments
+            case ToolCallEnd(index):
+                calls[index][1] = json.loads(calls[index][1])
+                ended.append(index)
+            case ToolCallDropped(index):
+                calls[index] = []
+                ended.append(index)
+    assert len(ended) == len(calls)
+    return text, thinking, [tuple(call) for call in calls.values() if call]
+
+
+def expected(golden: Golden) -> tuple[str, str, list[tuple[str, Any]]]:
+    return golden.text, golden.thinking, golden.calls
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pieces_of_every_size_give_the_same(name: str):
+    golden = ALL[name]
+    for size in (1, 2, 3, 4, 5, 6, 7, 11, 1 << 20):
+        plain_text = Golden(**{**vars(golden), "special": ()})  # a file may not declare its marks special
+        for each in (golden, plain_text):
+            parts = read(parser_of(each), in_pieces(golden.answer, size))
+            assert summary(parts) == expected(golden), f"in pieces of {size}"
+
+
+@pytest.mark.parametrize("name", [name for name, golden in ALL.items() if golden.special])
+@pytest.mark.parametrize("size", [1, 3, 7])
+def test_marks_come_as_special_tokens(name: str, size: int):
+    golden = ALL[name]
+    parser = parser_of(golden)
+    parts: list[Part] = []
+    for text in re.split(f"({'|'.join(map(re.escape, golden.special))})", golden.answer):
+        if text in golden.special:
+            parts += parser.push(text, special=True)
+        else:
+            parts += [part for piece in in_pieces(text, size) for part in parser.push(piece)]
+    parts += parser.finish()
+    text = golden.text
+    assert summary(parts) == (text, golden.thinking, golden.calls)
+
+
+@pytest.mark.parametrize("name", [name for name, golden in GOLDENS.items() if golden.calls])
+def test_names_come_first_and_arguments_as_they_are_written(name: str):
+    golden = GOLDENS[name]
+    parser = parser_of(golden)
+    first = None
+    for seen, char in enumerate(golden.answer, 1):
+        if any(isinstance(part, ToolCallStart) for part in parser.push(char)):
+            first = first or seen
+    assert first is not None, "no call begins before the answer is over"
+    assert first < len(golden.answer), "the first call is told only when the answer is over"
+
+
+def test_long_arguments_are_not_held_back():
+    written = "word " * 50
+    for marks, beginning in [
+        ("<tool_call>", '<tool_call>\n{"name": "write_file", "arguments": {"content": "'),
+        ("<tool_call> <function=", "<tool_call>\n<function=write_file>\n<parameter=content>\n"),
+        ("<arg_key>", "<tool_call>write_file\n<arg_key>content</arg_key>\n<arg_value>"),
+        ("<|tool_call>", '<|tool_call>call:write_file{content:<|"|>'),
+        ("<|tool_call_start|>", '<|tool_call_start|>[write_file(content="'),
+        ("[TOOL_CALLS]", '[TOOL_CALLS]write_file[ARGS]{"content": "'),
+    ]:
+        parser = parser_of(Golden(marks, ""))
+        parts = parser.push(beginning + written)
+        told = "".join(part.arguments for part in parts if isinstance(part, ToolCallDelta))
+        assert written.rstrip() in told, marks
+
+
+@pytest.mark.parametrize("name", GOLDENS)
+def test_without_tools_nothing_is_a_call(name: str):
+    golden = GOLDENS[name]
+    parts = read(parser_of(golden, tools=[]), in_pieces(golden.answer, 3))
+    text, thinking, calls = summary(parts)
+    assert calls == []
+    assert thinking == golden.thinking
+    if not golden.special and not golden.thinking and "think" not in golden.marks:
+        assert text == golden.answer
+
+
+def test_plain_answers_pass_as_they_are():
+    parser = OutputParser(PLAIN)
+    pieces = ["\n a", "<think>", "b\n", "", "{"]
+    parts = [parser.push(piece) for piece in pieces]
+    assert ["".join(part.text for part in each) for each in parts] == pieces
+    assert parser.finish() == []
+
+
+def test_special_tokens_that_are_no_marks_are_hidden():
+    parser = parser_of(GOLDENS["gemma 4"])
+    parts = [*parser.push("a"), *parser.push("<|image|>", special=True), *parser.push("b"), *parser.finish()]
+    assert "".join(part.text for part in parts) == "ab"
+
+
+def test_stray_marks_are_hidden_if_special_and_text_if_not():
+    special = Golden("<|tool_call> <|channel>", "a<tool_call|>b", special=("<|tool_call>", "<tool_call|>"))
+    assert summary(read(parser_of(special), special.answer))[0] == "ab"
+    text = Golden("<tool_call>", "a</tool_call>b")
+    assert summary(read(parser_of(text), text.answer))[0] == "a</tool_call>b"
+
+
+def test_parts_of_a_dropped_call_are_told():
+    parts = read(parser_of(GOLDENS["hermes"]), ['<tool_call>{"name": "get_time", "arguments": {"a": }}'])
+    kinds = list(dict.fromkeys(type(part) for part in parts))
+    assert kinds == [ToolCallStart, ToolCallDelta, ToolCallDropped, Text]
+
+
+def test_ids_of_mistral_are_of_the_length_that_its_template_wants():
+    starts = [
+        part
+        for name in ("mistral, array", "mistral, arguments")
+        for part in read(parser_of(GOLDENS[name]), [GOLDENS[name].answer])
+        if isinstance(part, ToolCallStart)
+    ]
+    assert all(re.fullmatch(r"[a-zA-Z0-9]{9}", start.id) for start in starts)
+    assert starts[-1].id == "aBcDeFgH1"
+
+
+def test_ids_of_kimi_are_those_it_wrote():
+    golden = GOLDENS["kimi k2"]
+    parts = read(parser_of(golden), [golden.answer])
+    ids = [part.id for part in parts if isinstance(part, ToolCallStart)]
+    assert ids == ["functions.get_weather:0", "functions.get_time:1"]
+
+
+def test_thinking_that_the_prompt_began():
+    format_ = output_format("<think> </think>")
+    assert format_.begun_thinking("<|im_start|>assistant\n<think>\n") == "<think>"
+    assert format_.begun_thinking("<|im_start|>assistant\n<think>\n\n</think>\n\n") == ""
+    assert format_.begun_thinking("assistant\n") == ""
+    assert output_format("", [], []).begun_thinking("<think>") == ""
+
+
+def test_deeply_nested_arguments_end_soon():
+    for beginning in (
+        '<tool_call>{"name": "get_time", "arguments": {"a": ',
+        "<|tool_call_start|>[get_time(a=",
+    ):
+        answer = beginning + "[" * 5000
+        golden = Golden("<tool_call> <|tool_call_start|>", answer)
+        assert summary(read(parser_of(golden), in_pieces(answer, 7))) == (answer, "", [])
+
+
+def test_long_answers_take_linear_time():
+    """A hundred thousand characters, one by one, through all states that hold text back."""
+    import time
+
+    golden = GOLDENS["hermes"]
+    for text in (
+        "< " * 50_000,
+        " \n" * 50_000 + "x",
+        '<tool_call>{"name": "write_file", "arguments": {"path": "',
+    ):
+        parser = parser_of(golden)
+        start = time.process_time()
+        for char in text + "y" * (100_000 - len(text)):
+            parser.push(char)
+        parser.finish()
+        assert time.process_time() - start < 5
+
+
+def test_marks_of_deepseek_are_spelled_as_in_its_template():
+    from ..test_chat import CASES
+
+    template = CASES["deepseek-v3.1"]["template"]
+    assert all(mark in template for mark in DS.values())

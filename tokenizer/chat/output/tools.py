@@ -1,0 +1,83 @@
+"""What readers of calls want to know of the functions that may be called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_LITERALS = ("{", "[", "-", "true", "false", "null", *"0123456789")
+
+
+class ToolSchemas:
+    """The functions of a request, by name, with the JSON schemas of their parameters.
+
+    `tools`: in the shape of chat APIs, {"type": "function", "function": {"name": …, "parameters": …}}, or
+    only what stands under "function" there. What has no name is left out.
+    """
+
+    def __init__(self, tools: Iterable[Any] = ()) -> None:
+        self._parameters: dict[str, Mapping[str, Any]] = {}
+        for tool in tools:
+            function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                parameters = function.get("parameters") or function.get("input_schema")
+                self._parameters[function["name"]] = parameters if isinstance(parameters, Mapping) else {}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._parameters
+
+    def __bool__(self) -> bool:
+        return bool(self._parameters)
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return list(self._parameters)
+
+    def parameters(self, name: str) -> list[str]:
+        """The names of a function's parameters, in order."""
+        return list(self._properties(name))
+
+    def _properties(self, name: str) -> Mapping[str, Any]:
+        found = self._parameters.get(name, {}).get("properties")
+        return found if isinstance(found, Mapping) else {}
+
+    def takes_text(self, name: str, parameter: str) -> bool | None:
+        """Whether a parameter is a text and nothing else; None if the schema does not say."""
+        schema = self._properties(name).get(parameter)
+        types = _types(schema) - {"null"}
+        return types == {"string"} if types else None
+
+
+def _types(schema: Any) -> set[str]:
+    """The JSON types that a schema allows, as far as it names them."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    types = {named} if isinstance(named, str) else set(named) if isinstance(named, list | tuple) else set()
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list | tuple):
+            types = types.union(*map(_types, schema[key]))
+    if not types and isinstance(schema.get("enum"), list | tuple):
+        types = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+    return types
+
+
+def json_of(text: str) -> str:
+    """The JSON of a value that was written without quotes: itself if it is JSON or one of Python's constants,
+    else a string."""
+    bare = text.strip()
+    if bare in ("True", "False", "None"):
+        return {"True": "true", "False": "false", "None": "null"}[bare]
+    if bare.startswith(_LITERALS):
+        try:
+            return json.dumps(json.loads(bare), ensure_ascii=False)
+        except (ValueError, RecursionError):
+            pass
+    return json.dumps(text, ensure_ascii=False)
+
+
+def escaped(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
