@@ -43,8 +43,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
-    "cli.commands.models": "cli.console cli.eval cli.settings quant quant.formats quant.recipes tokenizer "
-    "runtime.calibration runtime.hub runtime.model",
+    "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
+    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",

@@ -30,6 +30,8 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
+    - `contexts`: how many whole contexts the KV cache has room for, if not as many as `parallel` says. With
+      fewer, generations wait for each other where all are long.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
       neither; "mtp" asks the model's own layer for multi-token prediction, on the CPU.
@@ -56,6 +58,7 @@ class LoadOptions:
     draft: str | None = None
     beams: int = 1
     deterministic: bool = False
+    contexts: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -76,5 +79,7 @@ class LoadOptions:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if not 1 <= self.beams <= MAX_PARALLEL:
             raise ValueError(f"beams must be from 1 to {MAX_PARALLEL}, not {self.beams}")
+        if self.contexts is not None and not 1 <= self.contexts <= MAX_PARALLEL:
+            raise ValueError(f"contexts must be from 1 to {MAX_PARALLEL}, not {self.contexts}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

@@ -99,7 +99,7 @@ class Placing:
     @property
     def _contexts(self) -> int:
         """The number of whole contexts that the KV cache has room for."""
-        return self.options.parallel or 1
+        return self.options.contexts or self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
         """Pages of the KV cache for contexts of so many tokens. Short texts fill theirs only in part; each
