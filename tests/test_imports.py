@@ -37,16 +37,18 @@ _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
-    "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.console cli.embedding cli.eval "
+    "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.connect cli.console "
+    "cli.embedding cli.eval "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
-    "cli.commands.models": "cli.console cli.eval cli.settings quant quant.formats quant.recipes tokenizer "
-    "runtime.calibration runtime.hub runtime.model",
+    "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
+    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
-    "cli.bench.serving": "cli.console quant runtime.hub",
+    "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
+    "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
     "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",

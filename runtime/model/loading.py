@@ -63,6 +63,8 @@ def load_model(
 
         adapted = adapt(program, source.config, weights, source.tensors, options.adapters)
         program, source = adapted.program, _with_adapters(source, adapted)
+        for note in adapted.notes:
+            warn(note)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)

@@ -331,7 +331,7 @@ class Model:
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        constraint = self._constraints.of(request.response_format)
+        constraint = self.chat_format.constraint(request, ids, self._constraints)
         engine = self._open_engine()
         generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
         return Answer(generation, reader, parser, request)
