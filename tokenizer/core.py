@@ -56,6 +56,7 @@ class TokenizerSettings:
     prefix_ids: tuple[int, ...] = ()  # if there are others in front of a text than the begin token
     suffix_ids: tuple[int, ...] = ()  # if there are others behind a text than the end token
     notes: tuple[str, ...] = ()
+    fim_ids: tuple[int, int, int] | None = None  # in front of prefix, suffix and middle
 
 
 class Tokenizer:
@@ -70,6 +71,7 @@ class Tokenizer:
     special_tokens   control tokens by their spelling
     added_tokens     all tokens that are looked for in a text, as they are spelled there
     notes            lines for the user about what in the files contradicts the vocabulary
+    fim_ids          tokens in front of prefix, suffix and middle (fim.py), if the files name them
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Tokenizer:
         end = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
         self.suffix_ids: tuple[int, ...] = settings.suffix_ids or end
         self.notes = settings.notes
+        self.fim_ids = settings.fim_ids
         self._special_ids = frozenset(self.special_tokens.values())
         self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]
         self._added = AddedTokens(t for t in tokens if not t.normalized)

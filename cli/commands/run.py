@@ -55,6 +55,10 @@ def run(
     early_stopping: Annotated[
         EarlyStopping, flag("--early-stopping", help="Whether a beam search stops at K whole answers.")
     ] = EarlyStopping.false,
+    fim: Annotated[
+        tuple[str, str] | None,
+        flag("--fim", metavar="PREFIX SUFFIX", help="Write what is between two texts; @FILE takes a file."),
+    ] = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
     session: SessionFile = None,
     resume: Resume = False,
@@ -65,6 +69,11 @@ def run(
     """
     words, files = prompt or [], options.file or []
     named = named_by_user(ctx, "model")
+    if fim is not None:
+        from ..run.fill_in import fill_in
+
+        fill_in(fim, options, chosen_model(model), bool(words or files))
+        return
     if words and words[0] in BY_NAME and not named:
         by_word, text = _model_and_text(words, no_stdin, files)
         model, named = by_word or model, by_word is not None
