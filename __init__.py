@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
+    from .runtime.sessions.prompt_cache import PromptCache
     from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
 
@@ -98,6 +99,7 @@ __all__ = [
     "ModelNotFound",
     "NoHome",
     "NotEnoughMemory",
+    "PromptCache",
     "QueueFull",
     "ResponseFormat",
     "SamplingParams",
@@ -140,6 +142,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "ModelNotFound": "runtime.hub.errors",
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
+    "PromptCache": "runtime.sessions.prompt_cache",
     "QueueFull": "runtime.engine.errors",
     "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",
@@ -213,8 +216,8 @@ def load(
       draft model, "auto" does both, each where it pays, and "off" neither.
     - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
       tokens that the model then checks several at a time.
-    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), or "auto": "embed"
-      if its files say that it is made for that, else "text".
+    - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), "rerank" for scores
+      of documents (`Model.rerank`), or "auto": what its files say that it is made for.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or
       (path, scale). The weights stay as they are; rank-r products are computed beside them.
     - `control_vectors`: GGUF files of directions that are added to the residual stream behind layers, named

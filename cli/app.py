@@ -28,13 +28,16 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "show": "models.show.show",
     "rm": "models.rm.rm",
     "serve": "serve.serve",
+    "ps": "ps.ps",
     "quantize": "models.quantize.quantize",
     "bench": "bench.bench",
     "eval": "eval.evaluate",
     "embed": "embed.embed",
+    "rerank": "embed.rerank",
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",
+    "cache": "cache.cache",
 }
 
 

@@ -43,6 +43,10 @@ class WordModel(Protocol):
         """A hint that words will be asked for."""
 
 
+# How two texts are read together: (ids of special tokens or the text "A" or "B", their token type) in order
+PairTemplate = tuple[tuple[tuple[int, ...] | str, int], ...]
+
+
 @dataclass(frozen=True)
 class TokenizerSettings:
     """What a file says beside the vocabulary."""
@@ -55,6 +59,7 @@ class TokenizerSettings:
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     prefix_ids: tuple[int, ...] = ()  # if there are others in front of a text than the begin token
     suffix_ids: tuple[int, ...] = ()  # if there are others behind a text than the end token
+    pair: PairTemplate = ()
     notes: tuple[str, ...] = ()
     fim_ids: tuple[int, int, int] | None = None  # in front of prefix, suffix and middle
 
@@ -100,6 +105,9 @@ class Tokenizer:
         self.prefix_ids: tuple[int, ...] = settings.prefix_ids or begin
         end = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
         self.suffix_ids: tuple[int, ...] = settings.suffix_ids or end
+        before, behind = self.prefix_ids, self.suffix_ids
+        own = settings.pair or ((before, 0), ("A", 0), (behind, 0), ("B", 1), (behind, 1))
+        self._pair: PairTemplate = own
         self.notes = settings.notes
         self.fim_ids = settings.fim_ids
         self._special_ids = frozenset(self.special_tokens.values())
@@ -164,6 +172,15 @@ class Tokenizer:
     def with_prefix(self, ids: list[int]) -> list[int]:
         """The ids of a prompt, begun as the model expects it, unless they begin that way already."""
         return ids if ids[:1] == [*self.prefix_ids[:1]] else [*self.prefix_ids, *ids]
+
+    def pair(self, a: list[int], b: list[int]) -> tuple[list[int], list[int]]:
+        """The ids of two texts that are read together, and the type of each token."""
+        ids, types = list[int](), list[int]()
+        for part, type_ in self._pair:
+            more = (a if part == "A" else b) if isinstance(part, str) else part
+            ids += more
+            types += [type_] * len(more)
+        return ids, types
 
     def encode_rendered(self, text: str, restore: Callable[[str], str]) -> list[int]:
         """The ids of a prompt in which added tokens count, except those that `restore` brings out.

@@ -24,6 +24,7 @@ class Detokenizer:
     `byte_level`: a piece is spelled in GPT-2's byte symbols; one with any other character in it stands for
     itself (added tokens do). `byte_fallback`: "<0x0A>" is that byte. `replacements` are made in all pieces.
     `strip_space`: a space is taken off the start of a whole text, because the encoder puts one there.
+    `word_piece`: pieces that begin with this prefix continue a word, and all others begin one.
     """
 
     def __init__(
@@ -34,12 +35,14 @@ class Detokenizer:
         byte_fallback: bool = False,
         replacements: Sequence[tuple[str, str]] = (),
         strip_space: bool = False,
+        word_piece: str = "",
     ) -> None:
         self._pieces = pieces
         self._byte_level = byte_level
         self._byte_fallback = byte_fallback
         self._replacements = replacements
-        self.strips_space = strip_space
+        self.strips_space = strip_space or bool(word_piece)
+        self._word_piece = word_piece
         self._known: dict[int, bytes] = {}
 
     def piece(self, id: int) -> str:
@@ -89,6 +92,9 @@ class Detokenizer:
                 return piece.encode()
         if self._byte_fallback and (match := _BYTE_PIECE.fullmatch(piece)):
             return bytes([int(match[1], 16)])
+        if self._word_piece:
+            begins = not piece.startswith(self._word_piece)
+            return (f" {piece}" if begins else piece.removeprefix(self._word_piece)).encode()
         for old, new in self._replacements:
             piece = piece.replace(old, new)
         return piece.encode()

@@ -31,11 +31,21 @@ def chat(
     resume: Resume = False,
     no_autosave: NoAutosave = False,
     autosave_size: AutosaveSize = AUTOSAVE_SIZE,
+    connect: Annotated[
+        str | None, flag("--connect", metavar="URL", help="Chat with a model of a server (llm serve).")
+    ] = None,
+    api_key: Annotated[str | None, flag("--api-key", metavar="KEY", help="The server's key.")] = None,
 ) -> None:
     """Hold a conversation.
 
     With text piped into it, it answers once and ends.
     """
+    if connect is not None:
+        from ..connect.chat import chat_with_server
+        from ..connect.client import ServerClient
+
+        chat_with_server(ServerClient(connect, api_key), options, named, no_stdin)
+        return
     params = options.sampling()
     options.response_format  # noqa: B018 - what is wrong with it is said before a model is loaded
     typed = terminal.is_terminal(sys.stdin)
@@ -55,6 +65,7 @@ def chat(
                 answer(loaded, model, text, options, params)
             else:
                 answer_in_session(loaded, model, text, options, params, keeper)
+            options.keep_prompts(loaded)
         return
     files = read_files(options.file or [])
     if keeper is None:
@@ -85,6 +96,7 @@ def chat(
             converse(talk)
         finally:
             talk.keep(ending=True)
+            options.keep_prompts(loaded)
 
 
 def _check_streams(options: GenerationOptions, typed: bool, no_stdin: bool) -> None:

@@ -1,4 +1,4 @@
-"""`llm embed`: vectors of texts."""
+"""`llm embed` and `llm rerank`: vectors of texts, and scores of documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..console import terminal
-from ..console.options import MAX_CONTEXT, THREADS_HELP, Device, KvType, flag, with_options
+from ..console.options import MAX_CONTEXT, THREADS_HELP, Device, KvType, TextOrJson, flag, with_options
+from ..generation.prompt import check_utf8
 from ..settings.model import Model_, chosen_model
 
 if TYPE_CHECKING:
@@ -137,3 +138,59 @@ def _batches(items: Iterable[Item]) -> Iterator[list[Item]]:
             batch, characters = [], 0
     if batch:
         yield batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class RerankOptions(LoadFlags):
+    """The flags of `llm rerank`."""
+
+    file: Annotated[
+        list[str] | None,
+        flag("-f", "--file", metavar="FILE", help="A document a line, or JSON lines; -: stdin."),
+    ] = None
+    jsonl: Annotated[bool, flag("--jsonl", help="All files, and stdin, are JSON lines.")] = False
+    instruction: Annotated[
+        str | None,
+        flag("--instruction", metavar="TEXT", help="What a document must do, for models that are told."),
+    ] = None
+    top: Annotated[int | None, flag("--top", metavar="N", min=1, help="Only the best N.")] = None
+    truncate: Annotated[bool, flag("--truncate", help="Cut documents that are too long.")] = False
+    output: Annotated[TextOrJson, flag("-o", "--output", help="A line a document, or JSON lines.")] = (
+        TextOrJson.text
+    )
+
+
+@with_options
+def rerank(
+    options: RerankOptions,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What the documents are to answer.")],
+    documents: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="DOCUMENT…", help="Default: the lines of stdin.", show_default=False),
+    ] = None,
+    model: Model_ = None,
+) -> None:
+    """Sort documents by how well they answer a query.
+
+    With a cross-encoder such as bge-reranker, or Qwen3-Reranker. Scores are from 0 to 1 unless the model's
+    files want logits.
+    """
+    from ..console.safe_text import as_json
+    from ..embedding.texts import read_items
+
+    check_utf8("the query", query)
+    items = read_items(documents or [], options.file or [], options.jsonl)
+    scored: list[tuple[float, int, Item]] = []
+    with closing(options.load(chosen_model(model), "rerank")) as loaded:
+        for batch in _batches(items):
+            texts = [item.text for item in batch]
+            scores = loaded.rerank(query, texts, options.instruction, options.truncate)
+            numbered = enumerate(zip(scores.tolist(), batch, strict=True), len(scored))
+            scored += [(score, number, item) for number, (score, item) in numbered]
+    scored.sort(key=lambda each: (-each[0], each[1]))
+    for score, number, item in scored[: options.top]:
+        if options.output is TextOrJson.text:
+            terminal.write(f"{score:8.4f}  {' '.join(item.text.split())}\n")
+            continue
+        facts = {"index": number, **({} if item.id is None else {"id": item.id}), "score": score}
+        terminal.write(as_json({**facts, "document": item.text}) + "\n")

@@ -18,6 +18,7 @@ from ..generation.reply import exit_code
 from ..keeping.flags import Resume, SessionFile
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
+from ..run.fill_in import fill_in
 from ..run.one_answer import NO_TEMPLATE, write_reply
 from ..settings.model import Model_, chosen_model, named_by_user
 
@@ -70,8 +71,6 @@ def run(
     words, files = prompt or [], options.file or []
     named = named_by_user(ctx, "model")
     if fim is not None:
-        from ..run.fill_in import fill_in
-
         fill_in(fim, options, chosen_model(model), bool(words or files))
         return
     if words and words[0] in BY_NAME and not named:
@@ -109,6 +108,7 @@ def run(
             write_answers(loaded, model, _encode(loaded, text, options, params), options, params, n_answers)
         else:
             answer(loaded, model, text, options, params)
+        options.keep_prompts(loaded)
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:

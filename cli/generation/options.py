@@ -23,6 +23,7 @@ from ..console.options import (
 )
 from ..console.terminal import remark
 from .adapters import AdapterOptions
+from .caching import CachingOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
 from .structured import StructuredOptions
@@ -39,7 +40,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, ToolOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, ToolOptions, CachingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -264,7 +265,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.adapters
-        return load_quietly(
+        model = load_quietly(
             resolve(name, Progress),
             name,
             LoadOptions(
@@ -281,6 +282,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
                 deterministic=self.deterministic,
             ),
         )
+        self.begin_prompts(model)
+        return model
 
 
 def _breakers(texts: list[str]) -> list[str]:

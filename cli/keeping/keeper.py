@@ -10,13 +10,14 @@ import typer
 
 from ...quant.safe_files import NewFile
 from ...runtime.hub.errors import ModelNotFound
+from ...runtime.sessions.cache_folder import CONVERSATIONS
 from ..chat.conversation import Conversation, Turn
 from ..console import terminal
 from ..console.explain import explain
 from ..console.safe_text import one_line
 from ..console.wording import count
 from ..settings.model import lasting_name
-from .autosaved import kept_files, make_room, new_file
+from .autosaved import new_file, newest
 from .flags import AUTOSAVE_SIZE
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ class Keeper:
         write_session(self._path, SavedSession(talk, about_cache(model), kept))
         self._written = talk, with_cache
         if self._autosaved and self._most_bytes is not None:
-            make_room(self._most_bytes, self._path)
+            CONVERSATIONS.make_room(self._most_bytes, [self._path])
 
 
 def _at_rest(conversation: Conversation, model: str) -> SavedConversation:
@@ -208,11 +209,11 @@ def open_keeper(
         return Keeper(path, saved)
     if not resume:
         return None
-    files = kept_files()
-    if not files:
+    last = newest()
+    if last is None:
         terminal.remark("(no conversation is kept yet, so this is a new one)")
         return None
-    return Keeper(files[0], read_session(files[0]), most_bytes, autosaved=True, writes=autosave)
+    return Keeper(last, read_session(last), most_bytes, autosaved=True, writes=autosave)
 
 
 def autosave_keeper(most_bytes: int) -> Keeper:

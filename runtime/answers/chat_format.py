@@ -12,8 +12,9 @@ from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
 from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.tools import ToolSchemas
 from ...tokenizer.chat.switches import thinking_variables
+from ..engine.constraint import Constraint
 from .request import GenerationRequest
-from .structured.constraints import told
+from .structured.constraints import Constraints, Thinking, told
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Asked: TypeAlias = tuple[Messages, list[dict[str, Any]] | None, dict[str, Any]]
@@ -91,6 +92,39 @@ class ChatFormat:
         if self.output.thinking:
             begun = self.output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
         return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), begun)
+
+    def constraint(
+        self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
+    ) -> Constraint | None:
+        """What keeps the answer to a request whose prompt is `ids` to its form, or makes it call a tool that
+        must be called; None for an answer that may be anything.
+
+        Raises ConstraintError for what is not supported or cannot be. Calls are forced where the model's
+        format is one of JSON.
+        """
+        forced = request.tool_choice not in ("auto", "none")
+        if request.response_format is None and not forced:
+            return None
+        thinking = self._thinks_first(request, ids)
+        if not forced:
+            return constraints.of(request.response_format, thinking, request.begun)
+        named = [tool.schema for tool in request.offered_tools if tool.name == request.tool_choice]
+        tools = named or [tool.schema for tool in request.offered_tools]
+        mark = next(iter(self.output.calls), "")
+        parallel = request.parallel_tool_calls and not named
+        return constraints.calls(tools, mark, parallel, thinking, request.begun)
+
+    def _thinks_first(self, request: GenerationRequest, ids: Sequence[int]) -> Thinking | None:
+        """The marks around what the model may think before it answers; None if it does not."""
+        output = self.output
+        if output.is_harmony:  # messages on other channels come in front of the one on the last
+            return Thinking("", output.ending("").partition("assistant")[2], begun=True)
+        if request.prompt is not None or not output.thinking:
+            return None
+        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        opening = begun or next(iter(output.thinking))
+        may = bool(begun) or (request.messages is not None and request.thinking is not False)
+        return Thinking(opening, output.thinking[opening], bool(begun)) if may else None
 
 
 def one_call_a_message(messages: Messages) -> Messages:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from . import gated_delta, gemma, gemma_n, layer_norm, llama, mamba, mla, moe, post_norm, short_conv
+from . import encoders, gated_delta, gemma, gemma_n, layer_norm, llama, mamba, mla, moe, post_norm, short_conv
 from .arch import Arch
 
 FAMILIES = (
@@ -22,6 +22,7 @@ FAMILIES = (
     short_conv,
     gated_delta,
     mamba,
+    encoders,
 )
 ARCHS: Mapping[str, Arch] = MappingProxyType({row.name: row for family in FAMILIES for row in family.ROWS})
 

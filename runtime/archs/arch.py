@@ -64,11 +64,14 @@ class Arch:
     optional: frozenset[str] = frozenset()  # norms in `layer` that a model has only if its file has them
 
     # --- the forward pass
+    causal: bool = True  # tokens see only what is in front of them; else the whole text
+    first_norm: bool = True  # the first layer has the norm in front of attention that the others have
     norm: Literal["rms", "layer"] = "rms"
     qk_norm: Literal["head", "each head", "whole"] = "head"  # see ModelConfig.qk_norm
     qk_norm_after_rope: bool = False
     parallel: bool = False  # attention and FFN read the same residual stream
     learned_positions: bool = False  # a table is added to the embeddings
+    padded_positions: bool = False  # in folders its rows up to that of the padding token are not used
     activation: str = "silu"
     scale_embedding: bool = False  # by sqrt(hidden)
     interleaved_in_gguf: bool = False  # RoPE pairs
@@ -82,6 +85,9 @@ class Arch:
     window: Literal["none", "all", "period", "from", "named"] = "none"
     window_in_gguf: Literal["none", "all", "period"] = "none"
     window_period: int = 6
+    window_first_full: bool = (
+        False  # with "period": the first of `window_period` layers has none, not the last
+    )
     # The layers without RoPE: none, all, every `nope_period`-th, those with full attention in a model that
     # has sliding windows, or all if the file says so (GGUF: rope.scaling.finetuned; else
     # position_embedding_type).
@@ -134,6 +140,7 @@ class Arch:
     hf_qkv_by_head: bool = False  # rows of a fused projection: q, k, v of the first head, of the second, …
     hf_experts_transposed: bool = False  # (experts, inputs, outputs), gate and up alternate in the outputs
     hf_skip: tuple[str, ...] = ()  # prefixes of tensors that the text model does not use
+    hf_heads: tuple[str, ...] = ()  # prefixes of tensors of heads for other tasks, which are not used either
 
     @property
     def norms(self) -> frozenset[str]:

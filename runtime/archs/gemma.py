@@ -56,36 +56,39 @@ GEMMA2 = replace(
     },
 )
 
+GEMMA3 = replace(
+    GEMMA2,
+    name="gemma3",
+    gguf="gemma3",
+    hf=("gemma3_text", "gemma3"),
+    layer={
+        **GEMMA2.layer,
+        **QK_NORMS,
+    },
+    window_period=6,
+    rope_base=1e6,
+    local_rope_base=1e4,
+    scale_by_hidden_at=62,
+    gguf_defaults={},
+    hf_defaults={
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+    },
+    hf_skip=VISION,
+)
+
 ROWS = (
     GEMMA,
     GEMMA2,
-    replace(
-        GEMMA2,
-        name="gemma3",
-        gguf="gemma3",
-        hf=("gemma3_text", "gemma3"),
-        layer={
-            **GEMMA2.layer,
-            **QK_NORMS,
-        },
-        window_period=6,
-        rope_base=1e6,
-        local_rope_base=1e4,
-        scale_by_hidden_at=62,
-        gguf_defaults={},
-        hf_defaults={
-            "vocab_size": 262208,
-            "hidden_size": 2304,
-            "intermediate_size": 9216,
-            "num_hidden_layers": 26,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 4,
-            "head_dim": 256,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-6,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-        },
-        hf_skip=VISION,
-    ),
+    GEMMA3,
+    replace(GEMMA3, name="gemma-embedding", gguf="gemma-embedding", hf=(), causal=False),
 )

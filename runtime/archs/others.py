@@ -13,14 +13,15 @@ PROJECTOR = (
     "the vision or audio part of a larger model (mmproj): give the file of that model's text part, which "
     "runs without it"
 )
-ADAPTER = "an adapter (LoRA), not a model: merge it into the model that it is for, and give the result"
+ADAPTER = "an adapter (LoRA), not a model: give the model that it is for, and this file with --lora"
 IMATRIX = "an importance matrix, which helps to quantise a model and is none"
-CONTROL_VECTOR = "a control vector, not a model: give the model that it is for"
+CONTROL_VECTOR = (
+    "a control vector, not a model: give the model that it is for, and this file with --control-vector"
+)
 
 _NAMES = {  # kind → `general.architecture` of GGUF files and `model_type` of config.json
-    ENCODER: "albert bert camembert deberta deberta-v2 distilbert electra ernie eurobert gemma-embedding "
-    "jina-bert-v2 jina-bert-v3 longformer modern-bert modernbert mpnet neo-bert new nomic-bert "
-    "nomic-bert-moe nomic_bert roberta t5encoder xlm-roberta xlm-roberta-xl xlnet",
+    ENCODER: "albert deberta deberta-v2 distilbert electra ernie eurobert "
+    "jina-bert-v2 jina-bert-v3 longformer mpnet neo-bert new nomic-bert-moe t5encoder xlm-roberta-xl xlnet",
     ENCODER_DECODER: "bart blenderbot encoder-decoder fsmt led longt5 m2m_100 marian mbart mt5 nllb-moe "
     "pegasus prophetnet t5 t5gemma t5gemma2 umt5",
     SPEECH: "hubert moonshine seamless_m4t speech_to_text speecht5 wav2vec2 wav2vec2-bert wavtokenizer-dec "

@@ -15,7 +15,7 @@ from ...quant.errors import UnsupportedModel
 from ..archs import ARCHS, Arch
 from .altup import altup_from_gguf
 from .layer_sizes import first_width, sized_layers_from_gguf
-from .layers import Layer, layers_from_gguf
+from .layers import Layer, layers_from_gguf, seen_both_ways
 from .metadata import Metadata
 from .mla import MLAConfig, mla_from_gguf, yarn_score_scale_from_gguf
 from .model_config import ModelConfig
@@ -26,13 +26,16 @@ from .reading import (
     biases_of,
     check_gguf_kind,
     choose_arch,
+    embedding_fields,
     fields_of_arch,
     head_dim_of,
+    is_causal,
     layer_count,
     moe_layers,
     norms_of,
     unsupported_arch,
     vocab_size_of,
+    why_no_text,
 )
 from .recurrent import mixers_by_tensors, recurrent_from_gguf
 from .rope_files import rope_from_gguf
@@ -60,6 +63,8 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
     ropes = rope_from_gguf(keys, tensors, mla.rope_dim if mla else head_dim, arch)
     layers = layers_from_gguf(keys, arch, ropes, moe_layers(n_layers, moe, tensors, names))
     layers = mixers_by_tensors(layers, arch, tensors, names)
+    causal = is_causal(keys, arch)
+    layers = seen_both_ways(layers, causal)
     sized_layers = sized_layers_from_gguf(keys, layers, arch, tensors, names)
     return ModelConfig(
         arch=arch.name,
@@ -77,9 +82,11 @@ def config_from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, QTensor]
         moe=moe,
         mtp_layers=mtp_layers,
         mla=mla,
-        no_text=_no_text(tensors),
+        causal=causal,
+        no_text=why_no_text(causal, arch) or _no_text(tensors),
         **_scalars(keys, arch, hidden, tensors),
         **_blocks(keys, arch, tensors, layers),
+        **embedding_fields(keys, arch, tensors, names),
         **fields_of_arch(arch),
     )
 

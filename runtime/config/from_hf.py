@@ -17,7 +17,7 @@ from ..archs import ARCHS, Arch
 from ..archs.others import task_of
 from .altup import altup_from_hf
 from .layer_sizes import ffns_from_hf, full_sizes_from_hf, sized_layers_from_hf
-from .layers import Layer, layers_from_hf
+from .layers import Layer, layers_from_hf, seen_both_ways
 from .metadata import Metadata, show
 from .mla import MLAConfig, mla_from_hf, yarn_score_scale_from_hf
 from .model_config import ModelConfig
@@ -27,13 +27,17 @@ from .reading import (
     MAX_MTP_LAYERS,
     biases_of,
     choose_arch,
+    embedding_fields,
     fields_of_arch,
     head_dim_of,
+    is_causal,
     layer_count,
     moe_layers,
     norms_of,
+    position_offset,
     unsupported_arch,
     vocab_size_of,
+    why_no_text,
 )
 from .recurrent import Multipliers, mixers_by_tensors, multipliers_from_hf, recurrent_from_hf
 from .rope_files import rope_entry, rope_from_hf
@@ -78,7 +82,8 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
     _check_switches(keys)
     moe, names = moe_from_hf(keys, arch, tensors), TensorNames(arch, tensors, from_gguf=False)
     tied = keys.flag("tie_word_embeddings", wrapper.flag("tie_word_embeddings", arch.tied))
-    no_text = _no_text(wrapper, tied, tensors, names)
+    causal = is_causal(keys, arch)
+    no_text = why_no_text(causal, arch) or _no_text(wrapper, tied, tensors, names)
     n_layers = layer_count(keys, "num_hidden_layers", tensors)
     hidden = keys.integer("hidden_size")
     heads = keys.integer("num_attention_heads")
@@ -100,7 +105,7 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         head_dim=head_dim,
         ffn=ffns[0],
         attention_scale=keys.number("attention_multiplier", scale),
-        layers=sized_layers_from_hf(keys, layers, ffns, full),
+        layers=sized_layers_from_hf(keys, seen_both_ways(layers, causal), ffns, full),
         tied=tied,
         norms=norms_of(arch, n_layers, tensors, names),
         biases=biases_of(arch, n_layers, tensors, names) | _switched_biases(keys, arch),
@@ -108,9 +113,12 @@ def config_from_hf(config: Mapping[str, Any], tensors: Mapping[str, QTensor]) ->
         moe=moe,
         multipliers=multipliers,
         mla=mla,
+        causal=causal,
         no_text=no_text,
+        position_offset=position_offset(keys, arch),
         **_scalars(keys, arch, hidden, tensors.get(names("token_embd.weight"))),
         **_blocks(keys, arch, layers),
+        **embedding_fields(keys, arch, tensors, names),
         **fields_of_arch(arch),
     )
 
@@ -135,8 +143,8 @@ def _check_switches(keys: Metadata) -> None:
     """UnsupportedModel for a switch whose value changes the forward pass in a way that is not implemented."""
     bidirectional = keys.values.get("use_bidirectional_attention")
     # With "vision" only images are read in both directions; text is still causal.
-    causal = bidirectional is None or bidirectional is False
-    if not (causal or (isinstance(bidirectional, str) and bidirectional == "vision")):
+    known = bidirectional is None or isinstance(bidirectional, bool)
+    if not (known or (isinstance(bidirectional, str) and bidirectional == "vision")):
         raise UnsupportedModel(
             f"use_bidirectional_attention = {show(bidirectional).lower()} is not supported"
         )
@@ -175,7 +183,8 @@ def _switched_biases(keys: Metadata, arch: Arch) -> set[str]:
 def _scalars(keys: Metadata, arch: Arch, hidden: int, embedding: QTensor | None) -> dict[str, Any]:
     """Fields of a ModelConfig that are one number or flag of config.json."""
     logit_scale = keys.number("logits_scaling", keys.number("logit_scale", 1.0))
-    context_length, rope = keys.integer("max_position_embeddings"), rope_entry(keys)
+    context_length = keys.integer("max_position_embeddings") - position_offset(keys, arch)
+    rope = rope_entry(keys)
     return {
         "vocab_size": vocab_size_of(keys, embedding),
         "context_length": context_length,

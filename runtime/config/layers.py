@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Layer:
     has_attention: bool = True
     has_recurrence: bool = False  # see ModelConfig.recurrence
     has_ffn: bool = True
+    has_attn_norm: bool = True  # in front of attention, in a model that has this norm
 
 
 def layers_from_gguf(
@@ -59,11 +60,10 @@ def layers_from_gguf(
             raise keys.fail("attention.sliding_window_pattern", f"{n_layers} truth values or a number")
         windows = [window if slide else 0 for slide in slides]
     else:
-        windows = _periodic(
-            window, keys.integer("attention.sliding_window_pattern", arch.window_period), n_layers
-        )
+        period = keys.integer("attention.sliding_window_pattern", arch.window_period)
+        windows = _periodic(window, period, n_layers, arch.window_first_full)
     rotates = arch.nope != "switch" or keys.flag("rope.scaling.finetuned", True)
-    return _layers(windows, ropes, _rotating(arch, windows, rotates), is_moe)
+    return _layers(windows, ropes, _rotating(arch, windows, rotates), is_moe, arch.first_norm)
 
 
 def layers_from_hf(
@@ -82,7 +82,7 @@ def layers_from_hf(
         rotating = [bool((i + 1) % interval) for i in range(n_layers)]
         if "no_rope_layers" in keys:  # despite its name 1 where there is RoPE
             rotating = [bool(flag) for flag in _per_layer(keys, "no_rope_layers", n_layers)]
-    return _layers(windows, ropes, rotating, is_moe)
+    return _layers(windows, ropes, rotating, is_moe, arch.first_norm)
 
 
 def _windows_hf(keys: Metadata, arch: Arch, n_layers: int) -> list[int]:
@@ -115,7 +115,7 @@ def _windows_hf(keys: Metadata, arch: Arch, n_layers: int) -> list[int]:
         return [window if pattern[i % len(pattern)] == "L" else 0 for i in range(n_layers)]
     period = keys.integer("_sliding_window_pattern", arch.window_period)
     period = keys.integer("sliding_window_pattern", period, low=0 if not window else 1)
-    return _periodic(window, period, n_layers) if window else [0] * n_layers
+    return _periodic(window, period, n_layers, arch.window_first_full) if window else [0] * n_layers
 
 
 def _per_layer(keys: Metadata, key: str, n_layers: int) -> list[Any]:
@@ -126,9 +126,10 @@ def _per_layer(keys: Metadata, key: str, n_layers: int) -> list[Any]:
     return values
 
 
-def _periodic(window: int, period: int, n_layers: int) -> list[int]:
-    """The window of each layer, where every `period`-th layer has full attention."""
-    return [window if (i + 1) % period else 0 for i in range(n_layers)]
+def _periodic(window: int, period: int, n_layers: int, first_full: bool) -> list[int]:
+    """The window of each layer, where every `period`-th layer has full attention, the first or last of each
+    period."""
+    return [window if (i + (not first_full)) % period else 0 for i in range(n_layers)]
 
 
 def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
@@ -141,10 +142,25 @@ def _rotating(arch: Arch, windows: list[int], rotates: bool) -> list[bool]:
 
 
 def _layers(
-    windows: list[int], ropes: tuple[Rope, Rope], rotating: list[bool], is_moe: list[bool]
+    windows: list[int],
+    ropes: tuple[Rope, Rope],
+    rotating: list[bool],
+    is_moe: list[bool],
+    first_norm: bool,
 ) -> tuple[Layer, ...]:
     full, local = ropes
+    has_norms = [first_norm, *([True] * len(windows))][: len(windows)]
     return tuple(
-        Layer((local if window else full) if rotates else None, window, experts)
-        for window, rotates, experts in zip(windows, rotating, is_moe, strict=True)
+        Layer((local if window else full) if rotates else None, window, experts, has_attn_norm=has_norm)
+        for window, rotates, experts, has_norm in zip(windows, rotating, is_moe, has_norms, strict=True)
     )
+
+
+def seen_both_ways(layers: tuple[Layer, ...], causal: bool) -> tuple[Layer, ...]:
+    """`layers` with windows as `ops.Attend` has them.
+
+    A file states how many tokens a window has in all; half of them are on each side.
+    """
+    if causal:
+        return layers
+    return tuple(replace(layer, window=layer.window // 2 + 1 if layer.window else 0) for layer in layers)

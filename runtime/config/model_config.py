@@ -60,6 +60,11 @@ class ModelConfig:
     layer_scales: bool = False  # the residual stream is scaled behind each layer
     per_layer_input: PerLayerInputConfig | None = None
     altup: AltUpConfig | None = None  # there are several residual streams
+    causal: bool = True  # tokens see only what is in front of them; else the whole text
+    embedding_norm: bool = False  # a norm behind the embeddings
+    output_norm: bool = True  # a norm behind the last layer
+    token_types: int = 0  # rows of a table that is added to the embeddings by the type of each token
+    position_offset: int = 0  # rows of the table of positions in front of that of the first token
     no_text: str = ""  # why it writes no text, since it has no output matrix; "": it writes some
 
     @property

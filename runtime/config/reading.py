@@ -8,12 +8,13 @@ from typing import Any
 from ...quant.block import QTensor
 from ...quant.errors import DamagedFile, UnsupportedModel
 from ..archs import Arch
-from ..archs.others import OTHER_ARCHITECTURES, OTHER_TYPES
+from ..archs.others import ENCODER, OTHER_ARCHITECTURES, OTHER_TYPES
 from .metadata import Metadata, show
 from .moe import MoEConfig
 from .tensor_names import BARE, TensorNames
 
 MAX_MTP_LAYERS = 1 << 10
+BOTH_WAYS = "a model that reads its text in both directions: it makes vectors of a text, and writes none"
 MAX_VOCAB = 1 << 24  # tokens; the largest vocabularies have about 2^18
 
 
@@ -51,7 +52,7 @@ def biases_of(
     A bias of a norm counts only if the row asks for it: an RMS norm with a bias is another function.
     """
     matrices = {stem for stem in arch.layer if not stem.endswith(("norm", "_exps"))} - BARE
-    output = {"output"} if names("output.bias") in tensors else set()
+    output = {"output"} if "output" in arch.hf_top and names("output.bias") in tensors else set()
     in_file = {s for s in matrices if _in_any_layer(f"{s}.bias", n_layers, tensors, names)}
     return arch.biases | output | in_file
 
@@ -117,3 +118,33 @@ def unsupported_arch(name: str, supported: Iterable[str]) -> UnsupportedModel:
     return UnsupportedModel(
         f"architecture {show(name)} is not supported; supported are {', '.join(dict.fromkeys(supported))}"
     )
+
+
+def is_causal(keys: Metadata, arch: Arch) -> bool:
+    """Whether tokens only see what is in front of them."""
+    both = keys.values.get("use_bidirectional_attention") is True  # "vision" is about images only
+    return arch.causal and not both and keys.flag("attention.causal", True)
+
+
+def why_no_text(causal: bool, arch: Arch) -> str:
+    """Why a model that is not causal writes no text; "" for one that is."""
+    if causal:
+        return ""
+    return f"{arch.name} is {BOTH_WAYS if arch.causal else ENCODER}"
+
+
+def embedding_fields(
+    keys: Metadata, arch: Arch, tensors: Mapping[str, QTensor], names: TensorNames
+) -> dict[str, Any]:
+    """The fields of a ModelConfig about token types and the norms at both ends of the model."""
+    types = tensors.get(names("token_types.weight")) if "token_types" in arch.hf_top else None
+    return {
+        "token_types": types.shape[0] if types else 0,
+        "embedding_norm": "token_embd_norm" in arch.hf_top,
+        "output_norm": "output_norm" in arch.hf_top,
+    }
+
+
+def position_offset(keys: Metadata, arch: Arch) -> int:
+    """Rows of the table of positions in front of that of the first token: up to that of padding."""
+    return keys.integer("pad_token_id", 1, low=0) + 1 if arch.padded_positions else 0

@@ -68,6 +68,12 @@ class TensorNames:
             return f"{wrapper}{self._arch.hf_top[stem]}.{kind}"
         return f"{self._prefix}{self._arch.hf_top[stem]}{dot}{number}.{kind}"
 
+    def is_of_head(self, name: str) -> bool:
+        """Whether a tensor of a folder is of a head for another task."""
+        return name.removeprefix(self._prefix).startswith(self._arch.hf_heads) or name.startswith(
+            self._arch.hf_heads
+        )
+
     def layer_prefix(self, i: int) -> str:
         """The beginning of the names of layer `i`'s tensors in the file."""
         return f"blk.{i}." if self.from_gguf else f"{self._prefix}{self._arch.hf_layers}.{i}."

@@ -125,8 +125,11 @@ class CpuMachine:
         """
         n = len(tokens)
         for embed, target in self._lowered.file_lookups:
-            rows = embed.table.rows(np.where(tokens < embed.table.shape[0], tokens, 0))
+            ids = batch.types_of_rows() if embed.by_type else tokens
+            rows = embed.table.rows(np.where(ids < embed.table.shape[0], ids, 0))
             np.multiply(rows, np.float32(embed.scale), out=target[:n, : rows.shape[1]])
+        if self._lowered.sequence_ends is not None:
+            self._lowered.sequence_ends[:n] = batch.sequence_lengths()
         if self._lowered.length_dependent:
             lengths = batch.sequence_lengths()
             for op, frequencies in self._lowered.length_dependent:

@@ -20,11 +20,12 @@ def embed(
     settings: EmbeddingSettings,
     hidden: int,
     skips: Sequence[int] | None = None,
+    types: Sequence[Sequence[int]] | None = None,
 ) -> np.ndarray:
     """float32 [texts, width]: the vectors of texts of token ids, whose hidden states are [tokens, hidden].
 
-    `skips` are the numbers of tokens at the beginnings of texts that pooling leaves out. Raises
-    ContextExceeded, and BadLogits for hidden states that are not finite.
+    `skips` are the numbers of tokens at the beginnings of texts that pooling leaves out, `types` the token
+    types of each text. Raises ContextExceeded, and BadLogits for hidden states that are not finite.
     """
     pools = [Pool(settings.pooling, skips[i] if skips else 0) for i in range(len(texts))]
     # Texts of equal lengths fill steps evenly.
@@ -33,7 +34,8 @@ def embed(
     def take(index: int, position: int, rows: np.ndarray) -> None:
         pools[order[index]].add(position, rows)
 
-    engine.read([texts[i] for i in order], wanted_by(settings.pooling), take)
+    sorted_types = [types[i] for i in order] if types else None
+    engine.read([texts[i] for i in order], wanted_by(settings.pooling), take, sorted_types)
     width = settings.width(hidden)
     if not texts:
         return np.empty((0, width), np.float32)

@@ -67,3 +67,11 @@ class EmbeddingSettings:
             known = f"it has {', '.join(self.prompts)}" if self.prompts else "it has none"
             raise ValueError(f"the model has no prompt {name!r}: {known}")
         return self.prompts[name]
+
+
+def default_settings(causal: bool) -> EmbeddingSettings:
+    """The settings of a model whose files have none, whose tokens see what is in front of them or all.
+
+    The vector of the last token, or the mean of all tokens, scaled to unit length.
+    """
+    return EmbeddingSettings(pooling=("lasttoken",) if causal else ("mean",))

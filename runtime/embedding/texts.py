@@ -30,14 +30,13 @@ class TextVectors:
 
     `engine` runs it, and its hidden states have `hidden` numbers. `check` is called with the ids of each
     text; it returns them if the model has embeddings for all of them, and else raises TokenizerError.
-    Without `settings` the vector is that of the last token, scaled to unit length.
     """
 
     def __init__(
         self,
         engine: Engine,
         tokenizer: Tokenizer,
-        settings: EmbeddingSettings | None,
+        settings: EmbeddingSettings,
         hidden: int,
         check: Callable[[list[int]], list[int]],
     ) -> None:
@@ -45,7 +44,7 @@ class TextVectors:
         self._tokenizer = tokenizer
         self._hidden = hidden
         self._check = check
-        self.settings = settings or EmbeddingSettings(pooling=("lasttoken",))
+        self.settings = settings
 
     def embed(
         self,

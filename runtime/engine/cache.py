@@ -32,6 +32,11 @@ class Batch:
     positions: np.ndarray  # int32 [n]
     logits_indices: np.ndarray  # int32 [m]
     lengths: np.ndarray | None = None  # int32 [n], above the positions; None: sequences end with this step
+    types: np.ndarray | None = None  # int32 [n], token types of models that have them; None: all are 0
+
+    def types_of_rows(self) -> np.ndarray:
+        """The token type of each row, int32 [n]."""
+        return np.zeros(len(self.tokens), np.int32) if self.types is None else self.types
 
     def sequence_lengths(self) -> np.ndarray:
         """The length of each row's sequence, int32 [n]; all rows of a sequence have the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +35,12 @@ from .stats import FinishReason, GenerationStats
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
 LEAD = 8  # tokens that a generation may be ahead of its consumer while others keep the engine running
+
+
+class PromptSource(Protocol):
+    """What an engine asks before it computes a prompt; it may `put_in` what it has of that."""
+
+    def begin(self, ids: list[int]) -> None: ...
 
 
 class Engine:
@@ -101,6 +108,7 @@ class Engine:
         self._scheduler = Scheduler(machine, table, limits, states, self._drafter)
         self._driver = Driver(self._scheduler)
         self._background = Background()  # computes masks of constrained answers
+        self.prompt_source: PromptSource | None = None
         self._logits_run: object = None  # whose tokens lie in the cache between two parts of their logits
 
     def submit(
@@ -124,6 +132,8 @@ class Engine:
         prompt = self._check(ids)
         if not prompt:
             raise ValueError("the prompt is empty: there is no token to continue from")
+        if self.prompt_source is not None:
+            self.prompt_source.begin(prompt)
         return prompt
 
     def _submit(
@@ -213,11 +223,22 @@ class Engine:
         """Whether generations begin with what others have computed; not in the deterministic mode."""
         return not self._scheduler.limits.alone
 
-    def take_out(self, ids: Sequence[int]) -> Kept:
-        """Copies of what the cache holds of the longest beginning of `ids` that it knows; it may be empty."""
+    def known(self, ids: Sequence[int]) -> int:
+        """How many of `ids` need not be computed, since the cache has the beginning that they are."""
+        with self._driver.exclusive(), self._scheduler.lock:
+            return self._scheduler.placement.known(self._check(ids))
+
+    def has_long_keys(self, n: int) -> bool:
+        """Whether a sequence of `n` tokens has other keys than a short one (`original_context`)."""
+        return self._scheduler.placement.is_long(n)
+
+    def take_out(self, ids: Sequence[int], most: int | None = None) -> Kept:
+        """Copies of what the cache holds of the longest beginning of `ids` that it knows, `most` ids of it at
+        most (default: all); it may be empty."""
         with self._driver.exclusive(), self._scheduler.lock:
             self._scheduler.drop_cancelled()
-            return self._scheduler.placement.take_out(self._check(ids))
+            checked = self._check(ids)
+            return self._scheduler.placement.take_out(checked, len(ids) if most is None else most)
 
     def put_in(self, kept: Kept) -> bool:
         """Let generations begin with what `take_out` gave, in this process or another, on a machine of the
@@ -313,16 +334,23 @@ class Engine:
             if self._logits_run is run:
                 self.table.truncate(0, 0)
 
-    def read(self, texts: Sequence[Sequence[int]], wanted: Wanted, take: Take) -> None:
+    def read(
+        self,
+        texts: Sequence[Sequence[int]],
+        wanted: Wanted,
+        take: Take,
+        types: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Read independent texts, and hand the machine's outputs to `take` as they are computed.
 
         They are hidden states if the program ends with them, and else logits: see `reading.py`. Texts are
-        packed into steps in their order, so that similar lengths should follow each other. Clears the cache.
+        packed into steps in their order, so that similar lengths should follow each other. `types` are the
+        token types of each text, for models that have some. Clears the cache.
         Raises like `submit`; an empty text has no outputs.
         """
         ids = [self._check(text) for text in texts]
         with self._alone():
-            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole).read(take)
+            TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole, types).read(take)
 
     @property
     def _logits_chunk(self) -> int:

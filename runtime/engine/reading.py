@@ -134,7 +134,16 @@ class TextReader:
             lengths.append(np.full(part.n, len(ids), np.int32))
             wanted.append(at + np.array(self._rows_of(part), np.int32))
             at += part.n
-        return Batch(*(np.concatenate(values) for values in (tokens, sequences, positions, wanted, lengths)))
+        join = np.concatenate
+        return Batch(
+            join(tokens), join(sequences), join(positions), join(wanted), join(lengths), self._types_of(parts)
+        )
+
+    def _types_of(self, parts: list[_Part]) -> np.ndarray | None:
+        if self._types is None:
+            return None
+        types = [self._types[part.text.index][part.start : part.start + part.n] for part in parts]
+        return np.concatenate([np.asarray(each, np.int32) for each in types])
 
     def _close_finished(self) -> None:
         """Give up the slots and pages of texts whose last token has been fed."""

@@ -54,13 +54,17 @@ def load_model(
         warn(note)
     if source.builtin and task == "text":
         warn(f"{source.name} ships no chat template; it gets the built-in one for {source.builtin}")
-    weights = Weights(source.config, source.tensors)
+    beside = source.beside
+    tensors = {n: t for n, t in source.tensors.items() if n not in beside} if beside else source.tensors
+    weights = Weights(source.config, tensors)
     program = build_program(source.config, weights, vectors=task != "text")
     if options.adapters:
         from ..adapters.adapt import adapt
 
         adapted = adapt(program, source.config, weights, source.tensors, options.adapters)
         program, source = adapted.program, _with_adapters(source, adapted)
+        for note in adapted.notes:
+            warn(note)
     if weights.skipped:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
@@ -71,17 +75,32 @@ def load_model(
         placing = replace(placing, draft=open_draft(placing))
     model = placing.place()
     if task != "text":
-        from ..embedding.texts import TextVectors  # imported only for models that make vectors
-
-        hidden = source.config.hidden
-        model.vectors = TextVectors(model.engine, model.tokenizer, source.embedding, hidden, model.embedded)
+        _add_vectors(model, source, task)
     return model
 
 
+def _add_vectors(model: Model, source: Source, task: str) -> None:
+    """Let a model make vectors of texts, or scores by its head."""
+    from ..embedding.reranker import Reranker  # imported only for models that make vectors
+    from ..embedding.settings import default_settings
+    from ..embedding.texts import TextVectors
+
+    engine, tokenizer, hidden = model.engine, model.tokenizer, source.config.hidden
+    if task == "rerank":
+        model.reranker = Reranker(engine, tokenizer, source.head, hidden, model.embedded)
+    settings = source.embedding or default_settings(source.config.causal)
+    model.vectors = TextVectors(engine, tokenizer, settings, hidden, model.embedded)
+
+
 def _task(source: Source, task: str) -> str:
-    """What a model is loaded for, "text" or "embed". Raises UnsupportedModel if it writes no text."""
+    """What a model is loaded for: "text", "embed", or "rerank" by a head.
+
+    Raises UnsupportedModel if it writes no text but should.
+    """
     if task == "auto":
-        task = "embed" if source.config.no_text or source.embedding else "text"
+        task = "rerank" if source.head else "embed" if source.config.no_text or source.embedding else "text"
+    if task == "rerank" and source.head is None:
+        task = "text"  # which may be yes or no
     if task == "text":
         check_writes_text(source.config)
     return task
@@ -99,6 +118,9 @@ def _with_adapters(source: Source, adapted: Adapted) -> Source:
 def _context(source: Source, context: int | None, warn: Callable[[str], None]) -> int:
     """The context that was asked for, or the default one. ValueError for more than the model's positions."""
     trained, most = source.config.context_length, source.config.max_context
+    longest = source.embedding.max_tokens if source.embedding and source.config.no_text else None
+    if context is None and longest:
+        return min(longest, most or longest)
     if context is None:
         return min(trained, DEFAULT_CONTEXT) if trained > 0 else DEFAULT_CONTEXT
     if most is not None and context > most:

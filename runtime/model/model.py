@@ -36,6 +36,8 @@ from .source import Source, check_embedded
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.machine import CudaMachine
+    from ..embedding.reranker import Reranker
+    from ..embedding.scoring import TextScore
     from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
     from ..reference.machine import ReferenceMachine
@@ -76,6 +78,7 @@ class Model:
         self._draft = draft
         self._paths = source.paths
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
+        self.reranker: Reranker | None = None  # of one that is loaded to make scores by a head
         self._adapters = source.adapters
         self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
@@ -301,6 +304,24 @@ class Model:
             raise UnsupportedModel(f"{self.name} is loaded to write text; load it with task='embed'")
         return self.vectors.embed([texts] if isinstance(texts, str) else texts, **options)
 
+    def rerank(
+        self, query: str, documents: Sequence[str], instruction: str | None = None, truncate: bool = False
+    ) -> np.ndarray:
+        """float32 [documents]: how well each document answers the query; see `Reranker.scores`."""
+        self._check_open()
+        if self.reranker is None:
+            from ..embedding.reranker import Reranker
+
+            engine = self._open_engine()
+            self.reranker = Reranker(engine, self.tokenizer, None, self.config.hidden, self.embedded)
+        return self.reranker.scores(query, documents, instruction, truncate)
+
+    def score(self, text: str) -> TextScore:
+        """The log probability of each token of a text, with its BOS token in front if the model has one."""
+        from ..embedding.scoring import score_ids
+
+        return score_ids(self._open_engine(), self.encode(text))
+
     def answer(
         self, request: GenerationRequest | Messages | None = None, **fields: Unpack[AnswerKeywords]
     ) -> Answer:
@@ -318,7 +339,7 @@ class Model:
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
-        constraint = self._constraints.of(request.response_format)
+        constraint = self.chat_format.constraint(request, ids, self._constraints)
         engine = self._open_engine()
         generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
         return Answer(generation, reader, parser, request)

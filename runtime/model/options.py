@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
-TASKS = ("auto", "text", "embed")
+TASKS = ("auto", "text", "embed", "rerank")
 SPECULATE = ("auto", "off", "ngram", "draft")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -34,8 +34,8 @@ class LoadOptions:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
       neither.
     - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
-    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, or "auto":
-      what its files say that it is made for.
+    - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
+      for scores of documents, or "auto": what its files say that it is made for.
     - `beams`: how many beams a search is going to have, for which there are as many sequences.
     - `deterministic`: compute every sequence by itself, so that what runs beside it cannot change its results
       even by rounding; nothing is shared, drafted or batched.

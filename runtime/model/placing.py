@@ -33,6 +33,7 @@ LEAST_DEFAULT_CONTEXT = 1024  # tokens, down to which the default context shrink
 TEXTS_AT_ONCE = 32  # in a step that makes vectors
 PREFILL_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
 CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on the GPU
+CPU_ROWS = 512  # of a step on the CPU, at most
 SPLIT_PREFILL_ROWS = 512  # the same where the CPU runs the first layers
 REFERENCE_BYTES = 3 << 30  # of float32 copies of matrices that the reference machine keeps
 
@@ -112,6 +113,10 @@ class Placing:
         need = cuda_memory_need(part, self.options.kv_type)
         return replace(need, states=need.states * self.sequences, contexts=self._contexts)
 
+    def _max_rows(self, context: int, rows: int) -> int:
+        """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
+        return max(rows, context) if self.program.both_ways else rows
+
     @property
     def _n_layers(self) -> int:
         return len(self.program.layers) - 1
@@ -122,8 +127,11 @@ class Placing:
         context = self._fitting_context(self._with_draft(Placing._reference_need), available_memory())
         n_pages, n_sequences = self._pages(context), self.sequences
         kept = self._reference_copies
-        machine = ReferenceMachine(self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences)
-        return self._model(machine, context, _prefill_rows(self.program, 1))
+        rows = self._max_rows(context, _prefill_rows(self.program, 1))
+        machine = ReferenceMachine(
+            self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences, max_rows=max(rows, 512)
+        )
+        return self._model(machine, context, rows)
 
     @property
     def _reference_copies(self) -> int:
@@ -148,12 +156,14 @@ class Placing:
         need = self._with_draft(lambda placing: placing._cpu_need(placing.program))
         context = self._fitting_context(need, available_memory())
         machine = self._cpu_machine(self.program, context)
-        return self._model(machine, context, _prefill_rows(self.program, machine.n_threads))
+        rows = self._max_rows(context, _prefill_rows(self.program, machine.n_threads))
+        return self._model(machine, context, rows)
 
     def _on_cuda(self, device: Device) -> Model:
         need = self._with_draft(lambda placing: placing._cuda_need(placing.program))
         context = self._fitting_context(need, device.memory()[0], f"memory of the {device.name}")
-        machine = self._cuda_machine(device, self.program, context, CUDA_PREFILL_ROWS)
+        rows = self._max_rows(context, CUDA_PREFILL_ROWS)
+        machine = self._cuda_machine(device, self.program, context, rows)
         return self._model(machine, context, machine.max_rows)
 
     def _on_cuda_or_both(self, device: Device) -> Model:
@@ -240,6 +250,7 @@ class Placing:
             max_sequences=self.sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
+            max_rows=self._max_rows(context, CPU_ROWS),
             release=self.source.release,
             progress=self.progress,
             team=self.team,
@@ -276,6 +287,7 @@ class Placing:
             deterministic=self.options.deterministic,
             speculate=self.options.speculate in ("auto", "ngram"),
             drafter=drafter,
+            whole_texts=self.program.both_ways,
         )
         return Model(source, machine, engine, draft)
 

@@ -25,6 +25,7 @@ from ..config.model_config import ModelConfig
 from .tokenizer_kernel import tokenizer_kernel
 
 if TYPE_CHECKING:
+    from ..embedding.heads import ScoringHead
     from ..embedding.settings import EmbeddingSettings
 
 NO_TOKENIZER = "none"  # `tokenizer.ggml.model` of GGUF files without a tokenizer
@@ -48,6 +49,8 @@ class Source:
     release: Callable[[QTensor], None]  # tells the files that a tensor will not be read again
     notes: tuple[str, ...] = ()  # lines for the user about what the files contradict themselves in
     embedding: EmbeddingSettings | None = None  # how its files want vectors to be made; None: they do not say
+    head: ScoringHead | None = None  # of a model that makes scores
+    beside: frozenset[str] = frozenset()  # tensors that `embedding` and `head` are made of
     adapters: tuple[tuple[Path, float], ...] = ()  # files of adapters, with their scales
     builtin: str = ""  # the family of the built-in chat template, given where the files have no template
 
@@ -80,7 +83,7 @@ def open_source(path: Path, text: bool = True) -> Source:
         held_bytes=file.n_bytes,
         release=file.release,
         notes=_notes(tokenizer, config.vocab_size, path.stem),
-        embedding=_settings_of_gguf(file),
+        **_vectors_of_gguf(file, config),
         builtin=_complete(tokenizer, [path.stem, *called], ()),
     )
 
@@ -107,25 +110,38 @@ def _open_folder(path: Path, text: bool) -> Source:
         held_bytes=sum(tensor.n_bytes for tensor in folder.tensors.values()),
         release=folder.release,
         notes=_notes(tokenizer, config.vocab_size, path.resolve().name),
-        embedding=_settings_of_folder(path),
+        **_vectors_of_folder(path, folder, config),
         builtin=_complete(tokenizer, [*_folder_names(path), *called], ends),
     )
 
 
-def _settings_of_gguf(file: GGUFFile) -> EmbeddingSettings | None:
-    if f"{file.metadata.get('general.architecture')}.pooling_type" not in file.metadata:
-        return None
-    from ..embedding.gguf import settings_of_gguf  # imported only for models that make vectors
+def _vectors_of_gguf(file: GGUFFile, config: ModelConfig) -> dict[str, Any]:
+    """The fields of a Source that are about vectors and scores."""
+    if not config.no_text and f"{file.metadata['general.architecture']}.pooling_type" not in file.metadata:
+        return {}
+    from ..embedding.gguf import dense_tensors, settings_of_gguf  # only for models that make vectors
+    from ..embedding.heads import head_of_gguf
 
-    return settings_of_gguf(file.metadata, file.tensors)
+    head = head_of_gguf(file.metadata, file.tensors)
+    return {
+        "embedding": settings_of_gguf(file.metadata, file.tensors),
+        "head": head,
+        "beside": frozenset(dense_tensors(file.tensors)) | (head.tensors if head else frozenset()),
+    }
 
 
-def _settings_of_folder(path: Path) -> EmbeddingSettings | None:
-    if not (path / "modules.json").exists():
-        return None
+def _vectors_of_folder(path: Path, folder: Checkpoint, config: ModelConfig) -> dict[str, Any]:
+    if not config.no_text and not (path / "modules.json").exists():
+        return {}
     from ..embedding.folder import settings_of_folder
+    from ..embedding.heads import head_of_folder
 
-    return settings_of_folder(path)
+    head = head_of_folder(folder.config, folder.tensors) if config.no_text else None
+    return {
+        "embedding": settings_of_folder(path),
+        "head": head,
+        "beside": head.tensors if head else frozenset(),
+    }
 
 
 def check_writes_text(config: ModelConfig) -> None:

@@ -54,15 +54,16 @@ class ScaleQueries:
 
 @dataclass(frozen=True, eq=False)
 class Attend:
-    """Append k and v of the rows to cache layer `layer`, then causal attention of q over the cache.
+    """Append k and v of the rows to cache layer `layer`, then attention of q over the cache.
 
     q is [rows, heads·head_dim], k [rows, kv_heads·head_dim], v [rows, kv_heads·value_dim] and out
     [rows, heads·value_dim]; query head h reads kv head h // (heads / kv_heads). If v is k, the first
     `value_dim` dimensions of the cached keys are the values, and the cache layer has no others (multi-head
     latent attention). Without `append` an earlier op of the step has appended the rows; k and v are not read.
     scores = scale · q·k, soft-capped by cap·tanh(s / cap) if `softcap`.
-    With a `window` of w a query at position p attends to positions p-w+1 … p; 0 means all. `sinks`, float32
-    [heads], are one more score a head in the softmax, whose weight goes to no value.
+    With a `window` of w a query at position p attends to positions p-w+1 … p; 0 means all. If it is not
+    `causal`, it attends to the whole sequence, whose rows are all in the step, or to p-w+1 … p+w-1.
+    `sinks`, float32 [heads], are one more score a head in the softmax, whose weight goes to no value.
     """
 
     q: Buffer
@@ -78,6 +79,7 @@ class Attend:
     softcap: float = 0.0
     sinks: np.ndarray | None = None
     append: bool = True
+    causal: bool = True
 
     @property
     def value_dim(self) -> int:

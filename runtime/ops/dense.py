@@ -12,11 +12,15 @@ from .buffer import Buffer
 
 @dataclass(frozen=True, eq=False)
 class Embed:
-    """out = table[token] * scale. `table` is (tokens, width); a token id beyond the table reads row 0."""
+    """out = table[token] * scale. `table` is (tokens, width); a token id beyond the table reads row 0.
+
+    With `by_type` the table has a row for each type of a token (`Batch.types`) instead.
+    """
 
     out: Buffer
     table: QTensor
     scale: float = 1.0
+    by_type: bool = False
 
 
 @dataclass(frozen=True, eq=False)

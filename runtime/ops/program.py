@@ -96,6 +96,11 @@ class Program:
         """The number of learned positions; 0 if positions are not limited."""
         return min((op.table.shape[0] for op in self.ops if isinstance(op, AddPositions)), default=0)
 
+    @cached_property
+    def both_ways(self) -> bool:
+        """Whether attention reads in both directions, so that all rows of a sequence are in one step."""
+        return any(not op.causal for op in self.ops if isinstance(op, Attend))
+
     @property
     def original_context(self) -> int:
         """The sequence length in tokens above which `RoPE` uses other frequencies; 0 if there is none.

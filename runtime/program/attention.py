@@ -42,6 +42,7 @@ def attention(b: LayerBuilder, x: Buffer) -> Buffer:
             softcap=c.attention_softcap,
             sinks=b.vector("attn_sinks") if c.sinks else None,
             append=layer.kv_from is None,
+            causal=c.causal,
         )
     )
     if c.output_gate:

@@ -133,7 +133,8 @@ class LayerBuilder(Builder):
 
     def pre_norm(self, stem: str, out: Buffer, scale: float = 1.0) -> Buffer:
         """The input of a block: out = norm(x), or x itself in a model without this norm."""
-        return self.norm(stem, self.x, out, scale=scale) if stem in self.config.norms else self.x
+        has_norm = stem in self.config.norms and (stem != "attn_norm" or self.layer.has_attn_norm)
+        return self.norm(stem, self.x, out, scale=scale) if has_norm else self.x
 
     def linear(self, stem: str, x: Buffer, out: Buffer, accumulate: bool = False) -> Buffer:
         """out = x @ weightᵀ + bias, or out += with `accumulate`. Returns `out`."""
@@ -154,6 +155,11 @@ class LayerBuilder(Builder):
             return
         self.linear(stem, source, self.h)
         self.add_h(post_norm, scale)
+
+    def stream_norm(self, stem: str) -> None:
+        """x = norm(x), of the residual stream itself, in a model that has this norm."""
+        if stem in self.config.norms:
+            self.norm(stem, self.x, self.x)
 
     def rope(self, x: Buffer, heads: int, start: int = 0) -> None:
         """Rotate each head of x, from dimension `start` on, if the layer has rotary embeddings."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..ops import Buffer, MatMul, SoftCap
 from .altup import merge_streams
-from .builder import Builder
+from .builder import Builder, LayerBuilder
 
 
 def head(b: Builder) -> Buffer:
@@ -25,4 +25,7 @@ def vector_head(b: Builder) -> Buffer:
     """vectors = norm(x), [logits rows, hidden]: the hidden states of which embeddings are pooled."""
     if b.config.altup:
         merge_streams(b)
-    return b.norm("output_norm", b.x, Buffer("vectors", b.config.hidden, logits_rows=True))
+    vectors = Buffer("vectors", b.config.hidden, logits_rows=True)
+    if b.config.output_norm:
+        return b.norm("output_norm", b.x, vectors)
+    return LayerBuilder.of(b, b.config.n_layers - 1).norm("layer_output_norm", b.x, vectors)

@@ -37,6 +37,7 @@ def decoder_layer(b: LayerBuilder) -> None:
         add_mixers(b, mixers)
     else:
         add_mixers(b, mixers)  # x [rows, hidden]
+        b.stream_norm("attn_output_norm")
         ffn_input = norm_ffn_input(b)
     if b.layer.is_moe and c.moe and c.moe.parallel_dense:
         experts_beside_ffn(b, ffn_input)
@@ -108,3 +109,5 @@ def finish_layer(b: LayerBuilder) -> None:
         add_per_layer_input(b, scale)
     elif scale != 1.0:
         b.emit(Add(b.x, b.x, scale, 0.0))
+    if not b.is_last:  # that of the last layer is the model's end
+        b.stream_norm("layer_output_norm")

@@ -47,15 +47,18 @@ def attend(
     if op.v == op.k:
         values = keys[..., : op.value_dim]
     out = np.empty((*q.shape[:-1], op.value_dim), np.float32)
+    lengths = batch.sequence_lengths()
     for sequence in np.unique(batch.sequences):
         rows = np.flatnonzero(batch.sequences == sequence)
         at = batch.positions[rows]
-        cached = np.arange(max(0, at.min() - op.window + 1) if op.window else 0, at.max() + 1)
+        end = at.max() + 1 if op.causal else lengths[rows[0]]
+        cached = np.arange(max(0, at.min() - op.window + 1) if op.window else 0, end)
         pages = table.blocks[sequence, cached // page]
         k, v = keys[pages, cached % page], values[pages, cached % page]  # [cached, kv_heads, head_dim]
-        masked = cached > at[:, None]  # [rows, cached]
+        ahead = cached - at[:, None]  # [rows, cached]
+        masked = ahead > 0 if op.causal else np.zeros_like(ahead, bool)
         if op.window:
-            masked |= cached <= at[:, None] - op.window
+            masked |= np.abs(ahead) >= op.window
         weights = _softmax(op, _scores(op, q[rows], k, masked))
         out[rows] = (weights @ v.transpose(1, 0, 2)[:, None]).transpose(2, 0, 1, 3)
     buffers[op.out.name] = out.reshape(n, -1)

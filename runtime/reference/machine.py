@@ -37,11 +37,12 @@ class ReferenceMachine:
         page_size: int = PAGE_SIZE,
         keep_bytes: int = 3 << 30,
         max_sequences: int = 1,
+        max_rows: int = 512,
     ) -> None:
         self.program = program
         self.page_size = page_size
         self._n_pages = n_pages
-        self.max_rows = 512
+        self.max_rows = max_rows
         self.max_logits = max(1, min(self.max_rows, _LOGITS_BYTES // (4 * program.logits.width)))
         self.buffers: dict[str, np.ndarray] = {}
         pages, layers = (n_pages, page_size), program.cache_layers
@@ -174,7 +175,7 @@ class ReferenceMachine:
 
     def embed(self, op: ops.Embed) -> None:
         """Run an Embed; a method so that other machines can override it."""
-        dense.embed(op, self.buffers, self._batch.tokens)
+        dense.embed(op, self.buffers, self._batch.types_of_rows() if op.by_type else self._batch.tokens)
 
     def attend(self, op: ops.Attend) -> None:
         """Run an Attend over the cache; a method so that other machines can override it."""

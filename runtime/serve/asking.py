@@ -10,7 +10,7 @@ from ..answers.answer import Answer
 from ..answers.request import GenerationRequest
 from ..engine.sampling.params import SamplingParams
 from ..model.model import Model
-from .http.problems import Problem
+from .http.problems import about_request
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,23 @@ def answer(model: Model, conversation: Conversation, params: SamplingParams) -> 
     return model.answer(_request(model, conversation, params))
 
 
+def count(model: Model, conversation: Conversation) -> int:
+    """The number of tokens of the prompt. Problem 400 for what the library refuses."""
+    with about_request("messages"):
+        request = _request(model, conversation, SamplingParams())
+        return len(model.encode_request(request)) + len(request.begun)
+
+
 def _request(model: Model, conversation: Conversation, params: SamplingParams) -> GenerationRequest:
-    if conversation.tools and conversation.tool_choice != "none":
-        raise Problem(400, "tools are not supported by this server", "tools", "unsupported_parameter")
-    form = conversation.response_format
-    if form and form.get("type", "text") != "text":
-        raise Problem(
-            400, "response_format is not supported by this server", "response_format", "unsupported_parameter"
-        )
-    variables = dict(conversation.variables or {})
-    if conversation.thinking is not None:
-        variables.setdefault("enable_thinking", conversation.thinking)
-    ids = None
-    if conversation.begun:
-        ids = model.encode_chat(conversation.messages, None, variables)
-        ids += model.tokenizer.encode(conversation.begun)
-    return GenerationRequest(conversation.messages, ids=ids, params=params, variables=variables)
+    return GenerationRequest(
+        conversation.messages,
+        params=params,
+        tools=conversation.tools,
+        tool_choice=conversation.tool_choice or "auto",
+        parallel_tool_calls=conversation.parallel,
+        thinking=conversation.thinking,
+        thinking_budget=conversation.budget,
+        variables=conversation.variables,
+        response_format=conversation.response_format,
+        begun=model.tokenizer.encode(conversation.begun) if conversation.begun else (),
+    )

@@ -26,6 +26,7 @@ class Plain(msgspec.Struct):
 
     body: bytes
     media_type: str
+    headers: dict[str, str] | None = None
 
 
 class Endpoint:
@@ -66,7 +67,7 @@ class Endpoint:
             if isinstance(result, Stream):
                 await sender.stream(result, seconds)
             elif isinstance(result, Plain):
-                await sender.raw(result.body, result.media_type)
+                await sender.raw(result.body, result.media_type, headers=result.headers)
             else:
                 await sender.json(result)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from . import page as page_module
 from . import plain
 from .anthropic import messages
 from .call import Call
@@ -60,6 +61,7 @@ PATHS: Sequence[Path] = (
     Path("Ollama", "GET", "/api/ps", ollama_models.running),
     Path("Ollama", "POST", "/api/show", ollama_models.show, ollama_models.OllamaShowRequest),
     Path("Ollama", "GET", "/api/version", ollama_models.version),
+    Path("server", "GET", "/", page_module.page, gives="text/html"),
     Path("server", "GET", "/health", plain.health),
     Path("server", "GET", "/metrics", plain.metrics, gives="text/plain"),
     Path("server", "POST", "/tokenize", plain.tokenize, plain.TokenizeRequest),

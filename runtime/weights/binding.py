@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
 
@@ -65,6 +66,23 @@ class Weights:
         used = used.union(*(heads.used for heads in self._heads))
         left_over = set(tensors) - used - _unused_beside(config, arch, names)
         self.skipped = _skipped_parts(config, arch, names, left_over)
+
+    def changed(
+        self,
+        tensors: Mapping[str, QTensor],
+        experts: Mapping[tuple[int, str], tuple[QTensor, ...]],
+        heads: Mapping[int, tuple[tuple[QTensor, ...], tuple[QTensor, ...]]],
+    ) -> Weights:
+        """A copy with other tensors by their GGUF names, experts by layer and stem, and heads by layer."""
+        other = copy(self)
+        other._tensors = {**self._tensors, **tensors}
+        other._experts = {layer: copy(each) for layer, each in self._experts.items()}
+        for (layer, stem), matrices in experts.items():
+            other._experts[layer].matrices = {**other._experts[layer].matrices, stem: matrices}
+        other._heads = [copy(each) for each in self._heads]
+        for layer, (keys, values) in heads.items():
+            other._heads[layer].keys, other._heads[layer].values = keys, values
+        return other
 
     @property
     def bound(self) -> Mapping[str, QTensor]:
@@ -151,7 +169,7 @@ def row_groups(config: ModelConfig, stored: str, names: list[str]) -> tuple[int,
 
 def _unused_beside(config: ModelConfig, arch: Arch, names: TensorNames) -> set[str]:
     """Names in the file of tensors that some files have although the model does not use them."""
-    unused = {names("output.weight")} if config.tied else set()
+    unused = {names("output.weight")} if config.tied and "output" in arch.hf_top else set()
     for i, layer in enumerate(config.layers):
         if layer.kv_from is not None:
             unused |= {names(f"blk.{i}.{stem}.weight") for stem in KV_STEMS & set(arch.layer)}
@@ -166,7 +184,7 @@ def _skipped_parts(config: ModelConfig, arch: Arch, names: TensorNames, left_ove
     prefixes += tuple(names.layer_prefix(config.n_layers + i) for i in range(config.mtp_layers))
     counts: dict[str, int] = {}
     for name in sorted(left_over):
-        known = _ROPE.fullmatch(name) if config.from_gguf else is_buffer(name)
+        known = _ROPE.fullmatch(name) if config.from_gguf else is_buffer(name) or names.is_of_head(name)
         if part := next((prefix for prefix in prefixes if name.startswith(prefix)), None):
             counts[part] = counts.get(part, 0) + 1
         elif not known:

@@ -18,7 +18,13 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     c = config
     yield "token_embd.weight", (c.vocab_size, c.hidden)
     if c.learned_positions:
-        yield "position_embd.weight", (c.context_length, c.hidden)
+        yield "position_embd.weight", (c.position_offset + c.context_length, c.hidden)
+    if c.token_types:
+        yield "token_types.weight", (c.token_types, c.hidden)
+    if c.embedding_norm:
+        yield "token_embd_norm.weight", (c.hidden,)
+    if "token_embd_norm" in c.biases:
+        yield "token_embd_norm.bias", (c.hidden,)
     if c.per_layer_input:
         width = c.n_layers * c.per_layer_input.width
         yield "per_layer_token_embd.weight", (c.per_layer_input.vocab_size, width)
@@ -35,12 +41,13 @@ def shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"blk.{i}.{stem}.weight", shape
             if stem in c.biases or stem in _BIAS_ONLY:
                 yield f"blk.{i}.{stem}.bias", shape[:1]
-    yield "output_norm.weight", (c.hidden,)
+    if c.output_norm:
+        yield "output_norm.weight", (c.hidden,)
     if "output_norm" in c.biases:
         yield "output_norm.bias", (c.hidden,)
     if not (c.tied or c.no_text):
         yield "output.weight", (c.vocab_size, c.hidden)
-    if "output" in c.biases:
+    if "output" in c.biases and not c.no_text:
         yield "output.bias", (c.vocab_size,)
 
 
@@ -160,7 +167,7 @@ def _stems(config: ModelConfig, layer: Layer) -> Iterator[str]:
 def _in_layer(stem: str, layer: Layer) -> bool:
     """Whether `layer` has the block that the tensor belongs to."""
     if stem == "attn_norm":  # in front of the first block, of any kind
-        return True
+        return layer.has_attn_norm
     if stem == "ffn_norm" and not (layer.has_attention or layer.has_recurrence):
         return False
     block = stem.partition("_")[0]

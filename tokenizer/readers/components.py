@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 import re
 from collections.abc import Mapping
@@ -9,6 +10,8 @@ from typing import Any
 
 from ..errors import TokenizerError
 from ..normalize import Normalizer, lowercase, prepend, replace, strip, substitute, unicode_form
+from ..pieces.bert import bert_normalizers, cut_words, strip_accents
+from ..pieces.charsmap import charsmap
 from ..pretokenize.patterns import DIGIT, GPT2, PUNCTUATION, known
 from ..pretokenize.pretokenize import Split, Step, compile_pattern, metaspace, prefix_space, spell_bytes
 
@@ -91,6 +94,18 @@ def normalizers(spec: object) -> list[Normalizer]:
             return [strip(value(fields, "strip_left", bool, True), value(fields, "strip_right", bool, True))]
         case "Lowercase":
             return [lowercase]
+        case "StripAccents":
+            return [strip_accents]
+        case "BertNormalizer":
+            lower = value(fields, "lowercase", bool, True)
+            strip_too = fields.get("strip_accents")
+            clean, spaced = (value(fields, key, bool, True) for key in ("clean_text", "handle_chinese_chars"))
+            return bert_normalizers(clean, spaced, lower if strip_too is None else bool(strip_too), lower)
+        case "Precompiled":
+            try:
+                return [charsmap(base64.b64decode(value(fields, "precompiled_charsmap", str), validate=True))]
+            except ValueError:
+                raise TokenizerError("a table of replacements is not Base64") from None
     raise TokenizerError(f"unsupported normalizer {name[:80]!a}")
 
 
@@ -132,6 +147,8 @@ def steps(spec: object) -> list[Step]:
             return [Split(PUNCTUATION, value(fields, "behavior", str, "Isolated"))]
         case "Whitespace":
             return [Split(r"\w+|[^\w\s]+", "Removed", invert=True)]
+        case "BertPreTokenizer":
+            return [cut_words]
         case "WhitespaceSplit":
             return [Split(r"\s+", "Removed")]
         case "Metaspace":
@@ -161,6 +178,8 @@ def decoder(spec: object) -> dict[str, Any]:
                 arguments.setdefault("replacements", []).append((old, value(fields, "content", str)))
             case "Strip" if [fields.get(key) for key in ("content", "start", "stop")] == [" ", 1, 0]:
                 arguments["strip_space"] = True
+            case "WordPiece":
+                arguments["word_piece"] = value(fields, "prefix", str, "##")
             case "Metaspace":
                 arguments.setdefault("replacements", []).append((value(fields, "replacement", str), " "))
                 prefixed = fields.get("add_prefix_space", True) and fields.get("prepend_scheme") != "never"

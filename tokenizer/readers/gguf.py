@@ -16,9 +16,13 @@ from ..core import Tokenizer, TokenizerSettings
 from ..detokenize import Detokenizer
 from ..errors import TokenizerError
 from ..normalize import chain, prepend, replace, unicode_form
+from ..pieces.bert import bert_normalizers, cut_words
+from ..pieces.charsmap import charsmap
+from ..pieces.unigram import Unigram
+from ..pieces.word_piece import WordPiece
 from ..pretokenize.metaspace import SPACE, parts_at_metaspace
 from ..pretokenize.presets import SPACED, preset
-from ..pretokenize.pretokenize import chain_steps, no_step, parts_at_spaces
+from ..pretokenize.pretokenize import Split, chain_steps, metaspace, no_step, parts_at_spaces
 from ..strings import Lookup, PackedLookup, Strings
 from .endings import end_ids, with_end_marks
 from .gguf_keys import (
@@ -63,8 +67,12 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         return _byte_level(metadata, pieces, types)
     if model == "llama":
         return _sentencepiece(metadata, pieces, types)
+    if model == "bert":
+        return _word_piece(metadata, pieces, types)
+    if model == "t5":
+        return _unigram(metadata, pieces, types)
     raise TokenizerError(
-        f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2, llama and gemma4 are supported"
+        f"unsupported tokenizer.ggml.model {model[:80]!a}; gpt2, llama, gemma4, bert and t5 are supported"
     )
 
 
@@ -118,6 +126,59 @@ def _sentencepiece(metadata: Mapping[str, Any], pieces: Sequence[str], types: np
         _settings(metadata, pieces, types, add_bos=True),
         chain(normalizers),
         parts_at_metaspace(packed),
+    )
+
+
+def _word_piece(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
+    """BERT's: pieces that begin a word are spelled with U+2581 in front, and the others without "##"."""
+    control = {pieces[i]: i for i in np.flatnonzero(types == TokenType.CONTROL).tolist()}
+    starts = {piece[1:]: i for i, piece in enumerate(pieces) if piece[:1] == SPACE}
+    continued = {piece: i for i, piece in enumerate(pieces) if piece[:1] != SPACE and piece not in control}
+    notes: list[str] = []
+    unknown, cls, sep, eos = (
+        token_id(metadata, f"{name}_token_id", len(pieces), notes)
+        for name in ("unknown", "cls", "seperator", "eos")  # the key is spelled that way
+    )
+    unknown = control.get("[UNK]", 0) if unknown is None else unknown
+    cls = control.get("[CLS]") if cls is None else cls
+    sep = next((id for id in (sep, control.get("[SEP]"), eos) if id is not None), None)
+    before, behind = (tuple(id for id in (each,) if id is not None) for each in (cls, sep))
+    settings = _settings(metadata, pieces, types, add_bos=False)
+    pair = ((before, 0), ("A", 0), (behind, 0), ("B", 1), (behind, 1))
+    return Tokenizer(
+        len(pieces),
+        _added(metadata, pieces, types),
+        WordPiece(starts, continued, unknown),
+        cut_words,
+        Detokenizer(pieces, replacements=[(SPACE, " ")], strip_space=True),
+        with_fields(settings, prefix_ids=before, suffix_ids=behind, pair=pair),
+        chain(bert_normalizers(True, True, True, True)),
+    )
+
+
+def _unigram(metadata: Mapping[str, Any], pieces: Sequence[str], types: np.ndarray) -> Tokenizer:
+    """SentencePiece's unigram model, as XLM-RoBERTa has it."""
+    scores = array(metadata, "scores", len(pieces)).tolist()
+    usable = np.isin(types, (TokenType.NORMAL, TokenType.USER_DEFINED)).tolist()
+    scored = {piece: (i, scores[i]) for i, piece in enumerate(pieces) if usable[i] and piece}
+    unknown = np.flatnonzero(types == TokenType.UNKNOWN)
+    table = metadata.get(f"{PREFIX}precompiled_charsmap")
+    normalizers = [charsmap(table.astype(np.uint8).tobytes())] if isinstance(table, np.ndarray) else []
+    prefix = flag(metadata, "add_space_prefix", True)
+    spaced = [metaspace(SPACE, "always" if prefix else "never", True)]
+    if flag(metadata, "remove_extra_whitespaces", False):
+        spaced.insert(0, Split(r"\s+", "Removed"))
+    settings = _settings(metadata, pieces, types, add_bos=False)
+    begin, end = (tuple(id for id in (id_,) if id is not None) for id_ in (settings.bos_id, settings.eos_id))
+    pair = ((begin if settings.add_bos else (), 0), ("A", 0), (end * 2, 0), ("B", 0), (end, 0))
+    return Tokenizer(
+        len(pieces),
+        _added(metadata, pieces, types),
+        Unigram(scored, int(unknown[0]) if unknown.size else None),
+        chain_steps(spaced),
+        Detokenizer(pieces, replacements=[(SPACE, " ")], strip_space=prefix),
+        with_fields(settings, add_eos=settings.eos_id is not None, suffix_ids=end, pair=pair),
+        chain(normalizers),
     )
 
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ..added import AddedToken
-from ..core import TokenizerSettings
+from ..core import PairTemplate, TokenizerSettings
 from ..errors import TokenizerError
 from ..strings import NO_ID, Lookup
 from .components import value
@@ -91,6 +91,7 @@ def settings_of(
         chat_templates=templates,
         prefix_ids=tuple(prefix),
         suffix_ids=tuple(suffix),
+        pair=pair_template(post_processor, ids, n_tokens),
     )
 
 
@@ -118,6 +119,9 @@ def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tu
         for item in value(post_processor, "processors", list, []):
             if any(found := _around(item, ids, n_tokens)):
                 return found
+    if post_processor.get("type") in _OLDER:
+        cls, sep = (_older_id(post_processor, key) for key in ("cls", "sep"))
+        return ([cls], [sep]) if cls is not None and sep is not None else ([], [])
     single = post_processor.get("single")
     if post_processor.get("type") != "TemplateProcessing" or not isinstance(single, list):
         return [], []
@@ -130,6 +134,42 @@ def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tu
         if isinstance(token, dict) and isinstance(token.get("id"), str):
             around[behind].extend(_ids_of(token["id"], stated, ids, n_tokens))
     return around
+
+
+_OLDER = {"BertProcessing": 1, "RobertaProcessing": 2}  # post-processors → separators between two texts
+
+
+def _older_id(post_processor: Mapping[str, Any], key: str) -> int | None:
+    """The id in ["[SEP]", 102]; None if it is something else."""
+    entry = post_processor.get(key)
+    id = entry[1] if isinstance(entry, list) and len(entry) == 2 else None
+    return id if type(id) is int and 0 <= id < MAX_VOCAB else None
+
+
+def pair_template(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> PairTemplate:
+    """How a post-processor reads two texts together; empty if it does not say. `ids` as for `_around`."""
+    if not isinstance(post_processor, dict):
+        return ()
+    if post_processor.get("type") == "Sequence":
+        found = (pair_template(p, ids, n_tokens) for p in value(post_processor, "processors", list, []))
+        return next(filter(None, found), ())
+    if between := _OLDER.get(str(post_processor.get("type"))):
+        before, after = _around(post_processor, ids, n_tokens)
+        second = int(between == 1)  # the type of BERT's second text
+        first, last = tuple(before), tuple(after)
+        return ((first, 0), ("A", 0), (last * between, 0), ("B", second), (last, second)) if first else ()
+    pair = post_processor.get("pair")
+    if post_processor.get("type") != "TemplateProcessing" or not isinstance(pair, list):
+        return ()
+    stated, parts = post_processor.get("special_tokens"), list[tuple[tuple[int, ...] | str, int]]()
+    for part in pair:
+        kind, entry = next(iter(part.items())) if isinstance(part, dict) and len(part) == 1 else ("", {})
+        name = entry.get("id") if isinstance(entry, dict) else None
+        type_ = entry.get("type_id", 0) if isinstance(entry, dict) else None
+        if not isinstance(name, str) or type_ not in (0, 1):
+            return ()
+        parts.append((name if kind == "Sequence" else tuple(_ids_of(name, stated, ids, n_tokens)), type_))
+    return tuple(parts) if {"A", "B"} <= {part for part, _ in parts} else ()
 
 
 def _ids_of(name: str, stated: object, ids: Mapping[str, int], n_tokens: int) -> list[int]:

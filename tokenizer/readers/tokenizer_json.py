@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from ..core import Tokenizer
 from ..detokenize import Detokenizer
 from ..errors import TokenizerError
 from ..normalize import chain
+from ..pieces.unigram import Unigram
+from ..pieces.word_piece import LONGEST_WORD, WordPiece
 from ..pretokenize.metaspace import PartsAtMetaspace, parts_at_metaspace
 from ..pretokenize.pretokenize import PartsAtSpaces, Split, chain_steps, parts_at_spaces, spell_bytes
 from ..strings import NO_ID, Lookup, PackedLookup, Replaced, Strings
@@ -24,6 +27,8 @@ from .files import VOCABULARY_LIMITS, parse_object, read_file
 from .packed_json import PackedVocabulary, read_packed
 from .settings import LONGEST_PIECE, MAX_VOCAB, added_token, bounded, settings_of
 from .tekken import tekken_tokenizer
+
+MAX_WORD = 1 << 10  # characters of a word that a WordPiece vocabulary cuts
 
 
 def tokenizer_from_json(
@@ -56,9 +61,11 @@ def _build(
     templates: Mapping[str, str],
 ) -> Tokenizer:
     name, model = kind({"type": "BPE", **value(content, "model", dict)}, "model")
-    if name != "BPE":
-        raise TokenizerError(f"unsupported model {name[:80]!a}; BPE is supported")
     check_components(content)
+    if name in ("WordPiece", "Unigram"):
+        return _of_pieces(name, model, content, config, templates)
+    if name != "BPE":
+        raise TokenizerError(f"unsupported model {name[:80]!a}; BPE, WordPiece and Unigram are supported")
     vocab: Lookup = PackedLookup(packed.pieces) if packed else Lookup(_valid(value(model, "vocab", dict)))
     added = added_tokens(content, config, vocab)
     pieces = _pieces(packed.pieces if packed else vocab, added)
@@ -90,6 +97,64 @@ def _build(
         normalizer,
         parts,
     )
+
+
+def _of_pieces(
+    name: str,
+    model: Mapping[str, Any],
+    content: Mapping[str, Any],
+    config: Mapping[str, Any],
+    templates: Mapping[str, str],
+) -> Tokenizer:
+    """A tokenizer without merges, as encoders have them."""
+    words: WordPiece | Unigram
+    if name == "WordPiece":
+        vocab = Lookup(_valid(value(model, "vocab", dict)))
+        words = _word_piece(model, vocab)
+    else:
+        scored = _scored(value(model, "vocab", list))
+        vocab = Lookup((piece, id) for id, (piece, _) in enumerate(scored))
+        unknown = model.get("unk_id")
+        known = {piece: (id, score) for id, (piece, score) in enumerate(scored) if piece and id != unknown}
+        in_bytes = byte_ids(vocab) if model.get("byte_fallback") else None
+        words = Unigram(known, unknown if isinstance(unknown, int) else None, in_bytes)
+    added = added_tokens(content, config, vocab)
+    pieces = _pieces(vocab, added)
+    normalizer = chain(normalizers(content.get("normalizer")))
+    if normalizer is not None:
+        added = [replace(t, content=normalizer(t.content)) if t.normalized else t for t in added]
+    return Tokenizer(
+        len(pieces),
+        added,
+        words,
+        chain_steps(steps(content.get("pre_tokenizer"))),
+        Detokenizer(pieces, **decoder(content.get("decoder"))),
+        settings_of(config, added, templates, content.get("post_processor"), n_tokens=len(pieces)),
+        normalizer,
+    )
+
+
+def _word_piece(model: Mapping[str, Any], vocab: Lookup) -> WordPiece:
+    prefix = value(model, "continuing_subword_prefix", str, "##")
+    unknown = vocab[value(model, "unk_token", str, "[UNK]")]
+    if unknown == NO_ID or not prefix:
+        raise TokenizerError("a WordPiece vocabulary without an unknown token or a prefix")
+    continued = {piece[len(prefix) :]: id for piece, id in vocab.items() if piece.startswith(prefix)}
+    longest = model.get("max_input_chars_per_word")
+    most = longest if type(longest) is int and 0 < longest <= MAX_WORD else LONGEST_WORD
+    return WordPiece(dict(vocab), continued, unknown, most)
+
+
+def _scored(vocab: list[Any]) -> list[tuple[str, float]]:
+    """The pieces of a unigram model with their scores."""
+    if len(vocab) > MAX_VOCAB:
+        raise TokenizerError(f"the vocabulary has {len(vocab)} entries; at most {MAX_VOCAB} are read")
+    for entry in vocab:
+        if not isinstance(entry, list) or len(entry) != 2 or not isinstance(entry[0], str):
+            raise TokenizerError("the vocabulary has an entry that is no piece with a score")
+        if type(entry[1]) not in (int, float) or not math.isfinite(entry[1]) or len(entry[0]) > LONGEST_PIECE:
+            raise TokenizerError(f"the token {entry[0][:80]!a} has no score, or is too long")
+    return [(piece, float(score)) for piece, score in vocab]
 
 
 def added_tokens(content: Mapping[str, Any], config: Mapping[str, Any], vocab: Lookup) -> list[AddedToken]:

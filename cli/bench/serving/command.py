@@ -20,6 +20,7 @@ import typer
 from ....quant.child_process import child_environment, python_command
 from ....quant.package import PACKAGE_FOLDER
 from ....runtime.hub.resolve import resolve
+from ...connect.client import ServerClient
 from ...console import terminal
 from ...console.progress import Progress
 from .client import Target
@@ -78,16 +79,11 @@ def _measured(plan: ServingPlan, url: str) -> list[Result]:
 
 
 def _first_model(url: str, api_key: str | None) -> str | None:
-    """The first model that the server lists, once it answers. RuntimeError if it does not."""
-    request = urllib.request.Request(f"{url}/v1/models")  # noqa: S310 - the address that the user typed
-    if api_key:
-        request.add_header("authorization", f"Bearer {api_key}")
+    """The first model that the server lists; None if it lists none. Raises ServerError."""
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
-            models = json.loads(answer.read(1 << 20)).get("data", [])
-    except (OSError, ValueError) as problem:
-        raise RuntimeError(f"{url} does not answer as a server of OpenAI's API: {problem}") from None
-    return str(models[0]["id"]) if models else None
+        return str(ServerClient(url, api_key).get("/v1/models")["data"][0]["id"])
+    except (LookupError, TypeError):
+        return None
 
 
 @contextmanager

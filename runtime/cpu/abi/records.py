@@ -242,6 +242,8 @@ ATTENTION = record(
     "interleaved",  # boolean: RoPE pairs neighbouring dimensions instead of the two halves
     "sinks",  # float32 [heads], attention sink logits in units of ln 2
     "partials_stride",  # bytes from row to row of `partials`
+    # PREFILL_ATTENTIONS, MERGE_ROWS:
+    "ends",  # int32 [rows], length of each row's sequence if attention reads both ways; 0: it is causal
     floats=(
         "scale",
         "softcap",

@@ -21,6 +21,11 @@ def kv_pools(arena: Arena, op: ops.Attend, config: MachineConfig) -> tuple[Regio
     return keys, arena.rows(f"values {op.layer}", 1, pages * value_bytes)
 
 
+def sequence_ends(arena: Arena, max_rows: int) -> Region:
+    """int32 [max_rows]: the length of each row's sequence, which the machine writes before a step."""
+    return arena.rows("sequence ends", 1, 4 * max_rows)
+
+
 def attention_fields(
     arena: Arena, op: ops.Attend, keys: Region, values: Region, **matrices: Region
 ) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
 from ..simd.panels import aligned_empty, repack, repacked_bytes
 from ..simd.tile_sizes import TOKENS
+from .attention_record import sequence_ends
 from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
 from .few_rows import FewRowsLowering
@@ -56,6 +57,7 @@ class Lowered:
     arena: Arena
     file_lookups: list[tuple[ops.Embed, np.ndarray]]  # embeddings that the machine looks up before each step
     length_dependent: list[tuple[ops.RoPE, np.ndarray]]  # float32 [rows, pairs] to fill before each step
+    sequence_ends: np.ndarray | None  # int32 [rows] to fill before each step; None: attention is causal
 
     @cached_property
     def few_rows(self) -> StepList:
@@ -117,7 +119,14 @@ class Lowering:
             arena,
             [(op, arena.floats(op.out.name)) for op in embeds],
             [(op, arena.floats(name)) for name, op in length_dependent.items()],
+            self._sequence_ends(arena),
         )
+
+    def _sequence_ends(self, arena: Arena) -> np.ndarray | None:
+        """What `Lowered.sequence_ends` is."""
+        if all(op.causal for op in self.program.ops if isinstance(op, ops.Attend)):
+            return None
+        return arena.floats(sequence_ends(arena, self.config.max_rows).name)[0].view(np.int32)
 
     def _compile(self, prefill: BaseLowering, decode: BaseLowering, few_rows: BaseLowering) -> None:
         """Compile and load the kernels of prefill and decode.

@@ -27,7 +27,7 @@ from ..kernels import (
     SELECT_ROWS,
     SOFT_CAP,
 )
-from .attention_record import attention_fields, kv_pools
+from .attention_record import attention_fields, kv_pools, sequence_ends
 from .base import rope_fields
 from .prefill_moe import PrefillMoELowering
 
@@ -182,6 +182,8 @@ class PrefillLowering(PrefillMoELowering):
         k, v = (self._shared(b) for b in (op.k, op.v)) if op.append else (q, q)
         fields = attention_fields(self._arena, op, keys, values, q=q, k=k, v=v, out=out)
         fields |= {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
+        if not op.causal:
+            fields["ends"] = sequence_ends(self._arena, self._config.max_rows).address
         if op.append:
             self._list.append(KV_STORES[cache_type], ATTENTION, [k, v], [keys, values], ROWS, **fields)
         self._attend_to_cache(op, [q, keys, values], out, fields)

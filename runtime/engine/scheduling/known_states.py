@@ -61,6 +61,11 @@ class KnownStates:
         """Keep a copy of the state of a slot, which has seen `ids`; the oldest copy goes."""
         self.keep(ids, self._states.save(slot))
 
+    def known_length(self, ids: Sequence[int], most: int) -> int:
+        """How many of `ids` the best state for them has seen, at most `most`."""
+        all_known = [*(known for known, _ in self.saved), *self._live.values()]
+        return max((len(known) for known in all_known if self._fits(known, ids, most)), default=0)
+
     def known(self, ids: Sequence[int], most: int) -> tuple[SavedState, ...]:
         """Copies of the states that have seen the most of `ids`, at most `most` of them; the longest last."""
         found = {len(known): saved for known, saved in self.saved if self._fits(known, ids, most)}

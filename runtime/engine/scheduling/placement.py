@@ -78,7 +78,7 @@ class Placement:
         sequence.slot, sequence.saved = slot, False
         sequence.n_prefill = sequence.n_prompt if self._limits.alone else len(sequence.ids)
         sequence.n_cached = self._adopt(tree, slot, match, n)
-        sequence.n_original = 0 if self._is_long(sequence) else sequence.n_cached
+        sequence.n_original = 0 if self.is_long(len(sequence.ids)) else sequence.n_cached
         if not sequence.n_new:
             sequence.stats.cached_tokens = sequence.n_cached
         return True
@@ -116,12 +116,12 @@ class Placement:
         sequence.n_cached = sequence.n_original = 0
         self._table.truncate(slot, 0)
 
-    def _is_long(self, sequence: Sequence) -> bool:
-        """Whether its keys are those of a sequence beyond the original context."""
-        return 0 < self._limits.original_context < len(sequence.ids)
+    def is_long(self, n: int) -> bool:
+        """Whether the keys of a sequence of `n` tokens are those of one beyond the original context."""
+        return 0 < self._limits.original_context < n
 
     def _tree_of(self, sequence: Sequence) -> PrefixTree:
-        return self._trees[self._is_long(sequence)]
+        return self._trees[self.is_long(len(sequence.ids))]
 
     def _adopt(self, tree: PrefixTree, slot: int, match: Match, n: int) -> int:
         """Let the sequence in `slot` begin with the first `n` tokens of `match`. Returns how many it has:
@@ -220,12 +220,18 @@ class Placement:
         """The number of tokens behind which its recurrent state is saved."""
         return sequence.n_prefill - REWIND
 
-    def take_out(self, ids: List[int]) -> Kept:
-        """Copies of the pages, and of recurrent states, that hold the longest known beginning of `ids`."""
-        size = self._table.page_size
-        long = 0 < self._limits.original_context < len(ids)
+    def known(self, ids: List[int]) -> int:
+        """How many of `ids` need not be computed, since the longest known beginning has them."""
+        match = self._trees[self.is_long(len(ids))].match(ids)
+        n = len(match.pages) * self._table.page_size + match.n_partial
+        return self.states.known_length(ids, n) if self.states else n
+
+    def take_out(self, ids: List[int], most: int) -> Kept:
+        """Copies of the pages, and of recurrent states, that hold the longest known beginning of `ids`, at
+        most `most` of them."""
+        size, long = self._table.page_size, self.is_long(len(ids))
         match = self._trees[long].match(ids)
-        n, states = len(match.pages) * size + match.n_partial, tuple[SavedState, ...]()
+        n, states = min(most, len(match.pages) * size + match.n_partial), tuple[SavedState, ...]()
         if self.states:
             states = self.states.known(ids, n)
             n = states[-1].length if states else 0

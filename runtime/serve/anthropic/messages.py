@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
 from ...engine.sampling.params import SamplingParams
-from ..asking import Conversation, answer
+from ..asking import Conversation, answer, count
 from ..call import Call
 from ..endpoint import error_part
 from ..http.bodies import refuse
-from ..http.problems import Problem, about_request
+from ..http.problems import Problem
 from ..http.sending import Stream, sse
 from ..sampling import Sampling, sampling_params
 from .blocks import conversation
@@ -68,9 +69,7 @@ async def count_tokens(call: Call, request: CountRequest) -> dict[str, int]:
     """The number of tokens that a conversation's prompt has."""
     asked = _conversation(request)
     model = await call.model(request.model)
-    with about_request("messages"):
-        variables = {} if asked.thinking is None else {"enable_thinking": asked.thinking}
-        return {"input_tokens": len(model.encode_chat(asked.messages, asked.tools, variables))}
+    return {"input_tokens": await asyncio.to_thread(count, model, asked)}
 
 
 def _params(request: MessagesRequest) -> SamplingParams:
@@ -96,7 +95,7 @@ def _conversation(request: CountRequest) -> Conversation:
         tools=[_tool(tool) for tool in request.tools or ()] or None,
         tool_choice=_choice(choice),
         parallel=not choice.get("disable_parallel_tool_use", False),
-        thinking=None if thinking is None else thinking != "disabled",
+        thinking={"enabled": True, "disabled": False}.get(thinking or ""),
         budget=_budget(request),
         response_format=_format(request) if isinstance(request, MessagesRequest) else None,
         begun=begun,

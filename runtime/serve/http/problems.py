@@ -10,7 +10,14 @@ from typing import Any
 from .... import KukriError
 from ....quant.errors import DamagedFile, UnsupportedModel
 from ....tokenizer import TemplateError, TokenizerError
-from ...engine.errors import BadLogits, CacheFull, ContextExceeded, ModelClosed, QueueFull
+from ...engine.errors import (
+    BadLogits,
+    CacheFull,
+    ConstraintError,
+    ContextExceeded,
+    ModelClosed,
+    QueueFull,
+)
 from ...model.memory_check import NotEnoughMemory
 
 _log = logging.getLogger(__name__)
@@ -60,6 +67,8 @@ def as_problem(error: Exception) -> Problem:
             return Problem(400, str(error), "messages", "context_length_exceeded")
         case QueueFull() | ModelClosed() | NotEnoughMemory() | CacheFull():
             return busy(str(error))
+        case ConstraintError():  # of an answer that is being written
+            return Problem(400, str(error), "response_format", "invalid_value")
         case BadLogits() | DamagedFile():
             return Problem(500, str(error), code="model_error")
         case TemplateError() | TokenizerError():
@@ -76,6 +85,8 @@ def about_request(param: str | None = None) -> Iterator[None]:
     of parameters raise nothing else there."""
     try:
         yield
+    except ConstraintError as error:
+        raise Problem(400, str(error), "response_format", "invalid_value") from None
     except UnsupportedModel as error:  # the model is there, and cannot do this
         raise Problem(400, str(error), "model", "unsupported_model") from None
     except KukriError:

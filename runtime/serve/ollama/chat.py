@@ -16,6 +16,7 @@ from ...model.model import Model
 from ..asking import Conversation, answer
 from ..call import Call
 from ..endpoint import error_part
+from ..fill import fill_ids
 from ..http.problems import Problem, about_request
 from ..http.sending import Stream, encode
 from .options import Common, params_of, response_format
@@ -62,14 +63,14 @@ async def chat(call: Call, request: OllamaChatRequest) -> dict[str, Any] | Strea
 async def generate(call: Call, request: OllamaGenerateRequest) -> dict[str, Any] | Stream:
     """The answer to a prompt, or what follows it."""
     started = perf_counter_ns()
-    for name in ("images", "template", "suffix"):
+    for name in ("images", "template"):
         if getattr(request, name):
             raise Problem(400, f"{name} is not supported by this server", name)
     model = await call.model(request.model)
     if not request.prompt:
         return await _loaded_or_not(call, request, {"response": ""})
     params = params_of(request.options)
-    if request.raw:
+    if request.raw or request.suffix:
         asked = GenerationRequest(ids=_raw_ids(model, request), params=params)
         found = await call.answer(lambda: model.answer(asked))
     else:
@@ -85,6 +86,8 @@ async def generate(call: Call, request: OllamaGenerateRequest) -> dict[str, Any]
 
 def _raw_ids(model: Model, request: OllamaGenerateRequest) -> list[int]:
     with about_request("prompt"):
+        if request.suffix:
+            return fill_ids(model, request.prompt, request.suffix)
         return [*(request.context or ()), *model.encode(request.prompt, special=True)]
 
 

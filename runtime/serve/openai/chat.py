@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from time import time
 from typing import Annotated, Any
@@ -34,7 +34,7 @@ from ..merging import merged
 from ..sampling import Sampling, given_count, sampling_params
 from .logprobs import TokenNames
 from .messages import checked_messages
-from .parameters import REFUSED
+from .parameters import REFUSED, form_of
 from .tools import checked_tools, thinks, tool_choice
 
 FINGERPRINT = f"kukri-{__version__}"
@@ -82,7 +82,7 @@ async def _answers(call: Call, model: Model, request: ChatRequest) -> list[Answe
         raise Problem(400, f"n must be at most {call.serving.options.max_answers}", "n", "invalid_value")
     if request.top_logprobs is not None and not request.logprobs:
         raise Problem(400, "top_logprobs needs logprobs: true", "top_logprobs", "invalid_value")
-    asked = _conversation(request)
+    asked = _conversation(request, call.fields)
     most = given_count(request.max_completion_tokens, request.max_tokens)
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     answers: list[Answer] = []
@@ -92,14 +92,14 @@ async def _answers(call: Call, model: Model, request: ChatRequest) -> list[Answe
     return answers
 
 
-def _conversation(request: ChatRequest) -> Conversation:
+def _conversation(request: ChatRequest, fields: Mapping[str, Any]) -> Conversation:
     return Conversation(
         checked_messages(request.messages),
         tools=checked_tools(request.tools),
         tool_choice=tool_choice(request.tool_choice),
         parallel=request.parallel_tool_calls is not False,
         thinking=thinks(request.reasoning_effort),
-        response_format=request.response_format,
+        response_format=form_of(request.response_format, fields),
         variables=request.chat_template_kwargs,
     )
 

@@ -17,6 +17,7 @@ from ...answers.request import GenerationRequest
 from ...model.model import Model
 from ..call import Call
 from ..endpoint import error_part
+from ..fill import fill_ids
 from ..http.bodies import refuse
 from ..http.problems import Problem, about_request
 from ..http.sending import DONE, Stream, sse
@@ -24,7 +25,7 @@ from ..merging import merged
 from ..sampling import Sampling, given_count, sampling_params
 from .chat import FINGERPRINT, REASONS, StreamOptions, usage
 from .logprobs import TokenNames
-from .parameters import REFUSED
+from .parameters import REFUSED, form_of
 
 DEFAULT_TOKENS = 16  # OpenAI's
 
@@ -41,6 +42,7 @@ class CompletionRequest(Sampling, kw_only=True):
     n: Annotated[int, Meta(ge=1)] | None = None
     max_tokens: Annotated[int, Meta(ge=-1)] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | bool | None = None
+    response_format: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ async def _choices(call: Call, model: Model, request: CompletionRequest) -> list
     if n * len(prompts) > most:
         raise Problem(400, f"a request has at most {most} answers", "n", "invalid_value")
     tokens = DEFAULT_TOKENS if request.max_tokens is None else given_count(request.max_tokens)
+    form = form_of(request.response_format, call.fields)
     found = []
     for prompt in prompts:
         with about_request("prompt"):
@@ -82,7 +85,9 @@ async def _choices(call: Call, model: Model, request: CompletionRequest) -> list
             logprobs = _n_logprobs(request)
             scored = logprobs if request.echo else None
             params = sampling_params(request, tokens, logprobs, scored, nth)
-            answer = await call.answer(partial(model.answer, GenerationRequest(ids=ids, params=params)))
+            with about_request():
+                asked = GenerationRequest(ids=ids, params=params, response_format=form)
+            answer = await call.answer(partial(model.answer, asked))
             found.append(_Choice(answer, ids, echo))
     return found
 
@@ -110,7 +115,8 @@ def _prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]
 def _ids(model: Model, prompt: str | list[int], suffix: str | None) -> list[int]:
     """The ids of a prompt. Control tokens that are written in a text count, since it is the whole prompt."""
     if suffix:
-        raise ValueError(f"{model.name} cannot fill in the middle: suffix is not supported")
+        beginning = prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt)
+        return fill_ids(model, beginning, suffix)
     ids = model.encode(prompt, special=True) if isinstance(prompt, str) else prompt
     if not ids and model.tokenizer.bos_id is not None:  # what OpenAI calls a new document
         ids = [model.tokenizer.bos_id]

@@ -83,3 +83,28 @@ def test_a_model_that_writes_text(llm_inside: Callable, tiny: Path) -> None:
     vectors = np.array([json.loads(line)["embedding"] for line in done.stdout.splitlines()])
     assert vectors.shape == (2, 64)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_reranked(llm_inside: Callable, embedding_model: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = embedding_model("bge-reranker")
+    cases = np.load(folder / "cases.npz")
+    query = str(cases["pairs"][0][0])
+    documents = [str(document) for first, document in cases["pairs"] if first == query]
+    (tmp_path / "documents.txt").write_text("\n".join(documents))
+    command = ("rerank", "-m", folder, "--device", "cpu", query)
+    done = llm_inside(*command, "-f", tmp_path / "documents.txt", "-o", "json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    order = np.argsort(-cases["scores"][: len(documents)], kind="stable").tolist()
+    assert [line["index"] for line in lines] == order
+    assert [line["document"] for line in lines] == [documents[i] for i in order]
+    np.testing.assert_allclose([line["score"] for line in lines], cases["scores"][order], atol=2e-5)
+    done = llm_inside(*command, *documents, "--top", "2")
+    assert [line.split()[0] for line in done.stdout.decode().splitlines()] == [
+        f"{cases['scores'][i]:.4f}" for i in order[:2]
+    ]
+
+
+def test_no_reranker(llm_inside: Callable, tiny: Path) -> None:
+    """Any model of ChatML may be asked for yes or no, if these are words of its vocabulary."""
+    done = llm_inside("rerank", "-m", tiny, "--device", "cpu", "query", "document")
+    assert "is no reranker" in failed(done, 5)

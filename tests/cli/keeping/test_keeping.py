@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kukri.cli.keeping import autosaved
+from kukri.runtime.sessions.cache_folder import CONVERSATIONS
 from kukri.runtime.sessions.session_file import read_session
 
 from ...running import LLM, Run, failed
@@ -187,7 +187,9 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(
     process.send_signal(signal.SIGINT)
     rest, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert texts(file)[1] == (first + rest).decode().removesuffix("\n")
+    written = (first + rest).decode().removesuffix("\n")
+    assert texts(file)[1].startswith(written)  # the signal may come between a piece and its writing
+    assert len(texts(file)[1]) < len(written) + 20
     assert read_session(file).conversation.cut == "interrupted"
 
 
@@ -210,7 +212,7 @@ def open_chat(environment: dict[str, str]) -> Iterator[Any]:
 
 
 def kept(environment: dict[str, str]) -> list[Path]:
-    return sorted((Path(environment["KUKRI_HOME"]) / autosaved.FOLDER).glob("*"))
+    return sorted((Path(environment["KUKRI_HOME"]) / CONVERSATIONS.name).glob("*"))
 
 
 @posix
@@ -333,23 +335,6 @@ def test_a_conversation_without_its_cache(environment: dict[str, str], open_chat
     assert b"another model" not in chat.raw
     chat.ask("two", "cut after 8 tokens")
     assert len(texts(file)) == 4
-
-
-def test_old_conversations_make_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUKRI_HOME", str(tmp_path))
-    assert autosaved.kept_files() == []
-    made = []
-    for n in range(20):
-        made.append(autosaved.new_file())
-        made[-1].write_bytes(b"x" * 100)
-        os.utime(made[-1], ns=(n, n))
-    assert autosaved.kept_files() == made[::-1]
-    autosaved.make_room(100_000, made[-1])
-    assert autosaved.kept_files() == made[: -1 - autosaved.MOST : -1]
-    autosaved.make_room(350, made[-1])
-    assert autosaved.kept_files() == made[:-4:-1]
-    autosaved.make_room(0, made[-2])
-    assert autosaved.kept_files() == [made[-2]]
 
 
 SAVE = """

@@ -275,7 +275,7 @@ def test_gguf_files_that_are_no_model(llm_inside: Run, tiny_file: Path, tmp_path
 
 
 ARCHITECTURES = {
-    "bert": "an encoder",
+    "deberta-v2": "an encoder",
     "t5": "an encoder-decoder",
     "t5encoder": "an encoder",
     "whisper": "a model for speech",

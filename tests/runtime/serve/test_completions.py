@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from .conftest import Served
+from kukri.runtime.model.options import LoadOptions
+
+from .conftest import Served, serving
 
 
 @pytest.fixture
@@ -70,6 +74,17 @@ def test_wrong_requests(served: Served, changes: dict[str, Any]) -> None:
     done = served.post("/v1/completions", {"model": "tiny", "prompt": "x", **changes})
     assert done.status_code == 400
     assert done.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_filling_in_the_middle(real_model: Callable[[str], Path]) -> None:
+    load = LoadOptions(device="cpu", context=512)
+    with serving({"coder": real_model("qwen2.5-coder:0.5b")}, load=load) as served:
+        body = {"prompt": "def add(a, b):\n    return ", "suffix": "\n\nprint(add(1, 2))\n", "temperature": 0}
+        found = served.post("/v1/completions", {**body, "max_tokens": 8}).json()["choices"][0]
+        assert found["text"].startswith("a + b\n")
+        done = served.post("/api/generate", {**body, "options": {"num_predict": 8}, "stream": False})
+        assert "a + b" in done.json()["response"]
 
 
 def test_tokens_and_back(served: Served) -> None:

@@ -72,7 +72,7 @@ def _decode_kernel(kind: Codes) -> EntryPoint:
                         if prepared != head:
                             copy_padded(q + 4 * (head + i) * a.head_dim, m.staging, a.head_dim, dim)
                             _norm_and_rope(a, m.staging, a.q_norm)
-                            prepare_query(kind, a, m, i, m.staging, position)
+                            prepare_query(kind, a, m, i, m.staging, position, position + 1)
                         reset_sums(a, m, i, -1)
                     prepared = head
                     attend_tile(kind, ANY, a, s, m, heads, sequence, kv_head, low, high, position + 1)

@@ -74,13 +74,14 @@ def _choose_prepare_query(kind: Any, a: Any, x: Any, q: Any) -> Any:
 
 
 @jit
-def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int) -> None:
-    """Set query i of the tile: float32 [dim] at `x`, at a position of its sequence."""
+def prepare_query(kind: Codes, a: Any, m: Scratch, i: int, x: int, position: int, end: int) -> None:
+    """Set query i of the tile: float32 [dim] at `x`, at a position of its sequence, of which it sees what is
+    in front of `end`."""
     query_scale = _prepare_query(kind, a, x, m.q + i * query_bytes(kind) * padded_dim(a))
     scale = a.scale if a.softcap > 0 else a.scale * LOG2_E
     store_f32(m.score_scales + 4 * i, np.float32(query_scale * scale))
     store_i64(m.visible + 16 * i, max(0, position - a.window + 1) if a.window > 0 else 0)
-    store_i64(m.visible + 16 * i + 8, position + 1)
+    store_i64(m.visible + 16 * i + 8, end)
 
 
 @jit

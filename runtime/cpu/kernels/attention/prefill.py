@@ -1,4 +1,4 @@
-"""Prefill attention over the paged KV cache: any number of rows of any sequences, causal.
+"""Prefill attention over the paged KV cache: rows of any sequences, causal or in both directions.
 
 `KV_STORES` writes the keys and values of the step to the cache first. In a step of few rows the context is
 split (split-KV), so that there is work for every thread: `PREFILL_ATTENTIONS` computes each split as an
@@ -34,21 +34,32 @@ def _alone(a: Any, s: Any) -> bool:
 
 
 @jit
+def _visible_end(a: Any, row: int, position: int) -> Any:
+    """The position behind the last one that a row sees."""
+    if a.ends == 0:
+        return position + 1
+    end = np.int64(load_i32(a.ends + 4 * row))
+    return min(end, position + a.window) if a.window > 0 else end
+
+
+@jit
 def _run(a: Any, s: Any, row: int) -> Any:
-    """The rows from number `row` on that share a tile: (how many, sequence, lowest and highest position).
+    """The rows from number `row` on that share a tile: (how many, sequence, lowest position of a row, highest
+    position that a row sees).
 
     They are consecutive rows of one sequence, as many as have room in a tile with the heads of a group. In
     steps of a few rows with `partials` each row is alone: what follows it would change the roundings of its
     tile, and checked drafts would not be what decode steps give.
     """
     sequence = load_i32(s.sequences + 4 * row)
-    lowest = highest = np.int64(load_i32(s.positions + 4 * row))
+    lowest = np.int64(load_i32(s.positions + 4 * row))
+    highest = _visible_end(a, row, lowest) - 1
     n, most = 1, min(MAX_QUERIES // min(a.heads // a.kv_heads, MAX_QUERIES), s.n_rows - row)
     if _alone(a, s):
         most = 1
     while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
         position = np.int64(load_i32(s.positions + 4 * (row + n)))
-        lowest, highest = min(lowest, position), max(highest, position)
+        lowest, highest = min(lowest, position), max(highest, _visible_end(a, row + n, position) - 1)
         n += 1
     return n, sequence, lowest, highest
 
@@ -99,7 +110,8 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
                 for i in range(n * heads):
                     t, h = row + i // heads, head + i % heads
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.staging, a.head_dim, dim)
-                    prepare_query(kind, a, m, i, m.staging, np.int64(load_i32(s.positions + 4 * t)))
+                    position = np.int64(load_i32(s.positions + 4 * t))
+                    prepare_query(kind, a, m, i, m.staging, position, _visible_end(a, t, position))
                     reset_sums(a, m, i, h if a.partials == 0 else -1)
                 low, high = max(begin, split * length), min(highest + 1, (split + 1) * length)
                 attend_tile(kind, FULL, a, s, m, n * heads, sequence, kv_head, low, high, highest + 1)

@@ -1,0 +1,92 @@
+"""`llm cache`: what is kept on disk to be quicker, or to go on with."""
+
+from __future__ import annotations
+
+import time
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..console import terminal
+from ..console.options import TextOrJson, flag
+from ..console.safe_text import as_json, one_line
+from ..console.table import table
+from ..console.wording import count
+
+if TYPE_CHECKING:
+    from ...runtime.sessions.cache_folder import CacheFolder
+
+
+class Action(StrEnum):
+    stats = "stats"
+    clear = "clear"
+
+
+def cache(
+    action: Annotated[Action, typer.Argument(help="Show what is kept, or delete it.")] = Action.stats,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KIND",
+            help="prompts or conversations; default: all, but clear leaves conversations alone.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
+) -> None:
+    """Show or delete what is kept on disk.
+
+    `clear` without a KIND deletes what can be made again.
+    """
+    from ...runtime.sessions.cache_folder import FOLDERS
+
+    for kind in kinds or ():
+        if kind not in FOLDERS:
+            raise typer.BadParameter(f"there is no {kind} on disk; there are {', '.join(FOLDERS)}")
+    folders = [FOLDERS[kind] for kind in dict.fromkeys(kinds or FOLDERS)]
+    if action is Action.stats:
+        facts = [_facts(folder) for folder in folders]
+        terminal.write(as_json(facts) + "\n" if output is TextOrJson.json else _table(facts))
+        return
+    cleared = []
+    for folder in folders:
+        if kinds or folder.disposable:
+            n, n_bytes = folder.clear()
+            cleared.append({"kind": folder.name, "files": n, "bytes": n_bytes})
+            terminal.note(f"{folder.name}: {count(n, 'file')}, {_size(n_bytes)} deleted")
+    if output is TextOrJson.json:
+        terminal.write(as_json(cleared) + "\n")
+
+
+def _facts(folder: CacheFolder) -> dict[str, Any]:
+    files = folder.files()
+    return {
+        "kind": folder.name,
+        "what": folder.what,
+        "files": len(files),
+        "bytes": sum(file.n_bytes for file in files),
+        "last_used": round(files[0].used / 1e9, 3) if files else None,
+        "folder": str(folder.path),
+    }
+
+
+def _table(facts: list[dict[str, Any]]) -> str:
+    rows = [
+        [
+            each["kind"],
+            str(each["files"]),
+            _size(each["bytes"]),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(each["last_used"])) if each["files"] else "",
+            each["what"],
+            one_line(each["folder"]),
+        ]
+        for each in facts
+    ]
+    return table(["kind", "files", "size", "last used", "what", "folder"], rows, right=(1, 2))
+
+
+def _size(n_bytes: int) -> str:
+    from ...quant.units import human_bytes
+
+    return human_bytes(n_bytes)

@@ -1,0 +1,1 @@
+"""A server as a client sees it: what `llm ps` and `llm chat --connect` ask it."""

@@ -1,0 +1,1 @@
+"""Vocabularies of pieces without merges, as encoders have them: WordPiece and unigram models."""
