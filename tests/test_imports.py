@@ -81,8 +81,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.engine.speculation runtime.model.speculation runtime.export "
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
-    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
-    "runtime.program runtime.weights",
+    "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights runtime.cpu runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "

@@ -182,7 +182,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         flag(
             "--speculate",
             help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
-            "draft model (draft), or both (auto).",
+            "draft model (draft), both (auto), or the model's own layer for that (mtp).",
         ),
     ] = Speculate.auto
     draft: Annotated[

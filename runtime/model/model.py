@@ -63,7 +63,7 @@ class Model:
     """
 
     def __init__(
-        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | None = None
+        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | AnyMachine | None = None
     ) -> None:
         self.config = source.config
         self.path = source.path
