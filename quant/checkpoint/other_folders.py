@@ -30,10 +30,7 @@ def folder_kind(folder: Path) -> str:
     names = sorted(path.name for path in folder.iterdir())
     if "adapter_config.json" in names or any(fnmatch(name, "adapter_model.*") for name in names):
         base = _base_model(folder / "adapter_config.json")
-        return (
-            f"is an adapter (PEFT) of {base}, not a model: merge it into that model, as PEFT's "
-            "merge_and_unload does, and give the result"
-        )
+        return f"is an adapter (PEFT) of {base}, not a model: give that model, and this folder with --lora"
     for pattern, kind in _KINDS:
         for name in names:
             if fnmatch(name, pattern):

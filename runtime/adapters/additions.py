@@ -22,9 +22,17 @@ from .places import EMBEDDINGS
 HEADS = ".attn_kv_b.weight"  # the matrix that multi-head latent attention has cut into heads
 
 
-def additions_of(changes: Mapping[str, LowRank], config: ModelConfig, weights: Weights) -> Additions:
-    """The summed changes of matrices and of experts' stacks, by name, as what is added to the program."""
+def additions_of(
+    changes: Mapping[str, LowRank], replaced: Mapping[str, QTensor], config: ModelConfig, weights: Weights
+) -> Additions:
+    """The summed changes of matrices and of experts' stacks, by name, as what is added to the program.
+
+    `replaced` are embeddings and the output matrix that take the place of the model's.
+    """
     additions = Additions()
+    for name, tensor in replaced.items():
+        matrix = weights.matrix(EMBEDDINGS if config.tied else name)
+        (additions.tables if name == EMBEDDINGS else additions.outputs)[id(matrix)] = tensor
     for name, change in changes.items():
         stem = name.removesuffix(".weight").split(".", 2)[-1]
         if name == EMBEDDINGS:
@@ -32,11 +40,11 @@ def additions_of(changes: Mapping[str, LowRank], config: ModelConfig, weights: W
             down, up = change.factors(name, table)
             additions.embeddings[id(table)] = Beside(f"low {stem}", transposed(down), up)
         elif name.endswith(HEADS) and config.mla:
-            heads = weights.heads(_layer(name))
-            keys, values = _changed_heads(heads, change, config.mla)
+            heads = weights.heads(layer_of(name))
+            keys, values = changed_heads(heads, change, config.mla)
             additions.heads[id(heads.keys)], additions.heads[id(heads.values)] = keys, values
         elif stem.endswith("_exps"):
-            matrices = weights.experts(_layer(name)).matrices[stem]
+            matrices = weights.experts(layer_of(name)).matrices[stem]
             additions.experts[id(matrices)] = LowRankExperts(*change.of_experts(name, matrices))
         else:
             tied = name == "output.weight" and config.tied
@@ -46,11 +54,11 @@ def additions_of(changes: Mapping[str, LowRank], config: ModelConfig, weights: W
     return additions
 
 
-def _layer(name: str) -> int:
+def layer_of(name: str) -> int:
     return int(name.split(".")[1])
 
 
-def _changed_heads(
+def changed_heads(
     heads: HeadTensors, change: LowRank, mla: MLAConfig
 ) -> tuple[tuple[QTensor, ...], tuple[QTensor, ...]]:
     """The matrices of keys and values of all heads with a change added: in F32 beside floats, else in F16.

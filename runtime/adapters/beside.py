@@ -46,7 +46,8 @@ class Additions:
 
     `products` are beside matrix products by the `id` of their weight, `embeddings` by that of their table.
     `experts` are beside a projection of experts, and `heads` in place of the matrices of heads (HeadMatMul),
-    both by the `id` of the tuple of matrices. `directions`, float32 [hidden] by layer, are added to the
+    both by the `id` of the tuple of matrices. `tables` are embeddings and `outputs` output matrices in place
+    of those of the model, by their `id`. `directions`, float32 [hidden] by layer, are added to the
     `streams` behind it.
     """
 
@@ -54,6 +55,8 @@ class Additions:
     embeddings: dict[int, Beside] = field(default_factory=dict)
     experts: dict[int, LowRankExperts] = field(default_factory=dict)
     heads: dict[int, tuple[QTensor, ...]] = field(default_factory=dict)
+    tables: dict[int, QTensor] = field(default_factory=dict)
+    outputs: dict[int, QTensor] = field(default_factory=dict)
     directions: dict[int, np.ndarray] = field(default_factory=dict)
     streams: tuple[Buffer, ...] = ()
 
@@ -64,6 +67,7 @@ class Additions:
         matrices = [matrix for beside in besides for matrix in (beside.down, beside.up)]
         matrices += (m for low in self.experts.values() for m in (*low.down, *low.up))
         matrices += (matrix for heads in self.heads.values() for matrix in heads)
+        matrices += (*self.tables.values(), *self.outputs.values())
         return sum(matrix.n_bytes for matrix in matrices)
 
     def to(self, program: Program) -> Program:
@@ -91,11 +95,12 @@ class Additions:
     def _added(self, ops: Sequence[Op]) -> Iterator[Op]:
         for run in _runs(ops):
             match run:
-                case [Embed() as op] if beside := self.embeddings.get(id(op.table)):
-                    low = beside.buffer(op.out)
-                    yield op
-                    yield Embed(low, beside.down, op.scale)
-                    yield beside.add(op.out)
+                case [Embed() as op]:
+                    table = self.tables.get(id(op.table))
+                    yield replace(op, table=table) if table else op
+                    if beside := self.embeddings.get(id(op.table)):
+                        yield Embed(beside.buffer(op.out), beside.down, op.scale)
+                        yield beside.add(op.out)
                 case [MoE() as op]:
                     gate, up, down = (self.experts.get(id(group)) for group in (op.gate, op.up, op.down))
                     yield replace(op, gate_low=gate, up_low=up, down_low=down) if gate or up or down else op
@@ -126,7 +131,9 @@ class Additions:
         downs = {beside.buffer(op.out).name: (op, beside) for op, beside in adapted}
         for op, beside in downs.values():
             yield MatMul(op.x, beside.buffer(op.out), beside.down)
-        yield from run
+        for op in run:
+            output = self.outputs.get(id(op.weight))
+            yield replace(op, weight=output) if output else op
         for op, beside in adapted:
             yield beside.add(op.out)
 

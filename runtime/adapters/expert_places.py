@@ -19,10 +19,8 @@ from ..config.model_config import ModelConfig
 from ..config.tensor_names import TensorNames
 from ..weights.experts import PROJECTIONS, stacked_name
 from .low_rank import LowRank
+from .places import RENAMED
 from .stored import StoredPair
-
-# What transformers 4 and 5 call the block of experts in one model
-_RENAMED = (("block_sparse_moe.", "mlp."), ("mlp.", "block_sparse_moe."))
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class ExpertPlaces:
 def _modules(stack: str) -> set[str]:
     """The names under which PEFT may keep the factors of a stack of matrices."""
     holder = stack.rpartition(".")[0]
-    holders = {holder, *(holder.replace(old, new) for old, new in _RENAMED)}
+    holders = {holder, *(holder.replace(old, new) for old, new in RENAMED)}
     return {name for each in holders for name in (stack, each, f"{each}.base_layer")}
 
 

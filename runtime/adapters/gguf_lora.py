@@ -73,7 +73,7 @@ def _pairs(tensors: Mapping[str, QTensor], alpha: float, name: str) -> dict[str,
                 "of a matrix"
             )
         rank = b.shape[-1]
-        pairs[matrix] = StoredPair(quoted(matrix), a, b, alpha / rank if alpha else 1.0)
+        pairs[matrix] = StoredPair(quoted(matrix), a, b, rank, alpha / rank if alpha else 1.0)
     if not pairs:
         raise DamagedFile(f"{name}: has no tensors of LoRA")
     return pairs

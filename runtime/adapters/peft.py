@@ -104,7 +104,7 @@ def _pairs(
     for key, tensor in tensors.items():
         module, found, rest = key.removeprefix("base_model.model.").partition(".lora_")
         if not found:
-            replaced[_plain_name(module)] = tensor
+            replaced[_plain_name(module).removesuffix(".weight")] = tensor
             continue
         words = rest.split(".")  # "A", maybe the adapter's name, maybe "weight" or "bias"
         part = f"{words[0]} bias" if words[-1] == "bias" else words[0]
@@ -126,9 +126,9 @@ def _pairs(
                 f"{name}: tensors {quoted(down.name)} {down.shape} and {quoted(up.name)} {up.shape} are no "
                 "factors of a matrix"
             )
-        pairs[module] = StoredPair(
-            quoted(module), down, up, scale_of(module, down.shape[0]), found_parts.get("B bias")
-        )
+        rank, scale = scale_of(module, down.shape[0])
+        bias = found_parts.get("B bias")
+        pairs[module] = StoredPair(quoted(module), down, up, rank, scale, bias)
     if not pairs:
         raise DamagedFile(f"{name}: has no tensors of LoRA")
     return pairs, replaced
@@ -156,13 +156,15 @@ class _Scales:
         self._alphas = self._patterns(config, "alpha_pattern")
         self._ranks = self._patterns(config, "rank_pattern")
 
-    def __call__(self, module: str, rows: int) -> float:
-        """The scale of a module whose `down` has so many rows: its rank, times the experts of a stack."""
+    def __call__(self, module: str, rows: int) -> tuple[int, float]:
+        """Rank and scale of a module whose `down` has so many rows: its rank, or that times the experts."""
         rank = int(self._matched(self._ranks, module, self._rank))
         if not 1 <= rank <= MAX_RANK or rows % rank:
-            rank = rows
+            raise DamagedFile(
+                f"{self._name}: {quoted(module)} has a lora_A of {rows} rows, but {CONFIG} says rank {rank}"
+            )
         alpha = self._matched(self._alphas, module, self._alpha)
-        return alpha / (math.sqrt(rank) if self._root else rank)
+        return rank, alpha / (math.sqrt(rank) if self._root else rank)
 
     def _number(self, value: Any, key: str) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e9:

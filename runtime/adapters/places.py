@@ -25,6 +25,8 @@ from .low_rank import LowRank
 from .stored import StoredPair
 
 EMBEDDINGS = "token_embd.weight"
+# What transformers 4 and 5 call the block with the experts in one and the same model
+RENAMED = (("block_sparse_moe.", "mlp."), ("mlp.", "block_sparse_moe."))
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,16 @@ class Places:
                 f"tensor {wrong.name} has shape {wrong.shape}, but the model's matrix is "
                 f"({outputs}, {inputs})"
             )
+        if pair.rank != pair.down.shape[0]:
+            raise DamagedFile(
+                f"tensor {pair.down.name} has rank {pair.down.shape[0]}, but its file says {pair.rank}"
+            )
         down, up = pair.values()
         bias = None if pair.bias is None else pair.bias.dequantize().reshape(-1) * np.float32(pair.scale)
         if bias is not None and len(bias) != outputs:
             raise DamagedFile(f"tensor {pair.name}: its bias has {len(bias)} numbers, not {outputs}")
         if place.groups:
-            order = _grouped_rows(*place.groups)
+            order = grouped_rows(*place.groups)
             up, bias = up[order], None if bias is None else bias[order]
         start = 0
         for name, shape in place.parts:
@@ -129,7 +135,9 @@ class Places:
         for name, parts in named.items():
             key = name if self._from_gguf else name.removesuffix(".weight")
             groups = row_groups(self._own, name, [part for part, _ in parts]) if len(parts) > 1 else None
-            self._places[key] = Place(tuple(parts), groups)
+            place = self._places[key] = Place(tuple(parts), groups)
+            for old, new in () if self._from_gguf else RENAMED:
+                self._places.setdefault(key.replace(old, new), place)
 
 
 def check_layouts(config: ModelConfig, from_gguf: bool, title: str) -> None:
@@ -170,7 +178,7 @@ def _as_file(config: ModelConfig, from_gguf: bool) -> ModelConfig:
     )
 
 
-def _grouped_rows(groups: int, n_rows: list[int]) -> np.ndarray:
+def grouped_rows(groups: int, n_rows: list[int]) -> np.ndarray:
     """The row order that puts projections one after the other, from a matrix that has them by groups."""
     rows = np.arange(groups * sum(n_rows)).reshape(groups, sum(n_rows))
     return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(n_rows)[:-1], axis=1)])

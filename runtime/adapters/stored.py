@@ -91,12 +91,9 @@ class StoredPair:
     name: str
     down: QTensor
     up: QTensor
+    rank: int
     scale: float
     bias: QTensor | None = None
-
-    @property
-    def rank(self) -> int:
-        return self.up.shape[-1]
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """down, and up times the scale, in float32. Raises DamagedFile for values that are not finite."""
@@ -113,7 +110,7 @@ class StoredAdapter:
 
     `from_gguf` says whose names these are: GGUF's, with ".weight", or those of Hugging Face's modules.
     `base` is what the file says about the model that it is for, and `paths` are its files. `replaced` are
-    whole tensors that take the place of the model's.
+    whole tensors that take the place of the model's, by the same names.
     """
 
     title: str  # what messages call it

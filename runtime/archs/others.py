@@ -13,9 +13,11 @@ PROJECTOR = (
     "the vision or audio part of a larger model (mmproj): give the file of that model's text part, which "
     "runs without it"
 )
-ADAPTER = "an adapter (LoRA), not a model: merge it into the model that it is for, and give the result"
+ADAPTER = "an adapter (LoRA), not a model: give the model that it is for, and this file with --lora"
 IMATRIX = "an importance matrix, which helps to quantise a model and is none"
-CONTROL_VECTOR = "a control vector, not a model: give the model that it is for"
+CONTROL_VECTOR = (
+    "a control vector, not a model: give the model that it is for, and this file with --control-vector"
+)
 
 _NAMES = {  # kind → `general.architecture` of GGUF files and `model_type` of config.json
     ENCODER: "albert deberta deberta-v2 distilbert electra ernie eurobert "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -19,6 +19,10 @@ from ...quant.gguf.reader import GGUFFile
 from ...quant.recipes.recipes import ModelShape
 from ...tokenizer.readers.export import tokenizer_metadata
 from ...untrusted import read_file
+from ..adapters.adapt import summed_changes
+from ..adapters.merge import merged_tensors, merged_weights
+from ..adapters.stored import AdapterFile
+from ..config.from_gguf import config_from_gguf
 from ..config.from_hf import config_from_hf
 from ..config.reading import check_gguf_kind
 from ..export.architectures import gguf_rules
@@ -70,15 +74,16 @@ def _first(value: Any, default: int) -> int:
     return int(value) if isinstance(value, int) else default
 
 
-def open_convertible(path: Path, name: str) -> Convertible:
+def open_convertible(path: Path, name: str, adapters: Sequence[AdapterFile] = ()) -> Convertible:
     """Open a GGUF file or a Hugging Face folder, whose model is called `name` in messages and metadata.
 
-    Raises FileNotFoundError, DamagedFile or UnsupportedModel (a DamagedFile), TokenizerError.
+    LoRA `adapters` are merged into its weights. Raises FileNotFoundError, DamagedFile or UnsupportedModel (a
+    DamagedFile), TokenizerError.
     """
-    return _open_folder(path, name) if path.is_dir() else _open_gguf(path)
+    return _open_folder(path, name, adapters) if path.is_dir() else _open_gguf(path, adapters)
 
 
-def _open_gguf(path: Path) -> Convertible:
+def _open_gguf(path: Path, adapters: Sequence[AdapterFile]) -> Convertible:
     file = GGUFFile.open(path)
     check_gguf_kind(file.metadata, len(file.tensors))
     if not isinstance(file.metadata.get("general.architecture"), str):
@@ -91,22 +96,29 @@ def _open_gguf(path: Path) -> Convertible:
     )
     if stated in kept and embedding:
         kept[stated] = embedding.shape[0]
+    stored, notes = file.tensors, list[str]()
+    if adapters:
+        config = config_from_gguf(file.metadata, stored)
+        changes = summed_changes(config, stored, adapters)
+        stored, notes = {**stored, **merged_tensors(stored, config, changes)}, changes.notes
     tensors = [
-        GatheredTensor(name, file.tensors[name].shape, (file.tensors[name],))
-        for name in sorted(file.tensors, key=file_order_key)
+        GatheredTensor(name, stored[name].shape, (stored[name],))
+        for name in sorted(stored, key=file_order_key)
     ]
-    return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, [])
+    return Convertible(kept, dict(file.types), tensors, True, file.paths, file.release, notes)
 
 
-def _open_folder(path: Path, name: str) -> Convertible:
+def _open_folder(path: Path, name: str, adapters: Sequence[AdapterFile]) -> Convertible:
     folder = Checkpoint.open(path)
     folder.will_read()
     config = config_from_hf(folder.config, folder.tensors)
     check_writes_text(config)
-    weights = Weights(config, folder.tensors)
+    weights, notes = Weights(config, folder.tensors), list[str]()
+    if adapters:
+        changes = summed_changes(config, folder.tensors, adapters)
+        weights, notes = merged_weights(weights, config, changes), changes.notes
     exported = export_model(config, weights, folder.config)
     architecture = exported.metadata["general.architecture"]
-    notes = []
     if weights.skipped:
         notes.append(f"{name} is more than a text model; not converted: {', '.join(sorted(weights.skipped))}")
     window = exported.metadata.get(f"{architecture}.attention.sliding_window")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from copy import copy
 
 import numpy as np
 
@@ -65,6 +66,23 @@ class Weights:
         used = used.union(*(heads.used for heads in self._heads))
         left_over = set(tensors) - used - _unused_beside(config, arch, names)
         self.skipped = _skipped_parts(config, arch, names, left_over)
+
+    def changed(
+        self,
+        tensors: Mapping[str, QTensor],
+        experts: Mapping[tuple[int, str], tuple[QTensor, ...]],
+        heads: Mapping[int, tuple[tuple[QTensor, ...], tuple[QTensor, ...]]],
+    ) -> Weights:
+        """A copy with other tensors by their GGUF names, experts by layer and stem, and heads by layer."""
+        other = copy(self)
+        other._tensors = {**self._tensors, **tensors}
+        other._experts = {layer: copy(each) for layer, each in self._experts.items()}
+        for (layer, stem), matrices in experts.items():
+            other._experts[layer].matrices = {**other._experts[layer].matrices, stem: matrices}
+        other._heads = [copy(each) for each in self._heads]
+        for layer, (keys, values) in heads.items():
+            other._heads[layer].keys, other._heads[layer].values = keys, values
+        return other
 
     @property
     def bound(self) -> Mapping[str, QTensor]:

@@ -20,6 +20,7 @@ from ...console import terminal
 from ...console.options import flag, with_options
 from ...console.progress import Progress
 from ...console.safe_text import one_line, utf8
+from ...generation.adapters import named_adapters
 
 if TYPE_CHECKING:
     from ....quant.block import BlockFormat
@@ -83,6 +84,14 @@ class QuantizeOptions:
             help="Of int4: bits a weight at most; default: as q4_k_m has.",
         ),
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        flag(
+            "--lora",
+            metavar="FILE[:SCALE]",
+            help="Merge a LoRA adapter (PEFT folder or GGUF file) first; may be given several times.",
+        ),
+    ] = None
     force: Annotated[bool, flag("--force", help="Replace DST if it is there.")] = False
     threads: Annotated[
         int | None, flag("--threads", metavar="N", min=1, help="CPU threads; default: one a processor.")
@@ -116,7 +125,10 @@ def quantize(
     name = utf8(model_name(source, path))
     target = _target(target, name, recipe)
     began = time.perf_counter()
-    model = open_convertible(path, name)
+    adapters = named_adapters("--lora", options.lora)
+    if adapters and options.calibration is not None:
+        raise typer.BadParameter("--lora and --calibration: merge into --type bf16 first, and quantise that")
+    model = open_convertible(path, name, adapters)
     _check_target(target, path, model.paths, options.force)
     planned, encode = _planned(options, recipe, formats, model, path)
     for line in [*model.notes, *remarks(planned)]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +27,7 @@ def show(
     named: ModelBeside = None,
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
 ) -> None:
-    """Show a model's architecture, size, formats and licence.
+    """Show a model's architecture, size, formats and licence, or what an adapter is.
 
     Nothing is downloaded: of a model that is not on this machine it tells what the catalogue knows.
     """
@@ -35,7 +36,7 @@ def show(
     path = find_local(name)
     entry = parsed if isinstance(parsed, Entry) else None
     if path is not None:
-        facts, rows = _on_disk(path, entry)
+        facts, rows = _adapter(path) or _on_disk(path, entry)
     elif entry is not None:
         facts, rows = _in_catalogue(entry)
     else:
@@ -88,6 +89,50 @@ def _on_disk(path: Path, entry: Entry | None) -> tuple[Facts, Rows]:
         *(("file", str(file)) for file in about.paths),
     ]
     return facts, rows
+
+
+def _adapter(path: Path) -> tuple[Facts, Rows] | None:
+    """What an adapter's files say; None for a model."""
+    from ....runtime.adapters.about import about_adapter
+    from ...console.description import human_count
+
+    about = about_adapter(path)
+    if about is None:
+        return None
+    size = sum(file.stat().st_size for file in about.paths)
+    facts: Facts = {
+        "kind": about.kind,
+        "base": about.base,
+        "parameters": about.n_weights,
+        "matrices": about.n_matrices,
+        "ranks": list(about.ranks),
+        "scales": list(about.scales),
+        "replaced": list(about.replaced),
+        "layers": list(about.layers),
+        "size": size,
+        "files": [str(file) for file in about.paths],
+    }
+    rows = [
+        ("kind", about.kind),
+        ("for", about.base or "not stated"),
+        ("parameters", human_count(about.n_weights)),
+    ]
+    if about.layers:
+        rows.append(("layers", ", ".join(map(str, about.layers))))
+        rows.append(("use", "llm run -m MODEL --control-vector FILE"))
+    else:
+        rows.append(
+            ("matrices", f"{about.n_matrices}, rank {_each(about.ranks)}, scale {_each(about.scales)}")
+        )
+        rows += (("replaces", name) for name in about.replaced)
+        rows.append(("use", "llm run -m MODEL --lora FILE"))
+    rows += [("size", human_bytes(size)), *(("file", str(file)) for file in about.paths)]
+    return facts, rows
+
+
+def _each(values: Sequence[float]) -> str:
+    """A number, or the least and the largest of several."""
+    return f"{values[0]:g}" if len(values) == 1 else f"{values[0]:g} to {values[-1]:g}"
 
 
 def _in_catalogue(entry: Entry) -> tuple[Facts, Rows]:

@@ -51,9 +51,9 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
         {
             "r": 4,
             "lora_alpha": 6,
-            "target_modules": r".*layers\.\d+\.(self_attn\.[qkv]_proj|mlp\.down_proj)",
+            "target_modules": r".*layers\.\d+\.self_attn\.[qkv]_proj",
             "rank_pattern": {"k_proj": 2},
-            "alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 16, "down_proj": 3},
+            "alpha_pattern": {r"layers\.1\.self_attn\.q_proj": 16, "v_proj": 3},
             "lora_bias": True,
         },
     ),
@@ -91,6 +91,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {  # adapter → model, LoraConfi
             "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         },
     ),
+    "llama-saved": (
+        "llama",
+        {"r": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+    ),
     "gpt-oss": (
         "gpt-oss",
         {
@@ -124,6 +128,8 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     """Random factors, in place of the zeros that training begins with."""
     generator = np.random.default_rng(seed)
     for name, value in model.named_parameters():
+        if "modules_to_save" in name:
+            value.add_(torch.tensor(generator.normal(0, 0.1, value.shape), dtype=torch.float32))
         if "lora_" in name:
             spread = 0.3 if name.endswith("bias") else 1.2 / np.sqrt(value.shape[-1])
             value.copy_(torch.tensor(generator.normal(0, spread, value.shape), dtype=torch.float32))

@@ -8,17 +8,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import kukri
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.formats import FORMATS
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.quant.gguf.writer import TensorRecord, write_gguf
 from kukri.runtime.engine.cache import PageTable
+from kukri.runtime.ops import MatMul
 from kukri.tests.runtime.adapters.conftest import ATOL
 
 BASES = {
     "llama": "llama",
     "llama-rslora": "llama",
+    "llama-saved": "llama",  # brings an output matrix of its own
     "llama-gqa": "llama-gqa",
     "qwen2": "qwen2",
     "phi3-partial": "phi3-partial",
@@ -141,6 +145,58 @@ def test_what_is_not_supported(conformance, adapter, tmp_path, values, message) 
     folder = changed(adapter("llama"), tmp_path / "other", **values)
     with pytest.raises(kukri.DamagedFile, match=f"^other: .*{message}"):
         kukri.load(conformance("llama"), device="reference", context=64, lora=[folder])
+
+
+def test_saved_modules(conformance, adapter, tmp_path) -> None:
+    """Whole tensors beside the factors: embeddings and output matrix only, of the model's shape."""
+    folder, base = tmp_path / "saved", Checkpoint.open(conformance("llama")).tensors
+    tensors = load_file(adapter("llama") / "adapter_model.safetensors")
+    embeddings = np.random.default_rng(1).normal(size=(256, 64)).astype(np.float32)
+    name = "base_model.model.model.embed_tokens.weight"
+
+    def load(key: str, value: np.ndarray, scale: float = 1.0, device: str = "reference") -> np.ndarray:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(adapter("llama"), folder)
+        save_file({**tensors, key: value}, folder / "adapter_model.safetensors")
+        return logits(conformance("llama"), expected, [(folder, scale)], device)
+
+    expected = np.load(adapter("llama") / "expected.npz")
+    got = load(name, embeddings)
+    shutil.copytree(conformance("llama"), tmp_path / "changed")
+    stored = {key: tensor.dequantize() for key, tensor in base.items()}
+    save_file({**stored, "model.embed_tokens.weight": embeddings}, tmp_path / "changed" / "model.safetensors")
+    wanted = logits(tmp_path / "changed", expected, [adapter("llama")])
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=ATOL["llama"])
+    np.testing.assert_allclose(load(name, embeddings, device="cpu"), wanted, rtol=0, atol=5 * ATOL["llama"])
+    own = stored["model.embed_tokens.weight"]  # a copy that PEFT saves beside factors of embeddings
+    np.testing.assert_allclose(load(name, own), expected["logits"], rtol=0, atol=ATOL["llama"])
+    with pytest.raises(kukri.DamagedFile, match=r"shape \(257, 64\), but the model's is \(256, 64\)"):
+        load(name, np.zeros((257, 64), np.float32))
+    with pytest.raises(kukri.UnsupportedModel, match=r"the scale must be 1, not 0\.5"):
+        load(name, embeddings, 0.5)
+    with pytest.raises(kukri.UnsupportedModel, match=r"'model\.norm' replaces one of the model's"):
+        load("base_model.model.model.norm.weight", np.ones(64, np.float32))
+
+
+def test_the_vision_part_is_left_out(conformance, adapter, tmp_path) -> None:
+    """An adapter that was trained on a model with images changes its text part here, with a line about it."""
+    folder = shutil.copytree(adapter("llama"), tmp_path / "images")
+    tensors = {}
+    for module in (
+        "language_model.layers.0.self_attn.q_proj",
+        "vision_tower.encoder.layers.0.self_attn.q_proj",
+    ):
+        name = f"base_model.model.model.{module}.lora_"
+        tensors |= {
+            f"{name}A.weight": np.ones((4, 64), np.float32),
+            f"{name}B.weight": np.ones((64, 4), np.float32),
+        }
+    save_file(tensors, folder / "adapter_model.safetensors")
+    notes: list[str] = []
+    load = {"device": "reference", "context": 64, "lora": [folder], "warn": notes.append}
+    with kukri.load(conformance("gemma3-multimodal"), **load) as model:
+        assert sum(op.accumulate for op in model.engine.machine.program.ops if isinstance(op, MatMul)) == 1
+    assert "images also changes what is beside the text model; not used: 1 matrices" in notes
 
 
 def test_adapters_of_other_models(conformance, adapter, tmp_path) -> None:
