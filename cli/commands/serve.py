@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...runtime.serve.http.options import ServeOptions
 
 EXIT_INTERRUPTED = 130
+SWITCH_SECONDS = 0.001  # between threads: the engine's shall not keep the event loop waiting for long
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,7 @@ def serve(
 
         listening = listen(options.host, options.port)
         application = app(found, limits, loading)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(application, limits, _draining)
     terminal.note(f"listening on {_address(options.host, listening.getsockname()[1])} – {', '.join(found)}")
     try:

@@ -12,8 +12,9 @@ from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
 from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.tools import ToolSchemas
 from ...tokenizer.chat.switches import thinking_variables
+from ..engine.constraint import Constraint
 from .request import GenerationRequest
-from .structured.constraints import told
+from .structured.constraints import Constraints, Thinking, told
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Asked: TypeAlias = tuple[Messages, list[dict[str, Any]] | None, dict[str, Any]]
@@ -55,6 +56,8 @@ class ChatFormat:
         messages = told(request.messages or (), request.response_format)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if self.output.is_harmony:
+            messages = [_with_one_kind_of_text(message) for message in messages]
         variables = {**self._thinking(request.thinking), **(request.variables or {})}
         tools = [dict(tool.schema) for tool in request.offered_tools]
         if tools and not self.output.takes_tools:
@@ -89,6 +92,68 @@ class ChatFormat:
         if self.output.thinking:
             begun = self.output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
         return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), begun)
+
+    def constraint(
+        self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
+    ) -> Constraint | None:
+        """What keeps the answer to a request whose prompt is `ids` to its form, or makes it call a tool that
+        must be called; None for an answer that may be anything.
+
+        Raises ConstraintError for what is not supported or cannot be. Calls are forced where the model's
+        format is one of JSON.
+        """
+        forced = request.tool_choice not in ("auto", "none")
+        if request.response_format is None and not forced:
+            return None
+        thinking = self._thinks_first(request, ids)
+        if not forced:
+            return constraints.of(request.response_format, thinking, request.begun)
+        named = [tool.schema for tool in request.offered_tools if tool.name == request.tool_choice]
+        tools = named or [tool.schema for tool in request.offered_tools]
+        mark = next(iter(self.output.calls), "")
+        parallel = request.parallel_tool_calls and not named
+        return constraints.calls(tools, mark, parallel, thinking, request.begun)
+
+    def _thinks_first(self, request: GenerationRequest, ids: Sequence[int]) -> Thinking | None:
+        """The marks around what the model may think before it answers; None if it does not."""
+        output = self.output
+        if output.is_harmony:  # messages on other channels come in front of the one on the last
+            return Thinking("", output.ending("").partition("assistant")[2], begun=True)
+        if request.prompt is not None or not output.thinking:
+            return None
+        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        opening = begun or next(iter(output.thinking))
+        may = bool(begun) or (request.messages is not None and request.thinking is not False)
+        return Thinking(opening, output.thinking[opening], bool(begun)) if may else None
+
+
+def one_call_a_message(messages: Messages) -> Messages:
+    """The same conversation with each call in a message of its own, followed by its result: some templates
+    refuse several calls in one."""
+    split: list[Mapping[str, Any]] = []
+    results = {m.get("tool_call_id"): m for m in messages if m.get("role") == "tool"}
+    taken = set()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if len(calls) > 1:
+            for n, call in enumerate(calls):
+                split.append(
+                    {**message, "content": message.get("content") if n == 0 else "", "tool_calls": [call]}
+                )
+                if call.get("id") in results:
+                    split.append(results[call["id"]])
+                    taken.add(call["id"])
+        elif message.get("role") != "tool" or message.get("tool_call_id") not in taken:
+            split.append(message)
+    return split
+
+
+def _with_one_kind_of_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with calls for harmony's template, which takes thinking or text beside a call, not both."""
+    thinking, text = message.get("reasoning_content"), message.get("content")
+    if not message.get("tool_calls") or not thinking or not isinstance(text, str) or not text:
+        return message
+    return {**message, "content": "", "reasoning_content": f"{thinking}\n\n{text}"}
 
 
 def _with_tools_told(messages: Messages, tools: list[dict[str, Any]]) -> Messages:

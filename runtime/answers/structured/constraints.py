@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ....tokenizer import Tokenizer
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
     from .vocabulary import Vocabulary
 
 
+@dataclass(frozen=True)
+class Thinking:
+    """The marks around what a model thinks before it answers. `begun`: where its prompt ends, it does."""
+
+    opening: str
+    closing: str
+    begun: bool
+
+
 class Constraints:
     """Makes constraints for one model, which share its vocabulary. A plain request makes none, and imports
     nothing of it."""
@@ -20,21 +30,55 @@ class Constraints:
     def __init__(self, tokenizer: Callable[[], Tokenizer], end_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self._end_ids = end_ids
-        self._vocabulary: Vocabulary | None = None
+        self._made: Vocabulary | None = None
 
-    def of(self, given: Any) -> Constraint | None:
-        """What keeps one answer to a form, see `ResponseFormat.of`; None for None.
+    @property
+    def _vocabulary(self) -> Vocabulary:
+        if self._made is None:
+            from .vocabulary import Vocabulary
+
+            self._made = Vocabulary(self._tokenizer(), self._end_ids)
+        return self._made
+
+    def of(
+        self, given: Any, thinking: Thinking | None = None, written: Sequence[int] = ()
+    ) -> Constraint | None:
+        """What keeps one answer to a form, see `ResponseFormat.of`, behind what the model thinks; None for
+        None. `written`: the tokens that there are of the answer already.
 
         Raises ConstraintError, and TokenizerError if the model has no tokenizer."""
         form = form_of(given)
-        if form is None:
-            return None
-        from .guided import GuidedConstraint
-        from .vocabulary import Vocabulary
+        return None if form is None else self._of_grammar(form.grammar, thinking, written)
 
-        if self._vocabulary is None:
-            self._vocabulary = Vocabulary(self._tokenizer(), self._end_ids)
-        return GuidedConstraint(self._vocabulary, form.grammar)
+    def calls(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        mark: str,
+        parallel: bool = True,
+        thinking: Thinking | None = None,
+        written: Sequence[int] = (),
+    ) -> Constraint | None:
+        """What makes an answer call one of `tools`, JSON schemas of functions, or with `parallel` several.
+
+        `mark` begins calls in the model's format; None if that is not one of JSON that this room knows.
+        """
+        from .tool_calls import SYNTAXES, calls_grammar
+
+        if mark not in SYNTAXES:
+            return None
+        grammar = calls_grammar(tools, SYNTAXES[mark], self._tokenizer(), parallel)
+        return self._of_grammar(grammar, thinking, written)
+
+    def _of_grammar(self, grammar: str, thinking: Thinking | None, written: Sequence[int]) -> Constraint:
+        from .guided import GuidedConstraint
+
+        if thinking is None:
+            return GuidedConstraint(self._vocabulary, grammar, written)
+        from .phases import AfterThinking
+
+        return AfterThinking(
+            GuidedConstraint(self._vocabulary, grammar), self._tokenizer(), thinking, written
+        )
 
 
 def form_of(given: Any) -> ResponseFormat | None:

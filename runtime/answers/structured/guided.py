@@ -23,13 +23,17 @@ class GuidedConstraint:
     reads the prompt.
     """
 
-    def __init__(self, vocabulary: Vocabulary, grammar: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, grammar: str, written: Sequence[int] = ()) -> None:
+        """`written`: the tokens that there are of the answer already."""
         self._vocabulary = vocabulary
         self._grammar = grammar
+        self._written = list(written)
 
     @cached_property
     def _matcher(self) -> LLMatcher:
-        return self._vocabulary.matcher(self._grammar)
+        matcher = self._vocabulary.matcher(self._grammar)
+        matcher.consume_tokens(self._written)
+        return matcher
 
     @property
     def complete(self) -> bool:
@@ -79,7 +83,9 @@ class GuidedConstraint:
 
     def restart(self) -> None:
         """Go back to the start."""
-        self._matcher.reset()
+        if "_matcher" in self.__dict__:
+            self._matcher.reset()
+            self._matcher.consume_tokens(self._written)
 
     def _check(self) -> None:
         if self._matcher.is_error():

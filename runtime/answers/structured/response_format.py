@@ -62,7 +62,7 @@ class ResponseFormat:
         no look-around and no references."""
         if not isinstance(pattern, str):
             raise ConstraintError(f"a regular expression is a text, not {type(pattern).__name__}")
-        grammar = _checked(llguidance().LLMatcher.grammar_from_regex(pattern), "the regular expression")
+        grammar = checked(llguidance().LLMatcher.grammar_from_regex(pattern), "the regular expression")
         instruction = "Answer only with text that matches this regular expression, without any other text:\n"
         return cls("regex", grammar, instruction + pattern if in_prompt else "")
 
@@ -74,7 +74,7 @@ class ResponseFormat:
         if not isinstance(text, str):
             raise ConstraintError(f"a grammar is a text, not {type(text).__name__}")
         lark = lark_of(text) if is_gbnf(text) else text
-        return cls("grammar", _checked(llguidance().LLMatcher.grammar_from_lark(lark), "the grammar"))
+        return cls("grammar", checked(llguidance().LLMatcher.grammar_from_lark(lark), "the grammar"))
 
     @classmethod
     def choice(cls, choices: Sequence[str], in_prompt: bool = True) -> ResponseFormat:
@@ -82,7 +82,7 @@ class ResponseFormat:
         if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
             raise ConstraintError("choices are a list of texts, none of them empty")
         lark = "start: " + " | ".join(json.dumps(text) for text in dict.fromkeys(choices))
-        grammar = _checked(llguidance().LLMatcher.grammar_from_lark(lark), "the choices")
+        grammar = checked(llguidance().LLMatcher.grammar_from_lark(lark), "the choices")
         instruction = "Answer only with one of these, without any other text:\n" + "\n".join(choices)
         return cls("choice", grammar, instruction if in_prompt else "")
 
@@ -163,10 +163,10 @@ def _json_grammar(schema: Any) -> str:
         grammar = llguidance().LLMatcher.grammar_from_json_schema(text, defaults=options)
     except ValueError as problem:
         raise ConstraintError(f"the JSON schema cannot be read: {problem}") from None
-    return _checked(grammar, "the JSON schema", schema)
+    return checked(grammar, "the JSON schema", schema)
 
 
-def _checked(grammar: str, what: str, schema: Any = None) -> str:
+def checked(grammar: str, what: str, schema: Any = None) -> str:
     """`grammar`, or a ConstraintError that passes on what llguidance says about it."""
     failed, messages = llguidance().LLMatcher.validate_grammar_with_warnings(grammar)
     if failed:

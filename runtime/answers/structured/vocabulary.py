@@ -18,6 +18,11 @@ MOST_GRAMMARS = 64  # that are kept compiled
 _MARKER = re.compile(r"<.+>|\[[A-Z_/]+\]")  # added tokens that are marks of a chat format
 
 
+def mark_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The added tokens that are marks of a chat format, and no text."""
+    return frozenset(t.id for t in tokenizer.added_tokens if t.special or _MARKER.fullmatch(t.content))
+
+
 class Vocabulary:
     """The tokens of a model in the trie from which llguidance computes masks.
 
@@ -65,8 +70,7 @@ class _Words:
     def __init__(self, tokenizer: Tokenizer, end_ids: Collection[int]) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokenizer.all_token_bytes()
-        marks = {t.id for t in tokenizer.added_tokens if t.special or _MARKER.fullmatch(t.content)}
-        self._marks = marks | set(end_ids)
+        self._marks = {*mark_ids(tokenizer), *end_ids}
         self.special_token_ids = sorted(self._marks)
         self.eos_token_id = min(end_ids, default=0)
         self.bos_token_id = tokenizer.bos_id

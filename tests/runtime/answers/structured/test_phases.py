@@ -1,0 +1,149 @@
+"""Forms behind thinking, and calls that are forced."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import kukri
+from kukri import ResponseFormat
+from kukri.runtime.answers.structured.constraints import Thinking
+from kukri.runtime.answers.structured.guided import GuidedConstraint
+from kukri.runtime.answers.structured.phases import AfterThinking, WithinMarks
+from kukri.runtime.answers.structured.tool_calls import SYNTAXES, calls_grammar, opened_call_grammar
+from kukri.runtime.answers.structured.vocabulary import Vocabulary
+
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+                "required": ["city"],
+            },
+        },
+    },
+    {"type": "function", "function": {"name": "now"}},
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny):
+    return kukri.load_tokenizer(tiny)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tokenizer):
+    return Vocabulary(tokenizer, tokenizer.end_ids)
+
+
+def allowed(constraint) -> set[int]:
+    (mask,) = constraint.masks()
+    return set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+
+def feed(constraint, tokenizer, text: str) -> None:
+    for id_ in tokenizer.encode_within(text):
+        assert id_ in allowed(constraint), text
+        assert not constraint.complete
+        constraint.accept(id_)
+
+
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("space", ["", "\n\n"])
+def test_a_form_begins_behind_thinking(tokenizer, vocabulary, begun, space):
+    form = GuidedConstraint(vocabulary, ResponseFormat.choice(["yes", "no"]).grammar)
+    opening = "<|im_start|>"  # one token, which this vocabulary has
+    constraint = AfterThinking(form, tokenizer, Thinking(opening, "</think>", begun))
+    (mark,) = tokenizer.encode(opening, special=True)
+    (yes, no) = (tokenizer.encode_within(text)[0] for text in "yn")
+    for _ in range(2):
+        if not begun:
+            assert allowed(constraint) == {mark, yes, no}
+            constraint.accept(mark)
+        assert not allowed(constraint) & tokenizer.end_ids
+        feed(constraint, tokenizer, "I think no, maybe </thin")
+        draft = tokenizer.encode_within("k> yes")
+        assert constraint.n_allowed(draft) < len(draft)
+        feed(constraint, tokenizer, "k>" + space)
+        assert {yes, no} <= allowed(constraint)
+        assert constraint.forced() == []
+        feed(constraint, tokenizer, "y")
+        assert [tokenizer.token_text(id_) for id_ in constraint.forced()] == ["e", "s"]
+        feed(constraint, tokenizer, "es")
+        assert constraint.ended
+        constraint.restart()
+
+
+def test_an_answer_without_thinking(tokenizer, vocabulary):
+    form = GuidedConstraint(vocabulary, ResponseFormat.choice(["yes", "no"]).grammar)
+    constraint = AfterThinking(form, tokenizer, Thinking("<|im_start|>", "</think>", False))
+    feed(constraint, tokenizer, "no")
+    assert constraint.complete
+
+
+def test_what_is_written_already(tokenizer, vocabulary):
+    grammar = ResponseFormat.choice(["yes", "no"]).grammar
+    written = tokenizer.encode_within("hm</think>y")
+    after = AfterThinking(
+        GuidedConstraint(vocabulary, grammar), tokenizer, Thinking("", "</think>", True), written
+    )
+    for constraint in (after, GuidedConstraint(vocabulary, grammar, written[-1:])):
+        for _ in range(2):
+            feed(constraint, tokenizer, "es")
+            assert constraint.ended
+            constraint.restart()
+
+
+def test_text_is_free_but_calls_are_not(tokenizer, vocabulary):
+    grammar = opened_call_grammar(TOOLS, SYNTAXES["<tool_call>"], tokenizer)
+    constraint = WithinMarks(
+        lambda mark: GuidedConstraint(vocabulary, grammar), tokenizer, ["<tool_call>"], once=False
+    )
+    for text in ("Let me see. <tool_call>", " And <tool_call>"):
+        for id_ in tokenizer.encode_within(text):
+            assert constraint.masks() == [None]
+            assert constraint.complete
+            constraint.accept(id_)
+        assert not constraint.complete
+        feed(constraint, tokenizer, '\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
+        assert constraint.complete
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>", "[TOOL_CALLS]", ""])
+@pytest.mark.parametrize("parallel", [False, True])
+def test_calls(tokenizer, vocabulary, mark, parallel):
+    syntax = SYNTAXES[mark]
+    constraint = GuidedConstraint(vocabulary, calls_grammar(TOOLS, syntax, tokenizer, parallel))
+    first = {"name": "weather", syntax.arguments: {"city": "Rome"}}
+    second = {"name": "now", syntax.arguments: {}}
+    calls = [first, second] if parallel else [first]
+    if syntax.listed:
+        text = syntax.opening + json.dumps(calls) + syntax.closing
+    else:
+        text = syntax.between.join(syntax.opening + json.dumps(call) + syntax.closing for call in calls)
+    for id_ in tokenizer.encode_within(text):
+        assert id_ in allowed(constraint)
+        constraint.accept(id_)
+    assert constraint.complete
+    wrong = json.dumps({"name": "weather", syntax.arguments: {"city": "Bern"}})
+    constraint.restart()
+    ids = tokenizer.encode_within(syntax.opening + ("[" if syntax.listed else "") + wrong)
+    assert constraint.n_allowed(ids) < len(ids)
+
+
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_a_model_must_call(endless, device):
+    asked = {"tools": TOOLS, "parallel_tool_calls": False, "temperature": 0, "max_tokens": 400}
+    with kukri.load(endless, device=device, context=2048) as model:
+        for choice in ("required", "weather"):
+            answer = model.answer("Rome?", tool_choice=choice, **asked).complete()
+            (call,) = answer.tool_calls
+            assert call.name in ("weather", "now")
+            if call.name == "weather":
+                assert json.loads(call.arguments)["city"] in ("Rome", "Oslo")
+        assert call.name == "weather"
