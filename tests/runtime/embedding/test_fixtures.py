@@ -71,7 +71,7 @@ def test_an_encoder_writes_no_text(embedding_model: Find) -> None:
     with load_model(embedding_model("bert"), LoadOptions("reference", task="auto")) as model:
         with pytest.raises(UnsupportedModel, match="an encoder"):
             model.generate([1, 2])
-        with pytest.raises(ContextExceeded, match="text 2 has 140 tokens, but the model takes 128"):
+        with pytest.raises(ContextExceeded, match=r"text 2 \(.*\) has 140 tokens, but the model takes 128"):
             model.embed(["x", "x " * 138])
         cut = model.embed(["x " * 138], truncate=True)
         np.testing.assert_allclose(cut, model.embed(["x " * 126]), atol=1e-5)
