@@ -50,12 +50,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
-    "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
+    "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
+    f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
+    "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
     f"runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
