@@ -113,11 +113,18 @@ class Placing:
 
     def _cuda_need(self, part: Program) -> MemoryNeed:
         need = cuda_memory_need(part, self.options.kv_type)
-        return replace(need, states=need.states * self.sequences, contexts=self._contexts)
+        per_token = need.per_token + self._row_bytes(part)
+        states = need.states * self.sequences
+        return replace(need, per_token=per_token, states=states, contexts=self._contexts)
 
     def _max_rows(self, context: int, rows: int) -> int:
         """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
         return max(rows, context) if self.program.both_ways else rows
+
+    def _row_bytes(self, part: Program) -> int:
+        """Bytes of a step's buffers for each token of the context, where a whole text is one step: float32,
+        and the same rows in 8 bits or float16."""
+        return 6 * sum(b.width for b in part.buffers) if part.both_ways else 0
 
     @property
     def _n_layers(self) -> int:
@@ -144,7 +151,7 @@ class Placing:
     def _reference_need(self) -> MemoryNeed:
         return MemoryNeed(
             self.source.held_bytes + self._reference_copies,
-            cache_bytes_per_token(self.program.cache_layers, "f32"),
+            cache_bytes_per_token(self.program.cache_layers, "f32") + self._row_bytes(self.program),
             self._state_bytes(self.program),
             self._contexts,
         )
@@ -241,7 +248,8 @@ class Placing:
             weights = round(weights * weight_bytes(part) / max(1, weight_bytes(self.program)))
         return MemoryNeed(
             weights,
-            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower()),
+            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower())
+            + self._row_bytes(part),
             self._state_bytes(part),
             self._contexts,
         )

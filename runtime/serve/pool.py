@@ -180,6 +180,8 @@ class ModelPool:
     def _load_now(self, entry: Entry) -> Model:
         def progress(what: str, done: int, total: int) -> None:
             entry.stage = (what, done, total)
+            if self._closed:  # nobody waits for it any more
+                raise busy("the server is shutting down")
 
         options = replace(self.load, task=entry.task)
         if options.parallel is None:  # many may talk at once, in the memory that one would get
