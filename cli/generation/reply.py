@@ -86,7 +86,7 @@ def generate(
         answer.text,
         reason,
         stats_facts(answer.stats),
-        answer.stats.complete,
+        answer.stats.complete if request.response_format is not None else None,
         answer.thinking,
         answer.tool_calls,
         answer.generation.tokens,

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from ...tokenizer import Tokenizer
+from ...tokenizer.chat.output.families import harmony
 from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
 from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.tools import ToolSchemas
@@ -94,6 +95,22 @@ class ChatFormat:
         return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), begun)
 
     def constraint(
+        self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
+    ) -> Constraint | None:
+        """What holds for the answer to a request whose prompt is `ids`: its form, and where thinking ends;
+        None for an answer that may be anything. Raises ConstraintError for what is not supported."""
+        form = self._form(request, ids, constraints)
+        output, budget = self.output, request.thinking_budget
+        if budget is None or not output.thinks or request.messages is None:
+            return form
+        from .structured.budget import ThinkingBudget
+
+        marks = {harmony.ANALYSIS: harmony.END} if output.is_harmony else output.thinking
+        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        ending = self._tokenizer.encode(output.ending(begun or next(iter(marks))), special=True)
+        return ThinkingBudget(form, self._tokenizer, marks, begun, budget, ending, request.begun)
+
+    def _form(
         self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
     ) -> Constraint | None:
         """What keeps the answer to a request whose prompt is `ids` to its form, or makes it call a tool that
