@@ -35,7 +35,7 @@ class LoadOptions:
     - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
       neither; "mtp" asks the model's own layer for multi-token prediction, on the CPU.
-    - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
+    - `draft`: file or folder of a draft model, a smaller one, best with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
       for scores of documents, or "auto": what its files say that it is made for.
     - `beams`: how many beams a search is going to have, for which there are as many sequences.
