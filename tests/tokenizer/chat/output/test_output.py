@@ -228,7 +228,8 @@ def test_marks_of_deepseek_are_spelled_as_in_its_template():
 PUBLISHED = (
     "command-r7b-tool-use", "deepseek-v3.1", "gemma-4-31b-it", "glm-4.6", "gpt-oss-120b", "granite-4.0",
     "hermes-2-pro-tool-use", "llama-3.1-8b-instruct", "llama-3.2-3b-instruct", "minimax-m2",
-    "mistral-nemo-2407", "mistral-small-3.2", "qwen2.5-coder-0.5b-instruct", "qwen3-0.6b", "qwen3-coder", "qwen3.5-4b",
+    "mistral-nemo-2407", "mistral-small-3.2", "qwen2.5-coder-0.5b-instruct",
+    "qwen3-0.6b", "qwen3-coder", "qwen3.5-4b",
     "qwq-32b", "seed-oss",
 )  # fmt: skip
 ONE_CALL = (
