@@ -213,9 +213,10 @@ def load(
       that wait. Default: 4, which share the memory of one context, or 1 for models with recurrent states.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, which changes how many
       tokens a second there are and not which: "ngram" looks them up in prompt and answer, "draft" asks the
-      draft model, "auto" does both, each where it pays, and "off" neither.
-    - `draft`: a draft model, named as `model` is: a smaller one with the same vocabulary, which proposes
-      tokens that the model then checks several at a time.
+      draft model, "auto" does both, each where it pays, "mtp" asks the model's own layer for multi-token
+      prediction (on the CPU), and "off" nobody.
+    - `draft`: a draft model, named as `model` is: a smaller one, best with the same vocabulary, which
+      proposes tokens that the model then checks several at a time.
     - `task`: what the model is for: "text", "embed" for vectors of texts (`Model.embed`), "rerank" for scores
       of documents (`Model.rerank`), or "auto": what its files say that it is made for.
     - `lora`: LoRA adapters whose effects add up: folders of PEFT or GGUF files, each a path, "PATH:SCALE" or

@@ -1,9 +1,10 @@
 """Kill commands at random moments, a hundred times each, and look whether anything is corrupt afterwards.
 
-    python scripts/kill_test.py pull quantize compile --kills 100
+    python scripts/kill_test.py pull quantize compile session --kills 100
 
 `pull` is against a slow stand-in for the Hub on the loopback interface, `quantize` of a small model,
-`compile` the first start of one with an empty cache. After each SIGKILL every file under a final name must
+`compile` the first start of one with an empty cache, and `session` writes a session of 8 MB again and again,
+each time with other pages. After each SIGKILL every file under a final name must
 be whole; what the kill left is where the next attempt begins, so that all stages are met. Every tenth time
 the command is left alone: it must recover and give what it always gives, and then all starts anew.
 """
@@ -25,6 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import save_sessions
 
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.tests.runtime.hub.hub_server import HubServer
@@ -43,6 +45,7 @@ class Case:
         self.environment = os.environ | {"KUKRI_HOME": str(folder / "home"), "HF_HOME": str(folder / "hf")}
         self.longest = 1.0  # seconds until a kill at most
         self.works = True  # these are of processor time, so that a busy machine is no different
+        self.program: tuple[str, ...] = LLM
         self.command: list[str] = []
         self.whole: Callable[[], int] = lambda: 0  # raises for what is not; how many files there are
         self.right: Callable[[bytes], None] = lambda written: None
@@ -127,6 +130,30 @@ def compile_(folder: Path) -> Case:
     return case
 
 
+def session(folder: Path) -> Case:
+    case = Case(folder)
+    path = folder / "a.session"
+    case.program = (sys.executable, save_sessions.__file__)
+    case.command = [str(path)]
+    start = _children_seconds()
+    subprocess.run([*case.program, *case.command], env=case.environment, check=True, capture_output=True)
+    case.longest = 1.1 * (_children_seconds() - start)
+    seen = save_sessions.number_of(path)
+
+    def whole() -> int:
+        nonlocal seen
+        number = save_sessions.number_of(path)
+        assert number >= seen, "an older session than before"
+        seen = number
+        return number
+
+    def right(written: bytes) -> None:
+        assert [each.name for each in folder.iterdir()] == [path.name], "what kills left was not removed"
+
+    case.whole, case.right = whole, right
+    return case
+
+
 def _children_seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
@@ -147,7 +174,7 @@ def ended_within(process: subprocess.Popen[bytes], seconds: float, works: bool) 
     return True
 
 
-CASES = {"pull": pull, "quantize": quantize, "compile": compile_}
+CASES = {"pull": pull, "quantize": quantize, "compile": compile_, "session": session}
 
 
 def run(name: str, kills: int, seed: int) -> None:
@@ -158,7 +185,7 @@ def run(name: str, kills: int, seed: int) -> None:
         case = CASES[name](Path(root))
         while done < kills:
             process = subprocess.Popen(
-                [*LLM, *case.command],
+                [*case.program, *case.command],
                 env=case.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -174,7 +201,7 @@ def run(name: str, kills: int, seed: int) -> None:
             case.whole()
             if done and done % RECOVER_EVERY == 0 and recovered < done // RECOVER_EVERY:
                 left = subprocess.run(
-                    [*LLM, *case.command],
+                    [*case.program, *case.command],
                     env=case.environment,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,

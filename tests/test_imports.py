@@ -50,12 +50,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
-    "cli.run": f"cli.chat cli.console cli.generation cli.keeping {_ANSWERS} runtime.model {_ENGINE}",
+    "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
+    f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
-    "cli.generation": f"untrusted cli.console runtime.adapters {_ANSWERS} runtime.hub runtime.model "
+    "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
     f"runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
@@ -65,7 +66,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
-    "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output {_ENGINE} runtime.engine.scheduling "
+    "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
+    f"{_ENGINE} runtime.engine.scheduling "
     "runtime.answers.structured",
     "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
@@ -80,10 +82,10 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.engine.speculation runtime.model.speculation runtime.export "
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
-    "runtime.model.speculation": f"{_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
-    "runtime.program runtime.weights",
+    "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
+    "runtime.program runtime.weights runtime.cpu runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
-    "runtime.sessions": f"untrusted quant runtime.model {_ENGINE} runtime.engine.scheduling",
+    "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",

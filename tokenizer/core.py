@@ -61,6 +61,7 @@ class TokenizerSettings:
     suffix_ids: tuple[int, ...] = ()  # if there are others behind a text than the end token
     pair: PairTemplate = ()
     notes: tuple[str, ...] = ()
+    fim_ids: tuple[int, int, int] | None = None  # in front of prefix, suffix and middle
 
 
 class Tokenizer:
@@ -75,6 +76,7 @@ class Tokenizer:
     special_tokens   control tokens by their spelling
     added_tokens     all tokens that are looked for in a text, as they are spelled there
     notes            lines for the user about what in the files contradicts the vocabulary
+    fim_ids          tokens in front of prefix, suffix and middle (fim.py), if the files name them
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Tokenizer:
         own = settings.pair or ((before, 0), ("A", 0), (behind, 0), ("B", 1), (behind, 1))
         self._pair: PairTemplate = own
         self.notes = settings.notes
+        self.fim_ids = settings.fim_ids
         self._special_ids = frozenset(self.special_tokens.values())
         self._markers = [t.content for t in tokens if t.special or _MARKER.fullmatch(t.content)]
         self._added = AddedTokens(t for t in tokens if not t.normalized)

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..generation.input_files import read_text_file
+from ..generation.structured import given_schema
+
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
     from ..generation.options import GenerationOptions
@@ -36,6 +39,33 @@ def parameters(options: GenerationOptions) -> dict[str, Any]:
     return found
 
 
+def _form(options: GenerationOptions) -> dict[str, Any]:
+    """The field of a body that says what form answers must have. A usage error for two forms, and for one
+    that is not supported."""
+    if options.response_format is None:
+        return {}
+    if options.json:
+        form: dict[str, Any] = {
+            "type": "json_schema",
+            "json_schema": {"schema": {"type": ["object", "array"]}},
+        }
+    elif options.json_schema is not None:
+        form = {"type": "json_schema", "json_schema": {"schema": given_schema(options.json_schema)}}
+    elif options.regex is not None:
+        form = {"type": "regex", "regex": options.regex}
+    elif options.grammar is not None:
+        form = {"type": "grammar", "grammar": read_text_file(options.grammar)}
+    else:
+        texts = [each.strip() for each in (options.choice or "").split(",")]
+        form = {"type": "choice", "choice": [each for each in texts if each]}
+    return {"response_format": form}
+
+
+def _thinking(options: GenerationOptions) -> dict[str, Any]:
+    wanted = options.wants_thinking
+    return {} if wanted is None else {"reasoning_effort": "medium" if wanted else "none"}
+
+
 def asking(options: GenerationOptions, template: str | None, embed: bool) -> Asking:
     """How rows become requests. A usage error for flags that exclude each other."""
     from ...runtime.batch.requests import Asking, Template
@@ -48,5 +78,5 @@ def asking(options: GenerationOptions, template: str | None, embed: bool) -> Ask
         filled = None if template is None else Template(template)
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from None
-    given = {} if embed else parameters(options)
+    given = {} if embed else parameters(options) | _form(options) | _thinking(options)
     return Asking(filled, options.raw, embed, options.system_text, given)

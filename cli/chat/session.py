@@ -10,6 +10,7 @@ from ..console import terminal
 from ..console.explain import explain
 from ..console.wording import count
 from ..generation.reply import INTERRUPTED, Reply, generate, show_stats, why_cut
+from ..generation.tool_use import MOST_ROUNDS, ToolUse, spelled
 from .conversation import Conversation, Turn
 from .line_editor import line_editor
 from .slash import completions, handle
@@ -43,6 +44,7 @@ class Session:
         self.show_stats = options.stats
         self.wrap = not options.no_wrap
         self.hide_thinking = options.hide_thinking
+        self.tools = ToolUse(options.offered_tools, options.yes)
         self.last: Reply | None = None
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this
@@ -97,7 +99,27 @@ class Session:
                 self.conversation.turns[-1] = old
 
     def answer(self) -> None:
-        """Write the answer to the newest message, or go on with it, and keep it if there is any."""
+        """Write the answer to the newest message, or go on with it, and keep it if there is any.
+
+        Functions that the model calls are run, if the user agrees, and it goes on.
+        """
+        for n in range(MOST_ROUNDS + 1):
+            reply = self._write()
+            if reply is None or not reply.tool_calls:
+                return
+            if not self.tools.can_run(reply.tool_calls):
+                for call in reply.tool_calls:
+                    terminal.remark(f"→ {spelled(call)} (nothing runs this)")
+                return
+            if n == MOST_ROUNDS:
+                terminal.remark(f"(stopped after {n} rounds of calls)")
+                return
+            turn = self.conversation.turns[-1]
+            turn.steps += [reply.message, *self.tools.results(reply.tool_calls)]
+            turn.reply, turn.thinking, turn.begun = None, "", []
+
+    def _write(self) -> Reply | None:
+        """Write one answer, and keep it; None if there is nothing of it."""
         turn = self.conversation.turns[-1]
         request, gone = self.conversation.fit(self.model, self.params.max_tokens)
         if gone:
@@ -115,7 +137,7 @@ class Session:
         if reply.text:
             sink.finish()
         if not reply.ids and reply.finish_reason == INTERRUPTED:
-            return
+            return None
         turn.begun = [*request.begun, *reply.ids]
         turn.reply = (turn.reply or "") + reply.text
         turn.thinking += reply.thinking
@@ -127,6 +149,7 @@ class Session:
             terminal.remark(f"({cut}; Enter on an empty line goes on)" if turn.reply else f"({cut})")
         if self.show_stats:
             show_stats(reply)
+        return reply
 
 
 def converse(session: Session) -> None:

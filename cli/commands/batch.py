@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
 
 DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
-WITHOUT = ("file", "no_wrap", "output", "stats")  # flags of `run` that mean nothing here
+WITHOUT = (  # flags of `run` that mean nothing here
+    *("file", "no_wrap", "output", "stats", "hide_thinking", "thinking_budget", "no_schema_prompt"),
+    *("prompt_cache", "prompt_cache_size", "tool", "tools", "tool_choice", "yes", "mcp", "fim"),
+)
 
 
 @partial(with_options, without=WITHOUT)

@@ -81,7 +81,7 @@ def chat(
             params,
             conversation,
             files,
-            lambda conversation, ending: keeper.save(conversation, loaded, model, ending),
+            lambda conversation, ending: keeper.save(conversation, loaded, ending),
         )
         terminal.remark(
             f"{Path(model).name}, context {loaded.context} tokens. /help lists commands, Ctrl-D leaves."

@@ -18,6 +18,7 @@ from ..generation.reply import exit_code
 from ..keeping.flags import Resume, SessionFile
 from ..run.answers import MOST_ANSWERS, write_answers
 from ..run.beams import MOST_BEAMS, BeamFlags, EarlyStopping, write_beams
+from ..run.fill_in import fill_in
 from ..run.one_answer import NO_TEMPLATE, write_reply
 from ..settings.model import Model_, chosen_model, named_by_user
 
@@ -55,6 +56,10 @@ def run(
     early_stopping: Annotated[
         EarlyStopping, flag("--early-stopping", help="Whether a beam search stops at K whole answers.")
     ] = EarlyStopping.false,
+    fim: Annotated[
+        tuple[str, str] | None,
+        flag("--fim", metavar="PREFIX SUFFIX", help="Write what is between two texts; @FILE takes a file."),
+    ] = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
     session: SessionFile = None,
     resume: Resume = False,
@@ -65,6 +70,9 @@ def run(
     """
     words, files = prompt or [], options.file or []
     named = named_by_user(ctx, "model")
+    if fim is not None:
+        fill_in(fim, options, chosen_model(model), bool(words or files))
+        return
     if words and words[0] in BY_NAME and not named:
         by_word, text = _model_and_text(words, no_stdin, files)
         model, named = by_word or model, by_word is not None

@@ -25,6 +25,7 @@ from ..console.options import (
     flag,
     with_options,
 )
+from ..generation.adapters import AdapterOptions
 from ..settings.model import from_environment
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     from ...runtime.serve.http.options import ServeOptions
 
 EXIT_INTERRUPTED = 130
+SWITCH_SECONDS = 0.001  # between threads: the engine's shall not keep the event loop waiting for long
 
 
 @dataclass(frozen=True)
-class ServeFlags:
+class ServeFlags(AdapterOptions):
     """The flags of `llm serve`."""
 
     host: Annotated[
@@ -136,6 +138,7 @@ class ServeFlags:
             gpu_layers=self.gpu_layers,
             parallel=self.parallel,
             speculate=self.speculate.value,
+            adapters=self.adapters,
         )
 
 
@@ -157,7 +160,9 @@ def serve(
     from ..console.progress import Progress
 
     limits = options.serving()
-    names = models or [from_environment() or DEFAULT_MODEL]
+    names, loading = models or [from_environment() or DEFAULT_MODEL], options.loading()
+    if loading.adapters and len(names) > 1:
+        raise typer.BadParameter("adapters are for one model, so that no second one can be served")
     paths = {name: resolve(name, Progress) for name in names}
     found = _named(paths)
     with terminal.status("starting …"):
@@ -165,7 +170,8 @@ def serve(
         from ...runtime.serve.http.server import Server, listen
 
         listening = listen(options.host, options.port)
-        application = app(found, limits, options.loading())
+        application = app(found, limits, loading)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(application, limits, _draining)
     terminal.note(f"listening on {_address(options.host, listening.getsockname()[1])} – {', '.join(found)}")
     try:

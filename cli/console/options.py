@@ -40,6 +40,7 @@ class Speculate(StrEnum):
     off = "off"
     ngram = "ngram"
     draft = "draft"
+    mtp = "mtp"
 
 
 class KvType(StrEnum):

@@ -28,6 +28,7 @@ from .input_files import text_or_file
 from .prompt import check_utf8
 from .structured import StructuredOptions
 from .thinking import ThinkingOptions
+from .tools import ToolOptions
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
@@ -39,7 +40,7 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, CachingOptions):
+class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, ToolOptions, CachingOptions):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -181,7 +182,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Cach
         flag(
             "--speculate",
             help="What proposes tokens that are checked several at a time: prompt and answer (ngram), the "
-            "draft model (draft), or both (auto).",
+            "draft model (draft), both (auto), or the model's own layer for that (mtp).",
         ),
     ] = Speculate.auto
     draft: Annotated[
@@ -244,7 +245,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Cach
     def asked(self, model: Model) -> dict[str, Any]:
         """The fields of a GenerationRequest beside the messages and parameters. A usage error for what the
         model cannot do."""
-        return {**self.asked_of_thinking(model), "response_format": self.response_format}
+        form = self.response_format
+        return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
     def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time.

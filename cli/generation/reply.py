@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
 from ..console.wording import count
 from .prefill import PrefillProgress
 from .repetition import RepetitionDetector
+from .tool_use import call_facts
 
 if TYPE_CHECKING:
     from ...runtime.answers.events import ToolCall
@@ -31,7 +32,8 @@ _STATS = (
 class Reply:
     """The text that a model wrote, why it stopped, and token counts and times in seconds.
 
-    `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all its tokens.
+    `thinking`: what it thought before; `tool_calls`: the functions that it asks for; `ids`: all its tokens;
+    `message`: it as a part of the conversation.
     `complete`: whether it has the form that it must have; None if it may have any.
     """
 
@@ -42,6 +44,7 @@ class Reply:
     thinking: str = ""
     tool_calls: Sequence[ToolCall] = ()
     ids: Sequence[int] = ()
+    message: dict[str, Any] = field(default_factory=dict)
 
 
 def generate(
@@ -83,10 +86,11 @@ def generate(
         answer.text,
         reason,
         stats_facts(answer.stats),
-        answer.stats.complete,
+        answer.stats.complete if request.response_format is not None else None,
         answer.thinking,
         answer.tool_calls,
         answer.generation.tokens,
+        answer.message(),
     )
 
 
@@ -165,7 +169,7 @@ def _why_cut(reply: Reply, model: Model, cure: str) -> str | None:
 
 def reply_facts(name: str, reply: Reply) -> dict[str, Any]:
     """The object that `-o json` prints."""
-    calls = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in reply.tool_calls]
+    calls = [call_facts(call) for call in reply.tool_calls]
     complete = {} if reply.complete is None else {"complete": reply.complete}
     return {
         "model": name,

@@ -66,7 +66,7 @@ class StructuredOptions:
         if name == "json":
             return ResponseFormat.json(told)
         if name == "json_schema":
-            return ResponseFormat.json_schema(_schema(self.json_schema or ""), told)
+            return ResponseFormat.json_schema(given_schema(self.json_schema or ""), told)
         if name == "regex":
             return ResponseFormat.regex(self.regex or "", told)
         if name == "grammar":
@@ -75,8 +75,8 @@ class StructuredOptions:
         return ResponseFormat.choice([choice for choice in choices if choice], told)
 
 
-def _schema(given: str) -> Any:
-    """The schema that is given, as JSON or as the name of a file."""
+def given_schema(given: str) -> Any:
+    """The schema that is given, as JSON or as the name of a file. Raises ConstraintError."""
     from ...runtime.engine.errors import ConstraintError
     from ...untrusted import parse_json
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -48,6 +49,7 @@ class Keeper:
         self._most_bytes = most_bytes
         self._autosaved = autosaved
         self._writes = writes and path is not None
+        self._model_name = ""
         self._written: tuple[SavedConversation, bool] | None = None  # the last one, and if its cache was, too
 
     @property
@@ -107,6 +109,7 @@ class Keeper:
 
         `name` is what the user calls the model; `system` and `raw` are for a new conversation.
         """
+        self._model_name = lasting_name(name)
         if self._saved is None:
             return Conversation(system, raw or not model.chat_template)
         from ...runtime.sessions.session import restore
@@ -125,32 +128,31 @@ class Keeper:
             )
         self._saved = SavedSession(talk)  # without what the file is mapped for
         conversation.take_back_dropped(model, max_tokens)
-        self._written = _at_rest(conversation, lasting_name(name)), True
+        self._written = at_rest(conversation, self._model_name), True
         return conversation
 
     def _turns(self) -> list[Turn]:
-        """The turns of the file's conversation. A usage error if it has messages of other kinds."""
+        """The turns of the file's conversation. A usage error if it begins with something else."""
         assert self._saved is not None
         talk = self._saved.conversation
-        messages = talk.messages[1:] if talk.system else talk.messages
         turns: list[Turn] = []
-        for message in messages:
-            role, content = message["role"], message["content"]
-            if role == "user" and (not turns or turns[-1].reply is not None):
-                turns.append(Turn(content or ""))
-            elif role == "assistant" and turns and turns[-1].reply is None:
-                turns[-1].reply = content or ""
+        for message in talk.messages[1:] if talk.system else talk.messages:
+            if message["role"] == "user":
+                turns.append(Turn(message["content"] or ""))
+            elif turns:
+                turns[-1].steps.append(message)
             else:
-                raise typer.BadParameter(
-                    f"{self.name} has messages that this command does not know ({one_line(role)[:20]})"
-                )
-        if turns and turns[-1].reply is None:
+                role = one_line(message["role"])[:20]
+                raise typer.BadParameter(f"{self.name} begins with a message of the {role}, not of a user")
+        for turn in turns:
+            _take_reply(turn)
+        if turns and turns[-1].reply is None and not turns[-1].steps:
             turns.pop()
         if turns:
-            turns[-1].cut = talk.cut
+            turns[-1].cut, turns[-1].begun = talk.cut, [*talk.begun]
         return turns
 
-    def save(self, conversation: Conversation, model: Model, name: str, ending: bool = False) -> None:
+    def save(self, conversation: Conversation, model: Model, ending: bool = False) -> None:
         """Write the file if anything has changed. The KV cache is written with it unless it is large; then
         only when the conversation is `ending`. Raises OSError, or ValueError for too long a conversation."""
         from ...runtime.sessions.kept_pages import NOTHING, about_cache, cached_bytes, take_out
@@ -163,7 +165,7 @@ class Keeper:
                 self._path.unlink(missing_ok=True)
                 self._written = None
             return
-        talk = _at_rest(conversation, lasting_name(name))
+        talk = at_rest(conversation, self._model_name)
         ids = conversation.known_ids(model) if conversation.turns else []
         size = cached_bytes(model, ids)
         fits = self._most_bytes is None or size <= self._most_bytes
@@ -177,15 +179,28 @@ class Keeper:
             CONVERSATIONS.make_room(self._most_bytes, [self._path])
 
 
-def _at_rest(conversation: Conversation, model: str) -> SavedConversation:
+def _take_reply(turn: Turn) -> None:
+    """Make the last message of a turn its reply, if it is one."""
+    last = turn.steps[-1] if turn.steps else {}
+    if last.get("role") == "assistant" and not last.get("tool_calls"):
+        thinking = last.get("reasoning_content")
+        turn.reply = last["content"] or ""
+        turn.thinking = thinking if isinstance(thinking, str) else ""
+        turn.steps.pop()
+
+
+def at_rest(conversation: Conversation, model: str) -> SavedConversation:
+    """A conversation as files hold it. `model`: what the model is called."""
     from ...runtime.sessions.session_file import SavedConversation
 
-    messages = [{"role": "system", "content": conversation.system}] if conversation.system else []
+    messages: list[dict[str, Any]] = []
+    if conversation.system:
+        messages.append({"role": "system", "content": conversation.system})
     for turn in conversation.turns:
-        messages.append({"role": "user", "content": turn.user})
-        messages.append({"role": "assistant", "content": turn.reply or ""})
-    cut = conversation.turns[-1].cut if conversation.turns else ""
-    return SavedConversation(messages, model, conversation.raw, cut, conversation.dropped)
+        messages += replace(turn, cut="", reply=turn.reply or "").messages()
+    newest = conversation.turns[-1] if conversation.turns else Turn("")
+    begun = newest.begun if newest.cut else []
+    return SavedConversation(messages, model, conversation.raw, newest.cut, conversation.dropped, [*begun])
 
 
 def open_keeper(

@@ -39,8 +39,8 @@ def answer_in_session(
         terminal.note(f"(the oldest turns no longer fit: {count(gone, 'token')} went)")
     reply = write_reply(loaded, name, replace(request, params=params), options)
     if reply.text or reply.finish_reason != INTERRUPTED:
-        turn.reply, turn.thinking = reply.text, reply.thinking
+        turn.reply, turn.thinking, turn.begun = reply.text, reply.thinking, [*reply.ids]
         turn.cut = reply.finish_reason if why_cut(reply, loaded, cure="") else ""
-        keeper.save(conversation, loaded, name, ending=True)
+        keeper.save(conversation, loaded, ending=True)
     if code := exit_code(reply):
         raise typer.Exit(code)

@@ -45,17 +45,21 @@ class LowRank:
     def factors(self, name: str, like: QTensor) -> tuple[QTensor, QTensor]:
         """`down` and `up` as matrices beside the matrix `like`: in F32 next to floats, else in F16.
 
-        In F16 both factors of a rank get the same largest value, so that neither leaves the type's range.
+        In F16 both factors of a rank get the same largest value, so that neither leaves the type's range;
+        where their product is too large even for that, they stay in F32.
         """
         down, up = self.down, self.up
         padding = -self.rank % RANK_STEP
         if padding:
             down = np.concatenate([down, np.zeros((padding, down.shape[1]), np.float32)])
             up = np.concatenate([up, np.zeros((len(up), padding), np.float32)], axis=1)
+        exact = _tensor(f"{name} (down)", "F32", down), _tensor(f"{name} (up)", "F32", up)
         if like.format.is_float:
-            return _tensor(f"{name} (down)", "F32", down), _tensor(f"{name} (up)", "F32", up)
+            return exact
         heights, widths = np.abs(down).max(axis=1), np.abs(up).max(axis=0)
         used = (heights > 0) & (widths > 0)
+        if (heights * widths.astype(np.float64)).max() > float(np.finfo(np.float16).max) ** 2:
+            return exact
         balance = np.sqrt(np.divide(widths, heights, out=np.ones_like(widths), where=used))
         down, up = down * np.where(used, balance, 0)[:, None], up / balance
         return (

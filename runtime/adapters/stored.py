@@ -97,7 +97,8 @@ class StoredPair:
 
     def values(self) -> tuple[np.ndarray, np.ndarray]:
         """down, and up times the scale, in float32. Raises DamagedFile for values that are not finite."""
-        down, up = self.down.dequantize(), self.up.dequantize() * np.float32(self.scale)
+        with np.errstate(all="ignore"):
+            down, up = self.down.dequantize(), self.up.dequantize() * np.float32(self.scale)
         for tensor, values in ((self.down, down), (self.up, up)):
             if not np.isfinite(values).all():
                 raise DamagedFile(f"tensor {tensor.name} has values that are not finite")

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, TypeAlias
 
 from ...tokenizer import Tokenizer
+from ...tokenizer.chat.output.families import harmony
 from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
 from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.tools import ToolSchemas
@@ -56,6 +57,8 @@ class ChatFormat:
         messages = told(request.messages or (), request.response_format)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
+        if self.output.is_harmony:
+            messages = [_with_one_kind_of_text(message) for message in messages]
         variables = {**self._thinking(request.thinking), **(request.variables or {})}
         tools = [dict(tool.schema) for tool in request.offered_tools]
         if tools and not self.output.takes_tools:
@@ -94,6 +97,22 @@ class ChatFormat:
     def constraint(
         self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
     ) -> Constraint | None:
+        """What holds for the answer to a request whose prompt is `ids`: its form, and where thinking ends;
+        None for an answer that may be anything. Raises ConstraintError for what is not supported."""
+        form = self._form(request, ids, constraints)
+        output, budget = self.output, request.thinking_budget
+        if budget is None or not output.thinks or request.messages is None:
+            return form
+        from .structured.budget import ThinkingBudget
+
+        marks = {harmony.ANALYSIS: harmony.END} if output.is_harmony else output.thinking
+        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        ending = self._tokenizer.encode(output.ending(begun or next(iter(marks))), special=True)
+        return ThinkingBudget(form, self._tokenizer, marks, begun, budget, ending, request.begun)
+
+    def _form(
+        self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
+    ) -> Constraint | None:
         """What keeps the answer to a request whose prompt is `ids` to its form, or makes it call a tool that
         must be called; None for an answer that may be anything.
 
@@ -123,6 +142,35 @@ class ChatFormat:
         opening = begun or next(iter(output.thinking))
         may = bool(begun) or (request.messages is not None and request.thinking is not False)
         return Thinking(opening, output.thinking[opening], bool(begun)) if may else None
+
+
+def one_call_a_message(messages: Messages) -> Messages:
+    """The same conversation with each call in a message of its own, followed by its result: some templates
+    refuse several calls in one."""
+    split: list[Mapping[str, Any]] = []
+    results = {m.get("tool_call_id"): m for m in messages if m.get("role") == "tool"}
+    taken = set()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if len(calls) > 1:
+            for n, call in enumerate(calls):
+                split.append(
+                    {**message, "content": message.get("content") if n == 0 else "", "tool_calls": [call]}
+                )
+                if call.get("id") in results:
+                    split.append(results[call["id"]])
+                    taken.add(call["id"])
+        elif message.get("role") != "tool" or message.get("tool_call_id") not in taken:
+            split.append(message)
+    return split
+
+
+def _with_one_kind_of_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message with calls for harmony's template, which takes thinking or text beside a call, not both."""
+    thinking, text = message.get("reasoning_content"), message.get("content")
+    if not message.get("tool_calls") or not thinking or not isinstance(text, str) or not text:
+        return message
+    return {**message, "content": "", "reasoning_content": f"{thinking}\n\n{text}"}
 
 
 def _with_tools_told(messages: Messages, tools: list[dict[str, Any]]) -> Messages:

@@ -103,6 +103,7 @@ class Arch:
     recurrence: Literal["", "short_conv", "gated_delta", "mamba2"] = ""
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # of experts
     moe_parallel_dense: bool = False  # layers with experts have a dense FFN in parallel
+    mtp_reads_normed: bool = False  # the layer for multi-token prediction reads hidden states behind a norm
     swiglu_limit: float = 0.0  # of experts, see ops.MoE; 0: `activation`
     logits_divided: bool = False  # logits are divided by the metadata's scale, not multiplied
     # GGUF: the number of layers of the one size whose scores are scaled by hidden / heads, not by head_dim

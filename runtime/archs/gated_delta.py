@@ -33,6 +33,7 @@ QWEN3_NEXT = Arch(
         "ssm_step": "linear_attn.in_proj_ba",
     },
     recurrence="gated_delta",
+    mtp_reads_normed=True,
     rotary_factor=0.25,
     gguf_names={
         "attn_q_gate": "attn_q",

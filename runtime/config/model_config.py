@@ -52,7 +52,7 @@ class ModelConfig:
     output_gate: bool = False  # the attention output is scaled by a sigmoid gate
     multipliers: Multipliers = field(default_factory=Multipliers)
     sinks: bool = False  # attention sinks: a learned score for each head in the softmax
-    mtp_layers: int = 0  # layers behind the others in the file, for multi-token prediction; not used
+    mtp_layers: int = 0  # layers behind the others in the file, for multi-token prediction (weights/mtp.py)
     # Queries are scaled by 1 + beta · ln(1 + position // length): (beta, length); not with a beta of 0.
     attention_temperature: tuple[float, int] = (0.0, 1)
     mla: MLAConfig | None = None  # multi-head latent attention

@@ -233,6 +233,8 @@ class CudaMachine:
         launches = self.plan(*shape)
         if self.lowering.by_length:
             self._upload_frequencies(batch)
+        if self.lowering.row_inputs:
+            self._upload_row_inputs(batch)
         graph = self._graphs.get((shape, request))
         if graph is None:
             top_k = self._top_k_plan(shape.n_logits, request) if request else None
@@ -253,6 +255,13 @@ class CudaMachine:
             rows = np.zeros((len(lengths), region.stride // 4), np.float32)
             rows[:, : len(op.inv_freq)] = op.frequencies(lengths)
             self.device.upload(region.address, rows)
+            self.device.wait()
+
+    def _upload_row_inputs(self, batch: Batch) -> None:
+        """Upload the inputs of rows that few models have."""
+        values = {"ends": batch.sequence_lengths, "types": batch.types_of_rows}
+        for name, region in self.lowering.row_inputs.items():
+            self.device.upload(region.address, np.ascontiguousarray(values[name](), np.int32))
             self.device.wait()
 
     def _top_k_plan(self, rows: int, request: TopKRequest) -> TopKPlan:

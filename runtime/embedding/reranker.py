@@ -44,6 +44,10 @@ class Reranker:
         self._engine = engine
         self._tokenizer = tokenizer
         self._head = head
+        # Heads on Qwen3-Reranker stand for its words yes and no, and read the same conversation.
+        self._is_told = head is None or (
+            head.settings.pooling == ("lasttoken",) and "<|im_start|>" in tokenizer.special_tokens
+        )
         self._hidden = hidden
         self._check = check
 
@@ -72,9 +76,9 @@ class Reranker:
     def _pair(
         self, query: str, document: str, instruction: str | None, truncate: bool, index: int
     ) -> tuple[list[int], list[int]]:
-        """Ids and token types of the query and document number `index`; without a head there are no types."""
+        """Ids and token types of the query and document number `index`."""
         tokenizer, most = self._tokenizer, self._engine.context
-        if self._head is not None:
+        if not self._is_told:
             first, own = tokenizer.encode(query), tokenizer.encode(document)
             n = len(tokenizer.pair(first, [])[0])
         else:
@@ -88,7 +92,10 @@ class Reranker:
                     f"the query with document {index + 1} has {n + len(own)} tokens, {limit}"
                 )
             own = own[: most - n]
-        ids, types = tokenizer.pair(first, own) if self._head is not None else ([*before, *own, *behind], [])
+        if self._is_told:
+            ids = [*before, *own, *behind]
+            return self._check(ids), [0] * len(ids)
+        ids, types = tokenizer.pair(first, own)
         return self._check(ids), types
 
     def _by_head(self, batch: list[tuple[list[int], list[int]]]) -> np.ndarray:

@@ -14,6 +14,8 @@ from .embedder import BATCH_TOKENS, embed
 from .settings import EmbeddingSettings
 from .stages import Normalize
 
+_SHOWN = 30  # characters of a text in a message
+
 
 class VectorKeywords(TypedDict, total=False):
     """The options of `Model.embed`."""
@@ -106,14 +108,24 @@ class TextVectors:
         most = min(context, settings.max_tokens or context)
         room = most - len(before) - len(behind)
         if len(ids) > room:
-            if not truncate:
-                n = len(ids) + most - room
-                limit = f"but the model takes {most}; cut it (truncate), or split it"
-                raise ContextExceeded(f"text {index + 1} has {n} tokens, {limit}")
+            if not truncate or room < 0:
+                n, limit = (
+                    len(ids) + most - room,
+                    f"but the model takes {most}; cut it (truncate), or split it",
+                )
+                raise ContextExceeded(f"text {index + 1} ({_beginning(text)}) has {n} tokens, {limit}")
             ids = ids[: max(0, room)]
-        return self._check([*before, *ids, *behind])
+        whole = [*before, *ids, *behind]
+        if not whole:
+            raise ValueError(f"text {index + 1} is empty, and the model puts no token around a text")
+        return self._check(whole)
 
     def _prompt_tokens(self, prompt: str) -> int:
         """The tokens of a prompt with what is in front of it, as they begin a text."""
         tokenizer = self._tokenizer
         return len(tokenizer.prefix_ids) + len(tokenizer.encode(prompt))
+
+
+def _beginning(text: str) -> str:
+    """The beginning of a text for a message."""
+    return ascii(text) if len(text) <= _SHOWN else f"{text[:_SHOWN]!a} …"

@@ -100,10 +100,8 @@ class Engine:
             alone=deterministic,
         )
         self._state_shapes = [layer.shape for layer in states.layers] if states else []
-        # A recurrent state cannot go back to where a draft was wrong.
-        drafts = not deterministic and not (states and states.layers)
-        self._ngrams = speculate and drafts
-        self._drafter = drafter if drafts else None
+        self._ngrams = speculate and not deterministic
+        self._drafter = None if deterministic else drafter
         self._chunk, self._whole = limits.chunk, whole_texts
         self._scheduler = Scheduler(machine, table, limits, states, self._drafter)
         self._driver = Driver(self._scheduler)

@@ -7,10 +7,11 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ..ops import Program
 from ..program.build import build_program
 from ..weights.binding import Weights
 from .model import Model
@@ -57,7 +58,13 @@ def load_model(
     beside = source.beside
     tensors = {n: t for n, t in source.tensors.items() if n not in beside} if beside else source.tensors
     weights = Weights(source.config, tensors)
-    program = build_program(source.config, weights, vectors=task != "text")
+    mtp: Program | None = None
+    hidden: Literal["", "normed", "residual"] = ""
+    if options.speculate == "mtp":
+        from .speculation.mtp import open_mtp
+
+        mtp, hidden = open_mtp(source)
+    program = build_program(source.config, weights, vectors=task != "text", hidden=hidden)
     if options.adapters:
         from ..adapters.adapt import adapt
 
@@ -65,10 +72,10 @@ def load_model(
         program, source = adapted.program, _with_adapters(source, adapted)
         for note in adapted.notes:
             warn(note)
-    if weights.skipped:
+    if weights.skipped and mtp is None:
         warn(f"{source.name} is more than a text model; not loaded: {', '.join(sorted(weights.skipped))}")
     context = _context(source, options.context, warn)
-    placing = Placing(source, program, options, context, warn, progress)
+    placing = Placing(source, program, options, context, warn, progress, mtp=mtp)
     if options.draft is not None:
         from .speculation.draft import open_draft
 

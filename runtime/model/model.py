@@ -15,9 +15,10 @@ from ...quant.units import human_bytes
 from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
+from ...tokenizer.fim import encode_fim
 from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
-from ..answers.chat_format import ChatFormat
+from ..answers.chat_format import ChatFormat, one_call_a_message
 from ..answers.continuation import Continuation
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
@@ -62,7 +63,7 @@ class Model:
     """
 
     def __init__(
-        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | None = None
+        self, source: Source, machine: AnyMachine, engine: Engine, draft: Model | AnyMachine | None = None
     ) -> None:
         self.config = source.config
         self.path = source.path
@@ -139,6 +140,13 @@ class Model:
         if isinstance(messages, Mapping) or not all(isinstance(message, Mapping) for message in messages):
             raise TypeError("messages are a list of dicts with `role` and `content`, or one text")
         return self.embedded(encode_chat(self.tokenizer, template, messages, tools, **(variables or {})))
+
+    def encode_fim(self, prefix: str, suffix: str) -> list[int]:
+        """The token ids of a prompt behind which the model writes what belongs between two texts.
+
+        Raises TokenizerError if its vocabulary has no tokens for that.
+        """
+        return self.embedded(encode_fim(self.tokenizer, self.name, prefix, suffix))
 
     def embedded(self, ids: list[int]) -> list[int]:
         """`ids`, all of which the model must have embeddings for. Raises TokenizerError."""
@@ -343,7 +351,14 @@ class Model:
             return self.encode(request.prompt)
         if request.messages is None:
             return list(request.ids or ())
-        return self.encode_chat(*self.chat_format.asked(request))
+        messages, tools, variables = self.chat_format.asked(request)
+        try:
+            return self.encode_chat(messages, tools, variables)
+        except TemplateError as problem:
+            split = one_call_a_message(messages)
+            if not problem.raised or len(split) == len(messages):
+                raise
+            return self.encode_chat(split, tools, variables)
 
     @property
     def chat_format(self) -> ChatFormat:

@@ -8,7 +8,7 @@ from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed", "rerank")
-SPECULATE = ("auto", "off", "ngram", "draft")
+SPECULATE = ("auto", "off", "ngram", "draft", "mtp")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
 MAX_PARALLEL = 1024
@@ -30,10 +30,12 @@ class LoadOptions:
       a bias or a norm. The reference machine always stores float32.
     - `parallel`: how many generations may run at the same time, each with a whole context of its own.
       Default: DEFAULT_PARALLEL, which share the memory of one context; 1 for models with recurrent states.
+    - `contexts`: how many whole contexts the KV cache has room for, if not as many as `parallel` says. With
+      fewer, generations wait for each other where all are long.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
-      neither.
-    - `draft`: file or folder of a draft model, a smaller one with the same vocabulary.
+      neither; "mtp" asks the model's own layer for multi-token prediction, on the CPU.
+    - `draft`: file or folder of a draft model, a smaller one, best with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
       for scores of documents, or "auto": what its files say that it is made for.
     - `beams`: how many beams a search is going to have, for which there are as many sequences.
@@ -56,6 +58,7 @@ class LoadOptions:
     draft: str | None = None
     beams: int = 1
     deterministic: bool = False
+    contexts: int | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -66,6 +69,8 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
+        if self.speculate == "mtp" and self.device == "cuda":
+            raise ValueError("multi-token prediction does not run on the GPU yet")
         if self.speculate == "draft" and self.draft is None:
             raise ValueError("speculation by a draft model needs one")
         if self.task not in TASKS:
@@ -74,5 +79,7 @@ class LoadOptions:
             raise ValueError(f"parallel must be from 1 to {MAX_PARALLEL}, not {self.parallel}")
         if not 1 <= self.beams <= MAX_PARALLEL:
             raise ValueError(f"beams must be from 1 to {MAX_PARALLEL}, not {self.beams}")
+        if self.contexts is not None and not 1 <= self.contexts <= MAX_PARALLEL:
+            raise ValueError(f"contexts must be from 1 to {MAX_PARALLEL}, not {self.contexts}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")

@@ -45,6 +45,7 @@ class Placing:
     `context` is the number of tokens to make room for; it may shrink if `options` names none. `warn` and
     `progress` as for `load_model`. `draft` is a draft model to be loaded with it, whose memory counts as
     well. `max_sequences` and `team` are for a draft model, which has those of its model.
+    `mtp` is the program of a layer for multi-token prediction; such a model runs on the CPU.
     """
 
     source: Source
@@ -56,6 +57,7 @@ class Placing:
     draft: Placing | None = None
     max_sequences: int | None = None
     team: Team | None = None
+    mtp: Program | None = None
 
     def place(self) -> Model:
         """The model on the device that the options name, or with "auto" on the best one that can run it.
@@ -66,7 +68,7 @@ class Placing:
             return self._on_reference()
         gpu_layers, n_layers = self.options.gpu_layers, self._n_layers
         cut = 0 if gpu_layers is None else _cut(self.program, n_layers - gpu_layers)
-        if self.options.device == "cpu" or cut >= n_layers:
+        if self.options.device == "cpu" or cut >= n_layers or self.mtp is not None:
             return self._on_cpu()
         part = split(self.program, cut)[1] if cut else self.program
         device = open_cuda_device(self.options, part, self.warn)
@@ -97,7 +99,7 @@ class Placing:
     @property
     def _contexts(self) -> int:
         """The number of whole contexts that the KV cache has room for."""
-        return self.options.parallel or 1
+        return self.options.contexts or self.options.parallel or 1
 
     def _pages(self, context: int) -> int:
         """Pages of the KV cache for contexts of so many tokens. Short texts fill theirs only in part; each
@@ -111,11 +113,18 @@ class Placing:
 
     def _cuda_need(self, part: Program) -> MemoryNeed:
         need = cuda_memory_need(part, self.options.kv_type)
-        return replace(need, states=need.states * self.sequences, contexts=self._contexts)
+        per_token = need.per_token + self._row_bytes(part)
+        states = need.states * self.sequences
+        return replace(need, per_token=per_token, states=states, contexts=self._contexts)
 
     def _max_rows(self, context: int, rows: int) -> int:
         """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
         return max(rows, context) if self.program.both_ways else rows
+
+    def _row_bytes(self, part: Program) -> int:
+        """Bytes of a step's buffers for each token of the context, where a whole text is one step: float32,
+        and the same rows in 8 bits or float16."""
+        return 6 * sum(b.width for b in part.buffers) if part.both_ways else 0
 
     @property
     def _n_layers(self) -> int:
@@ -142,7 +151,7 @@ class Placing:
     def _reference_need(self) -> MemoryNeed:
         return MemoryNeed(
             self.source.held_bytes + self._reference_copies,
-            cache_bytes_per_token(self.program.cache_layers, "f32"),
+            cache_bytes_per_token(self.program.cache_layers, "f32") + self._row_bytes(self.program),
             self._state_bytes(self.program),
             self._contexts,
         )
@@ -150,6 +159,9 @@ class Placing:
     def _with_draft(self, need_of: Callable[[Placing], MemoryNeed]) -> MemoryNeed:
         """The memory that the model needs on a machine, with its draft model on one of the same kind."""
         need = need_of(self)
+        if self.mtp is not None:  # its weights are among the file's, the output matrix is there twice
+            n_bytes = 4.0 * sum(layer.width for layer in self.mtp.cache_layers)
+            need = replace(need, per_token=need.per_token + n_bytes)
         return need if self.draft is None else need.beside(need_of(self.draft))
 
     def _on_cpu(self) -> Model:
@@ -236,7 +248,8 @@ class Placing:
             weights = round(weights * weight_bytes(part) / max(1, weight_bytes(self.program)))
         return MemoryNeed(
             weights,
-            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower()),
+            cache_bytes_per_token(layers, cache_type(part, self.options.kv_type).lower())
+            + self._row_bytes(part),
             self._state_bytes(part),
             self._contexts,
         )
@@ -273,10 +286,17 @@ class Placing:
     def _model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
         """The model with an engine that feeds `machine` prompts in steps of `prefill_rows` tokens."""
         source = self.source
+        draft: Model | AnyMachine | None
+        drafter: Drafter | None
         draft, drafter = self._load_draft(machine, context)
+        table = PageTable(self._pages(context), self.sequences)
+        if self.mtp is not None:
+            from .speculation.mtp import load_mtp
+
+            draft, drafter = load_mtp(self, self.mtp, machine, table)
         engine = Engine(
             machine,
-            PageTable(self._pages(context), self.sequences),
+            table,
             source.config,
             source.end_ids,
             context=context,

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
 from ..config.model_config import ModelConfig
 from ..config.rope import Rope
-from ..ops import Program
+from ..ops import Buffer, Program
 from ..ops.buffer import buffers_of
 from ..weights.binding import Weights
 from .builder import Builder, LayerBuilder
 from .embed import embed
-from .head import head, vector_head
+from .head import head, head_of_all_rows, vector_head
 from .layer import decoder_layer
 
 
-def build_program(config: ModelConfig, weights: Weights, vectors: bool = False) -> Program:
+def build_program(
+    config: ModelConfig,
+    weights: Weights,
+    vectors: bool = False,
+    hidden: Literal["", "normed", "residual"] = "",
+) -> Program:
     """The program of a model: embed; layers; head. Raises DamagedFile for unusable RoPE.
 
     In the last layer only the rows whose logits are asked for go on behind the mixer. With `vectors` the
-    program ends with the hidden states behind the output norm, which take the place of logits.
+    program ends with the hidden states behind the output norm, which take the place of logits. With `hidden`
+    all rows go on, and `boundary_out` has their hidden states for a layer for multi-token prediction: the
+    residual stream, or what the output norm makes of it.
     """
-    inv_freqs = {rope: _inv_freq(rope) for layer in config.layers if (rope := layer.rope)}
-    b = Builder(config, weights, inv_freqs)
+    b = Builder(config, weights, rope_frequencies(config), all_rows=bool(hidden))
     ops, starts = b.emitted.ops, list[int]()
 
     embed(b)  # x [rows, hidden]
@@ -32,8 +39,13 @@ def build_program(config: ModelConfig, weights: Weights, vectors: bool = False) 
         starts.append(len(ops))
         decoder_layer(LayerBuilder.of(b, i))  # x [rows, hidden]
     starts.append(len(ops))
-    end = vector_head if vectors else head
-    logits = end(replace(b, logits_rows=True))  # logits [logits rows, vocab or hidden]
+    boundary_out: tuple[Buffer, ...] = ()
+    if hidden:
+        logits, read = head_of_all_rows(b, hidden == "normed")
+        boundary_out = (read,)
+    else:
+        end = vector_head if vectors else head
+        logits = end(replace(b, logits_rows=True))  # logits [logits rows, vocab or hidden]
 
     residual = b.streams or (b.x,)
     return Program(
@@ -44,8 +56,14 @@ def build_program(config: ModelConfig, weights: Weights, vectors: bool = False) 
         state_layers=tuple(b.emitted.state_layers),
         layers=tuple(starts),
         vectors=vectors,
+        boundary_out=boundary_out,
         residual=(*residual, b.per_layer_inputs) if config.per_layer_input else residual,
     )
+
+
+def rope_frequencies(config: ModelConfig) -> dict[Rope, np.ndarray]:
+    """The frequencies of each RoPE of a model's layers."""
+    return {rope: _inv_freq(rope) for layer in config.layers if (rope := layer.rope)}
 
 
 def _inv_freq(rope: Rope) -> np.ndarray:

@@ -28,6 +28,7 @@ class Builder:
     """Emits ops outside of the layers. Shapes in comments: `rows` are the rows of a step.
 
     With `logits_rows` the builder's buffers have only the rows whose logits are asked for.
+    With `all_rows` no row is dropped in the last layer.
     `inv_freqs` are the frequencies of each RoPE for sequences up to its original context.
     """
 
@@ -36,6 +37,7 @@ class Builder:
     inv_freqs: dict[Rope, np.ndarray]
     emitted: Emitted = field(default_factory=Emitted)
     logits_rows: bool = False
+    all_rows: bool = False
 
     def emit(self, *ops: Op) -> None:
         """Append ops to the program."""
@@ -115,8 +117,8 @@ class LayerBuilder(Builder):
 
     @property
     def is_last(self) -> bool:
-        """Whether no layer follows."""
-        return self.index + 1 == self.config.n_layers
+        """Whether nothing follows but logits."""
+        return self.index + 1 == self.config.n_layers and not self.all_rows
 
     @property
     def single_norm(self) -> bool:

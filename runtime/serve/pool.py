@@ -20,6 +20,8 @@ from .http.problems import Problem, busy
 
 _log = logging.getLogger(__name__)
 
+DEFAULT_PARALLEL = 16  # sequences, which share the memory of one context
+
 
 @dataclass(eq=False)
 class Entry:
@@ -178,8 +180,18 @@ class ModelPool:
     def _load_now(self, entry: Entry) -> Model:
         def progress(what: str, done: int, total: int) -> None:
             entry.stage = (what, done, total)
+            if self._closed:  # nobody waits for it any more
+                raise busy("the server is shutting down")
 
-        model = load_model(entry.path, replace(self.load, task=entry.task), warn=self.warn, progress=progress)
+        options = replace(self.load, task=entry.task)
+        if options.parallel is None:  # many may talk at once, in the memory that one would get
+            shared = replace(options, parallel=DEFAULT_PARALLEL, contexts=1)
+            try:
+                model = load_model(entry.path, shared, warn=self.warn, progress=progress)
+            except NotEnoughMemory:  # recurrent states take as much for each
+                model = load_model(entry.path, options, warn=self.warn, progress=progress)
+        else:
+            model = load_model(entry.path, options, warn=self.warn, progress=progress)
         if self._closed:
             model.close()
             raise busy("the server is shutting down")

@@ -16,7 +16,7 @@ from .endpoint import Handler, Plain
 from .ollama import chat as ollama_chat
 from .ollama import embed as ollama_embed
 from .ollama import models as ollama_models
-from .openai import chat, completions, embeddings, models, responses
+from .openai import chat, completions, embeddings, models, rerank, responses
 from .openapi import description, page
 from .plain import Nothing
 
@@ -51,6 +51,7 @@ PATHS: Sequence[Path] = (
     Path("OpenAI", "POST", "/v1/completions", completions.completions, completions.CompletionRequest),
     Path("OpenAI", "POST", "/v1/responses", responses.responses, responses.ResponseRequest),
     Path("OpenAI", "POST", "/v1/embeddings", embeddings.embeddings, embeddings.EmbeddingsRequest),
+    Path("OpenAI", "POST", "/v1/rerank", rerank.rerank, rerank.RerankRequest),
     Path("Anthropic", "POST", "/v1/messages", messages.messages, messages.MessagesRequest),
     Path("Anthropic", "POST", "/v1/messages/count_tokens", messages.count_tokens, messages.CountRequest),
     Path("Ollama", "POST", "/api/chat", ollama_chat.chat, ollama_chat.OllamaChatRequest),

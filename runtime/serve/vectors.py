@@ -33,3 +33,24 @@ def _embed(
         vectors = model.embed(texts, dimensions=dimensions, truncate=truncate)
         call.n_prompt += sum(min(len(model.encode(text)), model.context) for text in texts)
     return vectors
+
+
+async def reranked(
+    call: Call, name: str | None, query: str, documents: Sequence[str], instruction: str | None
+) -> np.ndarray:
+    """float32 [documents]: how well each document answers a query. Problem 400 for what the model cannot
+    read."""
+    if not 1 <= len(documents) <= MOST_TEXTS:
+        raise Problem(400, f"there must be 1 to {MOST_TEXTS} documents, not {len(documents)}", "documents")
+    model = await call.model(name)
+    return await asyncio.to_thread(_rerank, call, model, query, documents, instruction)
+
+
+def _rerank(
+    call: Call, model: Model, query: str, documents: Sequence[str], instruction: str | None
+) -> np.ndarray:
+    with about_request("documents"):
+        scores = model.rerank(query, documents, instruction)
+        n_query = len(model.tokenizer.encode(query))
+        call.n_prompt += sum(n_query + len(model.tokenizer.encode(text)) for text in documents)
+    return scores

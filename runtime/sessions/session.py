@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..answers.events import AnswerEvent, TextDelta
+from ..answers.request import GenerationRequest
 from ..engine.sampling.params import SamplingParams
-from ..model.sampling_keywords import SamplingKeywords, sampling_params
+from ..model.sampling_keywords import (
+    AnswerKeywords,
+    SamplingKeywords,
+    generation_request,
+    sampling_params,
+)
 from .kept_pages import about_cache, put_in, take_out
 from .session_file import SavedConversation, SavedSession, read_session, write_session
 
@@ -85,25 +93,36 @@ class Session:
         came; if there is nothing of it, the message is forgotten.
         """
         params = sampling_params("chat", params, sampling)
-        asked = [*self.messages, {"role": "user", "content": text}]
-        ids = self.model.encode_chat(asked, variables=variables)
-        return self._answer(asked, ids, params)
+        return _texts(self.answer(text, params=params, variables=variables))
+
+    def answer(
+        self, message: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], **fields: Unpack[AnswerKeywords]
+    ) -> Generator[AnswerEvent, None, None]:
+        """The events of the model's answer to new messages: the text of one of the user, a message such as
+        the result of a tool, or several. What the model thinks and the calls that it asks for become part of
+        the conversation as well.
+
+        `fields` are those of `Model.answer`, whose errors there are; see `chat`.
+        """
+        if isinstance(message, str):
+            message = {"role": "user", "content": message}
+        new = [message] if isinstance(message, Mapping) else message
+        asked = [*self.messages, *(dict(each) for each in new)]
+        request = generation_request(asked, fields)
+        request = replace(request, ids=self.model.encode_request(request))
+        return self._answer(asked, request)
 
     def _answer(
-        self, asked: list[dict[str, Any]], ids: list[int], params: SamplingParams
-    ) -> Generator[str, None, None]:
-        answer = ""
-        continuation = self.model.submit(ids, params)
+        self, asked: list[dict[str, Any]], request: GenerationRequest
+    ) -> Generator[AnswerEvent, None, None]:
+        answer = self.model.answer(request)
         try:
-            with closing(continuation):
-                for event in continuation:
-                    answer += event.text
-                    if event.text:
-                        yield event.text
+            with answer:
+                yield from answer
         finally:
-            self._ids = [*ids, *continuation.generation.tokens]
-            if answer:
-                self.messages = [*asked, {"role": "assistant", "content": answer}]
+            self._ids = [*(request.ids or ()), *answer.generation.tokens]
+            if answer.text or answer.thinking or answer.tool_calls:
+                self.messages = [*asked, answer.message()]
 
     def save(self) -> int:
         """Write the file; returns its bytes. It is there whole or, if anything goes wrong, as it was before.
@@ -114,3 +133,10 @@ class Session:
         talk = SavedConversation(self.messages, os.path.abspath(model.path))
         saved = SavedSession(talk, about_cache(model), take_out(model, self._ids))
         return write_session(self.path, saved)
+
+
+def _texts(events: Generator[AnswerEvent, None, None]) -> Generator[str, None, None]:
+    with closing(events):
+        for event in events:
+            if isinstance(event, TextDelta) and event.text:
+                yield event.text

@@ -33,7 +33,8 @@ class SavedConversation:
     `messages` have a `role`, a `content` and what else chat templates read; of a `raw` one they are parts of
     one text. `model` is what the user called the model by, "" if that is not known; `cut` says why the last
     answer is incomplete ("length", "interrupted", …), "" if it is complete. The oldest `dropped` turns, which
-    begin with a message of the user, did not fit the context any more.
+    begin with a message of the user, did not fit the context any more. `begun`: the tokens of an answer that
+    was cut, what the model thought before it included, if they are known.
     """
 
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -41,6 +42,7 @@ class SavedConversation:
     raw: bool = False
     cut: str = ""
     dropped: int = 0
+    begun: list[int] = field(default_factory=list)
 
     @property
     def system(self) -> str:
@@ -95,7 +97,8 @@ def _conversation(facts: Any, name: str) -> SavedConversation:
         and isinstance(message.get("content"), str | None)
         for message in messages
     )
-    kinds = {"model": str, "raw": bool, "cut": str, "dropped": int}
-    if not sound or not all(type(facts.get(key)) is kind for key, kind in kinds.items()):
+    kinds = {"model": str, "raw": bool, "cut": str, "dropped": int, "begun": list}
+    sound = sound and all(type(facts.get(key)) is kind for key, kind in kinds.items())
+    if not sound or not all(type(id_) is int for id_ in facts["begun"]):
         raise DamagedFile(f"{name} is a damaged session: it has no messages")
     return SavedConversation(messages, *(facts[key] for key in kinds))

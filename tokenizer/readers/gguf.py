@@ -269,7 +269,17 @@ def _settings(
         chat_templates=_chat_templates(metadata),
         prefix_ids=tuple(token_ids(metadata, PREFIX_IDS, len(pieces), notes)),
         notes=tuple(notes),
+        fim_ids=_fim_ids(metadata, len(pieces), notes),
     )
+
+
+def _fim_ids(metadata: Mapping[str, Any], n: int, notes: list[str]) -> tuple[int, int, int] | None:
+    """The tokens for filling in the middle, by llama.cpp's keys of today or by its older ones."""
+    for names in (("fim_pre", "fim_suf", "fim_mid"), ("prefix", "suffix", "middle")):
+        prefix, suffix, middle = (token_id(metadata, f"{name}_token_id", n, notes) for name in names)
+        if prefix is not None and suffix is not None and middle is not None:
+            return prefix, suffix, middle
+    return None
 
 
 def _chat_templates(metadata: Mapping[str, Any]) -> dict[str, str]:

@@ -62,7 +62,9 @@ class AttentionLowering(PrepareLowering):
         self._attend(i, op.attend)
 
     def _attend(self, i: int, op: ops.Attend) -> None:
-        if self._one_prompt and self._suits_tensor_cores(op):
+        if not op.causal:
+            self._simt_attention(i, op)
+        elif self._one_prompt and self._suits_tensor_cores(op):
             self._prefill_attention(op)
         elif self._suits_tensor_cores(op):
             self._decode_attention(i, op)
@@ -83,6 +85,7 @@ class AttentionLowering(PrepareLowering):
             "VEC": vectors,
             "U": 4 if vectors == 1 and self.capacity.cache_bits <= 16 else 2 if vectors <= 2 else 1,
             "MIN_SPLIT": MIN_SPLIT,
+            "BOTH_WAYS": int(not op.causal),
         }
         arguments = SimtAttentionArguments(
             q=self._at(op.q),
@@ -90,6 +93,7 @@ class AttentionLowering(PrepareLowering):
             scores=self._scores(op),
             output=plan.output,
             kv_heads=op.kv_heads,
+            ends=0 if op.causal else self.row_input("ends"),
         )
         what = replace(self._kernel(simt_attention, 32 * WARPS, **constants), resident=4)
         self._emit(what, plan.grid, arguments, plan.shared)

@@ -87,7 +87,8 @@ class LaunchBuilder:
 
     `matrices` are the uploaded weights by `id` of their tensor. `by_length` collects the RoPE ops whose
     frequencies depend on the sequence's length, with the memory for these frequencies, by `id` of the op's
-    table.
+    table. `row_inputs` is the memory, int32 [rows], of inputs that few models have: `ends`, the length of
+    each row's sequence, and `types`, its token type.
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
@@ -105,6 +106,7 @@ class LaunchBuilder:
     inputs: InputAddresses
     tuning: Tuning = field(default_factory=Tuning)
     by_length: dict[int, tuple[ops.RoPE, Region]] = field(default_factory=dict)
+    row_inputs: dict[str, Region] = field(default_factory=dict)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
@@ -133,6 +135,12 @@ class LaunchBuilder:
         size = layer.kv_heads * (dims * bits // 8 + (dims // 16 if bits < 16 else 0))
         keys = self.memory.rows(f"keys {i}", tokens, size)
         return keys, keys if layer.value_dim == 0 else self.memory.rows(f"values {i}", tokens, size)
+
+    def row_input(self, name: str) -> int:
+        """The address of one of `row_inputs`."""
+        if name not in self.row_inputs:
+            self.row_inputs[name] = self.memory.rows(f"{name} of rows", 1, 4 * self.capacity.max_rows)
+        return self.row_inputs[name].address
 
     def state(self, i: int, layer: ops.StateLayer) -> Region:
         """The states of a recurrent op, one row for each sequence."""

@@ -19,9 +19,8 @@ class RowLowering(LaunchBuilder):
     """Launches of ops that work on single rows or elements."""
 
     def _embed(self, op: ops.Embed) -> None:
-        self._look_up(
-            op.table, self.inputs.tokens, self._n_rows[op.out.logits_rows], self._at(op.out), op.scale
-        )
+        numbers = self.row_input("types") if op.by_type else self.inputs.tokens
+        self._look_up(op.table, numbers, self._n_rows[op.out.logits_rows], self._at(op.out), op.scale)
         self._invalidate(op.out)
 
     def _look_up(self, tensor: QTensor, numbers: int, n: int, out: Region, scale: float = 1.0) -> None:

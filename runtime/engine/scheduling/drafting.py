@@ -8,10 +8,14 @@ from time import perf_counter
 
 from ..cache import PageTable
 from ..machine import Machine
-from ..speculation.drafter import Drafter, Wish
+from ..speculation.drafter import Drafter, Seen, Wish
 from ..speculation.speculation import SequenceDrafts
+from ..state import SavedState, States
+from .batching import Rows
 from .placement import Limits
-from .sequence import Sequence
+from .sequence import NO_SLOT, Sequence
+
+MOST_AGAIN = 4  # ids that are computed again beside drafts, where a recurrent state has gone back
 
 _log = logging.getLogger(__name__)
 
@@ -23,11 +27,18 @@ class Drafting:
     """
 
     def __init__(
-        self, machine: Machine, table: PageTable, limits: Limits, drafter: Drafter | None = None
+        self,
+        machine: Machine,
+        table: PageTable,
+        limits: Limits,
+        states: States | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._machine = machine
         self._table = table
         self._limits = limits
+        self._states = states if states and states.layers else None
+        self._saved: dict[int, SavedState] = {}  # by slot: states in front of rows that may be given back
         self._drafter = drafter
         self.seconds = 0.0
 
@@ -38,10 +49,11 @@ class Drafting:
         wishes, asking = list[Wish](), list[SequenceDrafts]()
         for sequence in decoding:
             drafts = sequence.drafts
-            if drafts is None or len(sequence.ids) - sequence.n_cached != 1:
+            if drafts is None or not self._may_draft(sequence):
                 continue
             most = self._most(sequence, len(decoding))
-            wanted = drafts.choose(sequence.ids, len(decoding), most, self._left(sequence))
+            base = len(decoding) + len(sequence.ids) - sequence.n_cached - 1
+            wanted = drafts.choose(sequence.ids, base, most, self._left(sequence))
             if wanted:
                 sampler = drafts.sampler(sequence.sampler)
                 wishes.append(Wish(sequence, sequence.slot, sequence.ids, wanted, sampler))
@@ -55,17 +67,61 @@ class Drafting:
         try:
             proposals = drafter.propose(wishes)
         except Exception as problem:  # noqa: BLE001 - answers do not depend on drafts
-            _log.warning("drafting failed, and is given up: %s", problem)
-            self._drafter = None
+            self._give_up(problem)
             proposals = [[] for _ in wishes]
         for drafts, proposal in zip(asking, proposals, strict=True):
             drafts.offer(proposal)
 
     def take(self, sequence: Sequence, n_decoding: int) -> list[int]:
         """The ids that are drafted for a sequence, in a step of `n_decoding` that decode."""
-        if sequence.drafts is None or len(sequence.ids) - sequence.n_cached != 1 or self._limits.alone:
+        if sequence.drafts is None or not self._may_draft(sequence) or self._limits.alone:
             return []
         return sequence.drafts.take(sequence.ids, self._most(sequence, n_decoding))
+
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Whether few enough of a sequence's ids are to be computed yet."""
+        return len(sequence.ids) - sequence.n_cached <= (MOST_AGAIN if self._states else 1)
+
+    def keep_states(self, plan: List[Rows]) -> None:
+        """Before a step: copy the recurrent states that drafts may turn out to have led astray."""
+        self._saved.clear()
+        if self._states is not None:
+            for rows in plan:
+                if rows.drafted:
+                    self._saved[rows.sequence.slot] = self._states.save(rows.sequence.slot)
+
+    def settle(self, rows: Rows, n_right: int) -> int:
+        """Behind a step, of whose drafted ids `n_right` were right: how many ids the machine has seen.
+
+        A recurrent state that has seen wrong ones goes back to where it was in front of the step; the right
+        ones are computed once more with the next token.
+        """
+        saved = self._saved.get(rows.sequence.slot)
+        if n_right < len(rows.drafted) and saved is not None and self._states is not None:
+            self._states.restore(rows.sequence.slot, saved)
+            return saved.length
+        return rows.first + rows.n - len(rows.drafted) + n_right
+
+    def observe(self, plan: List[Rows], right: List[int]) -> None:
+        """Behind a step: tell the drafter what was computed of each sequence that may be drafted for."""
+        if self._drafter is None or self._drafter.companion is None:
+            return
+        seen, start, total = list[Seen](), 0, sum(rows.n for rows in plan)
+        for rows, n_right in zip(plan, right, strict=True):
+            n = rows.n - len(rows.drafted) + n_right
+            s = rows.sequence
+            if s.drafts is not None and s.slot != NO_SLOT:
+                ids = s.ids[rows.first + 1 : rows.first + 1 + n]
+                seen.append(Seen(s, s.slot, rows.first, range(start, start + n), total, ids))
+            start += rows.n
+        try:
+            self._drafter.observe(seen)
+        except Exception as problem:  # noqa: BLE001 - answers do not depend on drafts
+            self._give_up(problem)
+
+    def _give_up(self, problem: Exception) -> None:
+        _log.warning("drafting failed, and is given up: %s", problem)
+        self._drafter = None
 
     def _left(self, sequence: Sequence) -> int:
         """Tokens that a sequence may still get."""

@@ -51,8 +51,16 @@ class Placement:
     """Gives sequences slots and pages. What a sequence has computed stays behind it as the beginning of
     others, until its pages are needed."""
 
-    def __init__(self, machine: Machine, table: PageTable, limits: Limits, states: States | None) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        table: PageTable,
+        limits: Limits,
+        states: States | None,
+        companion: Machine | None = None,
+    ) -> None:
         self._machine = machine
+        self._companion = companion  # a machine with further layers for the same pages
         self._table = table
         self._limits = limits
         self.states = KnownStates(states, table.max_sequences) if states and states.layers else None
@@ -152,6 +160,8 @@ class Placement:
                 return False
             self._table.extend(slot, part)
             self._machine.copy_page(source, self._table.pages(slot)[-1])
+            if self._companion is not None:
+                self._companion.copy_page(source, self._table.pages(slot)[-1])
         finally:
             self._table.release(source)
         return True

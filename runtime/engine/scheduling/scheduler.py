@@ -57,13 +57,14 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # in order
         self.running: list[Sequence] = []  # in order
         self.groups: list[BeamGroup] = []  # beam searches, whose beams are in the lists above
-        self.placement = Placement(machine, table, limits, states)
+        companion = drafter.companion if drafter is not None else None
+        self.placement = Placement(machine, table, limits, states, companion)
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
         self._row_seconds = 0.0  # of a prefill row, averaged
         self._decode_seconds = 0.0  # of a step of decode rows only, averaged
         self.step_costs = StepCosts()
-        self._drafting = Drafting(machine, table, limits, drafter)
+        self._drafting = Drafting(machine, table, limits, states, drafter)
 
     # ---- from any thread
 
@@ -101,6 +102,7 @@ class Scheduler:
             return False
         start = perf_counter()
         try:
+            self._drafting.keep_states(plan)
             for rows in plan:
                 if rows.chooses and rows.sequence.constrained is not None:
                     rows.sequence.constrained.prepare(rows.drafted)
@@ -333,6 +335,7 @@ class Scheduler:
                 rows.sequence.group.receive(rows.sequence, those[-1])
             elif rows.chooses:
                 right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
+        self._drafting.observe(plan, right)
         seconds = perf_counter() - start
         n_prefill = 0
         with self.lock:
@@ -352,7 +355,7 @@ class Scheduler:
         if sequence.slot == NO_SLOT:  # cancelled meanwhile
             return
         self._count(sequence, rows, n_right, seconds)
-        sequence.n_cached = rows.first + rows.n - len(rows.drafted) + n_right
+        sequence.n_cached = self._drafting.settle(rows, n_right)
         if max(sequence.n_prefill, sequence.n_cached) <= self.limits.original_context:
             sequence.n_original = sequence.n_cached
         self.placement.save_state(sequence)

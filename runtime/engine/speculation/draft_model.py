@@ -17,7 +17,7 @@ from ..cache import Batch, PageTable
 from ..machine import Machine
 from ..sampling.top_k import MAX_TOP_K, TopK
 from ..state import SavedState, States
-from .drafter import Wish
+from .drafter import Seen, Wish
 from .policy import StepCosts
 
 
@@ -96,6 +96,14 @@ class DraftModel:
     def own_tokens(self) -> bool:
         """Whether its ids are those of the model."""
         return self._translation is None
+
+    @property
+    def companion(self) -> None:
+        """It has pages of its own."""
+        return None
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        """What it needs to know stands in the ids."""
 
     def seconds(self, n: int, n_sequences: int, step: StepCosts) -> float:
         """What it takes to draft `n` ids for each of `n_sequences`; `step`: costs of the model's steps."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..machine import Machine
 from ..sampling.sampler import Sampler
 from .policy import StepCosts
 
@@ -24,6 +25,22 @@ class Wish:
     sampler: Sampler
 
 
+@dataclass(frozen=True)
+class Seen:
+    """Rows of a step of the model: those of the sequence `owner` in `slot`, from position `first` on.
+
+    `rows` are their numbers in the step, of `n_step` in all. `ids` are the ids that follow each of them: all,
+    or all but the last.
+    """
+
+    owner: object
+    slot: int
+    first: int
+    rows: range
+    n_step: int
+    ids: Sequence[int]
+
+
 class Drafter(Protocol):
     """Proposes ids for many sequences at once."""
 
@@ -32,6 +49,13 @@ class Drafter(Protocol):
 
     @property
     def own_tokens(self) -> bool: ...  # whether its ids are those of the model, not of another tokenizer
+
+    @property
+    def companion(self) -> Machine | None: ...  # its machine, if that has the pages of the model's table
+
+    def observe(self, seen: Sequence[Seen]) -> None:
+        """Take note of what a step of the model has computed, before its next one."""
+        ...
 
     def seconds(self, n: int, n_sequences: int, step: StepCosts) -> float:
         """What it takes to draft `n` ids for each of some sequences; `step`: costs of the model's own."""

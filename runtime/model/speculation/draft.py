@@ -13,6 +13,7 @@ from ...weights.binding import Weights
 from ..model import Model
 from ..placing import Placing
 from ..source import Source, open_source
+from .translation import TokenTranslation
 
 
 def open_draft(target: Placing) -> Placing | None:
@@ -24,7 +25,7 @@ def open_draft(target: Placing) -> Placing | None:
     if options.draft is None or options.speculate not in ("auto", "draft"):
         return None
     source = open_source(Path(options.draft), target.source.tokenizer is not None)
-    check_vocabularies(source, target.source)
+    check_tokenizers(source, target.source)
     program = build_program(source.config, Weights(source.config, source.tensors))
     return replace(
         target,
@@ -36,16 +37,15 @@ def open_draft(target: Placing) -> Placing | None:
     )
 
 
-def check_vocabularies(draft: Source, target: Source) -> None:
-    """Raise ValueError unless the ids of a draft model mean what they mean to the model."""
-    if draft.tokenizer is None or target.tokenizer is None:
-        if draft.config.vocab_size != target.config.vocab_size:
-            raise ValueError(
-                f"{draft.name} has {draft.config.vocab_size} token ids, {target.name} has "
-                f"{target.config.vocab_size}, and without tokenizers they cannot be compared"
-            )
-    elif not same_tokens(draft, target):
-        raise ValueError(f"{draft.name} cannot draft for {target.name}: their vocabularies differ")
+def check_tokenizers(draft: Source, target: Source) -> None:
+    """Raise ValueError if it is not known how to turn a draft model's ids into the model's."""
+    known = draft.tokenizer is not None and target.tokenizer is not None
+    sizes = [source.config.vocab_size for source in (draft, target)]
+    if not known and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{draft.name} has {sizes[0]} token ids, {target.name} has {sizes[1]}, and without tokenizers "
+            "they cannot be compared"
+        )
 
 
 def same_tokens(draft: Source, target: Source) -> bool:
@@ -61,7 +61,13 @@ def same_tokens(draft: Source, target: Source) -> bool:
 def load_draft(placing: Placing, target: Source, program: Program) -> tuple[Model, DraftModel]:
     """The draft model, loaded, and what drafts with it for the model `target`, which runs `program`."""
     model = placing.place()
-    sources = (placing.source, target)
+    sources: tuple[Source, ...] = (placing.source, target)
+    translation = None
+    own, others = placing.source.tokenizer, target.tokenizer
+    if own is not None and others is not None and not same_tokens(placing.source, target):
+        n_ids = min(target.config.vocab_size, others.vocab_size)
+        translation = TokenTranslation(others, own, n_ids, own.prefix_ids)
+        sources = (placing.source,)
     sizes = [source.config.vocab_size for source in sources]
     sizes += [source.tokenizer.vocab_size for source in sources if source.tokenizer]
     engine = model.engine
@@ -72,6 +78,7 @@ def load_draft(placing: Placing, target: Source, program: Program) -> tuple[Mode
         n_tokens=min(sizes),
         chunk=engine.prefill_chunk,
         states=engine.machine.states,
+        translation=translation,
         relative_cost=weight_bytes(placing.program) / max(1, weight_bytes(program)),
     )
     return model, drafter

@@ -23,6 +23,7 @@ Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = {"/", "/health", "/docs", "/openapi.json", "/favicon.ico"}  # say nothing about anybody
+_WATCHED = {"/health", "/metrics"}  # asked for all the time, so that the log leaves them out
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -129,7 +130,8 @@ class Guard:
         self._metrics.request_seconds.labels(path).observe(seconds)
         tokens = f", {call.n_prompt} + {call.n_new} tokens" if call is not None and call.n_prompt else ""
         left = ", the client left" if gone else ""
-        _log.info("%s %s %s, %.3f s%s%s", scope["method"], path, status or "-", seconds, tokens, left)
+        level = logging.DEBUG if path in _WATCHED else logging.INFO
+        _log.log(level, "%s %s %s, %.3f s%s%s", scope["method"], path, status or "-", seconds, tokens, left)
 
 
 def _headers(scope: Scope) -> dict[str, str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from .... import __version__
 from ...hub.files import quant_of
+from ...model.model import Model
 from ..call import Call
 from ..plain import Nothing
 from ..pool import Entry
@@ -67,9 +68,18 @@ async def show(call: Call, request: OllamaShowRequest) -> dict[str, Any]:
             f"{config.arch}.embedding_length": config.hidden,
             f"{config.arch}.block_count": len(config.layers),
         },
-        "capabilities": ["completion"],
+        "capabilities": _capabilities(model),
         "modified_at": _time(entry),
     }
+
+
+def _capabilities(model: Model) -> list[str]:
+    """What a model can do, in Ollama's words."""
+    if model.vectors is not None:
+        return ["embedding"]
+    output = model.chat_format.output
+    more = [name for name, has in (("tools", output.takes_tools), ("thinking", output.thinks)) if has]
+    return ["completion", *more]
 
 
 def _about(entry: Entry) -> dict[str, Any]:

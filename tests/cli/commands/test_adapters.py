@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kukri.cli.commands.serve import ServeFlags
 from kukri.quant.gguf.reader import GGUFFile
 from kukri.tests.runtime.adapters.test_control_vectors import write as write_vector
 from kukri.tests.runtime.adapters.test_gguf_lora import write as write_lora
@@ -78,6 +79,15 @@ def test_what_is_refused(llm_inside: Run, tiny, lora, vector, peft, flags, code,
     assert (done.returncode, done.stdout) == (code, b"")
     assert message in " ".join(done.stderr.decode().split())
     assert done.stderr.count(b"\n") == 1
+
+
+def test_serve(llm_inside: Run, tiny: Path, lora: Path) -> None:
+    """Adapters go to the one model that is served."""
+    loading = ServeFlags(lora=[f"{lora}:0.5"]).loading()
+    assert loading.adapters.lora[0].scale == 0.5
+    refused = llm_inside("serve", tiny, lora, "--lora", lora)
+    assert refused.returncode == 2
+    assert b"adapters are for one model" in refused.stderr
 
 
 def test_show(llm_inside: Run, lora: Path, vector: Path, peft: Path) -> None:

@@ -79,6 +79,13 @@ def test_pipes_templates_and_csv(llm_inside: Run, tiny: Path, tmp_path: Path) ->
     assert out.read_text("utf-8").splitlines()[0] == "name,answer,finish_reason"
 
 
+def test_answers_with_a_form(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
+    source, out = questions(tmp_path / "in.jsonl", 4), tmp_path / "out.jsonl"
+    done = llm_inside("batch", source, out, "-m", tiny, "--raw", "-n", "20", "-t", "1", "--choice", "ab, ba")
+    assert done.returncode == 0, done.stderr
+    assert {row["answer"] for row in read(out)} <= {"ab", "ba"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [
@@ -87,6 +94,7 @@ def test_pipes_templates_and_csv(llm_inside: Run, tiny: Path, tmp_path: Path) ->
         (("in.jsonl", "in.jsonl"), 1, b"own answers"),
         (("in.jsonl", "out.jsonl", "--prompt-template", "{"), 2, b"lone brace"),
         (("in.jsonl", "out.jsonl", "--embed", "--raw"), 2, b"--embed"),
+        (("in.jsonl", "out.jsonl", "--json", "--choice", "a"), 2, b"exclude each other"),
         (("in.jsonl",), 2, b"OUT"),
     ],
 )

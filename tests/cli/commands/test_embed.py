@@ -62,7 +62,7 @@ def test_lines_as_an_array(llm_inside: Callable, model: Path, expected: np.ndarr
         (["--prompt", "nope"], 2, "it has document, query"),
         (["--pooling", "nope"], 2, "unknown pooling"),
         (["--dimensions", "33"], 2, "32 dimensions"),
-        (["-c", "3"], 4, "text 1 has 5 tokens, but the model takes 3"),
+        (["-c", "3"], 4, "text 1 ('hello') has 5 tokens, but the model takes 3"),
         (["--file", "missing.txt"], 2, "missing.txt"),
     ],
 )
@@ -108,3 +108,13 @@ def test_no_reranker(llm_inside: Callable, tiny: Path) -> None:
     """Any model of ChatML may be asked for yes or no, if these are words of its vocabulary."""
     done = llm_inside("rerank", "-m", tiny, "--device", "cpu", "query", "document")
     assert "is no reranker" in failed(done, 5)
+
+
+def test_empty_texts(llm_inside: Callable, model: Path, tiny: Path) -> None:
+    """A line without a text has a vector where the model puts tokens around a text."""
+    done = llm_inside("embed", "-m", model, "--device", "cpu", input=b"hello\n\nhello\n")
+    vectors = [json.loads(line)["embedding"] for line in done.stdout.splitlines()]
+    assert vectors[0] == pytest.approx(vectors[2], abs=1e-6)
+    assert vectors[1] != pytest.approx(vectors[0], abs=1e-2)
+    done = llm_inside("embed", "-m", tiny, "--device", "cpu", "")
+    assert "text 1 is empty" in failed(done, 2)

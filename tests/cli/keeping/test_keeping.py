@@ -11,12 +11,20 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 
+from kukri.cli.keeping.keeper import Keeper, at_rest
 from kukri.runtime.sessions.cache_folder import CONVERSATIONS
-from kukri.runtime.sessions.session_file import read_session
+from kukri.runtime.sessions.session_file import (
+    SavedConversation,
+    SavedSession,
+    read_session,
+    write_session,
+)
 
 from ...running import LLM, Run, failed
 from ...tiny_model import write_tiny_model
@@ -89,8 +97,6 @@ def test_a_model_in_a_file_of_somebody_is_not_downloaded(llm: Run, tiny: Path, t
     assert llm("run", "-m", tiny, *GREEDY, "--session", file, "hello").returncode == 0
     raw = file.read_bytes()
     assert raw.count(str(tiny).encode()) == 1
-    from kukri.runtime.sessions.session_file import SavedConversation, SavedSession, write_session
-
     talk = SavedConversation(read_session(file).conversation.messages, "org/model:Q4_0")
     write_session(file, SavedSession(talk))
     assert "org/model:Q4_0, which is not on disk" in failed(llm("run", "--session", file, "more"), 3)
@@ -191,6 +197,34 @@ def test_an_interrupted_answer_is_kept_as_far_as_it_came(
     assert texts(file)[1].startswith(written)  # the signal may come between a piece and its writing
     assert len(texts(file)[1]) < len(written) + 20
     assert read_session(file).conversation.cut == "interrupted"
+
+
+def test_what_a_model_thought_and_called_is_kept(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "sys"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "3", "tool_call_id": "1"},
+        {"role": "assistant", "content": "three", "reasoning_content": "hm"},
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "fou"},
+    ]
+    talk = SavedConversation(messages, "", cut="length", begun=[4, 5])
+    write_session(tmp_path / "a", SavedSession(talk))
+    keeper = Keeper(tmp_path / "a", read_session(tmp_path / "a"))
+    keeper.check("", raw=False)
+    model = SimpleNamespace(chat_template="x")
+    conversation = keeper.begin(model, "smollm2", "", False, None)  # type: ignore[arg-type]
+    assert [turn.user for turn in conversation.turns] == ["one", "two"]
+    assert conversation.turns[0].steps == messages[2:4]
+    assert (conversation.turns[0].reply, conversation.turns[0].thinking) == ("three", "hm")
+    assert (conversation.turns[1].reply, conversation.turns[1].begun) == ("fou", [4, 5])
+    kept_again = at_rest(conversation, "m")
+    assert (kept_again.messages, kept_again.cut, kept_again.begun) == (messages, "length", [4, 5])
+    wrong = SavedConversation([{"role": "tool", "content": "x"}])
+    with pytest.raises(typer.BadParameter, match="begins with a message of the tool"):
+        Keeper(tmp_path / "a", SavedSession(wrong)).check("", raw=False)
 
 
 # ---- llm chat

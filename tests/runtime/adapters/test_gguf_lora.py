@@ -3,6 +3,7 @@ models; and files that are none."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import kukri
+from kukri.quant.block import QTensor
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.quant.formats import FORMATS
+from kukri.runtime.adapters.adapt import summed_changes
+from kukri.runtime.adapters.low_rank import LowRank
+from kukri.runtime.adapters.stored import AdapterFile
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.tests.runtime.adapters.conftest import ATOL
 from kukri.tests.runtime.adapters.test_peft import logits
 
@@ -148,3 +156,30 @@ def test_another_architecture(conformance, tmp_path) -> None:
     path = write(tmp_path / "lora.gguf", "qwen2", both, 2)
     with pytest.raises(kukri.DamagedFile, match="is an adapter of 'qwen2' models, but the model is llama"):
         kukri.load(conformance("llama"), device="reference", lora=[path])
+
+
+def test_damaged_files(conformance, adapter, tmp_path) -> None:
+    """Cut off and with other bytes: an adapter, or one line that says why not."""
+    model = Checkpoint.open(conformance("llama"))
+    config, rng = config_from_hf(model.config, model.tensors), np.random.default_rng(5)
+    whole = write(tmp_path / "l.gguf", "llama", factors(adapter("llama"), (4, 4)), 8).read_bytes()
+    path, read = tmp_path / "damaged.gguf", 0
+    for i in range(120):
+        raw = bytearray(whole)
+        for at in rng.integers(0, 2000, 1 + i % 4):
+            raw[at] = rng.integers(0, 256)
+        path.write_bytes(raw[: rng.integers(1, len(raw))] if i % 5 == 0 else raw)
+        with contextlib.suppress(kukri.DamagedFile):
+            summed_changes(config, model.tensors, [AdapterFile(path)])
+            read += 1
+    assert read < 60
+
+
+def test_values_beyond_half_precision() -> None:
+    """Factors whose product half precision cannot hold stay in float32 beside blocks."""
+    blocks = QTensor("w", FORMATS["Q8_0"], (4, 32), np.zeros((4, 34), np.uint8))
+    for size, kind in ((1e-3, "F16"), (1e3, "F16"), (1e6, "F32")):
+        change = LowRank(np.full((2, 32), size, np.float32), np.full((4, 2), size, np.float32))
+        down, up = change.factors("w", blocks)
+        assert (down.format.name, down.shape, up.shape) == (kind, (8, 32), (4, 8))
+        np.testing.assert_allclose(up.dequantize() @ down.dequantize(), change.delta, rtol=2e-3)

@@ -294,3 +294,40 @@ def test_thinking_is_turned_on_and_off_where_the_template_can():
         model = scripted("", **{"tokenizer.chat_template": template})
         with pytest.raises(ValueError, match=message):
             model.answer("hi", thinking=wanted)
+
+
+# ---- the thinking budget
+
+
+@pytest.mark.parametrize(
+    ("script", "prompt_end", "budget", "thinking", "text"),
+    [
+        ("<think>One, two, three.</think>Yes.", "", 4, "One,", "ree.</think>Yes."),
+        ("<think>One.</think>Yes.", "", 100, "One.", "Yes."),
+        ("One, two, three.</think>Yes.", "<think>\n", 3, "One", "</think>Yes."),
+        ("One.", "<think>\n", 0, "", ""),
+        ("No thinking here at all.", "", 3, "", "No thinking here at all."),
+    ],
+)
+def test_a_budget_ends_thinking(script, prompt_end, budget, thinking, text):
+    template = TEMPLATE + "{{ '" + prompt_end.replace("\n", "\\n") + "' }}{# <think> </think> #}"
+    model = scripted(script, context=1024, **{"tokenizer.chat_template": template})
+    answer = model.answer("x", temperature=0, thinking_budget=budget).complete()
+    assert answer.thinking == thinking
+    written = model.tokenizer.decode(answer.generation.tokens)
+    if budget < 100 and "No" not in text:
+        assert "\n</think>\n\n" in written
+        assert "</think>" not in written.partition("\n</think>\n\n")[0]
+    else:
+        assert answer.text == text
+
+
+def test_a_budget_with_a_real_engine(tiny_model):
+    tiny_model.chat_template = "{{ messages[0].content }}<think>\n{# </think> #}{% if tools %}{% endif %}"
+    answer = tiny_model.answer("hello", temperature=0, thinking_budget=5, max_tokens=30).complete()
+    plain = tiny_model.answer("hello", temperature=0, max_tokens=5).complete()
+    assert answer.generation.tokens[:5] == plain.generation.tokens
+    ending = tiny_model.tokenizer.encode("\n</think>\n\n", special=True)
+    assert answer.generation.tokens[5 : 5 + len(ending)] == ending
+    assert answer.text
+    assert answer.thinking == plain.thinking

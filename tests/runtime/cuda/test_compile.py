@@ -78,6 +78,7 @@ KERNELS = [
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
+    kernel(simt.simt_attention, 64, PDL=0, **(ATTEND | {"BOTH_WAYS": 1, "WINDOW": 1})),
     kernel(decode.decode_attention, 128, PDL=0, SWIZZLE=7, STAGES=3, **(ATTEND | PREPARED)),
     kernel(mla.mla_attention, 256, ONE_SPLIT=0, PREFILL=0, SINGLE_ROW=1, PDL=0, **MLA),
     kernel(mla.mla_attention, 256, ONE_SPLIT=1, PREFILL=1, SINGLE_ROW=0, PDL=0, **MLA),

@@ -9,16 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.reading import TextReader
 from kukri.runtime.engine.sampling.top_k import top_k_of
 from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.model.cuda_device import open_cuda_device
 from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
+from kukri.runtime.weights.binding import Weights
 
 from .stand_in import StandInDevice, StandInKernels
 
@@ -65,6 +70,35 @@ def test_steps(program, feed, warpgroups, suffix):
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     assert {f"prefill_matmul_{suffix}", "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
+
+
+@pytest.mark.slow
+def test_hidden_states_of_texts(embedding_model):
+    """Two texts of an encoder in a step, with token types, then one of a single token."""
+    checkpoint = Checkpoint.open(embedding_model("bert"))
+    config = config_from_hf(checkpoint.config, checkpoint.tensors)
+    program = build_program(config, Weights(config, checkpoint.tensors), vectors=True)
+    device = StandInDevice()
+    cuda = CudaMachine(
+        program, 4, max_rows=32, max_sequences=2, device=device, kernels=StandInKernels(device)
+    )
+    texts = [[*range(5, 17)], [7, 8, 9], [9]]
+    types = [[0] * 7 + [1] * 5, [0, 1, 1], [1]]
+
+    def read(machine):
+        rows = [np.empty((len(text), config.hidden), np.float32) for text in texts]
+
+        def take(index, position, values):
+            rows[index][position : position + len(values)] = values
+
+        table = PageTable(4, 2)
+        TextReader(machine, table, texts[:2], "all", 32, program.both_ways, types[:2]).read(take)
+        last = TextReader(machine, table, texts[2:], "all", 32, program.both_ways, types[2:])
+        last.read(lambda index, *rest: take(2, *rest))
+        return rows
+
+    for got, expected in zip(read(cuda), read(ReferenceMachine(program, 4, max_sequences=2)), strict=True):
+        np.testing.assert_allclose(got, expected, atol=2e-3)
 
 
 @pytest.mark.slow

@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.quant.errors import UnsupportedModel
+from kukri.runtime.embedding.heads import ScoringHead
+from kukri.runtime.embedding.reranker import Reranker
+from kukri.runtime.embedding.settings import EmbeddingSettings
+from kukri.runtime.embedding.stages import Dense
 from kukri.runtime.engine.errors import ContextExceeded
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.options import LoadOptions
@@ -71,7 +76,7 @@ def test_an_encoder_writes_no_text(embedding_model: Find) -> None:
     with load_model(embedding_model("bert"), LoadOptions("reference", task="auto")) as model:
         with pytest.raises(UnsupportedModel, match="an encoder"):
             model.generate([1, 2])
-        with pytest.raises(ContextExceeded, match="text 2 has 140 tokens, but the model takes 128"):
+        with pytest.raises(ContextExceeded, match=r"text 2 \(.*\) has 140 tokens, but the model takes 128"):
             model.embed(["x", "x " * 138])
         cut = model.embed(["x " * 138], truncate=True)
         np.testing.assert_allclose(cut, model.embed(["x " * 126]), atol=1e-5)
@@ -87,3 +92,17 @@ def test_a_score_is_the_sum_of_log_softmax(embedding_model: Find) -> None:
         np.testing.assert_allclose(score.log_probabilities[1:], expected, rtol=1e-4)
         assert score.total == pytest.approx(sum(expected), rel=1e-4)
         assert score.perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-4)
+
+
+def test_a_head_in_place_of_yes_and_no(embedding_model: Find) -> None:
+    """A file may have the rows of the two words as a head, and then reads the same conversation."""
+    folder = embedding_model("qwen3-reranker")
+    cases = np.load(folder / "cases.npz")
+    table = Checkpoint.open(folder).tensors["model.embed_tokens.weight"].dequantize()
+    with load_model(folder, LoadOptions("reference", task="embed")) as model:
+        words = [model.tokenizer.encode(word)[0] for word in ("yes", "no")]
+        settings = EmbeddingSettings(pooling=("lasttoken",), stages=(Dense(table[words]),))
+        head = ScoringHead(settings, 2, True, frozenset())
+        reranker = Reranker(model.engine, model.tokenizer, head, model.config.hidden, model.embedded)
+        got = [reranker.scores(str(query), [str(document)])[0] for query, document in cases["pairs"]]
+    np.testing.assert_allclose(got, cases["scores"], atol=2e-5)

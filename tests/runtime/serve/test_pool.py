@@ -115,3 +115,19 @@ def test_a_model_that_cannot_be_loaded(tiny: Path, tmp_path: Path) -> None:
             assert done.status_code == 500
             assert "broken.gguf" in done.json()["error"]["message"]
         assert served.post("/tokenize", {"content": "x"}).status_code == 200
+
+
+def test_many_share_the_memory_of_one_context(tiny: Path) -> None:
+    async def run() -> None:
+        pool = ModelPool(sources({"tiny": tiny}), LoadOptions(device="cpu", context=512), 60.0)
+        async with pool.use("tiny") as model:
+            table = model.engine.table
+            assert (table.max_sequences, table.n_pages * table.page_size) == (16, 512)
+            answers = [model.answer(f"Hi {i}", temperature=0, max_tokens=60) for i in range(16)]
+            texts = [answer.complete().text for answer in answers]
+            assert texts == [
+                model.answer(f"Hi {i}", temperature=0, max_tokens=60).complete().text for i in range(16)
+            ]
+        await pool.close()
+
+    asyncio.run(run())

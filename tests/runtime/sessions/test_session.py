@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.errors import DamagedFile
+from kukri.runtime.answers.events import Finished, TextDelta
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.sessions.session import Session
@@ -82,6 +83,27 @@ def test_an_answer_that_is_closed_early_is_kept_as_far_as_it_came(tiny: Path, tm
         assert Session(model, tmp_path / "talk.session").messages == session.messages
 
 
+def test_tools_and_their_results_are_kept(tiny: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.session"
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    with opened(tiny) as model:
+        session = Session(model, file)
+        session.messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+        result = {"role": "tool", "content": "3", "tool_call_id": "1"}
+        events = list(session.answer([result, {"role": "user", "content": "and?"}], **GREEDY))
+        assert isinstance(events[-1], Finished)
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        assert session.messages[1:] == [
+            result,
+            {"role": "user", "content": "and?"},
+            {"role": "assistant", "content": text},
+        ]
+        session.save()
+        assert Session(model, file).messages == session.messages
+        with pytest.raises(TypeError, match="temprature"):
+            session.answer("x", temprature=1)  # type: ignore[call-arg]
+
+
 def test_another_system_prompt_is_refused(tiny: Path, tmp_path: Path) -> None:
     with opened(tiny) as model:
         session = Session(model, tmp_path / "a", system="one")
@@ -127,7 +149,7 @@ def test_a_kill_while_saving_leaves_the_old_or_the_new_file(tiny: Path, tmp_path
         list(session.chat("hello there, how are you today?", **GREEDY))
         session.save()
     draw = random.Random(0)
-    for _ in range(20):  # five moments of a process each: 100 in all would start as many processes
+    for _ in range(5):  # scripts/kill_test.py has 100
         process = subprocess.Popen(
             [sys.executable, "-c", SAVE, str(tiny), str(file)], stdout=subprocess.PIPE, text=True
         )

@@ -36,7 +36,7 @@ def session() -> SavedSession:
         {"role": "user", "content": "hello\n"},
         {"role": "assistant", "content": "☃"},
     ]
-    talk = SavedConversation(messages, "smollm2", cut="length")
+    talk = SavedConversation(messages, "smollm2", cut="length", begun=[5, 6])
     return SavedSession(
         talk, {"model": "abc", "layout": "x" * 60}, Kept(list(range(150)), pages, states, True)
     )
@@ -136,12 +136,15 @@ def test_headers_that_lie(tmp_path: Path, n: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", "[" * 5000, '{"messages": {}}', '{"messages": [3]}', '{"messages": [{"role": "user"}]}',
-     '{"messages": [{"role": 1, "content": ""}], "model": "", "raw": false, "cut": "", "dropped": 0}',
-     '{"messages": [], "model": "", "raw": 1, "cut": "", "dropped": 0}',
+    ["", "[]", "{}", "[" * 5000,
+     '{"messages": {}}', '{"messages": [3]}', '{"messages": [{"role": "user"}]}',
+     '{"messages": [{"role": 1, "content": ""}], "model": "", "raw": false, "cut": "", "dropped": 0,'
+     ' "begun": []}',
+     '{"messages": [], "model": "", "raw": 1, "cut": "", "dropped": 0, "begun": []}',
      '{"messages": [], "model": null, "raw": false}',
+     '{"messages": [], "model": "", "raw": false, "cut": "", "dropped": 0, "begun": ["x"]}',
      "[" + "1," * (1 << 20) + "1]"],
-    ids=range(11),
+    ids=range(12),
 )  # fmt: skip
 def test_conversations_that_are_none(tmp_path: Path, text: str) -> None:
     file = tmp_path / "a.session"

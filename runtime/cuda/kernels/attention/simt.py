@@ -32,7 +32,7 @@ from .scores import MASKED, NO_MAXIMUM, ScoreArguments, window_start
 from .split_kv_merge import SplitOutput, merge_splits
 
 G = HD = DP = VD = VP = LANES = VEC = U = WARPS = CHUNKS = PAGE = MIN_SPLIT = SOFTCAP = SINKS = 0
-EMIT = LATENT = LANE_BITS = 0
+EMIT = LATENT = LANE_BITS = BOTH_WAYS = WINDOW = 0
 
 
 class SimtAttentionArguments(KernelArguments):
@@ -43,6 +43,7 @@ class SimtAttentionArguments(KernelArguments):
     scores: ScoreArguments
     output: SplitOutput
     kv_heads: int
+    ends: int = 0  # int32 [rows]: with BOTH_WAYS the length of each row's sequence
 
 
 def simt_attention(args: SimtAttentionArguments) -> None:
@@ -67,6 +68,7 @@ def simt_attention(args: SimtAttentionArguments) -> None:
         MIN_SPLIT   the fewest tokens of a split
         EMIT        1: the result is also written in 8 bits
         LATENT      1: values are the first VD dimensions of the keys
+        BOTH_WAYS   1: a row sees its whole sequence, or with a window as many tokens behind it as in front
     """
     begin()
     lane = thread() & 31
@@ -77,7 +79,13 @@ def simt_attention(args: SimtAttentionArguments) -> None:
     position = load_int(args.cache.positions + 4 * row)
     block_table = block_table_of(args.cache, row)
     low = window_start(position, args.scores.window)
-    count = position + 1 - low
+    behind = position + 1
+    if BOTH_WAYS:
+        behind = load_int(args.ends + 4 * row)
+        if WINDOW:
+            if behind > position + args.scores.window:
+                behind = position + args.scores.window
+    count = behind - low
     split = div_u32(count + blocks_y() - 1, blocks_y())
     split = div_u32(split + MIN_SPLIT - 1, MIN_SPLIT) * MIN_SPLIT
     splits = div_u32(count + split - 1, split)
@@ -85,8 +93,8 @@ def simt_attention(args: SimtAttentionArguments) -> None:
         return
     first = low + block_y() * split
     end = first + split
-    if end > position + 1:
-        end = position + 1
+    if end > behind:
+        end = behind
     head = block_x() * G
     kv_head = div_u32(block_x(), CHUNKS)
 

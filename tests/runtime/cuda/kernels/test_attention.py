@@ -64,9 +64,11 @@ def score_arguments(softcap, window, sink, scale=0.3) -> ScoreArguments:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("length", [0, 170])  # of the sequence, where attention reads both ways
 @pytest.mark.parametrize(
     ("dims", "lanes", "window", "softcap", "sinks", "bits"),
     [
+        (32, 4, 15, 0.0, 0, 16),
         (64, 8, 0, 0.0, 0, 16),
         (32, 4, 37, 0.0, 1, 16),
         (20, 4, 0, 2.0, 0, 16),
@@ -74,7 +76,7 @@ def score_arguments(softcap, window, sink, scale=0.3) -> ScoreArguments:
         (32, 4, 37, 0.0, 1, 4),
     ],
 )
-def test_simt_attention(splits, dims, lanes, window, softcap, sinks, bits):
+def test_simt_attention(splits, length, dims, lanes, window, softcap, sinks, bits):
     rng, heads, kv_heads, pages, position = np.random.default_rng(0), 4, 2, 3, 150
     padded = -(-dims // 8) * 8
     shape = (pages, kv_heads, 64, padded)
@@ -109,6 +111,7 @@ def test_simt_attention(splits, dims, lanes, window, softcap, sinks, bits):
         "PAGE": 6,
         "MIN_SPLIT": 16,
         "SOFTCAP": int(softcap > 0),
+        "BOTH_WAYS": int(length > 0),
     }
     constants |= {
         "SINKS": sinks,
@@ -124,13 +127,15 @@ def test_simt_attention(splits, dims, lanes, window, softcap, sinks, bits):
         scores=score_arguments(softcap, window, sink),
         output=SplitOutput(partials=partials, counters=counters, out=matrix(out), codes=codes, heads=heads),
         kv_heads=kv_heads,
+        ends=np.array([length], np.int32),
     )
     for _ in range(2):  # counters are left as they were
         run(simt_attention, constants, (kv_heads, splits, 1), 64, arguments, 8192)
         assert not counters.any()
     expected = np.empty((heads, dims))
     for h in range(heads):
-        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        end = min(length, position + window if window else length) if length else position + 1
+        seen = np.arange(max(0, position - window + 1) if window else 0, end)
         k = keys[table[0, seen // 64], h // 2, seen % 64, :dims].astype(np.float64)
         v = values[table[0, seen // 64], h // 2, seen % 64, :dims].astype(np.float64)
         scores = 0.3 * k @ q[0, h * dims : (h + 1) * dims]

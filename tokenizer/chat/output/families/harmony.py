@@ -19,6 +19,7 @@ from .json_calls import json_arguments
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"  # what begins thinking
 _ENDS = (END, CALL, RETURN, START)
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
