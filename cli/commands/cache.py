@@ -24,7 +24,12 @@ class Action(StrEnum):
 
 
 def cache(
-    action: Annotated[Action, typer.Argument(help="Show what is kept, or delete it.")] = Action.stats,
+    action: Annotated[
+        Action,
+        typer.Argument(
+            metavar="ACTION", help="stats shows what is kept, clear deletes it.", show_default=False
+        ),
+    ] = Action.stats,
     kinds: Annotated[
         list[str] | None,
         typer.Argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import inspect
 import sys
@@ -45,6 +46,14 @@ class ToolOptions:
             help="JSON schemas of functions; calls are printed; may be given several times.",
         ),
     ] = None
+    mcp: Annotated[
+        list[str] | None,
+        flag(
+            "--mcp",
+            metavar="COMMAND",
+            help="A server of tools (MCP) to start; may be given several times; needs kukri[mcp].",
+        ),
+    ] = None
     tool_choice: Annotated[
         str | None,
         flag("--tool-choice", metavar="X", help="auto, none, required, or the function it must call."),
@@ -54,7 +63,7 @@ class ToolOptions:
     @cached_property
     def offered_tools(self) -> tuple[Tool, ...]:
         """The tools that the flags name. A usage error for one that cannot be had."""
-        given = [*(self.tool or ()), *(self.tools or ())]
+        given = [*(self.tool or ()), *(self.tools or ()), *(self.mcp or ())]
         if not given and self.tool_choice in (None, "auto", "none"):
             return ()
         from ...runtime.answers.functions import tools_of
@@ -62,6 +71,7 @@ class ToolOptions:
         found: list[object] = [each for text in self.tool or () for each in _functions(text)]
         found += [each for name in self.tools or () for each in _schemas(name)]
         try:
+            found += [each for command in self.mcp or () for each in _served(command)]
             return tuple(tools_of(found))
         except (TypeError, ValueError) as problem:
             raise typer.BadParameter(str(problem)) from None
@@ -74,8 +84,17 @@ class ToolOptions:
         if choice not in ("auto", "none") and choice not in ("required", *(tool.name for tool in tools)):
             raise typer.BadParameter(f"--tool-choice: {choice} is none of auto, none, required and the tools")
         if choice == "required" and not tools:
-            raise typer.BadParameter("--tool-choice required needs --tool or --tools")
+            raise typer.BadParameter("--tool-choice required needs --tool, --tools or --mcp")
         return {"tools": tools, "tool_choice": choice} if tools else {}
+
+
+def _served(command: str) -> Sequence[Tool]:
+    """The tools of an MCP server, which ends with this process. ValueError if it does not start."""
+    from ...runtime.answers.mcp_tools import McpServer
+
+    server = McpServer(command)
+    atexit.register(server.close)
+    return server.tools
 
 
 def _functions(text: str) -> list[Any]:

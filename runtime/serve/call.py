@@ -17,7 +17,7 @@ from .http.problems import Problem, about_request
 from .metrics import Metrics
 from .pool import ModelPool
 
-BATCH_SECONDS = 0.01  # between two parts of an answer at least; what a reader cannot tell apart
+BATCH_SECONDS = 0.02  # between two parts of an answer at least; what a reader cannot tell apart
 
 
 @dataclass(frozen=True)

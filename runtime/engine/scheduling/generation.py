@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from time import monotonic
 
 from ..sampling.logprobs import TokenLogprobs
 from ..stats import FinishReason, GenerationStats
@@ -105,12 +106,13 @@ class Generation:
     async def batches(self, seconds: float = 0.0) -> AsyncGenerator[list[int], None]:
         """The tokens in batches of all that are there, without blocking the event loop; none is empty.
 
-        Between two batches are at least so many `seconds`, in which the event loop has nothing to do for
-        this generation, but for the last one.
+        Between two batches are so many `seconds` where tokens come faster, but for the last one: the event
+        loop has nothing to do for this generation meanwhile.
         """
         self._driver.start()
         reader = _Reader(self._sequence)
         self._sequence.listener = reader.tell
+        before = 0.0  # when the latest batch came
         try:
             while not self._sequence.finished or self._sequence.n_new > self._sequence.n_read:
                 self._driver.check()
@@ -118,8 +120,9 @@ class Generation:
                 while (token := self._read()) is not None:
                     batch.append(token)
                 if batch:
+                    came, before = before, monotonic()
                     yield batch
-                    if seconds and not self._sequence.finished:
+                    if before - came < 1.5 * seconds and not self._sequence.finished:
                         await reader.pause(seconds)
                 elif not self._sequence.finished:
                     await reader.wait()

@@ -27,6 +27,7 @@ def written(source: Path, target: Path, lora) -> Path:
     return target
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["folder", "GGUF file"])
 @pytest.mark.parametrize("name", [name for name in BASES if name not in ONE_OF_TWO])
 def test_merged(conformance, adapter, gguf_of, tmp_path, name: str, kind: str) -> None:

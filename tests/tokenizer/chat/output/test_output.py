@@ -223,3 +223,43 @@ def test_marks_of_deepseek_are_spelled_as_in_its_template():
 
     template = CASES["deepseek-v3.1"]["template"]
     assert all(mark in template for mark in DS.values())
+
+
+PUBLISHED = (
+    "command-r7b-tool-use", "deepseek-v3.1", "gemma-4-31b-it", "glm-4.6", "gpt-oss-120b", "granite-4.0",
+    "hermes-2-pro-tool-use", "llama-3.1-8b-instruct", "llama-3.2-3b-instruct", "minimax-m2",
+    "mistral-nemo-2407", "mistral-small-3.2", "qwen2.5-coder-0.5b-instruct",
+    "qwen3-0.6b", "qwen3-coder", "qwen3.5-4b",
+    "qwq-32b", "seed-oss",
+)  # fmt: skip
+ONE_CALL = (
+    "gpt-oss-120b",
+    "llama-3.1-8b-instruct",
+    "llama-3.2-3b-instruct",
+)  # a message, their templates say
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_calls_are_read_as_published_templates_write_them(model: str):
+    """What a template makes of a message with calls is read back as these calls."""
+    from kukri.tokenizer import render_chat
+
+    from ..test_chat import CASES, CONVERSATIONS
+
+    template = CASES[model]["template"]
+    conversation = CONVERSATIONS["tool_call_result" if model in ONE_CALL else "parallel_tool_calls"]
+    tools, messages = conversation["tools"], conversation["messages"]
+    at = next(i for i, message in enumerate(messages) if message.get("tool_calls"))
+    tokens = {"bos_token": CASES[model]["bos_token"], "eos_token": CASES[model]["eos_token"]}
+    prompt = render_chat(template, messages[:at], tools, True, **tokens)
+    whole = render_chat(template, messages[: at + 1], tools, False, **tokens)
+    n = 0
+    while n < min(len(prompt), len(whole)) and prompt[n] == whole[n]:
+        n += 1
+    n = n if n == len(prompt) else whole.rindex("<", 0, n + 1)  # not within a mark
+    format_ = output_format(template)
+    for size in (1, 3, 7, 1000):
+        parser = OutputParser(format_, ToolSchemas(tools), format_.begun_thinking(whole[:n]))
+        _, _, calls = summary(read(parser, in_pieces(whole[n:], size)))
+        functions = [call["function"] for call in messages[at]["tool_calls"]]
+        assert calls == [(function["name"], function["arguments"]) for function in functions]
