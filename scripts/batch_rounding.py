@@ -24,8 +24,10 @@ CONTEXT = 96  # tokens of a sequence that are read before
 SIZES = (1, 2, 4, 8, 16)
 
 
-def step(machine: Any, table: PageTable, rows: list[tuple[int, list[int]]]) -> np.ndarray:
-    """Run new tokens of sequences; the logits behind all of them, float32 [rows, vocab]."""
+def step(
+    machine: Any, table: PageTable, rows: list[tuple[int, list[int]]], wanted: bool = True
+) -> np.ndarray:
+    """Run new tokens of sequences; if they are `wanted`, the logits behind them, float32 [rows, vocab]."""
     starts = [int(table.lengths[sequence]) for sequence, _ in rows]
     for sequence, tokens in rows:
         table.extend(sequence, len(tokens))
@@ -35,7 +37,7 @@ def step(machine: Any, table: PageTable, rows: list[tuple[int, list[int]]]) -> n
         tokens=np.array(ids, np.int32),
         sequences=np.repeat([sequence for sequence, _ in rows], [len(t) for _, t in rows]).astype(np.int32),
         positions=np.concatenate(positions).astype(np.int32),
-        logits_indices=np.arange(len(ids), dtype=np.int32),
+        logits_indices=np.arange(len(ids) if wanted else 0, dtype=np.int32),
     )
     return machine.step(batch, table).copy()
 
@@ -50,7 +52,7 @@ def decode(machine: Any, texts: list[list[int]], size: int, n: int) -> np.ndarra
     """Logits of `n` steps of each text, `size` of them in one step: float32 [texts, n, vocab]."""
     table = PageTable(machine_pages(len(texts), n), len(texts))
     for sequence, text in enumerate(texts):
-        step(machine, table, [(sequence, text[:CONTEXT])])
+        step(machine, table, [(sequence, text[:CONTEXT])], wanted=False)
     found = []
     for first in range(0, len(texts), size):
         group = range(first, first + size)
@@ -64,7 +66,7 @@ def prefill(machine: Any, texts: list[list[int]], n: int) -> np.ndarray:
     found = []
     for text in texts:
         table = PageTable(machine_pages(len(texts), n), len(texts))
-        step(machine, table, [(0, text[:CONTEXT])])
+        step(machine, table, [(0, text[:CONTEXT])], wanted=False)
         found.append(step(machine, table, [(0, text[CONTEXT : CONTEXT + n])]))
     return np.stack(found)
 

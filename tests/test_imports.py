@@ -67,8 +67,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
-    f"{_ENGINE} runtime.engine.scheduling "
-    "runtime.answers.structured",
+    f"{_ENGINE} runtime.engine.beams runtime.engine.scheduling runtime.answers.structured",
     "runtime.answers.structured": "tokenizer runtime.engine",
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
     **dict.fromkeys(
@@ -92,8 +91,9 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.export": "quant quant.formats quant.gguf runtime.archs runtime.config runtime.weights",
     # the machines
     "runtime.engine": f"quant {_PROGRAM} "
-    "runtime.engine.sampling runtime.engine.scheduling runtime.engine.speculation",
-    "runtime.engine.scheduling": f"{_ENGINE} runtime.engine.speculation",
+    "runtime.engine.beams runtime.engine.sampling runtime.engine.scheduling runtime.engine.speculation",
+    "runtime.engine.scheduling": f"{_ENGINE} runtime.engine.beams runtime.engine.speculation",
+    "runtime.engine.beams": f"{_ENGINE} runtime.engine.scheduling",
     "runtime.engine.speculation": _ENGINE,
     "runtime.engine.sampling": "runtime.engine",
     "runtime.reference": f"quant runtime.ops {_ENGINE}",

@@ -80,10 +80,16 @@ def _show(session: Session, rest: str) -> None:
         ("architecture", f"{config.arch}, {count(config.n_layers, 'layer')}"),
         ("context", f"{session.model.context} tokens"),
         ("system", session.conversation.system or "none"),
-        ("turns", str(len(session.conversation.turns))),
+        ("turns", _turns(session)),
     ]
     terminal.tell(pairs(rows).rstrip("\n"))
     _set(session, "")
+
+
+def _turns(session: Session) -> str:
+    """How many turns there are, and how many of them do not fit the context any more."""
+    talk = session.conversation
+    return f"{len(talk.turns)}" + (f", {talk.dropped} of them no longer in prompts" if talk.dropped else "")
 
 
 def _path(text: str) -> Path:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...tokenizer import Tokenizer
+from ..engine.beams.generation import BeamGeneration
 from ..engine.sampling.beam_search import Beam
-from ..engine.scheduling.beam_generation import BeamGeneration
 from ..engine.stats import FinishReason, GenerationStats
 from .token_reader import TokenReader, shown
 

@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 
 from ..config.model_config import ModelConfig
+from .beams.generation import BeamGeneration
+from .beams.group import BeamGroup
 from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
@@ -18,8 +20,6 @@ from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
-from .scheduling.beam_generation import BeamGeneration
-from .scheduling.beam_group import BeamGroup
 from .scheduling.constrained import ConstrainedAnswer
 from .scheduling.driver import Driver
 from .scheduling.generation import Generation
@@ -148,7 +148,7 @@ class Engine:
         if params.ignore_eos and constraint is not None:
             sequence.end_ids = self.end_ids
         if self._ngrams or self._drafter is not None:
-            sequence.drafts = SequenceDrafts(self._scheduler.step_costs, self._ngrams, self._drafter)
+            sequence.drafts = SequenceDrafts(self._scheduler.times.costs, self._ngrams, self._drafter)
         if constraint is not None:
             sequence.stats.complete = False
             n_tokens = self._scheduler.limits.n_tokens

@@ -2,7 +2,7 @@
 
 The rules are those of transformers' `generate(num_beams=k)`, so that both find the same answers; they go back
 to Wu et al. 2016, "Google's Neural Machine Translation System", section 7. What is here computes with ids and
-logits only; `scheduling/beam_group.py` runs the sequences.
+logits only; `beams/group.py` runs the sequences.
 """
 
 from __future__ import annotations

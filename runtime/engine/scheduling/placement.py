@@ -113,7 +113,7 @@ class Placement:
                 table.truncate(slot, 0)
                 return False
             table.extend(slot, part)
-            self._machine.copy_page(pages[whole], table.pages(slot)[-1])
+            self._copy_page(pages[whole], table.pages(slot)[-1])
         sequence.n_prefill, sequence.n_original, sequence.saved = source.n_prefill, source.n_original, True
         sequence.slot, sequence.n_cached = slot, n
         return True
@@ -159,12 +159,15 @@ class Placement:
             if not self.find_pages(1):
                 return False
             self._table.extend(slot, part)
-            self._machine.copy_page(source, self._table.pages(slot)[-1])
-            if self._companion is not None:
-                self._companion.copy_page(source, self._table.pages(slot)[-1])
+            self._copy_page(source, self._table.pages(slot)[-1])
         finally:
             self._table.release(source)
         return True
+
+    def _copy_page(self, source: int, target: int) -> None:
+        self._machine.copy_page(source, target)
+        if self._companion is not None:
+            self._companion.copy_page(source, target)
 
     def find_pages(self, n: int) -> bool:
         """Make sure that `n` pages are free, if need be by forgetting some that no sequence uses."""

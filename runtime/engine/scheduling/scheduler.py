@@ -14,29 +14,23 @@ from time import monotonic, perf_counter
 
 import numpy as np
 
+from ..beams.group import BeamGroup
 from ..cache import PageTable
 from ..errors import ModelClosed
 from ..machine import Machine
 from ..sampling.top_k import TopK
 from ..speculation.drafter import Drafter
-from ..speculation.policy import StepCosts
 from ..state import States
+from .accounting import StepTimes, count_step
 from .batching import Rows, run_step
-from .beam_group import BeamGroup
 from .choosing import choose, score_prompt
 from .drafting import Drafting
 from .placement import Limits, Placement
+from .row_choice import by_turn, next_in_turn, prefill_rows, row_alone
 from .sequence import NO_SLOT, Sequence
 
 FEW_ROWS = 16  # of one sequence that are run like those of decoding
-LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
 PATIENCE_SECONDS = 0.05  # that a paused sequence keeps its slot while others wait for one
-SMOOTHING = 0.3  # weight of the newest step in the averages of step times
-
-
-def _by_turn(sequences: List[Sequence]) -> list[Sequence]:
-    """Sequences in the order in which a step should take them, if it cannot take all."""
-    return sorted(sequences, key=lambda s: (-s.priority, s.changed_at))
 
 
 class Scheduler:
@@ -61,9 +55,7 @@ class Scheduler:
         self.placement = Placement(machine, table, limits, states, companion)
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
-        self._row_seconds = 0.0  # of a prefill row, averaged
-        self._decode_seconds = 0.0  # of a step of decode rows only, averaged
-        self.step_costs = StepCosts()
+        self.times = StepTimes()
         self._drafting = Drafting(machine, table, limits, states, drafter)
 
     # ---- from any thread
@@ -191,32 +183,25 @@ class Scheduler:
             if len(sequence.ids) - sequence.n_cached > most:
                 sequence.n_prefill = len(sequence.ids)  # many ids were forced
         decoding = [sequence for sequence in ready if not sequence.prefilling]
-        for sequence in self._next_in_turn(decoding, len(ready) > len(decoding)):
+        most_logits = min(self.machine.max_rows, self.machine.max_logits)
+        for sequence in next_in_turn(decoding, most_logits - (len(ready) > len(decoding))):
             if not self._ends_by_context(sequence) and sequence in self.running:
                 rows = self._decode_rows(sequence, len(decoding))
                 if self._make_room(sequence, rows.n, plan):
                     plan.append(rows)
         n_logits = sum(rows.n_logits for rows in plan)
         if plan:
-            budget = min(budget - sum(rows.n for rows in plan), self._mixed_rows())
+            budget = min(budget - sum(rows.n for rows in plan), self.times.mixed_rows)
         for sequence in ready:
             if budget <= 0 or not sequence.prefilling or sequence not in self.running:
                 continue
-            prefill = self._prefill_rows(sequence, budget, self.machine.max_logits - n_logits)
+            prefill = prefill_rows(sequence, self.placement, budget, self.machine.max_logits - n_logits)
             if prefill is None or not self._make_room(sequence, prefill.n, plan):
                 continue
             plan.append(prefill)
             n_logits += prefill.n_logits
             budget -= prefill.n
         return [rows for rows in plan if rows.sequence.slot != NO_SLOT]
-
-    def _next_in_turn(self, decoding: list[Sequence], others: bool) -> list[Sequence]:
-        """As many of the sequences that decode as a step has room for, beside a row of `others` that do not:
-        those that have waited the longest."""
-        most = max(1, min(self.machine.max_rows, self.machine.max_logits) - others)
-        if len(decoding) <= most:
-            return decoding
-        return sorted(_by_turn(decoding)[:most], key=lambda s: s.order)
 
     def _ends_by_context(self, sequence: Sequence) -> bool:
         """Whether a sequence has as many ids as the context holds, and one that was not fed; it ends then."""
@@ -230,15 +215,12 @@ class Scheduler:
     def _plan_alone(self) -> list[Rows]:
         """The next step of one sequence, which is the same whatever else there is, also for one that was set
         back: a chunk of its prompt, or one id behind that. Sequences take turns."""
-        for sequence in _by_turn([sequence for sequence in self.running if not sequence.paused]):
+        for sequence in by_turn([sequence for sequence in self.running if not sequence.paused]):
             if self._ends_by_context(sequence):
                 continue
-            rows: Rows | None
+            rows: Rows | None = row_alone(sequence)
             if sequence.prefilling:
-                rows = self._prefill_rows(sequence, self.limits.chunk, self.machine.max_logits)
-            else:
-                last = sequence.n_cached == len(sequence.ids) - 1
-                rows = Rows(sequence, sequence.n_cached, 1, int(last), last)
+                rows = prefill_rows(sequence, self.placement, self.limits.chunk, self.machine.max_logits)
             if rows is not None and self._make_room(sequence, rows.n, []):
                 return [rows]
         return []
@@ -262,34 +244,6 @@ class Scheduler:
                 sequence.constrained.follow(sequence.ids, sequence.n_prompt)
             if not self.placement.is_in_order(sequence):
                 self._set_back(sequence)
-
-    def _prefill_rows(self, sequence: Sequence, most: int, most_logits: int) -> Rows | None:
-        """The next prefill rows of a sequence, at most so many; None if too few may have logits."""
-        if sequence.scores_prompt:
-            most = min(most, most_logits)
-            if not most:
-                return None
-        n = self._chunk(sequence, most)
-        last = sequence.n_cached + n == sequence.n_prefill
-        if last and not most_logits:
-            return None
-        last = last and sequence.sampler.params.max_tokens != 0 and sequence.n_prefill == len(sequence.ids)
-        return Rows(sequence, sequence.n_cached, n, n if sequence.scores_prompt else int(last), last)
-
-    def _chunk(self, sequence: Sequence, budget: int) -> int:
-        """The number of prefill rows of a sequence in a step. With recurrent states a step ends where a copy
-        is saved."""
-        end = sequence.n_prefill
-        if self.placement.states and sequence.n_cached < self.placement.saves_at(sequence):
-            end = self.placement.saves_at(sequence)
-        return min(end - sequence.n_cached, budget)
-
-    def _mixed_rows(self) -> int:
-        """Prefill rows beside decode rows: as many as take about twice as long as the decode rows alone, so
-        that the time between tokens stays even."""
-        if not self._row_seconds or not self._decode_seconds:
-            return 4 * LEAST_MIXED_ROWS
-        return max(LEAST_MIXED_ROWS, int(2 * self._decode_seconds / self._row_seconds))
 
     def _make_room(self, sequence: Sequence, n: int, plan: list[Rows]) -> bool:
         """Extend a sequence by `n` tokens; if pages are missing, the youngest others are set back. False if
@@ -343,7 +297,7 @@ class Scheduler:
                 n_prefill += rows.n if rows.sequence.prefilling else 0
                 self._advance(rows, n_right, seconds)
             self._settle_groups()
-        self._measure(plan, n_prefill, seconds)
+        self.times.measure(plan, n_prefill, seconds)
         for rows in plan:
             if rows.sequence.readable:
                 rows.sequence.tell()
@@ -354,7 +308,7 @@ class Scheduler:
         sequence, stats = rows.sequence, rows.sequence.stats
         if sequence.slot == NO_SLOT:  # cancelled meanwhile
             return
-        self._count(sequence, rows, n_right, seconds)
+        count_step(rows, n_right, seconds, self._drafting.seconds)
         sequence.n_cached = self._drafting.settle(rows, n_right)
         if max(sequence.n_prefill, sequence.n_cached) <= self.limits.original_context:
             sequence.n_original = sequence.n_cached
@@ -369,36 +323,6 @@ class Scheduler:
             self._end(sequence)
         elif rows.first < sequence.n_prefill and self.table.max_sequences > 1:
             self.placement.share(sequence)
-
-    def _count(self, sequence: Sequence, rows: Rows, n_right: int, seconds: float) -> None:
-        """Add a step to the statistics of a sequence."""
-        stats = sequence.stats
-        decoding = stats.new_tokens > 0
-        n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
-        stats.new_tokens = sequence.n_new
-        if decoding:
-            stats.decode_seconds += seconds + self._drafting.seconds
-            stats.decode_steps += rows.chooses
-            stats.decode_tokens += max(rows.chooses + n_right, n_given)
-            if rows.drafted:
-                stats.count_draft(rows.kind, len(rows.drafted), n_right)
-        else:
-            stats.prompt_seconds += seconds
-            reached = min(rows.first + rows.n, sequence.n_prompt)
-            stats.prefilled_tokens = max(0, reached - stats.cached_tokens)
-            if rows.chooses:
-                stats.time_to_first_token = stats.prompt_seconds
-        sequence.changed_at = monotonic()
-
-    def _measure(self, plan: list[Rows], n_prefill: int, seconds: float) -> None:
-        """Keep the averages of step times."""
-        if n_prefill == 0:
-            self.step_costs.observe(sum(rows.n for rows in plan), seconds)
-            old = self._decode_seconds or seconds
-            self._decode_seconds = old + SMOOTHING * (seconds - old)
-        elif n_prefill == sum(rows.n for rows in plan) and n_prefill >= LEAST_MIXED_ROWS:
-            old = self._row_seconds or seconds / n_prefill
-            self._row_seconds = old + SMOOTHING * (seconds / n_prefill - old)
 
     def stop(self) -> None:
         """End all sequences; the lock is held."""

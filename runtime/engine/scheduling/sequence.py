@@ -14,7 +14,7 @@ from ..stats import FinishReason, GenerationStats
 from .constrained import ConstrainedAnswer
 
 if TYPE_CHECKING:
-    from .beam_group import BeamGroup
+    from ..beams.group import BeamGroup
 
 NO_SLOT = -1
 

@@ -12,11 +12,11 @@ import pytest
 from kukri.quant.checkpoint.folder import Checkpoint
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cpu.machine import CpuMachine
+from kukri.runtime.engine.beams.generation import BeamGeneration
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.beam_search import Beam, BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.engine.scheduling.beam_generation import BeamGeneration
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
 from kukri.runtime.weights.binding import Weights

@@ -128,7 +128,7 @@ def test_a_cut_answer_is_incomplete(n):
 
 @pytest.mark.parametrize("more", [{}, {"temperature": 0.9, "top_k": 7}, {"temperature": 1.0, "mirostat": 2}])
 def test_a_constraint_that_never_bites_changes_no_token(more, monkeypatch):
-    monkeypatch.setattr(Acceptance, "best_length", lambda self, kind, following, costs, base, most: most)
+    monkeypatch.setattr(Acceptance, "best_length", lambda self, kind, following, costs, most: (most, 9.0))
     for seed in range(4):
         engine, plain = new_engine(), new_engine()
         expected = list(plain.submit(prompt_of(seed), params(40, **more)))

@@ -51,7 +51,8 @@ def test_no_bit_differs_from_a_run_alone(conformance: Callable[[str], Path], nam
     assert answers(crowded, ids) == expected
     assert search.result() == alone.submit_beams(ids[:50], beams, SamplingParams(max_tokens=4)).result()
     usual = new_engine(program, config, kind, 12, 4)
-    assert answers(usual, ids) != expected  # by rounding only
+    if kind is ReferenceMachine:
+        assert answers(usual, ids) != expected  # NumPy rounds products of several rows otherwise
     for engine in (alone, crowded, usual):
         engine.machine.close()
 

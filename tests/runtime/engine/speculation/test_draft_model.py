@@ -51,7 +51,7 @@ def new_engine(
 
 def set_costs(engine: Engine, further: float) -> None:
     """Let steps cost 1, and so much more for each further row."""
-    costs = engine._scheduler.step_costs
+    costs = engine._scheduler.times.costs
     costs.observe = lambda n_rows, seconds: None
     for n in range(1, 65):
         costs._seconds[n] = 1 + further * (n - 1)

@@ -37,7 +37,7 @@ def params(n: int = 40, **more) -> kukri.SamplingParams:
 
 def always_draft(model: Model, n: int) -> Model:
     """Let drafts cost nothing, and have `n` ids each, so that nothing depends on the clock."""
-    costs = model.engine._scheduler.step_costs
+    costs = model.engine._scheduler.times.costs
     costs.observe = lambda n_rows, seconds: None
     costs._seconds.update(dict.fromkeys(range(1, 80), 1.0))
     drafter = model.engine._drafter

@@ -12,7 +12,7 @@ PROMPTS = [[1, 2, 3, 4, 5] * 6, [7, 8, 9] * 9, list(range(60))]
 
 def always_draft(model: Model) -> Model:
     """As if further rows cost nothing, so that how many drafts there are does not depend on the clock."""
-    costs = model.engine._scheduler.step_costs
+    costs = model.engine._scheduler.times.costs
     costs.observe = lambda n_rows, seconds: None
     costs._seconds.update(dict.fromkeys(range(1, 80), 1.0))
     return model

@@ -16,11 +16,11 @@ import numpy as np
 from ..errors import BadLogits
 from ..sampling.beam_search import Beam, BeamSearch, BeamState, Candidates, Running
 from ..sampling.top_k import TopK
+from ..scheduling.sequence import NO_SLOT, Sequence
 from ..stats import GenerationStats
-from .sequence import NO_SLOT, Sequence
 
 if TYPE_CHECKING:
-    from .scheduler import Scheduler
+    from ..scheduling.scheduler import Scheduler
 
 
 class BeamGroup:

@@ -6,10 +6,10 @@ from collections.abc import Generator
 from typing import Any
 
 from ..sampling.beam_search import Beam
+from ..scheduling.driver import Driver
+from ..scheduling.generation import listening
 from ..stats import FinishReason, GenerationStats
-from .beam_group import BeamGroup
-from .driver import Driver
-from .generation import listening
+from .group import BeamGroup
 
 
 class BeamGeneration:

@@ -1,0 +1,61 @@
+"""What steps cost: the statistics of sequences, and the averages by which steps are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+from time import monotonic
+
+from ..speculation.policy import StepCosts
+from .batching import Rows
+
+LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
+SMOOTHING = 0.3  # weight of the newest step in the averages of step times
+
+
+class StepTimes:
+    """How long steps take; `costs` are those of decode steps by their number of rows."""
+
+    def __init__(self) -> None:
+        self.costs = StepCosts()
+        self._row_seconds = 0.0  # of a prefill row, averaged
+        self._decode_seconds = 0.0  # of a step of decode rows only, averaged
+
+    @property
+    def mixed_rows(self) -> int:
+        """Prefill rows beside decode rows: as many as take about twice as long as the decode rows alone, so
+        that the time between tokens stays even."""
+        if not self._row_seconds or not self._decode_seconds:
+            return 4 * LEAST_MIXED_ROWS
+        return max(LEAST_MIXED_ROWS, int(2 * self._decode_seconds / self._row_seconds))
+
+    def measure(self, plan: List[Rows], n_prefill: int, seconds: float) -> None:
+        """Note a step of these rows, of which `n_prefill` were prefill."""
+        n_rows = sum(rows.n for rows in plan)
+        if n_prefill == 0:
+            self.costs.observe(n_rows, seconds)
+            old = self._decode_seconds or seconds
+            self._decode_seconds = old + SMOOTHING * (seconds - old)
+        elif n_prefill == n_rows and n_prefill >= LEAST_MIXED_ROWS:
+            old = self._row_seconds or seconds / n_prefill
+            self._row_seconds = old + SMOOTHING * (seconds / n_prefill - old)
+
+
+def count_step(rows: Rows, n_right: int, seconds: float, drafting_seconds: float) -> None:
+    """Add a step to the statistics of the sequence of `rows`, of whose drafted ids `n_right` were right."""
+    sequence, stats = rows.sequence, rows.sequence.stats
+    decoding = stats.new_tokens > 0
+    n_given = sequence.n_new - stats.new_tokens  # an end token is none of them, forced ones are
+    stats.new_tokens = sequence.n_new
+    if decoding:
+        stats.decode_seconds += seconds + drafting_seconds
+        stats.decode_steps += rows.chooses
+        stats.decode_tokens += max(rows.chooses + n_right, n_given)
+        if rows.drafted:
+            stats.count_draft(rows.kind, len(rows.drafted), n_right)
+    else:
+        stats.prompt_seconds += seconds
+        reached = min(rows.first + rows.n, sequence.n_prompt)
+        stats.prefilled_tokens = max(0, reached - stats.cached_tokens)
+        if rows.chooses:
+            stats.time_to_first_token = stats.prompt_seconds
+    sequence.changed_at = monotonic()
