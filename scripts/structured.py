@@ -140,8 +140,7 @@ def answers(options: argparse.Namespace) -> int:
                     continue
                 n_tokens += answer.stats.new_tokens
                 counts[verdict(name, schema, answer)] += 1
-    seconds = time.perf_counter() - start
-    print(f"{dict(counts)}, {n_tokens} tokens in {seconds:.0f} s")
+            print(f"{dict(counts)}, {n_tokens} tokens in {time.perf_counter() - start:.0f} s", flush=True)
     return 1 if counts["WRONG"] else 0
 
 
@@ -181,15 +180,16 @@ def masks(options: argparse.Namespace) -> int:
     print(f"{tokenizer.vocab_size} tokens, in a trie within {time.perf_counter() - start:.2f} s")
     draw = np.random.default_rng(options.seed)
     compiling, seconds = [], []
+    clock = time.thread_time  # what else runs on the machine does not count
     for _, _, form in supported(options):
         constraint = GuidedConstraint(vocabulary, form.grammar)
-        start = time.perf_counter()
+        start = clock()
         constraint.masks()
-        compiling.append(time.perf_counter() - start)
+        compiling.append(clock() - start)
         for _ in range(options.max_tokens // 4):
-            start = time.perf_counter()
+            start = clock()
             (mask,) = constraint.masks()
-            seconds.append(time.perf_counter() - start)
+            seconds.append(clock() - start)
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             token = int(draw.choice(allowed))
             if token in tokenizer.end_ids or constraint.ended:

@@ -169,4 +169,6 @@ def requested(
 
 
 def _encode(loaded: Model, text: str, options: GenerationOptions, params: SamplingParams) -> list[int]:
+    if options.offered_tools:
+        raise typer.BadParameter("tools go with one answer, without -N, --logprobs and --beams")
     return list(requested(loaded, text, options, params).ids or ())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ...tokenizer.chat.output.parser import OutputParser
 from ...tokenizer.chat.output.parts import (
     Part,
     Text,
@@ -21,6 +20,9 @@ from .events import AnswerEvent, AnswerReason, Finished, TextDelta, ThinkingDelt
 from .request import GenerationRequest
 from .stop_strings import Run
 from .token_reader import TokenReader, shown
+
+if TYPE_CHECKING:
+    from ...tokenizer.chat.output.parser import OutputParser
 
 
 class Answer:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...tokenizer import Tokenizer
-from ...tokenizer.chat.output.families import harmony
-from ...tokenizer.chat.output.formats import PLAIN, OutputFormat, output_format
-from ...tokenizer.chat.output.parser import OutputParser
-from ...tokenizer.chat.output.tools import ToolSchemas
-from ...tokenizer.chat.switches import thinking_variables
+from ...tokenizer.chat.output.marks import may_think
 from ..engine.constraint import Constraint
 from .request import GenerationRequest
 from .structured.constraints import Constraints, Thinking, told
+
+if TYPE_CHECKING:
+    from ...tokenizer.chat.output.formats import OutputFormat
+    from ...tokenizer.chat.output.parser import OutputParser
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Asked: TypeAlias = tuple[Messages, list[dict[str, Any]] | None, dict[str, Any]]
@@ -42,12 +42,20 @@ class ChatFormat:
     @cached_property
     def output(self) -> OutputFormat:
         """How it marks thinking and calls."""
+        from ...tokenizer.chat.output.formats import PLAIN, output_format
+
         if self.template is None:
             return PLAIN
         special = self._tokenizer.special_tokens
         return output_format(
             self.template, special, [token.content for token in self._tokenizer.added_tokens]
         )
+
+    @cached_property
+    def _may_think(self) -> bool:
+        """Whether there may be thinking in an answer; known without `output`, whose import takes a while."""
+        added = {token.content for token in self._tokenizer.added_tokens}
+        return self.template is not None and may_think(self.template, added)
 
     def asked(self, request: GenerationRequest) -> Asked:
         """What the chat template gets for a request with messages: messages, tools and variables.
@@ -57,7 +65,7 @@ class ChatFormat:
         messages = told(request.messages or (), request.response_format)
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        if self.output.is_harmony:
+        if self._may_think and self.output.is_harmony:
             messages = [_with_one_kind_of_text(message) for message in messages]
         variables = {**self._thinking(request.thinking), **(request.variables or {})}
         tools = [dict(tool.schema) for tool in request.offered_tools]
@@ -69,6 +77,8 @@ class ChatFormat:
         """The template's variables that turn thinking on or off."""
         if wanted is None or self.template is None:
             return {}
+        from ...tokenizer.chat.switches import thinking_variables
+
         found = thinking_variables(self.template, wanted)
         if found is not None:
             return found
@@ -87,7 +97,12 @@ class ChatFormat:
     def parser(self, request: GenerationRequest, ids: Sequence[int]) -> OutputParser | None:
         """What reads the answer to a request whose prompt is `ids`; None where all of it is text."""
         tools = request.offered_tools
-        if request.messages is None or self.template is None or not (self.output.thinks or tools):
+        if request.messages is None or self.template is None or not (self._may_think or tools):
+            return None
+        from ...tokenizer.chat.output.parser import OutputParser
+        from ...tokenizer.chat.output.tools import ToolSchemas
+
+        if not (self.output.thinks or tools):
             return None
         begun = ""
         if self.output.thinking:
@@ -100,11 +115,13 @@ class ChatFormat:
         """What holds for the answer to a request whose prompt is `ids`: its form, and where thinking ends;
         None for an answer that may be anything. Raises ConstraintError for what is not supported."""
         form = self._form(request, ids, constraints)
-        output, budget = self.output, request.thinking_budget
-        if budget is None or not output.thinks or request.messages is None:
+        budget = request.thinking_budget
+        if budget is None or request.messages is None or not self.output.thinks:
             return form
+        from ...tokenizer.chat.output.families import harmony
         from .structured.budget import ThinkingBudget
 
+        output = self.output
         marks = {harmony.ANALYSIS: harmony.END} if output.is_harmony else output.thinking
         begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
         ending = self._tokenizer.encode(output.ending(begun or next(iter(marks))), special=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..engine.sampling.params import SamplingParams
-from .functions import Tool, tools_of
+
+if TYPE_CHECKING:
+    from .functions import Tool
 
 Messages: TypeAlias = Sequence[Mapping[str, Any]] | str  # a conversation, or the text of one user message
 
@@ -79,7 +81,10 @@ class GenerationRequest:
             raise TypeError("a thinking budget is a whole number of tokens")
         if budget is not None and budget < 0:
             raise ValueError("a thinking budget cannot be negative")
-        object.__setattr__(self, "tools", tuple(tools_of(self.tools or ())))
+        if self.tools:
+            from .functions import tools_of
+
+            object.__setattr__(self, "tools", tuple(tools_of(self.tools)))
         object.__setattr__(self, "tool_choice", _choice(self.tool_choice, self.offered_tools))
 
     @property

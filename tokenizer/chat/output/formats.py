@@ -13,21 +13,11 @@ from typing import Any
 from .families import cohere, deepseek, gemma, harmony, hermes, llama, mistral
 from .families.json_calls import json_calls
 from .families.xml_calls import FUNCTION_STYLE, INVOKE_STYLE, xml_calls
+from .marks import THINKING
 from .stream import Steps, Stream
 
 CallReader = Callable[[Stream], Steps[Any]]
 
-# What encloses thinking. The first three words of Granite's 3.2 are plain text.
-THINKING = {
-    "<think>": "</think>",
-    "[THINK]": "[/THINK]",
-    "<|channel>thought": "<channel|>",
-    "<|START_THINKING|>": "<|END_THINKING|>",
-    "<seed:think>": "</seed:think>",
-    "<thought>": "</thought>",
-    "\u25c1think\u25b7": "\u25c1/think\u25b7",
-    "Here is my thought process:": "Here is my response:",
-}
 # What ends thinking that went on for too long, where the closing mark alone is not what the model is used to.
 ENDINGS = {"<think>": "\n</think>\n\n"}
 HARMONY_ENDING = (

@@ -33,6 +33,7 @@ def answers(model: Model, texts: list[str], n: int) -> list[list[int]]:
     return [list(model.generate(model.encode(t), temperature=0, max_tokens=n)) for t in texts]
 
 
+@pytest.mark.slow
 def test_200_prompts_of_a_small_model(tmp_path: Path):
     path, texts = write_tiny_model(tmp_path / "tiny.gguf"), prompts(200)
     with kukri.load(path, device="cpu", speculate="off") as plain:
