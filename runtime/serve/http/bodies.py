@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from .... import KukriError
 from .options import ServeOptions
 from .problems import Problem
 
@@ -18,7 +19,7 @@ T = TypeVar("T")
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
 
-class ClientGone(Exception):
+class ClientGone(KukriError):
     """The client has left before its request was complete."""
 
 
