@@ -21,7 +21,7 @@ _NAMES_OF_BODIES = {
 }
 
 
-def parameters(options: GenerationOptions) -> dict[str, Any]:
+def _parameters(options: GenerationOptions) -> dict[str, Any]:
     """The fields of a body that say what the sampling flags say. A usage error for a value out of range."""
     from ...runtime.engine.sampling.params import SamplingParams
 
@@ -66,6 +66,17 @@ def _thinking(options: GenerationOptions) -> dict[str, Any]:
     return {} if wanted is None else {"reasoning_effort": "medium" if wanted else "none"}
 
 
+def _tools(options: GenerationOptions) -> dict[str, Any]:
+    """The schemas of functions that answers may call. A usage error for what is none."""
+    asked = options.asked_of_tools
+    if not asked:
+        return {}
+    choice = asked["tool_choice"]
+    if choice not in ("auto", "none", "required"):
+        choice = {"type": "function", "function": {"name": choice}}
+    return {"tools": [dict(tool.schema) for tool in asked["tools"]], "tool_choice": choice}
+
+
 def asking(options: GenerationOptions, template: str | None, embed: bool) -> Asking:
     """How rows become requests. A usage error for flags that exclude each other."""
     from ...runtime.batch.requests import Asking, Template
@@ -78,5 +89,5 @@ def asking(options: GenerationOptions, template: str | None, embed: bool) -> Ask
         filled = None if template is None else Template(template)
     except ValueError as problem:
         raise typer.BadParameter(str(problem)) from None
-    given = {} if embed else parameters(options) | _form(options) | _thinking(options)
+    given = {} if embed else _parameters(options) | _form(options) | _thinking(options) | _tools(options)
     return Asking(filled, options.raw, embed, options.system_text, given)

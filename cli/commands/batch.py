@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
 WITHOUT = (  # flags of `run` that mean nothing here
     *("file", "no_wrap", "output", "stats", "hide_thinking", "thinking_budget", "no_schema_prompt"),
-    *("prompt_cache", "prompt_cache_size", "tool", "tools", "tool_choice", "yes", "mcp", "fim"),
+    *("prompt_cache", "prompt_cache_size", "tool", "yes", "mcp"),
 )
 
 
