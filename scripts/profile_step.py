@@ -49,7 +49,7 @@ class TimedMachine(CpuMachine):
                     kernel(int(instruction["arguments"]), step.ctypes.data, 0)
                     repeat[i] = time.perf_counter() - start
 
-        self._team.run = run  # type: ignore[method-assign]
+        self.team.run = run  # type: ignore[method-assign]
         self.step(batch, table)
         return times.min(axis=0)
 
