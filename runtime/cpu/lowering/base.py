@@ -91,7 +91,11 @@ class BaseLowering(ABC):
         for op in fused(self._program):
             self._lower(op)
         self.boundary_out = [self._input(buffer) for buffer in self._program.boundary_out]
-        self.result = self._input(self._program.logits)
+        logits = self._program.logits
+        if any(getattr(op, "out", None) == logits for op in self._program.ops):
+            self.result = self._input(logits)
+        else:  # the program is the beginning of another one, for a look at its buffers
+            self.result = self._shared(logits)
         return self._list
 
     def result_rows(self) -> np.ndarray:

@@ -483,7 +483,7 @@ def test_damaged_layer_types():
         ({"hidden_act": "relu6"}, "relu6", "silu"),
         ({"use_cla": True}, "use_cla", "true"),
         ({"scale_attn_weights": False}, "scale_attn_weights", "false"),
-        ({"use_bidirectional_attention": True}, "bidirectional", "true"),
+        ({"use_bidirectional_attention": "sideways"}, "bidirectional", "sideways"),
         ({"model_type": "mixtral", "num_local_experts": 4, "scoring_func": "x"}, "scoring_func", "sigmoid"),
     ],
 )
