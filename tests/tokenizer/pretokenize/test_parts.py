@@ -250,7 +250,7 @@ def test_pre_tokenizers_in_order() -> None:
 @pytest.mark.parametrize(
     "spec",
     [
-        {"type": "WordPiece"},
+        {"type": "WordPieces"},
         {"type": "Strip", "content": "x", "start": 1, "stop": 0},
         {"type": "Sequence", "decoders": 3},
         {"type": 4},
