@@ -23,7 +23,7 @@ def prompts(n: int) -> list[str]:
 
 def eager(model: Model) -> Model:
     """Draft as if further rows cost nothing."""
-    costs = model.engine._scheduler.step_costs
+    costs = model.engine._scheduler.times.costs
     costs.observe = lambda n_rows, seconds: None
     costs._seconds.update(dict.fromkeys(range(1, 80), 1.0))
     return model
