@@ -10,5 +10,6 @@ def fill_ids(model: Model, beginning: str, end: str) -> list[int]:
     """The ids of a prompt whose answer stands between `beginning` and `end`. ValueError if the model's
     vocabulary has no tokens for that."""
     if fim_tokens(model.tokenizer) is None:
-        raise ValueError(f"{model.name} was not trained to fill in the middle, so that suffix is not supported")
+        text = "was not trained to fill in the middle, so that suffix is not supported"
+        raise ValueError(f"{model.name} {text}")
     return model.encode_fim(beginning, end)

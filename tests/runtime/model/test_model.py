@@ -550,7 +550,9 @@ def test_load_folder(folder):
 def test_end_tokens_of_a_folder(folder, generation_config, config, ends, monkeypatch):
     path = folder(generation_config, **config)
     if "text_config" in config:  # only the ids count here
-        monkeypatch.setattr(source_module, "config_from_hf", lambda *_: SimpleNamespace(vocab_size=256, no_text=""))
+        monkeypatch.setattr(
+            source_module, "config_from_hf", lambda *_: SimpleNamespace(vocab_size=256, no_text="")
+        )
         assert source_module.open_source(path).end_ids == ends
         return
     with load_model(path, LoadOptions(device="reference")) as model:
