@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..generation.input_files import read_text_file
-from ..generation.structured import given_schema
-
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
     from ..generation.options import GenerationOptions
@@ -42,23 +39,7 @@ def _parameters(options: GenerationOptions) -> dict[str, Any]:
 def _form(options: GenerationOptions) -> dict[str, Any]:
     """The field of a body that says what form answers must have. A usage error for two forms, and for one
     that is not supported."""
-    if options.response_format is None:
-        return {}
-    if options.json:
-        form: dict[str, Any] = {
-            "type": "json_schema",
-            "json_schema": {"schema": {"type": ["object", "array"]}},
-        }
-    elif options.json_schema is not None:
-        form = {"type": "json_schema", "json_schema": {"schema": given_schema(options.json_schema)}}
-    elif options.regex is not None:
-        form = {"type": "regex", "regex": options.regex}
-    elif options.grammar is not None:
-        form = {"type": "grammar", "grammar": read_text_file(options.grammar)}
-    else:
-        texts = [each.strip() for each in (options.choice or "").split(",")]
-        form = {"type": "choice", "choice": [each for each in texts if each]}
-    return {"response_format": form}
+    return {} if options.response_format is None else {"response_format": options.given_form}
 
 
 def _thinking(options: GenerationOptions) -> dict[str, Any]:

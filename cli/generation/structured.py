@@ -55,27 +55,36 @@ class StructuredOptions:
         if len(given) > 1:
             raise typer.BadParameter(f"{' and '.join(flags)} exclude each other: an answer has one form")
         check_utf8(f"the value of {flags[0]}", str(getattr(self, given[0])))
+        from ...runtime.answers.structured.response_format import ResponseFormat
+
+        told = not self.no_schema_prompt
         try:
-            return self._form(given[0], not self.no_schema_prompt)
+            return ResponseFormat.json(told) if self.json else ResponseFormat.of(self.given_form, told)
         except ValueError as problem:
             raise typer.BadParameter(f"{flags[0]}: {problem}") from None
 
-    def _form(self, name: str, told: bool) -> ResponseFormat:
-        from ...runtime.answers.structured.response_format import ResponseFormat
+    @cached_property
+    def given_form(self) -> dict[str, Any] | None:
+        """What the flags ask for, as the `response_format` of an API; None for nothing. Files are read here.
 
-        if name == "json":
-            return ResponseFormat.json(told)
-        if name == "json_schema":
-            return ResponseFormat.json_schema(given_schema(self.json_schema or ""), told)
-        if name == "regex":
-            return ResponseFormat.regex(self.regex or "", told)
-        if name == "grammar":
-            return ResponseFormat.of_grammar(read_text_file(self.grammar or ""))
-        choices = [choice.strip() for choice in (self.choice or "").split(",")]
-        return ResponseFormat.choice([choice for choice in choices if choice], told)
+        Raises ConstraintError for a schema that is neither a file nor JSON; `response_format` says whether
+        the form is supported.
+        """
+        if self.json:
+            return {"type": "json_schema", "json_schema": {"schema": {"type": ["object", "array"]}}}
+        if self.json_schema is not None:
+            return {"type": "json_schema", "json_schema": {"schema": _schema(self.json_schema)}}
+        if self.regex is not None:
+            return {"type": "regex", "regex": self.regex}
+        if self.grammar is not None:
+            return {"type": "grammar", "grammar": read_text_file(self.grammar)}
+        if self.choice is not None:
+            texts = [text.strip() for text in self.choice.split(",")]
+            return {"type": "choice", "choice": [text for text in texts if text]}
+        return None
 
 
-def given_schema(given: str) -> Any:
+def _schema(given: str) -> Any:
     """The schema that is given, as JSON or as the name of a file. Raises ConstraintError."""
     from ...runtime.engine.errors import ConstraintError
     from ...untrusted import parse_json
