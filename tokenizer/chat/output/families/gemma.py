@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 from ..stream import Malformed, Steps, Stream
 from ..tools import escaped
@@ -49,16 +50,8 @@ def code_block(stream: Stream) -> Steps[None]:
 
 def _object(stream: Stream, give: Give, depth: int) -> Steps[None]:
     """The members of an object, and its closing bracket."""
-    give("{")
-    first = True
-    while True:
-        yield from stream.space()
-        if (yield from stream.skip("}")):
-            break
-        if not first:
-            yield from stream.expect(",")
-            give(", ")
-        first = False
+
+    def member() -> Steps[None]:
         yield from stream.space()
         quote = yield from stream.skip(*_QUOTES)
         if quote:
@@ -72,7 +65,29 @@ def _object(stream: Stream, give: Give, depth: int) -> Steps[None]:
         yield from stream.expect(":")
         give(": ")
         yield from _value(stream, give, depth + 1)
-    give("}")
+
+    yield from _listed(stream, give, "{}", member)
+
+
+def _array(stream: Stream, give: Give, depth: int) -> Steps[None]:
+    """The items of an array, and its closing bracket."""
+    yield from _listed(stream, give, "[]", lambda: _value(stream, give, depth + 1))
+
+
+def _listed(stream: Stream, give: Give, brackets: str, item: Callable[[], Steps[None]]) -> Steps[None]:
+    """Items with commas between them, and the closing one of two brackets."""
+    give(brackets[0])
+    first = True
+    while True:
+        yield from stream.space()
+        if (yield from stream.skip(brackets[1])):
+            break
+        if not first:
+            yield from stream.expect(",")
+            give(", ")
+        first = False
+        yield from item()
+    give(brackets[1])
 
 
 def _value(stream: Stream, give: Give, depth: int) -> Steps[None]:
@@ -94,21 +109,6 @@ def _value(stream: Stream, give: Give, depth: int) -> Steps[None]:
             raise Malformed
         plain = scalar in ("true", "false", "null") or _NUMBER.fullmatch(scalar)
         give(scalar if plain else json.dumps(scalar.strip('"'), ensure_ascii=False))
-
-
-def _array(stream: Stream, give: Give, depth: int) -> Steps[None]:
-    give("[")
-    first = True
-    while True:
-        yield from stream.space()
-        if (yield from stream.skip("]")):
-            break
-        if not first:
-            yield from stream.expect(",")
-            give(", ")
-        first = False
-        yield from _value(stream, give, depth + 1)
-    give("]")
 
 
 def _text(stream: Stream, give: Give, quote: str) -> Steps[None]:
