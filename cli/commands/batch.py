@@ -16,6 +16,7 @@ from ..settings.model import Model_, chosen_model
 
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
+    from ...runtime.model.model import Model
 
 DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
 WITHOUT = (  # flags of `run` that mean nothing here
@@ -82,22 +83,32 @@ def batch(
         _say_what_it_takes(options, name, source, asked, width)
         return
     with closing(options.load(name, parallel=width)) as loaded:
-        settings = {
-            "model": loaded.fingerprint,
-            "prompts": [
-                asked.template.text if asked.template else None,
-                asked.raw,
-                asked.embed,
-                asked.system,
-            ],
-            "parameters": dict(asked.parameters),
-            "answer column": answer_column,
-            "order": ordered,
-        }
-        job = open_job(source, destination, settings, answer_column, force)
-        running = Batch(RowsAhead(job.rows), asked, Endpoints(loaded, name), job.lines, job.output, width)
-        running.retries, running.ordered, running.known = retries, ordered, job.known
+        job = open_job(
+            source, destination, _settings(loaded, asked, answer_column, ordered), answer_column, force
+        )
+        running = Batch(
+            RowsAhead(job.rows),
+            asked,
+            Endpoints(loaded, name),
+            job.lines,
+            job.output,
+            width,
+            retries,
+            ordered,
+            known=job.known,
+        )
         run_batch(running, job)
+
+
+def _settings(loaded: Model, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
+    """What decides the output: a run goes on only with the same, and an error names what is another."""
+    return {
+        "model": loaded.fingerprint,
+        "prompts": [asked.template.text if asked.template else None, asked.raw, asked.embed, asked.system],
+        "parameters": dict(asked.parameters),
+        "answer column": answer_column,
+        "order": ordered,
+    }
 
 
 def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked: Asking, width: int) -> None:
