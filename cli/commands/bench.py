@@ -18,7 +18,16 @@ from ...runtime.hub.resolve import resolve
 from ..bench.plan import MOST_PARALLEL, MOST_THREADS, Plan, Test, numbers, pair
 from ..bench.report import WRITERS, Result, for_terminal
 from ..console import terminal
-from ..console.options import DEFAULT_MODEL, THREADS_HELP, Device, GpuLayers, KvType, flag, with_options
+from ..console.options import (
+    DEFAULT_MODEL,
+    THREADS_HELP,
+    Device,
+    DeviceFlag,
+    GpuLayers,
+    KvType,
+    flag,
+    with_options,
+)
 from ..console.progress import Progress
 from ..settings.model import ModelsOption
 
@@ -71,7 +80,7 @@ class BenchOptions:
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
     ] = KvType.auto
-    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False
     no_cold: Annotated[

@@ -16,12 +16,13 @@ from ..console import terminal
 from ..console.options import (
     DEFAULT_MODEL,
     MAX_CONTEXT,
-    MAX_THREADS,
-    THREADS_HELP,
     Device,
+    DeviceFlag,
     GpuLayers,
     KvType,
+    KvTypeFlag,
     Speculate,
+    Threads,
     flag,
     with_options,
 )
@@ -92,13 +93,9 @@ class ServeFlags(AdapterOptions):
             "--memory", metavar="SIZE", help="For the files of loaded models together, as 24G; default: all."
         ),
     ] = None
-    kv_type: Annotated[
-        KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
-    ] = KvType.auto
-    threads: Annotated[
-        int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)
-    ] = None
-    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    kv_type: KvTypeFlag = KvType.auto
+    threads: Threads = None
+    device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     speculate: Annotated[
         Speculate,

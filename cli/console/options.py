@@ -51,6 +51,11 @@ class KvType(StrEnum):
     q4_0 = "q4_0"
 
 
+DeviceFlag = Annotated[Device, flag("--device", help="Where to run.")]
+KvTypeFlag = Annotated[
+    KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
+]
+Threads = Annotated[int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)]
 GpuLayers = Annotated[
     int | None,
     flag(

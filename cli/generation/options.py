@@ -12,13 +12,14 @@ import typer
 
 from ..console.options import (
     MAX_CONTEXT,
-    MAX_THREADS,
-    THREADS_HELP,
     Device,
+    DeviceFlag,
     GpuLayers,
     KvType,
+    KvTypeFlag,
     Speculate,
     TextOrJson,
+    Threads,
     flag,
 )
 from ..console.terminal import remark
@@ -192,13 +193,9 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
     deterministic: Annotated[
         bool, flag("--deterministic", help="Compute each answer by itself: no batch, and nothing shared.")
     ] = False
-    kv_type: Annotated[
-        KvType, flag("--kv-type", help="Number format of the KV cache; auto suits it to the model.")
-    ] = KvType.auto
-    threads: Annotated[
-        int | None, flag("--threads", metavar="N", min=1, max=MAX_THREADS, help=THREADS_HELP)
-    ] = None
-    device: Annotated[Device, flag("--device", help="Where to run.")] = Device.auto
+    kv_type: KvTypeFlag = KvType.auto
+    threads: Threads = None
+    device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
