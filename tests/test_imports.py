@@ -68,7 +68,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
     f"{_ENGINE} runtime.engine.beams runtime.engine.scheduling runtime.answers.structured",
-    "runtime.answers.structured": "tokenizer runtime.engine",
+    "runtime.answers.structured": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured.calls"
+    ),
+    "runtime.answers.structured.calls": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
+    ),
     "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
     **dict.fromkeys(
         _SERVE.split(),
