@@ -30,7 +30,10 @@ MOST_LINES = 80  # of a function that is no kernel
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
 _ANSWERS = "runtime.answers runtime.answers.structured"
-_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
+_SERVE = (
+    "runtime.serve.anthropic runtime.serve.http runtime.serve.inspect runtime.serve.ollama "
+    "runtime.serve.openai"
+)
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 

@@ -32,6 +32,7 @@ from .speculation.drafter import Drafter
 from .speculation.speculation import SequenceDrafts
 from .state import States
 from .stats import FinishReason, GenerationStats
+from .timeline import Timeline
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -265,6 +266,11 @@ class Engine:
     def use(self) -> Usage:
         """How many sequences run and wait now, and the pages of the cache that they hold."""
         return usage(self._scheduler)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The last steps and their rows, noted while somebody watches."""
+        return self._scheduler.timeline
 
     def close(self) -> None:
         """End all generations, behind the step that runs. Later calls, and theirs, raise ModelClosed.
