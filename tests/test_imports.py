@@ -82,7 +82,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
-    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
+    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights runtime.cpu runtime.reference",
@@ -113,7 +113,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
-    "runtime.cuda.lowering": f"quant {_PROGRAM} "
+    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",

@@ -15,6 +15,7 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .observing import TakeObserved, Tap, observe_sequence
 from .reading import Take, TextReader, Wanted
 from .sampling.beam_search import Beam, BeamParams, BeamSearch, BeamState, EarlyStopping
 from .sampling.params import SamplingParams
@@ -361,6 +362,18 @@ class Engine:
         ids = [self._check(text) for text in texts]
         with self._alone():
             TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole, types).read(take)
+
+    def observe(
+        self, ids: Sequence[int], taps: Sequence[Tap], take: TakeObserved, most_rows: int | None = None
+    ) -> None:
+        """Run `ids` as the only sequence, with logits of all rows, and hand what the buffers of the machine's
+        program hold at `taps` to `take` after each step, which may call `machine.finish`.
+
+        Clears the cache. Raises like `submit`.
+        """
+        tokens = self._check(ids)
+        with self._alone():
+            observe_sequence(self.machine, self.table, tokens, taps, take, most_rows)
 
     @property
     def _logits_chunk(self) -> int:
