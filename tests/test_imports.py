@@ -31,7 +31,10 @@ MOST_LINES = 80  # of a function that is no kernel
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
 _ANSWERS = "runtime.answers runtime.answers.structured"
-_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
+_SERVE = (
+    "runtime.serve.anthropic runtime.serve.http runtime.serve.inspect runtime.serve.ollama "
+    "runtime.serve.openai"
+)
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
@@ -82,12 +85,13 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
-    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
+    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights runtime.cpu runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
+    "runtime.inspection": f"quant {_PROGRAM} {_ENGINE}",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
@@ -112,7 +116,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
-    "runtime.cuda.lowering": f"quant {_PROGRAM} "
+    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
