@@ -82,7 +82,7 @@ def batch(
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
-    with closing(options.load(name, parallel=width)) as loaded:
+    with closing(_load(options, name, width)) as loaded:
         job = open_job(
             source, destination, _settings(loaded, asked, answer_column, ordered), answer_column, force
         )
@@ -98,6 +98,12 @@ def batch(
             known=job.known,
         )
         run_batch(running, job)
+
+
+def _load(options: GenerationOptions, name: str, width: int) -> Model:
+    """The model, with the memory of one context for every DEFAULT_WIDTH answers: most are short, and those
+    that are long wait for each other."""
+    return options.load(name, parallel=width, contexts=-(-width // DEFAULT_WIDTH))
 
 
 def _settings(loaded: Model, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
@@ -118,7 +124,7 @@ def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked
     from ...runtime.batch.rows import format_of, read_rows
     from ..batch.progress import human_seconds
 
-    with closing(options.load(name, parallel=width)) as loaded:
+    with closing(_load(options, name, width)) as loaded:
         file, _ = open_input(source)
         found = estimate(loaded, read_rows(file, format_of(source)), asked, width)
         facts: list[tuple[str, Any]] = [

@@ -245,8 +245,11 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         form = self.response_format
         return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
-    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
+    def load(
+        self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
+        `contexts`: how many whole contexts these share, if not one each.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -261,7 +264,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
-        adapters = self.adapters
+        adapters, cache = self.adapters, self.open_cache()
         model = load_quietly(
             resolve(name, Progress),
             name,
@@ -277,9 +280,12 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
                 adapters=adapters,
                 beams=beams,
                 deterministic=self.deterministic,
+                contexts=contexts,
             ),
         )
         self.begin_prompts(model)
+        if cache is not None:
+            cache.serve(model)
         return model
 
 

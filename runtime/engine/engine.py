@@ -17,7 +17,7 @@ from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
 from .observing import TakeObserved, Tap, observe_sequence
 from .reading import Take, TextReader, Wanted
-from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, BeamState, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
@@ -166,11 +166,17 @@ class Engine:
         return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
 
     def submit_beams(
-        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+        self,
+        ids: Sequence[int],
+        beams: BeamParams,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        trail: list[BeamState] | None = None,
     ) -> BeamGeneration:
         """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
-        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
-        `submit`, and ValueError for parameters that a search cannot have.
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. `trail` gets
+        what the search knows behind each step. Raises like `submit`, and ValueError for parameters that a
+        search cannot have.
         """
         prompt, params = self._prompt(ids), params or SamplingParams()
         left = self.context + 1 - len(prompt)
@@ -178,7 +184,7 @@ class Engine:
         cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
         leader = self._new_sequence(prompt, params, priority)
         search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
-        group = BeamGroup(search, leader)
+        group = BeamGroup(search, leader, trail)
         self._driver.submit(leader)
         return BeamGeneration(self._driver, group)
 

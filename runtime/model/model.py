@@ -20,6 +20,7 @@ from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.chat_format import ChatFormat, one_call_a_message
 from ..answers.continuation import Continuation
+from ..answers.kept import AnswerSource, KeptTokens
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
@@ -83,6 +84,7 @@ class Model:
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self.reranker: Reranker | None = None  # of one that is loaded to make scores by a head
         self._adapters = source.adapters
+        self.answer_source: AnswerSource | None = None  # asked before an answer is computed
         self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
         self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
@@ -416,10 +418,14 @@ class Model:
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
+        engine, n_prompt = self._open_engine(), len(ids) + len(request.begun)
+        place = self.answer_source.place(request, ids, params) if self.answer_source else None
+        kept = place.find() if place else None
+        if kept is not None and n_prompt + len(kept.tokens) <= self.context:
+            return Answer(KeptTokens(kept, n_prompt), reader, parser, request)
         constraint = self.chat_format.constraint(request, ids, self._constraints)
-        engine = self._open_engine()
         generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
-        return Answer(generation, reader, parser, request)
+        return Answer(generation, reader, parser, request, place)
 
     def encode_request(self, request: GenerationRequest) -> list[int]:
         """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and

@@ -1,4 +1,4 @@
-"""What is made of inspections and answers: branches, head patterns, embeddings, sampling, beam trees."""
+"""What is made of inspections and answers: branches, head patterns, sampling, merges."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 
 import kukri
-from kukri.runtime.engine.sampling.beam_search import BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.engine.sampling.sampler import Sampler
 from kukri.runtime.inspection.attention import AttentionWeights
-from kukri.runtime.inspection.beam_tree import beam_tree
-from kukri.runtime.inspection.embeddings import nearest_tokens, plane, token_embeddings
 from kukri.runtime.inspection.heads import head_summaries, strongest_links
 from kukri.runtime.inspection.sampling_stages import sampling_stages
 
@@ -77,24 +74,6 @@ def test_head_patterns():
     assert [(link.layer, link.weight, link.row - link.position) for link in links] == [(0, 1.0, 1)] * 3
 
 
-def test_nearest_tokens(model):
-    table = token_embeddings(model.engine.machine.program)
-    ids, cosines = nearest_tokens(table, [70, 5], 4, n_tokens=200)
-    rows = table.dequantize()[:200].astype(np.float64)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    for i, token in enumerate((70, 5)):
-        expected = rows @ rows[token]
-        expected[token] = -2
-        assert ids[i].tolist() == np.argsort(-expected)[:4].tolist()
-        np.testing.assert_allclose(cosines[i], np.sort(expected)[::-1][:4], rtol=1e-4)
-    points, shares = plane(table, [70, 5, 66, 9])
-    assert points.shape == (4, 2)
-    assert 1 >= shares[0] >= shares[1] > 0
-    apart = np.linalg.norm(points[0] - points[1])
-    assert apart <= np.linalg.norm(rows[70] - rows[5]) + 1e-5
-    assert plane(table, [7])[0].tolist() == [[0, 0]]
-
-
 def test_sampling_stages(model):
     logits = model.logits(model.encode(PROMPT))[-1]
     params = SamplingParams(temperature=0.5, top_k=7, top_p=0.8, min_p=0.02, seed=1)
@@ -116,22 +95,6 @@ def test_sampling_stages(model):
         assert abs(drawn.count(token) / 3000 - probability) < 0.05
     (only,) = [s for s in sampling_stages(logits, SamplingParams(temperature=0)) if s.name == "together"]
     assert only.ids.tolist() == [int(logits.argmax())]
-
-
-def test_beam_tree(model):
-    """It finds the answers of a beam search, and its nodes add up to them."""
-    ids = model.encode(PROMPT)
-    tree = beam_tree(model.engine, ids, BeamParams(3), SamplingParams(), 4)
-    expected = model.beams(ids, 3, max_tokens=4)
-    assert [beam.ids for beam in tree.answers] == [answer.ids for answer in expected]
-    np.testing.assert_allclose([b.logprob for b in tree.answers], [a.logprob for a in expected], rtol=1e-4)
-    for node in tree.nodes:
-        parent = tree.nodes[node.parent] if node.parent >= 0 else None
-        assert node.depth == (parent.depth + 1 if parent else 1)
-        assert node.total == pytest.approx((parent.total if parent else 0) + node.logprob)
-        assert parent is None or parent.kept
-    kept = [sum(n.kept for n in tree.nodes if n.depth == depth) for depth in (1, 2, 3, 4)]
-    assert kept == [3, 3, 3, 0]  # with the fourth token all are answers
 
 
 def test_merge_steps(model):
