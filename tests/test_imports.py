@@ -81,6 +81,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
         f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
         "runtime.serve runtime.serve.http",
     ),
+    "runtime.serve.inspect": "runtime.engine.sampling runtime.inspection runtime.inspection.page "
+    "runtime.model runtime.serve runtime.serve.http",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
@@ -92,6 +94,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.inspection": f"quant {_PROGRAM} {_ENGINE}",
+    "runtime.inspection.page": "",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
