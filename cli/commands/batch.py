@@ -16,7 +16,6 @@ from ..settings.model import Model_, chosen_model
 
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
-    from ...runtime.model.model import Model
 
 DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
 WITHOUT = (  # flags of `run` that mean nothing here
@@ -62,6 +61,12 @@ def batch(
     embed: Annotated[
         bool, flag("--embed", help="Write the vectors of the texts instead of answers.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        flag(
+            "--ray", metavar="ADDRESS", help="Run on all machines of the Ray cluster there; auto: this one's."
+        ),
+    ] = None,
     force: Annotated[bool, flag("--force", help="Begin anew, and replace OUT.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Only say what it would take.")] = False,
 ) -> None:
@@ -71,39 +76,41 @@ def batch(
     was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
     """
     from ...runtime.batch.ahead import RowsAhead
-    from ...runtime.batch.execute import Endpoints
     from ...runtime.batch.job import open_job
     from ...runtime.batch.runner import Batch
+    from ..batch.answering import answering
     from ..batch.asking import asking
     from ..batch.progress import run_batch
 
     asked = asking(options, None if template is None else text_or_file(template), embed)
     name, width = chosen_model(model), width or DEFAULT_WIDTH
+    if dry_run and ray is not None:
+        raise typer.BadParameter("--dry-run measures this machine: it goes without --ray")
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
-    with closing(options.load(name, parallel=width)) as loaded:
-        job = open_job(
-            source, destination, _settings(loaded, asked, answer_column, ordered), answer_column, force
-        )
+    with answering(options, name, width, ray) as crew:
+        settings = _settings(crew.digest, asked, answer_column, ordered)
+        job = open_job(source, destination, settings, answer_column, force)
         running = Batch(
             RowsAhead(job.rows),
             asked,
-            Endpoints(loaded, name),
+            crew.execute,
             job.lines,
             job.output,
-            width,
+            crew.width,
             retries,
             ordered,
             known=job.known,
         )
+        crew.begin(running)
         run_batch(running, job)
 
 
-def _settings(loaded: Model, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
+def _settings(digest: str, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
     """What decides the output: a run goes on only with the same, and an error names what is another."""
     return {
-        "model": loaded.fingerprint,
+        "model": digest,
         "prompts": [asked.template.text if asked.template else None, asked.raw, asked.embed, asked.system],
         "parameters": dict(asked.parameters),
         "answer column": answer_column,
