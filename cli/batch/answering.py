@@ -13,13 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..console import terminal
-from ..console.progress import Progress
 
 if TYPE_CHECKING:
     from ...runtime.batch.runner import Batch, Execute
     from ..generation.options import GenerationOptions
 
+DEFAULT_WIDTH = 16
+
 _log = logging.getLogger(__name__)
+
+
+def contexts_of(width: int) -> int:
+    """Whole contexts that `width` answers share the memory of: one for every DEFAULT_WIDTH. Most are short,
+    and those that are long wait for each other."""
+    return -(-width // DEFAULT_WIDTH)
 
 
 @dataclass
@@ -43,7 +50,7 @@ def answering(options: GenerationOptions, name: str, width: int, ray: str | None
         return
     from ...runtime.batch.execute import Endpoints
 
-    with closing(options.load(name, parallel=width)) as loaded:
+    with closing(options.load(name, parallel=width, contexts=contexts_of(width))) as loaded:
         yield Crew(Endpoints(loaded, name), width, loaded.fingerprint)
 
 
@@ -54,8 +61,9 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
     from ...runtime.batch.on_ray.workers import Workers
     from ...runtime.hub.resolve import resolve
     from ...runtime.model.digest import model_digest
+    from ..console.progress import Progress
 
-    loading = options.loading(parallel=width)
+    loading = options.loading(parallel=width, contexts=contexts_of(width))
     path = Path(os.path.abspath(resolve(name, Progress)))
     order = Order(name, path, model_digest(path, loading.adapters), loading)
     with redirect_stdout(_ToLog()), joined(address):

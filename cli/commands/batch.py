@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..batch.answering import DEFAULT_WIDTH, answering, contexts_of
 from ..console import terminal
 from ..console.options import flag, with_options
 from ..generation.input_files import text_or_file
@@ -17,7 +18,7 @@ from ..settings.model import Model_, chosen_model
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
 
-DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
+MOST_WIDTH, MOST_RETRIES = 1024, 10
 WITHOUT = (  # flags of `run` that mean nothing here
     *("file", "no_wrap", "output", "stats", "hide_thinking", "thinking_budget", "no_schema_prompt"),
     *("prompt_cache", "prompt_cache_size", "tool", "yes", "mcp"),
@@ -78,14 +79,14 @@ def batch(
     from ...runtime.batch.ahead import RowsAhead
     from ...runtime.batch.job import open_job
     from ...runtime.batch.runner import Batch
-    from ..batch.answering import answering
     from ..batch.asking import asking
     from ..batch.progress import run_batch
 
     asked = asking(options, None if template is None else text_or_file(template), embed)
     name, width = chosen_model(model), width or DEFAULT_WIDTH
-    if dry_run and ray is not None:
-        raise typer.BadParameter("--dry-run measures this machine: it goes without --ray")
+    if ray is not None and (dry_run or options.cache is not None):
+        flag_here = "--dry-run" if dry_run else "--cache"
+        raise typer.BadParameter(f"{flag_here} is for one machine, and --ray for many")
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
@@ -125,7 +126,7 @@ def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked
     from ...runtime.batch.rows import format_of, read_rows
     from ..batch.progress import human_seconds
 
-    with closing(options.load(name, parallel=width)) as loaded:
+    with closing(options.load(name, parallel=width, contexts=contexts_of(width))) as loaded:
         file, _ = open_input(source)
         found = estimate(loaded, read_rows(file, format_of(source)), asked, width)
         facts: list[tuple[str, Any]] = [

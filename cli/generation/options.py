@@ -245,8 +245,11 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         form = self.response_format
         return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
-    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
+    def load(
+        self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
+        `contexts`: how many whole contexts these share, if not one each.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -257,12 +260,16 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        options = self.loading(beams, parallel)
+        options, cache = self.loading(beams, parallel, contexts), self.open_cache()
         model = load_quietly(resolve(name, Progress), name, options)
         self.begin_prompts(model)
+        if cache is not None:
+            cache.serve(model)
         return model
 
-    def loading(self, beams: int = 1, parallel: int | None = None) -> LoadOptions:
+    def loading(
+        self, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> LoadOptions:
         """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
         from ...runtime.hub.resolve import resolve
         from ...runtime.model.options import LoadOptions
@@ -284,6 +291,7 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
             adapters=adapters,
             beams=beams,
             deterministic=self.deterministic,
+            contexts=contexts,
         )
 
 

@@ -13,6 +13,7 @@ from . import plain
 from .anthropic import messages
 from .call import Call
 from .endpoint import Handler, Plain
+from .inspect import timeline
 from .ollama import chat as ollama_chat
 from .ollama import embed as ollama_embed
 from .ollama import models as ollama_models
@@ -67,6 +68,7 @@ PATHS: Sequence[Path] = (
     Path("server", "GET", "/metrics", plain.metrics, gives="text/plain"),
     Path("server", "POST", "/tokenize", plain.tokenize, plain.TokenizeRequest),
     Path("server", "POST", "/detokenize", plain.detokenize, plain.DetokenizeRequest),
+    Path("inspect", "POST", "/inspect/timeline", timeline.timeline, timeline.TimelineRequest),
     Path("server", "GET", "/openapi.json", openapi),
     Path("server", "GET", "/docs", docs, gives="text/html"),
 )

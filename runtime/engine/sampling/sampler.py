@@ -178,6 +178,14 @@ class Sampler:
         return TopK(ids, values)
 
 
+def is_repeatable(params: SamplingParams) -> bool:
+    """Whether the same logits give the same tokens each time: by a seed, or because nothing is drawn."""
+    if params.seed is not None:
+        return True
+    _, steps, greedy = _chain(params, np.random.Generator(np.random.PCG64(0)))
+    return greedy and not any(isinstance(step, Xtc) for step in steps)
+
+
 def describe_peak(peak: float) -> str:
     """What is wrong with logits whose first largest value is this, which is not finite."""
     if math.isnan(peak):

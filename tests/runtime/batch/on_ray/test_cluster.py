@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import kukri
+from kukri.runtime.batch.job import journal_path
+from kukri.runtime.batch.journal import RECORD
 from kukri.runtime.batch.on_ray.worker import Order, Worker
 from kukri.runtime.model.digest import model_digest
 from kukri.runtime.model.options import LoadOptions
@@ -31,14 +33,14 @@ def questions(path: Path, n: int) -> Path:
     return path
 
 
-def grown(path: Path, than: int, process: subprocess.Popen[bytes]) -> int:
-    """Wait until a file has more bytes, or the process has ended; its size."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until and process.poll() is None:
-        if path.exists() and path.stat().st_size > than:
-            break
+def noted(out: Path, than: int, process: subprocess.Popen[bytes]) -> int:
+    """Wait until the journal has noted more rows, or the process has ended; the number of them."""
+    journal, n, until = journal_path(out), 0, time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None and n <= than:
         time.sleep(0.02)
-    return path.stat().st_size if path.exists() else 0
+        if journal.exists():
+            n = len(journal.read_bytes().partition(b"\n")[2]) // RECORD.size
+    return n
 
 
 @pytest.mark.slow
@@ -51,15 +53,13 @@ def test_a_node_and_the_driver_are_killed(
     command = [*LLM, "batch", str(source), str(out), *flags, "--ray", ray_cluster.address]
 
     driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    size = grown(out, 0, driver)
+    n_done = noted(out, 0, driver)
     driver.kill()
     driver.communicate(timeout=60)
-    assert size > 0
-    n_done = len(out.read_bytes().splitlines())
-    assert n_done < 400
+    assert 0 < n_done < 400
 
     driver = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    size = grown(out, out.stat().st_size, driver)
+    noted(out, n_done, driver)
     ray_cluster.kill("a")
     ray_cluster.add("b")
     stdout, stderr = driver.communicate(timeout=100)
