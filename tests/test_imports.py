@@ -75,7 +75,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
     f"{_ENGINE} runtime.engine.beams runtime.engine.scheduling runtime.answers.structured",
-    "runtime.answers.structured": "tokenizer runtime.engine",
+    "runtime.answers.structured": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured.calls"
+    ),
+    "runtime.answers.structured.calls": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
+    ),
     "runtime.serve": "quant tokenizer runtime.hub runtime.answers runtime.response_cache runtime.model "
     f"{_ENGINE} {_SERVE}",
     **dict.fromkeys(
