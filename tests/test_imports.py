@@ -42,7 +42,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.connect cli.console "
-    "cli.embedding cli.eval "
+    "cli.embedding cli.eval cli.explain "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.response_cache runtime.sessions "
@@ -58,6 +58,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
+    "cli.explain": "cli.bench cli.console quant tokenizer runtime.cpu runtime.engine.sampling "
+    "runtime.inspection runtime.model runtime.ops",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
