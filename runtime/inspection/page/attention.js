@@ -89,12 +89,21 @@ function matrixBox(head) {
   return box;
 }
 
-function summary(weights) { // how much of its attention a head gives to usual places
-  const n = weights.length, mean = (place) => {
-    let sum = 0, count = 0;
-    for (let row = 1; row < n; row++) { sum += weights[row][place(row)]; count++; }
-    return count ? sum / count : 0;
-  };
-  return `Rows are tokens that look, columns what they look at. On average ${percent(mean((row) => row - 1))} goes to the previous token, ` +
-    `${percent(mean(() => 0))} to the first, ${percent(mean((row) => row))} to the token itself.`;
+function summary(weights) { // how much of its attention a head gives to usual places; as heads.py defines them
+  const parts = headScores(weights, state.seen.tokens.map((token) => token.id));
+  return `Rows are tokens that look, columns what they look at. On average ${percent(parts.previous)} goes to the previous token, ` +
+    `${percent(parts.first)} to the first, ${percent(parts.own)} to the token itself` +
+    (parts.induction === null ? "." : `, and where a token was there before, ${percent(parts.induction)} to what followed it then (induction).`);
+}
+
+function headScores(weights, ids) {
+  const found = { previous: 0, first: 0, own: 0 }, n = weights.length - 1, inductions = [];
+  for (let row = 1; row <= n; row++) {
+    found.previous += weights[row][row - 1] / n;
+    found.first += weights[row][0] / n;
+    found.own += weights[row][row] / n;
+    const behind = [...ids.keys()].slice(1, row).filter((place) => ids[place - 1] === ids[row]);
+    if (behind.length) inductions.push(behind.reduce((sum, place) => sum + weights[row][place], 0));
+  }
+  return { ...found, induction: inductions.length ? inductions.reduce((a, b) => a + b) / inductions.length : null };
 }

@@ -57,8 +57,8 @@ function viewTokens() {
 
 function mergesOf(seen) { // how BPE joined the letters of each piece, where the inspection says so
   if (!seen.merges?.length) return [];
-  const parts = seen.merges.map((piece) => element("tr", "", {},
-    element("td", piece.text, { class: "mono" }),
-    element("td", piece.steps.map((step) => step.join("|")).join("  →  "), { class: "mono" })));
-  return [element("h2", "How BPE joined them"), element("div", "", { class: "scroll" }, element("table", "", {}, ...parts))];
+  const blanks = (text) => text.replace(/ /g, "·").replace(/\n/g, "⏎");
+  const rows = seen.merges.map((steps) => steps.map((pieces) => blanks(pieces.join("|"))).join("  →  "));
+  const found = element("table", "", { id: "merges" }, ...rows.map((text) => element("tr", "", {}, element("td", text, { class: "mono" }))));
+  return [element("h2", "How byte-pair encoding joined the prompt's words"), element("div", "", { class: "scroll" }, found)];
 }

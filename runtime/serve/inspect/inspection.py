@@ -47,7 +47,8 @@ class NextRequest(asking.Inspected, kw_only=True):
 
 
 async def inspect(call: Call, request: InspectRequest) -> dict[str, Any]:
-    """What a model computes over a prompt and its own answer: tokens, distributions, lens, norms, cache."""
+    """What a model computes over a prompt and its own answer: tokens, distributions, lens, norms, cache; and
+    how byte-pair encoding made the tokens of a prompt that is a text."""
     model = await call.model(request.model)
     ids = await asking.ids_of(call, model, request)
     new, reason = await _written(call, model, ids, request)
@@ -56,6 +57,7 @@ async def inspect(call: Call, request: InspectRequest) -> dict[str, Any]:
     return {
         "model": call.model_name,
         "n_prompt": len(ids),
+        "merges": model.tokenizer.merge_steps(request.prompt) if request.prompt else [],
         "finish_reason": reason,
         **seen.data(model.tokenizer),
     }

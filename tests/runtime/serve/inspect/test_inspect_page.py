@@ -13,6 +13,8 @@ import pytest
 
 from kukri.runtime.engine.sampling.candidates import Candidates
 from kukri.runtime.engine.sampling.steps import Truncation
+from kukri.runtime.inspection.attention import AttentionWeights
+from kukri.runtime.inspection.heads import head_summaries
 from kukri.runtime.inspection.page.document import document
 from kukri.tests.tiny_model import LAYERS
 
@@ -80,6 +82,7 @@ def test_every_view_has_the_values_of_the_json(shown: Browser, served: Served) -
     assert tab.texts("#token-table tbody td:nth-child(2)") == [str(id_) for id_ in ids]
     ranks = ["" if token["rank"] is None else str(token["rank"]) for token in seen["tokens"]]
     assert tab.texts("#token-table tbody td:nth-child(6)") == ranks
+    assert tab.texts("#merges td")[1] == "·|t|h|e  →  ·|th|e  →  ·|the  →  ·the"
 
     tab.click("#tab-lens")
     cells = tab.run(LENS_CELLS)
@@ -93,6 +96,16 @@ def test_every_view_has_the_values_of_the_json(shown: Browser, served: Served) -
     tab.until(lambda: tab.run(COUNT, "#matrix"))
     (layer,) = of_server(served, "attention", ids=ids, layers=[1], heads=[2])["attention"]
     np.testing.assert_allclose(tab.run("return state.matrices.get('1/2')"), layer["weights"][0], atol=1e-3)
+    weights = AttentionWeights(1, np.array(layer["weights"]), (2,), tuple(range(len(ids))), 4, 2, 0)
+    (summary,) = head_summaries(weights, ids)
+    scores = tab.run(
+        "return headScores(arguments[0], arguments[1])", layer["weights"][0], [1, *ids[1:-1], ids[1]]
+    )
+    (other,) = head_summaries(weights, [1, *ids[1:-1], ids[1]])
+    assert scores == pytest.approx(
+        {name: getattr(other, name) for name in ("previous", "first", "own", "induction")}
+    )
+    assert tab.run("return percent(arguments[0])", summary.previous) in tab.texts("#matrix-box")[0]
     tab.type("#matrix", LEFT)  # the weight of the token in front of the chosen one
     weight = layer["weights"][0][n_prompt][n_prompt - 1]
     told_weight = tab.texts("#weight")[0]

@@ -43,6 +43,7 @@ def test_an_inspection_is_the_librarys(served: Served, model: Any) -> None:
     assert (found["n_prompt"], found["finish_reason"]) == (len(prompt), "length")
     expected = model.inspect(ids, top=4, lens=True).data(model.tokenizer)
     assert {name: found[name] for name in expected} == expected
+    assert found["merges"] == model.tokenizer.merge_steps(TEXT)
     assert told(served, "prompt", ids=ids, top=4)["next"] == expected["next"]
     chat = told(served, "prompt", messages=[{"role": "user", "content": TEXT}], lens=False)
     assert [token["id"] for token in chat["tokens"]] == model.encode_chat(TEXT)
