@@ -3,11 +3,11 @@ and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
 point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers,
-runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the base
-of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli,
-runtime.serve and runtime.response_cache may import `__version__`. For the same reason the module
-`untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
-module outside of cli that imports it.
+runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the
+base of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli,
+runtime.serve, runtime.response_cache and runtime.batch.on_ray may import `__version__`. For the same reason
+the module `untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is
+the one module outside of cli that imports it.
 """
 
 from __future__ import annotations
@@ -42,21 +42,24 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.connect cli.console "
-    "cli.embedding cli.eval "
+    "cli.embedding cli.eval cli.explain "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.response_cache runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
-    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
+    "runtime.hub runtime.model",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
-    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
+    "cli.chat": f"untrusted cli.console cli.explain cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
     "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
+    "cli.explain": "cli.bench cli.console quant tokenizer runtime.cpu runtime.engine.sampling "
+    "runtime.inspection runtime.model runtime.ops",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
@@ -67,6 +70,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
+    "runtime.batch.on_ray": "quant runtime.batch runtime.cpu runtime.hub runtime.model",
     "runtime.response_cache": f"untrusted quant runtime.answers runtime.model {_ENGINE}",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
@@ -86,6 +90,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
         f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
         "runtime.serve runtime.serve.http",
     ),
+    "runtime.serve.inspect": "runtime.engine.sampling runtime.inspection runtime.inspection.page "
+    "runtime.model runtime.serve runtime.serve.http",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
@@ -97,6 +103,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.inspection": f"quant {_PROGRAM} {_ENGINE}",
+    "runtime.inspection.page": "",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
@@ -285,7 +292,7 @@ def test_imports_point_down(path: Path):
         | {room, "KukriError"}
         | (
             {"__version__"}
-            if file.startswith(("cli/", "runtime/serve/", "runtime/response_cache/"))
+            if file.startswith(("cli/", "runtime/serve/", "runtime/response_cache/", "runtime/batch/on_ray/"))
             else set()
         )
     )
