@@ -59,7 +59,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
     "cli.explain": "cli.bench cli.console quant tokenizer runtime.cpu runtime.engine.sampling "
-    "runtime.inspection runtime.model runtime.ops",
+    "runtime.inspection runtime.inspection.page runtime.model runtime.ops",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
