@@ -54,7 +54,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
-    "cli.chat": f"untrusted cli.console cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
+    "cli.chat": f"untrusted cli.console cli.explain cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
     "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
