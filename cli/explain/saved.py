@@ -37,7 +37,7 @@ def page_data(subject: Subject) -> dict[str, Any]:
     mapped = list(dict.fromkeys(whole))[-MOST_MAPPED:]
     table = embedding_table(model.engine.machine.program)
     return {
-        "title": f"{subject.name}: {subject.text[:80]}",
+        "title": f"{model.name}: {subject.text[:80]}",
         "inspection": {
             "n_prompt": len(subject.ids),
             "merges": subject.tokenizer.merge_steps(subject.text),
