@@ -50,7 +50,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
-    "runtime.hub runtime.model",
+    "runtime.hub runtime.serve.on_ray",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
@@ -68,7 +68,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
-    "runtime.batch.on_ray": "quant runtime.batch runtime.cpu runtime.hub runtime.model",
+    "runtime.batch.on_ray": "quant runtime.batch runtime.cpu runtime.model runtime.serve.on_ray",
     "runtime.response_cache": f"untrusted quant runtime.answers runtime.model {_ENGINE}",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
@@ -82,7 +82,9 @@ ROOMS = {  # room → the rooms that it may import beside itself
         "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
     ),
     "runtime.serve": "quant tokenizer runtime.hub runtime.answers runtime.response_cache runtime.model "
-    f"{_ENGINE} {_SERVE}",
+    f"{_ENGINE} {_SERVE} runtime.serve.on_ray",
+    "runtime.serve.on_ray": "quant runtime.adapters runtime.hub runtime.model runtime.serve "
+    "runtime.serve.http",
     **dict.fromkeys(
         _SERVE.split(),
         f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
