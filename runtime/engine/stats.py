@@ -8,6 +8,18 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"]
 
 
+@dataclass(frozen=True)
+class Routing:
+    """Which of two models has answered: the name of the `model`, the `confidence` of the small one in its own
+    answer (0 to 1; None: it was not asked), the `threshold` below which the large one answers, and the
+    `small_tokens` that the small one wrote."""
+
+    model: str
+    confidence: float | None
+    threshold: float
+    small_tokens: int
+
+
 @dataclass
 class GenerationStats:
     """Token counts and times, updated while a generation runs.
@@ -26,6 +38,7 @@ class GenerationStats:
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
     - `from_cache`: whether the answer was kept from an earlier request, so that nothing was computed.
+    - `routing`: which of two models has answered, where a router chooses.
     - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
     """
 
@@ -45,6 +58,7 @@ class GenerationStats:
     finish_reason: FinishReason | None = None
     complete: bool | None = None
     from_cache: bool = False
+    routing: Routing | None = None
 
     def count_draft(self, kind: str, n: int, n_right: int) -> None:
         """Add a draft of `n` ids, the first `n_right` of which were right."""
