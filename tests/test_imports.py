@@ -3,11 +3,11 @@ and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
 point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers,
-runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the base
-of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli,
-runtime.serve and runtime.response_cache may import `__version__`. For the same reason the module
-`untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is the one
-module outside of cli that imports it.
+runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the
+base of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli,
+runtime.serve, runtime.response_cache and runtime.batch.on_ray may import `__version__`. For the same reason
+the module `untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is
+the one module outside of cli that imports it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
-    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
+    "runtime.hub runtime.model",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
@@ -67,13 +68,19 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
+    "runtime.batch.on_ray": "quant runtime.batch runtime.cpu runtime.hub runtime.model",
     "runtime.response_cache": f"untrusted quant runtime.answers runtime.model {_ENGINE}",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
     f"{_ENGINE} runtime.engine.beams runtime.engine.scheduling runtime.answers.structured",
-    "runtime.answers.structured": "tokenizer runtime.engine",
+    "runtime.answers.structured": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured.calls"
+    ),
+    "runtime.answers.structured.calls": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
+    ),
     "runtime.serve": "quant tokenizer runtime.hub runtime.answers runtime.response_cache runtime.model "
     f"{_ENGINE} {_SERVE}",
     **dict.fromkeys(
@@ -280,7 +287,7 @@ def test_imports_point_down(path: Path):
         | {room, "KukriError"}
         | (
             {"__version__"}
-            if file.startswith(("cli/", "runtime/serve/", "runtime/response_cache/"))
+            if file.startswith(("cli/", "runtime/serve/", "runtime/response_cache/", "runtime/batch/on_ray/"))
             else set()
         )
     )

@@ -254,39 +254,45 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions
         from ..console.progress import Progress
 
         if self.device is Device.cuda and self.gpu_layers != 0:
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
-        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
-        if self.speculate is Speculate.draft and not drafts:
-            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
-        adapters, cache = self.adapters, self.open_cache()
-        model = load_quietly(
-            resolve(name, Progress),
-            name,
-            LoadOptions(
-                self.device.value,
-                self.context,
-                self.threads,
-                self.kv_type.value,
-                self.gpu_layers,
-                parallel,
-                speculate=self.speculate.value,
-                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
-                adapters=adapters,
-                beams=beams,
-                deterministic=self.deterministic,
-                contexts=contexts,
-            ),
-        )
+        options, cache = self.loading(beams, parallel, contexts), self.open_cache()
+        model = load_quietly(resolve(name, Progress), name, options)
         self.begin_prompts(model)
         if cache is not None:
             cache.serve(model)
         return model
+
+    def loading(
+        self, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> LoadOptions:
+        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
+        from ...runtime.hub.resolve import resolve
+        from ...runtime.model.options import LoadOptions
+        from ..console.progress import Progress
+
+        drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
+        if self.speculate is Speculate.draft and not drafts:
+            raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
+        adapters = self.adapters
+        return LoadOptions(
+            self.device.value,
+            self.context,
+            self.threads,
+            self.kv_type.value,
+            self.gpu_layers,
+            parallel,
+            speculate=self.speculate.value,
+            draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
+            adapters=adapters,
+            beams=beams,
+            deterministic=self.deterministic,
+            contexts=contexts,
+        )
 
 
 def _breakers(texts: list[str]) -> list[str]:

@@ -84,7 +84,7 @@ class Batch:
 
     def _read_ahead(self) -> None:
         """Take the rows that are there, unless the oldest that is not written is far behind."""
-        if len(self._waiting) > AHEAD // 2 or len(self._open) > 4 * AHEAD:
+        if len(self._waiting) > AHEAD // 2 or len(self._open) > 4 * max(AHEAD, self.width):
             return
         while len(self._waiting) < AHEAD and (row := self.rows.take()) is not None:
             self._begin(row)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..engine.engine import Engine
 from ..engine.sampling.beam_search import Beam, BeamParams, BeamState
 from ..engine.sampling.params import SamplingParams
+from .data import Spelled
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,31 @@ def beam_tree(n_prompt: int, trail: Sequence[BeamState], answers: Sequence[Beam]
             add(tuple(beam.ids[n_prompt:]), beam.logprob)
     ends = [BeamEnd(add(tuple(beam.ids), beam.logprob), beam) for beam in answers]
     return BeamTree(tuple(nodes), tuple(ends))
+
+
+def beams_data(tree: BeamTree, beams: BeamParams, shown: Spelled) -> dict[str, Any]:
+    """The tree as plain data: `nodes` with `parent`, `step`, the token and its probabilities, and `ends`."""
+    return {
+        "k": beams.k,
+        "length_penalty": beams.length_penalty,
+        "nodes": [
+            {
+                "parent": node.parent,
+                "step": node.step,
+                **shown.token(node.id),
+                "logprob": round(node.logprob, 4),
+                "probability": float(f"{math.exp(node.own):.4g}"),
+            }
+            for node in tree.nodes
+        ],
+        "ends": [
+            {
+                "node": end.node,
+                "score": round(end.beam.score, 4),
+                "logprob": round(end.beam.logprob, 4),
+                "finish_reason": end.beam.finish_reason,
+                "tokens": [shown.token(id_) for id_ in end.beam.ids],
+            }
+            for end in tree.ends
+        ],
+    }

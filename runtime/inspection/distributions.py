@@ -50,6 +50,16 @@ class Distributions:
             self.next_rank[index],
         )
 
+    def rows(self, start: int) -> Distributions:
+        """Those of positions from `start` on."""
+        return Distributions(
+            self.ids[start:],
+            self.probabilities[start:],
+            self.entropy[start:],
+            self.next_probability[start:],
+            self.next_rank[start:],
+        )
+
     def fill(self, start: int, logits: np.ndarray, following: np.ndarray) -> None:
         """Describe the rows of `logits`, float32 [rows, vocab], from index `start` on; `following` are the
         tokens that follow them, int [rows], or fewer where nothing follows the last ones.

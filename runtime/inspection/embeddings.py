@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from ...quant.block import QTensor
 from ...quant.errors import UnsupportedModel
 from ..engine.sampling.top_k import largest
 from ..ops import Embed, Program
+from .data import Spelled
 
 ROWS = 8192  # of the table that are decoded at a time
 
@@ -75,3 +77,34 @@ def unit(rows: np.ndarray) -> np.ndarray:
     """Rows scaled to length 1; rows of zeros stay so."""
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, lengths, out=np.zeros_like(rows), where=lengths > 0)
+
+
+def embeddings_data(
+    table: QTensor, ids: Sequence[int], n: int, shown: Spelled, n_tokens: int | None = None
+) -> dict[str, Any]:
+    """The `n` neighbours of each of the different `ids`, and a map of all of these tokens, as plain data.
+
+    `points` are tokens with `x` and `y`, `shares` the part of the variance on each axis, and `near` has for
+    each of `ids` the nearest tokens with their `cosine`.
+    """
+    wanted = list(dict.fromkeys(ids))
+    near = neighbours(table, wanted, n, n_tokens)
+    mapped = list(dict.fromkeys([*wanted, *near.ids.ravel().tolist()]))
+    points, shares = plane(table, mapped)
+    return {
+        "shares": [round(float(share), 4) for share in shares],
+        "points": [
+            {**shown.token(id_), "x": round(float(x), 4), "y": round(float(y), 4), "asked": i < len(wanted)}
+            for i, (id_, (x, y)) in enumerate(zip(mapped, points, strict=True))
+        ],
+        "near": [
+            {
+                **shown.token(id_),
+                "tokens": [
+                    {**shown.token(other), "cosine": round(float(cosine), 4)}
+                    for other, cosine in zip(others.tolist(), cosines, strict=True)
+                ],
+            }
+            for id_, others, cosines in zip(wanted, near.ids, near.cosines, strict=True)
+        ],
+    }

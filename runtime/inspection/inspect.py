@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -132,7 +132,7 @@ class _Inspecting:
             arrays = self._machine.states.save(0).arrays
             self._states.append((rows.stop - 1, [float(np.linalg.norm(array)) for array in arrays]))
 
-    def _take_residual(self, rows: slice, values: dict[Tap, np.ndarray], following: np.ndarray) -> None:
+    def _take_residual(self, rows: slice, values: Mapping[Tap, np.ndarray], following: np.ndarray) -> None:
         before = np.empty(0)
         for layer, taps in enumerate(self.sites.residual):
             streams = np.stack([values[tap] for tap in taps])  # [streams, rows, width]

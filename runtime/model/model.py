@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ..engine.split import SplitMachine
     from ..inspection.attention import AttentionChoice
     from ..inspection.inspection import Inspection
+    from ..inspection.observed import ObservedAnswer
     from ..reference.machine import ReferenceMachine
 
     AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
@@ -352,6 +353,40 @@ class Model:
         n_tokens = self._tokenizer.vocab_size if self._tokenizer else None
         options = InspectOptions(top, choice, lens, residual, logits, states, n_tokens)
         return inspect_ids(self._open_engine(), self.prompt_ids(prompt), options)
+
+    def observe(
+        self,
+        prompt: Sequence[int] | Messages,
+        params: SamplingParams | None = None,
+        *,
+        begun: Sequence[int] = (),
+        top: int = 10,
+        lens: bool | Sequence[int] = False,
+        attention: bool | AttentionChoice = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> ObservedAnswer:
+        """An answer to a prompt, with the distribution that each of its tokens was taken from, and whatever
+        else `inspect` shows of prompt and answer together.
+
+        `begun`: tokens that the answer begins with. `ObservedAnswer.branch` takes another token at a position
+        and goes on from there. The distributions come from a second pass, over all tokens at once.
+        Errors are those of `generate` and `inspect`.
+        """
+        from ..inspection.observed import ObservedAnswer
+
+        params = sampling_params("observe", params, sampling)
+        ids = tuple(self.prompt_ids(prompt))
+        answer = (*begun, *self.generate([*ids, *begun], params))
+        reason = self.stats.finish_reason
+        seen = self.inspect((*ids, *answer), top=top, lens=lens, attention=attention)
+
+        def go_on(
+            prompt: tuple[int, ...], begun: tuple[int, ...], sampling: dict[str, Any]
+        ) -> ObservedAnswer:
+            shown: dict[str, Any] = {"top": top, "lens": lens, "attention": attention}
+            return self.observe(prompt, params, begun=begun, **shown, **sampling)
+
+        return ObservedAnswer(ids, answer, seen, reason, len(begun), go_on)
 
     def prompt_ids(self, prompt: Sequence[int] | Messages) -> Sequence[int]:
         """The ids of a prompt that is ids, a text as it is, or messages."""

@@ -10,7 +10,8 @@ import pytest
 import kukri
 from kukri.runtime.engine.sampling.beam_search import BeamParams
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.inspection.beams import search_beams
+from kukri.runtime.inspection.beams import beams_data, search_beams
+from kukri.runtime.inspection.data import Spelled
 
 from ...tiny_model import write_tiny_model
 
@@ -34,6 +35,9 @@ def test_the_tree_leads_to_the_answers(tmp_path: Path, silent: bool) -> None:
             assert ids[::-1] == end.beam.ids
         assert max(node.step for node in tree.nodes) <= 4
         assert all(sum(n.step == step for n in tree.nodes) <= 3 for step in (1, 2, 3))
+        told = beams_data(tree, BeamParams(3), Spelled(model.tokenizer))
+        assert [len(end["tokens"]) for end in told["ends"]] == [len(answer.ids) for answer in answers]
+        assert [node["id"] for node in told["nodes"]] == [node.id for node in tree.nodes]
         first = model.logits(prompt)[-1].astype(float)
         first -= np.log(np.exp(first).sum())
         for node in tree.nodes:

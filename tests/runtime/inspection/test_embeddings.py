@@ -11,6 +11,7 @@ import kukri
 from kukri.quant.block import QTensor
 from kukri.quant.formats import FORMATS
 from kukri.runtime.inspection import embeddings
+from kukri.runtime.inspection.data import Spelled
 from kukri.runtime.inspection.rope import rope_data
 
 from ...tiny_model import write_tiny_model
@@ -53,6 +54,10 @@ def test_of_a_model(tmp_path: Path) -> None:
     with kukri.load(write_tiny_model(tmp_path / "tiny.gguf"), device="reference") as model:
         table = embeddings.embedding_table(model.engine.machine.program)
         assert table.shape == (265, 64)
+        told = embeddings.embeddings_data(table, [7, 9, 7], 3, Spelled(model.tokenizer))
+        assert [near["id"] for near in told["near"]] == [7, 9]
+        assert [len(near["tokens"]) for near in told["near"]] == [3, 3]
+        assert [point["id"] for point in told["points"] if point["asked"]] == [7, 9]
         (rope,) = rope_data(model.config)
         assert (rope["layers"], rope["base"], rope["interleaved"]) == ([0, 1], 10000.0, True)
         np.testing.assert_allclose(rope["inv_freq"], 10000.0 ** (-np.arange(8) / 8), rtol=1e-6)
