@@ -76,6 +76,9 @@ class AnswerSource(Protocol):
 class AnswerRouter(Protocol):
     """What answers in place of a model that it is attached to (`runtime/routing/`)."""
 
+    @property
+    def fingerprint(self) -> str: ...
+
     def answer(self, request: GenerationRequest) -> Answer: ...
 
     def close(self) -> None: ...

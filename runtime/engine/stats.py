@@ -10,11 +10,16 @@ FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"
 
 @dataclass(frozen=True)
 class Routing:
-    """Which of two models has answered: the name of the `model`, the `confidence` of the small one in its own
-    answer (0 to 1; None: it was not asked), the `threshold` below which the large one answers, and the
-    `small_tokens` that the small one wrote."""
+    """Which of two models has answered.
+
+    - `model`: its name; `escalated`: whether it is the large one.
+    - `confidence`: of the small one in its own answer, from 0 to 1; None: it was not asked.
+    - `threshold`: the confidence below which the large one answers.
+    - `small_tokens`: tokens that the small one wrote.
+    """
 
     model: str
+    escalated: bool
     confidence: float | None
     threshold: float
     small_tokens: int

@@ -128,7 +128,9 @@ class Calibration:
         try:
             found = cls(
                 str(fields["model"]),
-                *(_numbers(fields[name]) for name in ("means", "scales", "weights")),
+                _numbers(fields["means"]),
+                _numbers(fields["scales"]),
+                _numbers(fields["weights"]),
                 _number(fields["bias"]),
                 _number(fields["threshold"]),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..engine.sampling.logprobs import TokenLogprobs
 from .confidence import Calibration, Signs
@@ -43,3 +44,12 @@ class Policy:
     def keeps(self, confidence: float) -> bool:
         """Whether an answer of this confidence is kept."""
         return confidence >= self.threshold
+
+
+@dataclass(frozen=True)
+class Route:
+    """Two models to be loaded, by their files or folders, and when the small one's answer is kept."""
+
+    small: Path
+    large: Path
+    policy: Policy

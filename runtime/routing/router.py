@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -51,17 +52,18 @@ class Router:
             return self.large.answer_parts(self._for_large(request))
 
         if self.policy.threshold > 1.0:
-            parts = ask_large()
-            parts.tokens.stats.routing = Routing(self.large.name, None, self.policy.threshold, 0)
-            return Answer(*parts)
+            return self._unasked(ask_large())
         scored = replace(request, params=replace(params, logprobs=N_TOP))
         try:
             parts = self.small.answer_parts(scored)
         except ContextExceeded:  # the large one's may be larger
-            parts = ask_large()
-            parts.tokens.stats.routing = Routing(self.large.name, None, self.policy.threshold, 0)
-            return Answer(*parts)
+            return self._unasked(ask_large())
         return RoutedAnswer(parts, self, ask_large)
+
+    def _unasked(self, parts: AnswerParts) -> Answer:
+        """The large model's answer, where the small one was not asked."""
+        parts.tokens.stats.routing = Routing(self.large.name, True, None, self.policy.threshold, 0)
+        return Answer(*parts)
 
     def _for_large(self, request: GenerationRequest) -> GenerationRequest:
         """The request in the large model's tokens."""
@@ -78,6 +80,12 @@ class Router:
     def _translated(self, ids: Sequence[int]) -> list[int]:
         text = self.small.tokenizer.decode(list(ids))
         return self.large.tokenizer.encode(text, special=True)
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of all that decides the answers: both models and the policy (SHA-256)."""
+        parts = [self.small.fingerprint, self.large.fingerprint, repr(self.policy)]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def close(self) -> None:
         """Close the large model."""
@@ -118,8 +126,9 @@ class RoutedAnswer(Answer):
         policy, stats = self._router.policy, self.stats
         confidence = policy.confidence(self.generation.logprobs[: self._n_tokens])
         if self.finish_reason == "interrupted" or policy.keeps(confidence):
-            stats.routing = Routing(self._router.small.name, confidence, policy.threshold, stats.new_tokens)
-            return False
-        self._begin(*self._ask_large())
-        self.stats.routing = Routing(self._router.large.name, confidence, policy.threshold, stats.new_tokens)
-        return True
+            escalated, name = False, self._router.small.name
+        else:
+            escalated, name = True, self._router.large.name
+            self._begin(*self._ask_large())
+        self.stats.routing = Routing(name, escalated, confidence, policy.threshold, stats.new_tokens)
+        return escalated
