@@ -82,6 +82,9 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
         int | None,
         flag("--max-prompt", metavar="N", min=1, help="Tokens of a prompt; default: the context's."),
     ] = None
+    max_inspect: Annotated[
+        int, flag("--max-inspect", metavar="N", min=0, help="Tokens that the page inspects; 0: none.")
+    ] = 512
     max_body: Annotated[
         int, flag("--max-body", metavar="BYTES", min=1024, help="Bytes of a request's body.")
     ] = 8 << 20
@@ -120,6 +123,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
                 hosts=(self.host, *(self.allow_host or ())),
                 origins=tuple(self.allow_origin or ()),
                 max_prompt=self.max_prompt,
+                max_inspect=self.max_inspect,
                 max_body=self.max_body,
                 max_connections=self.max_connections,
                 request_seconds=self.request_timeout,
