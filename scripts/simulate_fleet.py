@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean, quantiles
 
@@ -206,11 +207,10 @@ class Simulation:
         groups = self.random.choices(range(traffic.groups), weights, k=n_requests)
         for group in groups:
             time += self.random.expovariate(per_second)
-            lengths = (
-                1 + int(self.random.expovariate(1 / mean)) for mean in (traffic.prompt, traffic.answer)
+            prompt, answer = (
+                1 + int(self.random.expovariate(1 / n)) for n in (traffic.prompt, traffic.answer)
             )
-            request = Request(group, *lengths, came=time)
-            self._at(time, lambda now, request=request: self._send(request, now))
+            self._at(time, partial(self._send, Request(group, prompt, answer, time)))
         if self.fleet.mtbf:
             for machine in self.machines:
                 self._fail_later(machine, 0.0)

@@ -49,7 +49,7 @@ def answering(options: GenerationOptions, name: str, width: int, ray: str | None
     from ...runtime.batch.execute import Endpoints
 
     with closing(options.load(name, parallel=width, contexts=contexts_of(width))) as loaded:
-        yield Crew(Endpoints(loaded, name), width, loaded.fingerprint)
+        yield Crew(Endpoints(loaded, name), width, (loaded.router or loaded).fingerprint)
 
 
 @contextmanager
