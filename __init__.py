@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from .runtime.hub.errors import ModelNotFound, StoreError, Unreachable
     from .runtime.model.memory_check import NotEnoughMemory
     from .runtime.model.model import Model
+    from .runtime.response_cache.cache import ResponseCache
     from .runtime.sessions.prompt_cache import PromptCache
     from .runtime.sessions.session import Session
     from .tokenizer import TemplateError, Tokenizer, TokenizerError
@@ -101,6 +102,7 @@ __all__ = [
     "NotEnoughMemory",
     "PromptCache",
     "QueueFull",
+    "ResponseCache",
     "ResponseFormat",
     "SamplingParams",
     "Session",
@@ -143,6 +145,7 @@ _HOMES = {  # public name → the module that defines it, imported when the name
     "NoHome": "quant.errors",
     "NotEnoughMemory": "runtime.model.memory_check",
     "PromptCache": "runtime.sessions.prompt_cache",
+    "ResponseCache": "runtime.response_cache.cache",
     "QueueFull": "runtime.engine.errors",
     "ResponseFormat": "runtime.answers.structured.response_format",
     "SamplingParams": "runtime.engine.sampling.params",

@@ -34,6 +34,7 @@ COMMANDS = {  # name → its module in commands/ and the function there, in the 
     "eval": "eval.evaluate",
     "embed": "embed.embed",
     "rerank": "embed.rerank",
+    "explain": "explain.explain",
     "tokenize": "tokenize.tokenize",
     "doctor": "doctor.doctor",
     "config": "config.config",

@@ -2,12 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # Python has no such name at run time
+    from sys import UnraisableHookArgs
+
+AGAIN = 0.02  # seconds after which a lost signal is sent again: the callback that lost it is over by then
+
+
+class Ended(SystemExit):
+    """What a signal raises: 128 and its number as the exit code."""
+
+    def __init__(self, number: int, handler: Callable[[int, FrameType | None], None]) -> None:
+        super().__init__(128 + number)
+        self.number, self.handler = number, handler
+
+
+def send_lost_signals_again(unraisable: UnraisableHookArgs) -> None:
+    """A hook for what Python cannot raise (`sys.unraisablehook`).
+
+    A signal may arrive inside a `__del__` or the callback of a weak reference, as importing a module has one
+    in its lock. What its handler raises there is dropped with a message, and the request to leave would be
+    lost: the signal is sent again a moment later.
+    """
+    problem = unraisable.exc_value
+    if isinstance(problem, Ended):
+        number = problem.number
+        signal.signal(number, problem.handler)
+    elif isinstance(problem, KeyboardInterrupt):
+        number = signal.SIGINT
+    else:
+        sys.__unraisablehook__(unraisable)
+        return
+    threading.Timer(AGAIN, os.kill, (os.getpid(), number)).start()
 
 
 def as_sent(problem: BaseException) -> BaseException:
@@ -22,7 +56,7 @@ def as_sent(problem: BaseException) -> BaseException:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Within the block these signals raise SystemExit, with 128 and the signal's number as the exit code.
+    """Within the block these signals raise `Ended`, which leaves with 128 and the signal's number.
 
     A second one ends the process at once. A signal that is ignored (by nohup) stays so. Only the main thread
     can do this; elsewhere, and where there are no such signals, nothing changes.
@@ -30,7 +64,7 @@ def unwinding() -> Iterator[None]:
 
     def leave(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        raise SystemExit(128 + number)
+        raise Ended(number, leave)
 
     before: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

@@ -20,10 +20,11 @@ import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
 
+from .ray_cluster import ray_cluster
 from .running import endless, environment, llm, llm_inside, tiny
 from .side_by_side import add_markers, choose_groups, put_into_groups, share_compiling, without_group
 
-__all__ = ["endless", "environment", "llm", "llm_inside", "tiny"]
+__all__ = ["endless", "environment", "llm", "llm_inside", "ray_cluster", "tiny"]
 
 # Commands inherit what is ignored, as by `nohup` or by a shell's `&`, and some tests interrupt them.
 signal.signal(signal.SIGINT, signal.default_int_handler)

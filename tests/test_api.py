@@ -28,8 +28,8 @@ ERRORS = {
     "StaleGeneration", "StoreError", "TemplateError", "TokenizerError", "Unreachable", "UnsupportedModel",
 }  # fmt: skip
 OTHERS = {
-    "Answer", "Finished", "GenerationRequest", "Model", "PromptCache", "ResponseFormat", "SamplingParams",
-    "Session",
+    "Answer", "Finished", "GenerationRequest", "Model", "PromptCache", "ResponseCache", "ResponseFormat",
+    "SamplingParams", "Session",
     "TextDelta", "ThinkingDelta", "TokenEvent", "Tokenizer", "Tool", "ToolCall", "ToolCallDelta",
     "ToolCallDropped", "ToolCallEnd", "ToolCallStart",
     "load", "load_tokenizer", "render_chat",

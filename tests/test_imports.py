@@ -3,10 +3,11 @@ and that nothing states where it was built.
 
 A room is a folder with Python files: "runtime.cpu.kernels.matmul" is runtime/cpu/kernels/matmul/. Imports
 point down: cli → runtime → quant; tokenizer imports no sibling, and only runtime.model, runtime.answers,
-runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the base
-of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli and
-runtime.serve may import `__version__`. For the same reason the module `untrusted`, by which both open files,
-lies there; a row says who may import it. `__main__.py` is the one module outside of cli that imports it.
+runtime.embedding and runtime.serve import it. From the package itself rooms may import `KukriError`, the
+base of all errors, which is defined there because quant and tokenizer have no sibling to take it from; cli,
+runtime.serve, runtime.response_cache and runtime.batch.on_ray may import `__version__`. For the same reason
+the module `untrusted`, by which both open files, lies there; a row says who may import it. `__main__.py` is
+the one module outside of cli that imports it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ MOST_LINES = 80  # of a function that is no kernel
 _PROGRAM = "runtime.ops runtime.config"
 _ENGINE = "runtime.engine runtime.engine.sampling"
 _ANSWERS = "runtime.answers runtime.answers.structured"
-_SERVE = "runtime.serve.anthropic runtime.serve.http runtime.serve.ollama runtime.serve.openai"
+_SERVE = (
+    "runtime.serve.anthropic runtime.serve.http runtime.serve.inspect runtime.serve.ollama "
+    "runtime.serve.openai"
+)
 _CPU_BASE = "quant.jit quant.jit.simd runtime.cpu.abi runtime.cpu.simd"
 _CUDA_BASE = "runtime.cuda.abi runtime.cuda.compile runtime.cuda.ptx"
 
@@ -38,14 +42,15 @@ ROOMS = {  # room → the rooms that it may import beside itself
     # cli: a client of the library
     "cli": "cli.commands cli.console cli.settings runtime.hub runtime.engine quant tokenizer",
     "cli.commands": "cli.batch cli.bench cli.bench.serving cli.chat cli.connect cli.console "
-    "cli.embedding cli.eval "
+    "cli.embedding cli.eval cli.explain "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
-    "runtime.sessions "
+    "runtime.response_cache runtime.sessions "
     "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
-    "cli.batch": "cli.console cli.generation runtime.batch runtime.engine.sampling",
+    "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
+    "runtime.hub runtime.model",
     "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
@@ -53,38 +58,52 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
+    "cli.explain": "cli.bench cli.console quant tokenizer runtime.cpu runtime.engine.sampling "
+    "runtime.inspection runtime.model runtime.ops",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.hub runtime.model runtime.evaluation "
     "tokenizer",
     "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
-    f"runtime.sessions {_ENGINE}",
+    f"runtime.response_cache runtime.sessions {_ENGINE}",
     "cli.settings": "cli.console quant runtime.hub runtime.model",
     "cli.console": "quant quant.checkpoint quant.gguf runtime.hub",
     # runtime, from the top: names and text in, text out
     "runtime": "",
     "runtime.batch": "untrusted quant runtime.engine.sampling runtime.model runtime.serve runtime.serve.http",
+    "runtime.batch.on_ray": "quant runtime.batch runtime.cpu runtime.hub runtime.model",
+    "runtime.response_cache": f"untrusted quant runtime.answers runtime.model {_ENGINE}",
     "runtime.hub": "untrusted quant quant.checkpoint",
     "runtime.adapters": f"untrusted quant quant.checkpoint quant.formats quant.gguf {_PROGRAM} runtime.archs "
     "runtime.export runtime.weights",
     "runtime.answers": f"tokenizer tokenizer.chat tokenizer.chat.output tokenizer.chat.output.families "
     f"{_ENGINE} runtime.engine.beams runtime.engine.scheduling runtime.answers.structured",
-    "runtime.answers.structured": "tokenizer runtime.engine",
-    "runtime.serve": f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} {_SERVE}",
+    "runtime.answers.structured": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured.calls"
+    ),
+    "runtime.answers.structured.calls": (
+        "tokenizer tokenizer.chat.output runtime.engine runtime.answers.structured"
+    ),
+    "runtime.serve": "quant tokenizer runtime.hub runtime.answers runtime.response_cache runtime.model "
+    f"{_ENGINE} {_SERVE}",
     **dict.fromkeys(
         _SERVE.split(),
         f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
         "runtime.serve runtime.serve.http",
     ),
+    "runtime.serve.inspect": "runtime.engine.sampling runtime.inspection runtime.inspection.page "
+    "runtime.model runtime.serve runtime.serve.http",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "
     "runtime.engine.speculation runtime.model.speculation runtime.export "
-    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.reference "
+    f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
     "runtime.program runtime.weights runtime.cpu runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
+    "runtime.inspection": f"quant {_PROGRAM} {_ENGINE}",
+    "runtime.inspection.page": "",
     "runtime.calibration": f"quant quant.formats quant.recipes quant.rounding {_PROGRAM} runtime.program "
     "runtime.weights runtime.engine runtime.evaluation runtime.reference",
     "runtime.evaluation": "untrusted quant quant.checkpoint runtime.engine runtime.cpu",
@@ -109,7 +128,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda": f"quant quant.jit runtime.ops {_ENGINE} "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.kernels.common "
     "runtime.cuda.lowering runtime.cuda.weights",
-    "runtime.cuda.lowering": f"quant {_PROGRAM} "
+    "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
     "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
@@ -271,7 +290,11 @@ def test_imports_point_down(path: Path):
     allowed = (
         ALLOWED.get(room, set())
         | {room, "KukriError"}
-        | ({"__version__"} if file.startswith(("cli/", "runtime/serve/")) else set())
+        | (
+            {"__version__"}
+            if file.startswith(("cli/", "runtime/serve/", "runtime/response_cache/", "runtime/batch/on_ray/"))
+            else set()
+        )
     )
     reached = {room_of(*found) for found in imports(path, path.read_text("utf-8"))}
     excepted = {other for excepted, other in EXCEPTIONS if excepted == file}
@@ -290,8 +313,8 @@ def test_imports_point_down(path: Path):
     [
         ("__init__.py", {"quant", "runtime.adapters", "runtime.cuda.driver", "runtime.engine",
                          "runtime.engine.sampling", "runtime.hub", "runtime.answers",
-                         "runtime.answers.structured", "runtime.model", "runtime.sessions",
-                         "tokenizer", "tokenizer.chat"}),
+                         "runtime.answers.structured", "runtime.model", "runtime.response_cache",
+                         "runtime.sessions", "tokenizer", "tokenizer.chat"}),
         ("untrusted.py", {"KukriError"}),
         ("__main__.py", {"cli"}),
     ],

@@ -224,6 +224,7 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     "cli/generation/input_files.py": ({"path.open"}, NAMED),
     "cli/bench/serving/client.py": ({"json.loads"}, "reads what the server that is measured answers"),
     "cli/bench/serving/command.py": ({"json.loads"}, "as above, and of so many bytes"),
+    "runtime/inspection/page/document.py": ({"Path(__file__).with_name(name).read_text"}, OWN),
     "runtime/serve/page.py": ({"Path(__file__).with_name('page.html').read_bytes"}, OWN),
     "quant/extras.py": ({"installed.read_text", "json.loads"}, OWN),
     "cli/settings/file.py": ({"tomllib.loads"}, OWN),
@@ -246,6 +247,10 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
             "(root / topology.format(number)).read_text",
         },
         OWN,
+    ),
+    "runtime/response_cache/store.py": (
+        {"os.open"},
+        "makes an empty file; SQLite reads it, and its checks are the store's",
     ),
     "runtime/model/memory_check.py": ({"path.read_text"}, OWN),
 }

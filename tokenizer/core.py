@@ -156,6 +156,17 @@ class Tokenizer:
         """
         return self._encode(text, special, None)
 
+    def merge_steps(self, text: str) -> list[list[list[str]]]:
+        """How byte-pair encoding makes tokens of a text: for each word that it is cut into, the pieces in
+        front of the first merge and behind each one, as texts. Empty for another kind of vocabulary."""
+        if not isinstance(self._model, BPE):
+            return []
+        model, words = self._model, []
+        for i, part in enumerate(self._split(_without_surrogates(text), False)):
+            if not isinstance(part, int):
+                words += [model.merge_steps(word) for word in self._cut(part, i == 0)]
+        return words
+
     def encode_within(self, text: str) -> list[int]:
         """The ids of `text` as a part of another one: without the space that an encoder puts in front of a
         whole text."""

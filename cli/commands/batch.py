@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..batch.answering import DEFAULT_WIDTH, answering, contexts_of
 from ..console import terminal
 from ..console.options import flag, with_options
 from ..generation.input_files import text_or_file
@@ -16,9 +17,8 @@ from ..settings.model import Model_, chosen_model
 
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
-    from ...runtime.model.model import Model
 
-DEFAULT_WIDTH, MOST_WIDTH, MOST_RETRIES = 16, 1024, 10
+MOST_WIDTH, MOST_RETRIES = 1024, 10
 WITHOUT = (  # flags of `run` that mean nothing here
     *("file", "no_wrap", "output", "stats", "hide_thinking", "thinking_budget", "no_schema_prompt"),
     *("prompt_cache", "prompt_cache_size", "tool", "yes", "mcp"),
@@ -62,6 +62,12 @@ def batch(
     embed: Annotated[
         bool, flag("--embed", help="Write the vectors of the texts instead of answers.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        flag(
+            "--ray", metavar="ADDRESS", help="Run on all machines of the Ray cluster there; auto: this one's."
+        ),
+    ] = None,
     force: Annotated[bool, flag("--force", help="Begin anew, and replace OUT.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Only say what it would take.")] = False,
 ) -> None:
@@ -71,7 +77,6 @@ def batch(
     was cut off goes on when the same command is given again; rows that fail are in OUT.errors.jsonl.
     """
     from ...runtime.batch.ahead import RowsAhead
-    from ...runtime.batch.execute import Endpoints
     from ...runtime.batch.job import open_job
     from ...runtime.batch.runner import Batch
     from ..batch.asking import asking
@@ -79,31 +84,34 @@ def batch(
 
     asked = asking(options, None if template is None else text_or_file(template), embed)
     name, width = chosen_model(model), width or DEFAULT_WIDTH
+    if ray is not None and (dry_run or options.cache is not None):
+        flag_here = "--dry-run" if dry_run else "--cache"
+        raise typer.BadParameter(f"{flag_here} is for one machine, and --ray for many")
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
-    with closing(options.load(name, parallel=width)) as loaded:
-        job = open_job(
-            source, destination, _settings(loaded, asked, answer_column, ordered), answer_column, force
-        )
+    with answering(options, name, width, ray) as crew:
+        settings = _settings(crew.digest, asked, answer_column, ordered)
+        job = open_job(source, destination, settings, answer_column, force)
         running = Batch(
             RowsAhead(job.rows),
             asked,
-            Endpoints(loaded, name),
+            crew.execute,
             job.lines,
             job.output,
-            width,
+            crew.width,
             retries,
             ordered,
             known=job.known,
         )
+        crew.begin(running)
         run_batch(running, job)
 
 
-def _settings(loaded: Model, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
+def _settings(digest: str, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:
     """What decides the output: a run goes on only with the same, and an error names what is another."""
     return {
-        "model": loaded.fingerprint,
+        "model": digest,
         "prompts": [asked.template.text if asked.template else None, asked.raw, asked.embed, asked.system],
         "parameters": dict(asked.parameters),
         "answer column": answer_column,
@@ -118,7 +126,7 @@ def _say_what_it_takes(options: GenerationOptions, name: str, source: str, asked
     from ...runtime.batch.rows import format_of, read_rows
     from ..batch.progress import human_seconds
 
-    with closing(options.load(name, parallel=width)) as loaded:
+    with closing(options.load(name, parallel=width, contexts=contexts_of(width))) as loaded:
         file, _ = open_input(source)
         found = estimate(loaded, read_rows(file, format_of(source)), asked, width)
         facts: list[tuple[str, Any]] = [

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,9 @@ from ..console.wording import count
 
 if TYPE_CHECKING:
     from ...runtime.sessions.cache_folder import CacheFolder
+
+
+ANSWERS = "answers"  # the kind that has no folder of its own, but that of --cache
 
 
 class Action(StrEnum):
@@ -34,9 +39,12 @@ def cache(
         list[str] | None,
         typer.Argument(
             metavar="KIND",
-            help="prompts or conversations; default: all, but clear leaves conversations alone.",
+            help="prompts, conversations or answers; default: all, but clear leaves conversations alone.",
             show_default=False,
         ),
+    ] = None,
+    answers: Annotated[
+        Path | None, flag("--cache", metavar="DIR", help="The folder of answers, as other commands have it.")
     ] = None,
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
 ) -> None:
@@ -47,11 +55,19 @@ def cache(
     from ...runtime.sessions.cache_folder import FOLDERS
 
     for kind in kinds or ():
-        if kind not in FOLDERS:
-            raise typer.BadParameter(f"there is no {kind} on disk; there are {', '.join(FOLDERS)}")
-    folders = [FOLDERS[kind] for kind in dict.fromkeys(kinds or FOLDERS)]
+        if kind not in (*FOLDERS, ANSWERS):
+            raise typer.BadParameter(
+                f"there is no {kind} on disk; there are {', '.join((*FOLDERS, ANSWERS))}"
+            )
+        if kind == ANSWERS and answers is None:
+            raise typer.BadParameter("answers are where --cache says: --cache DIR names the folder")
+    folders = [FOLDERS[kind] for kind in dict.fromkeys(kinds or FOLDERS) if kind != ANSWERS]
+    if kinds and ANSWERS not in kinds:
+        answers = None
     if action is Action.stats:
         facts = [_facts(folder) for folder in folders]
+        if answers is not None:
+            facts.append(_about_answers(answers))
         terminal.write(as_json(facts) + "\n" if output is TextOrJson.json else _table(facts))
         return
     cleared = []
@@ -60,6 +76,10 @@ def cache(
             n, n_bytes = folder.clear()
             cleared.append({"kind": folder.name, "files": n, "bytes": n_bytes})
             terminal.note(f"{folder.name}: {count(n, 'file')}, {_size(n_bytes)} deleted")
+    if answers is not None:
+        n, n_bytes = _clear_answers(answers)
+        cleared.append({"kind": ANSWERS, "files": n, "bytes": n_bytes})
+        terminal.note(f"{ANSWERS}: {count(n, 'answer')}, {_size(n_bytes)} deleted")
     if output is TextOrJson.json:
         terminal.write(as_json(cleared) + "\n")
 
@@ -74,6 +94,34 @@ def _facts(folder: CacheFolder) -> dict[str, Any]:
         "last_used": round(files[0].used / 1e9, 3) if files else None,
         "folder": str(folder.path),
     }
+
+
+def _about_answers(folder: Path) -> dict[str, Any]:
+    """What there is of answers in the folder of `--cache`; `files` counts answers."""
+    from ...runtime.response_cache.store import Contents, Store
+
+    contents = Contents(0, 0, None)
+    if Store.is_in(folder):
+        with closing(Store(folder)) as store:
+            contents = store.contents()
+    return {
+        "kind": ANSWERS,
+        "what": "answers of models (--cache)",
+        "files": contents.n,
+        "bytes": contents.n_bytes,
+        "last_used": round(contents.used / 1e9, 3) if contents.used else None,
+        "folder": str(folder),
+    }
+
+
+def _clear_answers(folder: Path) -> tuple[int, int]:
+    """Delete the answers in the folder of `--cache`; how many, and their bytes."""
+    from ...runtime.response_cache.store import Store
+
+    if not Store.is_in(folder):
+        return 0, 0
+    with closing(Store(folder)) as store:
+        return store.clear()
 
 
 def _table(facts: list[dict[str, Any]]) -> str:

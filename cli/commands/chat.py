@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,7 @@ from ..settings.model import Model_, chosen_model, named_by_user
 from .run import answer, refuse_system_of_raw
 
 
-@with_options
+@partial(with_options, without=("cache", "cache_size"))
 def chat(
     options: GenerationOptions,
     ctx: typer.Context,

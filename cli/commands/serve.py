@@ -27,6 +27,7 @@ from ..console.options import (
     with_options,
 )
 from ..generation.adapters import AdapterOptions
+from ..generation.caching import AnswerCacheOptions
 from ..settings.model import from_environment
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ SWITCH_SECONDS = 0.001  # between threads: the engine's shall not keep the event
 
 
 @dataclass(frozen=True)
-class ServeFlags(AdapterOptions):
+class ServeFlags(AdapterOptions, AnswerCacheOptions):
     """The flags of `llm serve`."""
 
     host: Annotated[
@@ -78,6 +79,9 @@ class ServeFlags(AdapterOptions):
         int | None,
         flag("--max-prompt", metavar="N", min=1, help="Tokens of a prompt; default: the context's."),
     ] = None
+    max_inspect: Annotated[
+        int, flag("--max-inspect", metavar="N", min=0, help="Tokens that the page inspects; 0: none.")
+    ] = 512
     max_body: Annotated[
         int, flag("--max-body", metavar="BYTES", min=1024, help="Bytes of a request's body.")
     ] = 8 << 20
@@ -116,6 +120,7 @@ class ServeFlags(AdapterOptions):
                 hosts=(self.host, *(self.allow_host or ())),
                 origins=tuple(self.allow_origin or ()),
                 max_prompt=self.max_prompt,
+                max_inspect=self.max_inspect,
                 max_body=self.max_body,
                 max_connections=self.max_connections,
                 request_seconds=self.request_timeout,
@@ -160,6 +165,7 @@ def serve(
     names, loading = models or [from_environment() or DEFAULT_MODEL], options.loading()
     if loading.adapters and len(names) > 1:
         raise typer.BadParameter("adapters are for one model, so that no second one can be served")
+    cache = options.open_cache()
     paths = {name: resolve(name, Progress) for name in names}
     found = _named(paths)
     with terminal.status("starting …"):
@@ -167,7 +173,7 @@ def serve(
         from ...runtime.serve.http.server import Server, listen
 
         listening = listen(options.host, options.port)
-        application = app(found, limits, loading)
+        application = app(found, limits, loading, answers=cache)
     sys.setswitchinterval(SWITCH_SECONDS)
     server = Server(application, limits, _draining)
     terminal.note(f"listening on {_address(options.host, listening.getsockname()[1])} – {', '.join(found)}")

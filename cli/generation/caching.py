@@ -1,8 +1,9 @@
-"""The flags of the disk cache of prompts."""
+"""The flags of the disk caches of prompts and of answers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from ..console.options import flag
@@ -10,12 +11,45 @@ from ..console.terminal import remark
 
 if TYPE_CHECKING:
     from ...runtime.model.model import Model
+    from ...runtime.response_cache.cache import ResponseCache
 
 PROMPT_CACHE_SIZE = 2048  # MB
+CACHE_SIZE = 1024  # MB
 
 
 @dataclass(frozen=True)
-class CachingOptions:
+class AnswerCacheOptions:
+    """The flags of the cache of answers."""
+
+    cache: Annotated[
+        Path | None,
+        flag(
+            "--cache",
+            metavar="DIR",
+            help="Keep answers in this folder, and take those from it that would be the same again.",
+        ),
+    ] = None
+    cache_size: Annotated[
+        int,
+        flag(
+            "--cache-size",
+            metavar="MB",
+            min=1,
+            help=f"Space for answers; those used longest ago go first; default: {CACHE_SIZE}.",
+        ),
+    ] = CACHE_SIZE
+
+    def open_cache(self) -> ResponseCache | None:
+        """The cache of answers, if the flags want one. Raises DamagedFile and OSError."""
+        if self.cache is None:
+            return None
+        from ...runtime.response_cache.cache import ResponseCache
+
+        return ResponseCache(self.cache, self.cache_size << 20, lambda line: remark(f"({line})"))
+
+
+@dataclass(frozen=True)
+class CachingOptions(AnswerCacheOptions):
     """One field for each flag."""
 
     prompt_cache: Annotated[

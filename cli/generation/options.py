@@ -245,42 +245,54 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         form = self.response_format
         return {**self.asked_of_thinking(model), **self.asked_of_tools, "response_format": form}
 
-    def load(self, name: str, beams: int = 1, parallel: int | None = None) -> Model:
-        """Find or download the model `name` and load it, with room for so many beams, or answers at a time.
+    def load(
+        self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> Model:
+        """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
+        `contexts`: how many whole contexts these share, if not one each.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions
         from ..console.progress import Progress
 
         if self.device is Device.cuda and self.gpu_layers != 0:
             from ...runtime.model.cuda_device import check_cuda_device
 
             check_cuda_device()
+        options, cache = self.loading(beams, parallel, contexts), self.open_cache()
+        model = load_quietly(resolve(name, Progress), name, options)
+        self.begin_prompts(model)
+        if cache is not None:
+            cache.serve(model)
+        return model
+
+    def loading(
+        self, beams: int = 1, parallel: int | None = None, contexts: int | None = None
+    ) -> LoadOptions:
+        """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
+        from ...runtime.hub.resolve import resolve
+        from ...runtime.model.options import LoadOptions
+        from ..console.progress import Progress
+
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
         if self.speculate is Speculate.draft and not drafts:
             raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
         adapters = self.adapters
-        model = load_quietly(
-            resolve(name, Progress),
-            name,
-            LoadOptions(
-                self.device.value,
-                self.context,
-                self.threads,
-                self.kv_type.value,
-                self.gpu_layers,
-                parallel,
-                speculate=self.speculate.value,
-                draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
-                adapters=adapters,
-                beams=beams,
-                deterministic=self.deterministic,
-            ),
+        return LoadOptions(
+            self.device.value,
+            self.context,
+            self.threads,
+            self.kv_type.value,
+            self.gpu_layers,
+            parallel,
+            speculate=self.speculate.value,
+            draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
+            adapters=adapters,
+            beams=beams,
+            deterministic=self.deterministic,
+            contexts=contexts,
         )
-        self.begin_prompts(model)
-        return model
 
 
 def _breakers(texts: list[str]) -> list[str]:

@@ -98,6 +98,8 @@ def stats_facts(stats: GenerationStats) -> dict[str, Any]:
     """The statistics of a reply, fit for JSON."""
     facts: dict[str, Any] = {name: _finite(getattr(stats, name)) for name in _STATS}
     drafts = stats.drafted_by_kind.items()
+    if stats.from_cache:
+        facts["from_cache"] = True
     facts["drafts"] = {
         kind: {"drafted": n, "accepted": stats.accepted_by_kind.get(kind, 0)} for kind, n in drafts
     }
@@ -126,6 +128,7 @@ def show_stats(reply: Reply) -> None:
         + (f", {stats['accepted_tokens']} of {drafted} drafted ones right" if drafted else "")
         + _by_kind(stats["drafts"])
         + f", ended by {reply.finish_reason}"
+        + (", from the cache of answers (--cache)" if stats.get("from_cache") else "")
     )
 
 

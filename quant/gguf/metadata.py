@@ -182,7 +182,11 @@ class HeaderReader:
         if done == n and chunks:
             return StringArray(b"".join([*chunks, b"\0"]), n)
         self.position = start
-        return [_decoded(text) for text in self._single_strings(0, n, label)]
+        texts = self._single_strings(0, n, label)
+        try:
+            return [text.decode() for text in texts]
+        except UnicodeDecodeError:
+            return [_decoded(text) for text in texts]
 
     def _single_strings(self, first: int, stop: int, label: str) -> list[bytes]:
         """Strings number `first` … `stop` - 1 of an array as bytes, read one by one."""
@@ -190,7 +194,7 @@ class HeaderReader:
         length_at = _U64.unpack_from
         texts: list[bytes] = []
         try:
-            while first + len(texts) < stop:
+            for _ in range(first, stop):
                 start = position + 8
                 position = start + length_at(buffer, position)[0]
                 if position > end:

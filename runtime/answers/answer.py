@@ -14,9 +14,9 @@ from ...tokenizer.chat.output.parts import (
     ToolCallEnd,
     ToolCallStart,
 )
-from ..engine.scheduling.generation import Generation
-from ..engine.stats import GenerationStats
+from ..engine.stats import FinishReason, GenerationStats
 from .events import AnswerEvent, AnswerReason, Finished, TextDelta, ThinkingDelta, TokenEvent, ToolCall
+from .kept import KeptAnswer, Place, Tokens
 from .request import GenerationRequest
 from .stop_strings import Run
 from .token_reader import TokenReader, shown
@@ -41,19 +41,22 @@ class Answer:
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Tokens,
         reader: TokenReader,
         parser: OutputParser | None,
         request: GenerationRequest,
+        place: Place | None = None,
     ) -> None:
-        """`parser`: tells thinking and calls apart; None: all is text."""
+        """`parser`: tells thinking and calls apart; None: all is text. `place`: where it is to be kept when
+        it is complete."""
         self.generation = generation
         self._reader = reader
         self._parser = parser
         self._scored = request.params.logprobs is not None
         self._most_calls = None if request.parallel_tool_calls else 1
         self._tokens: list[TokenEvent] = []  # that no event has brought yet
-        self._n_tokens = 0
+        self._n_tokens = 0  # that were read
+        self._place = place
         self._text: list[str] = []
         self._thinking: list[str] = []
         self._calls: dict[int, tuple[ToolCallStart, list[str]]] = {}  # that have begun
@@ -174,7 +177,7 @@ class Answer:
         if self._scored:
             logprobs = self.generation.logprob_of(self._n_tokens)
             self._tokens.append(TokenEvent(token, shown(runs), logprobs))
-            self._n_tokens += 1
+        self._n_tokens += 1
         return self._events_of(runs)
 
     def _events_of(self, runs: list[Run]) -> list[AnswerEvent]:
@@ -199,6 +202,7 @@ class Answer:
             events += self._events_of(self._reader.finish())
             if self._parser is not None:
                 events += map(self._event, self._parser.finish())
+        self._keep("stop_string" if self._stopped else self.generation.finish_reason)
         if self._stopped:
             self.generation.close()
         if self._reader.stopped:
@@ -206,6 +210,16 @@ class Answer:
         if self._tokens:
             events.append(self._text_delta(""))
         return [*events, Finished(self.finish_reason or "interrupted", self.stats)]
+
+    def _keep(self, reason: FinishReason | None) -> None:
+        """Keep it where it is to be kept, unless more room or time would have made more of it."""
+        if self._place is None or reason not in ("stop", "length", "stop_string"):
+            return
+        n = self._n_tokens
+        kept = KeptAnswer(
+            self.generation.tokens[:n], reason, self.stats.complete, self.generation.logprobs[:n]
+        )
+        self._place.keep(kept)
 
     def _event(self, part: Part) -> AnswerEvent:
         """The event of a part, which is kept as well."""

@@ -11,7 +11,7 @@ from ...tokenizer import Tokenizer
 from ...tokenizer.chat.output.marks import may_think
 from ..engine.constraint import Constraint
 from .request import GenerationRequest
-from .structured.constraints import Constraints, Thinking, told
+from .structured.constraints import Constraints, Thinking, Thoughts, told
 
 if TYPE_CHECKING:
     from ...tokenizer.chat.output.formats import OutputFormat
@@ -104,10 +104,7 @@ class ChatFormat:
 
         if not (self.output.thinks or tools):
             return None
-        begun = ""
-        if self.output.thinking:
-            begun = self.output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
-        return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), begun)
+        return OutputParser(self.output, ToolSchemas(tool.schema for tool in tools), self._begun(ids))
 
     def constraint(
         self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
@@ -123,30 +120,37 @@ class ChatFormat:
 
         output = self.output
         marks = {harmony.ANALYSIS: harmony.END} if output.is_harmony else output.thinking
-        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        begun = self._begun(ids)
         ending = self._tokenizer.encode(output.ending(begun or next(iter(marks))), special=True)
         return ThinkingBudget(form, self._tokenizer, marks, begun, budget, ending, request.begun)
 
     def _form(
         self, request: GenerationRequest, ids: Sequence[int], constraints: Constraints
     ) -> Constraint | None:
-        """What keeps the answer to a request whose prompt is `ids` to its form, or makes it call a tool that
-        must be called; None for an answer that may be anything.
-
-        Raises ConstraintError for what is not supported or cannot be. Calls are forced where the model's
-        format is one of JSON.
-        """
+        """What keeps the answer to a request whose prompt is `ids` to its form, makes it call a tool that
+        must be called, or keeps the arguments valid of those that it calls; None for an answer that may be
+        anything. Raises ConstraintError for what is not supported or cannot be."""
         forced = request.tool_choice not in ("auto", "none")
-        if request.response_format is None and not forced:
+        if not forced and request.response_format is not None:
+            return constraints.of(request.response_format, self._thinks_first(request, ids), request.begun)
+        if not request.offered_tools or self.template is None:
             return None
-        thinking = self._thinks_first(request, ids)
-        if not forced:
-            return constraints.of(request.response_format, thinking, request.begun)
         named = [tool.schema for tool in request.offered_tools if tool.name == request.tool_choice]
         tools = named or [tool.schema for tool in request.offered_tools]
-        mark = next(iter(self.output.calls), "")
         parallel = request.parallel_tool_calls and not named
-        return constraints.calls(tools, mark, parallel, thinking, request.begun)
+        style = self.output.call_style
+        if forced:
+            thinking = self._thinks_first(request, ids)
+            return constraints.calls(tools, style, parallel, thinking, request.begun)
+        mark = next((mark for mark in self.output.calls if style.begins_with(mark)), "")
+        thoughts = Thoughts(self.output.thinking, self._begun(ids))
+        return constraints.calls_if_any(tools, style, mark, parallel, thoughts, request.begun)
+
+    def _begun(self, ids: Sequence[int]) -> str:
+        """The mark of thinking that is open where the prompt `ids` ends, "" for none."""
+        if not self.output.thinking:
+            return ""
+        return self.output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
 
     def _thinks_first(self, request: GenerationRequest, ids: Sequence[int]) -> Thinking | None:
         """The marks around what the model may think before it answers; None if it does not."""
@@ -155,7 +159,7 @@ class ChatFormat:
             return Thinking("", output.ending("").partition("assistant")[2], begun=True)
         if request.prompt is not None or not output.thinking:
             return None
-        begun = output.begun_thinking(self._tokenizer.decode(ids[-PROMPT_END:]))
+        begun = self._begun(ids)
         opening = begun or next(iter(output.thinking))
         may = bool(begun) or (request.messages is not None and request.thinking is not False)
         return Thinking(opening, output.thinking[opening], bool(begun)) if may else None

@@ -26,6 +26,11 @@ class Outcome:
         """Tokens that were written."""
         return int((self.body.get("usage") or {}).get("completion_tokens", 0))
 
+    @property
+    def n_cached(self) -> int:
+        """Answers that were kept from earlier requests."""
+        return int((self.body.get("usage") or {}).get("cached_answers", 0))
+
 
 @dataclass(frozen=True)
 class Lines:

@@ -21,11 +21,13 @@ Execute = Callable[[Request], Awaitable[Outcome]]
 
 @dataclass
 class Progress:
-    """How far a run is. `done` counts rows of earlier runs too; `tokens` are those written in this run."""
+    """How far a run is. `done` counts rows of earlier runs too; `tokens` are those written in this run,
+    `cached` the answers among them that were kept from earlier requests."""
 
     done: int = 0
     failed: int = 0
     tokens: int = 0
+    cached: int = 0
 
 
 @dataclass
@@ -82,7 +84,7 @@ class Batch:
 
     def _read_ahead(self) -> None:
         """Take the rows that are there, unless the oldest that is not written is far behind."""
-        if len(self._waiting) > AHEAD // 2 or len(self._open) > 4 * AHEAD:
+        if len(self._waiting) > AHEAD // 2 or len(self._open) > 4 * max(AHEAD, self.width):
             return
         while len(self._waiting) < AHEAD and (row := self.rows.take()) is not None:
             self._begin(row)
@@ -128,6 +130,7 @@ class Batch:
         else:
             line, failed = self.lines.failure(row, _message(outcome.body), request, outcome.status), True
         self.progress.tokens += outcome.n_tokens
+        self.progress.cached += outcome.n_cached
         self._write(row.number, line, failed)
 
     def _write(self, number: int, line: bytes, failed: bool) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,12 +12,13 @@ from ...quant.jit.levels import LANES
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
+from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from .abi.records import STEP
 from .abi.sizes import CACHE_TYPES, PAGE_MULTIPLE
 from .lowering.base import MachineConfig
-from .lowering.lower import Lowering
+from .lowering.lower import Lowering, StepList
 from .lowering.weight_panels import weight_matrices
 from .processors import default_threads
 from .team import Team
@@ -88,35 +90,74 @@ class CpuMachine:
         `table` must have pages for the rows' positions already. Raises ValueError if positions, tokens or the
         number of rows are out of range, and RuntimeError if the machine is closed.
         """
-        n = len(batch.tokens)
+        self._check(batch, table)
+        if not len(batch.tokens):
+            return np.empty((0, self.program.logits.width), np.float32)
+        run = self._lowered.steps_of(len(batch.tokens))
+        held = self._begin(batch, table, run)
+        self._run(run.instructions)
+        del held
+        self.states.end(batch)
+        return run.result[: len(batch.logits_indices)]
+
+    def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
+        """Run a step in pieces, with copies of what the taps ask for in between; errors as for `step`."""
+        self._check(batch, table)
+        run = self._lowered.prefill
+        held = self._begin(batch, table, run)
+        values: dict[Tap, np.ndarray] = {}
+        cuts = sorted({0, *(tap.at for tap in taps), len(self.program.ops)})
+        for start, end in pairwise([0, *cuts]):
+            self._run(run.piece(start, end))
+            for tap in taps:
+                if tap.at == end and tap not in values:
+                    n = len(batch.logits_indices if tap.buffer.logits_rows else batch.tokens)
+                    rows = self._lowered.arena.floats(tap.buffer.name)
+                    values[tap] = rows[:n, : tap.buffer.width].copy()
+        del held
+        self.states.end(batch)
+        return Observed(run.result[: len(batch.logits_indices)], values)
+
+    def finish(self, at: int, values: Mapping[ops.Buffer, np.ndarray]) -> np.ndarray:
+        """The logits of rows whose buffers hold `values` in front of op number `at`."""
+        self._check_open()
+        n, run, step = len(next(iter(values.values()))), self._lowered.prefill, self._step
+        rows = np.arange(n, dtype=np.int32)
+        for buffer, content in values.items():
+            self._lowered.arena.floats(buffer.name)[:n, : buffer.width] = content
+        step["n_rows"], step["n_logits"], step["row_tile"] = n, n, run.row_tile
+        for name in ("tokens", "sequences", "positions", "logits_indices"):
+            step[name] = rows.ctypes.data
+        self._run(run.piece(at, len(self.program.ops)))
+        return run.result[:n]
+
+    def _check(self, batch: Batch, table: PageTable) -> None:
+        """Raise ValueError for a batch that cannot run, and ModelClosed."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
-        batch.check(
-            table,
-            self._n_pages,
-            self.program.n_tokens,
-            self.max_rows,
-            self.max_logits,
-            self.program.n_positions,
-        )
+        n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
+        batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         self._check_open()
-        if n == 0:
-            return np.empty((0, self.program.logits.width), np.float32)
+
+    def _begin(self, batch: Batch, table: PageTable, run: StepList) -> list[np.ndarray]:
+        """Fill the inputs of a step. The arrays that are returned must live until it has run."""
         self.states.begin(batch)
-        tokens, sequences, positions, logits_indices = (
-            np.ascontiguousarray(a, np.int32)
-            for a in (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
-        )
+        inputs = (batch.tokens, batch.sequences, batch.positions, batch.logits_indices)
+        held = tokens, sequences, positions, indices = [np.ascontiguousarray(a, np.int32) for a in inputs]
         self._fill_inputs(batch, tokens)
-        run, step = self._lowered.steps_of(n), self._step
-        step["instructions"], step["n_instructions"] = run.instructions.ctypes.data, len(run.instructions)
-        step["n_rows"], step["n_logits"], step["row_tile"] = n, len(logits_indices), run.row_tile
+        step = self._step
+        step["n_rows"], step["n_logits"], step["row_tile"] = len(tokens), len(indices), run.row_tile
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
-        step["positions"], step["logits_indices"] = positions.ctypes.data, logits_indices.ctypes.data
+        step["positions"], step["logits_indices"] = positions.ctypes.data, indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]
-        self.team.run(step)
-        self.states.end(batch)
-        return run.result[: len(logits_indices)]
+        return held
+
+    def _run(self, instructions: np.ndarray) -> None:
+        """Let the team run instructions of the step whose inputs are filled."""
+        if len(instructions):
+            step = self._step
+            step["instructions"], step["n_instructions"] = instructions.ctypes.data, len(instructions)
+            self.team.run(step)
 
     def _fill_inputs(self, batch: Batch, tokens: np.ndarray) -> None:
         """Write the inputs of instructions that Python computes: embeddings looked up in the file, since a
@@ -138,6 +179,12 @@ class CpuMachine:
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run a step; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
         return top_k_of(self.step(batch, table)[:, :n_tokens], k)
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page's keys and values, for each layer of the cache."""
+        sizes = [4 * pool.shape[1] for pool in self._pools]
+        return tuple(keys + values for keys, values in zip(sizes[::2], sizes[1::2], strict=True))
 
     @property
     def page_layout(self) -> str:

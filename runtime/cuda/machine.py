@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
 from ..engine.errors import ModelClosed
+from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import MAX_TOP_K, TopK, top_k_of
 from .abi.arguments import Region
 from .compile.kernel import Kernels
@@ -20,7 +21,7 @@ from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .lowering.base import DECODE_ROWS, Capacity
 from .lowering.fusing import CudaOp, fuse
-from .lowering.program import Lowering
+from .lowering.program import Lowering, TappedRows
 from .lowering.support import check_supported, matrices, weight_groups
 from .mapped import copy_words
 from .states import DeviceStates
@@ -205,25 +206,91 @@ class CudaMachine:
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
 
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page's keys and values, for each layer of the cache."""
+        layers = enumerate(self.program.cache_layers)
+        regions = [dict.fromkeys(self.lowering.cache(i, layer)) for i, layer in layers]
+        return tuple(sum(self.page_size * region.stride for region in layer) for layer in regions)
+
+    def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
+        """Run a step as single launches, with copies of what the taps ask for in between; errors as for
+        `step`."""
+        n, m = len(batch.tokens), len(batch.logits_indices)
+        if not self._begin(batch, table):
+            raise ValueError("there are no rows to observe")
+        launches, copies = self.lowering.observed(n, m, self._all_logits(batch), _one_prompt(batch), taps)
+        self.device.wait()  # until the vectors that the lowering uploads are copied
+        self._upload_inputs(batch)
+        self._inputs.send()
+        self._send_boundary(n)
+        values = self._launch_observed(launches, copies)
+        if m:
+            self._download_logits(self._logits[:m])
+        self.device.wait()
+        self.states.end(batch)
+        return Observed(self._logits[:m], values)
+
+    def finish(self, at: int, values: Mapping[ops.Buffer, np.ndarray]) -> np.ndarray:
+        """The logits of rows whose buffers hold `values` in front of op number `at`."""
+        if self._closed:
+            raise ModelClosed("the machine is closed")
+        self.device.use()
+        n = len(next(iter(values.values())))
+        held = {b: np.ascontiguousarray(rows, np.float32) for b, rows in values.items()}
+        for b, rows in held.items():
+            _copy_rows(self.device.upload, self.lowering.region(b), rows)
+        launches, _ = self.lowering.observed(n, n, True, one_prompt=False, first=at)
+        self.device.wait()
+        self._launch_observed(launches, [])
+        self._download_logits(self._logits[:n])
+        self.device.wait()
+        return self._logits[:n]
+
+    def _launch_observed(
+        self, launches: Sequence[Launch], copies: Sequence[TappedRows]
+    ) -> dict[Tap, np.ndarray]:
+        """Enqueue launches, and the copies between them. The rows are there when the device has finished."""
+        values = {c.tap: np.empty((c.n_rows, c.tap.buffer.width), np.float32) for c in copies}
+        for i in range(len(launches) + 1):
+            for each in copies:
+                if each.n_launches == i and each.n_rows:
+                    _copy_rows(lambda a, rows: self.device.download(rows, a), each.region, values[each.tap])
+            if i < len(launches):
+                self.device.launch(launches[i])
+        return values
+
     def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
         n, m = len(batch.tokens), len(batch.logits_indices)
+        if not self._begin(batch, table):
+            return
+        shape = StepShape(n, m, self._all_logits(batch), _one_prompt(batch))
+        self._run(shape, request if m else None, batch)
+        self.device.wait()
+        self.states.end(batch)
+
+    def _begin(self, batch: Batch, table: PageTable) -> bool:
+        """Check a step, and write its inputs; False if it has no rows."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
         batch.check(table, self._n_pages, n_tokens, self.max_rows, self.max_logits, n_positions)
         if self._closed:
             raise ModelClosed("the machine is closed")
-        if n == 0:
-            return
+        if not len(batch.tokens):
+            return False
         if len(table.blocks) > len(self.states.lengths):
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
         self.states.begin(batch)
         self._inputs.write(batch, table)
-        all_logits = m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
-        self._run(StepShape(n, m, all_logits, _one_prompt(batch)), request if m else None, batch)
-        self.device.wait()
-        self.states.end(batch)
+        return True
+
+    @staticmethod
+    def _all_logits(batch: Batch) -> bool:
+        """Whether all rows of a step have logits, in their order."""
+        n, m = len(batch.tokens), len(batch.logits_indices)
+        return m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
 
     def _run(self, shape: StepShape, request: TopKRequest | None, batch: Batch) -> None:
         """Enqueue a step: as a graph, which is captured at the shape's first step, or at the second one of a
@@ -231,10 +298,7 @@ class CudaMachine:
         """
         known = shape in self._plans
         launches = self.plan(*shape)
-        if self.lowering.by_length:
-            self._upload_frequencies(batch)
-        if self.lowering.row_inputs:
-            self._upload_row_inputs(batch)
+        self._upload_inputs(batch)
         graph = self._graphs.get((shape, request))
         if graph is None:
             top_k = self._top_k_plan(shape.n_logits, request) if request else None
@@ -247,6 +311,13 @@ class CudaMachine:
                 self._enqueue(launches, shape, top_k)
             self._graphs[shape, request] = graph
         self.device.run(graph)
+
+    def _upload_inputs(self, batch: Batch) -> None:
+        """Upload the inputs of a step that few models have."""
+        if self.lowering.by_length:
+            self._upload_frequencies(batch)
+        if self.lowering.row_inputs:
+            self._upload_row_inputs(batch)
 
     def _upload_frequencies(self, batch: Batch) -> None:
         """Upload the RoPE frequencies that depend on the lengths of the sequences."""
@@ -281,12 +352,16 @@ class CudaMachine:
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
         self._inputs.send()
-        for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
-            _copy_rows(self.device.upload, self.lowering.region(b), rows[: shape.n_rows])
+        self._send_boundary(shape.n_rows)
         for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
         if shape.n_logits and not top_k:
             self._download_logits(self._logits[: shape.n_logits])
+
+    def _send_boundary(self, n_rows: int) -> None:
+        """Enqueue copies of what the part before has left."""
+        for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
+            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""

@@ -15,8 +15,9 @@ from .cache import Batch, PageTable
 from .constraint import Constraint
 from .errors import ContextExceeded, QueueFull, StaleGeneration
 from .machine import Machine
+from .observing import TakeObserved, Tap, observe_sequence
 from .reading import Take, TextReader, Wanted
-from .sampling.beam_search import Beam, BeamParams, BeamSearch, EarlyStopping
+from .sampling.beam_search import Beam, BeamParams, BeamSearch, BeamState, EarlyStopping
 from .sampling.params import SamplingParams
 from .sampling.sampler import Sampler
 from .scheduling.background import Background
@@ -31,6 +32,7 @@ from .speculation.drafter import Drafter
 from .speculation.speculation import SequenceDrafts
 from .state import States
 from .stats import FinishReason, GenerationStats
+from .timeline import Timeline
 
 PREFILL_CHUNK = 512  # rows a step
 MAX_WAITING = 4096  # requests in the queue
@@ -164,11 +166,17 @@ class Engine:
         return EngineSequence(prompt, Sampler(params), stats, ends, priority=priority)
 
     def submit_beams(
-        self, ids: Sequence[int], beams: BeamParams, params: SamplingParams | None = None, priority: int = 0
+        self,
+        ids: Sequence[int],
+        beams: BeamParams,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        trail: list[BeamState] | None = None,
     ) -> BeamGeneration:
         """Queue a beam search for what follows `ids`; see BeamParams, and BeamSearch for what counts of
-        `params`. Its beams run in one step, as far as there are slots for so many sequences. Raises like
-        `submit`, and ValueError for parameters that a search cannot have.
+        `params`. Its beams run in one step, as far as there are slots for so many sequences. `trail` gets
+        what the search knows behind each step. Raises like `submit`, and ValueError for parameters that a
+        search cannot have.
         """
         prompt, params = self._prompt(ids), params or SamplingParams()
         left = self.context + 1 - len(prompt)
@@ -176,7 +184,7 @@ class Engine:
         cut_reason: FinishReason = "context" if most_new == left != params.max_tokens else "length"
         leader = self._new_sequence(prompt, params, priority)
         search = BeamSearch(prompt, beams, params, leader.end_ids, most_new, cut_reason)
-        group = BeamGroup(search, leader)
+        group = BeamGroup(search, leader, trail)
         self._driver.submit(leader)
         return BeamGeneration(self._driver, group)
 
@@ -265,6 +273,11 @@ class Engine:
         """How many sequences run and wait now, and the pages of the cache that they hold."""
         return usage(self._scheduler)
 
+    @property
+    def timeline(self) -> Timeline:
+        """The last steps and their rows, noted while somebody watches."""
+        return self._scheduler.timeline
+
     def close(self) -> None:
         """End all generations, behind the step that runs. Later calls, and theirs, raise ModelClosed.
 
@@ -349,6 +362,18 @@ class Engine:
         ids = [self._check(text) for text in texts]
         with self._alone():
             TextReader(self.machine, self.table, ids, wanted, self._chunk, self._whole, types).read(take)
+
+    def observe(
+        self, ids: Sequence[int], taps: Sequence[Tap], take: TakeObserved, most_rows: int | None = None
+    ) -> None:
+        """Run `ids` as the only sequence, with logits of all rows, and hand what the buffers of the machine's
+        program hold at `taps` to `take` after each step, which may call `machine.finish`.
+
+        Clears the cache. Raises like `submit`.
+        """
+        tokens = self._check(ids)
+        with self._alone():
+            observe_sequence(self.machine, self.table, tokens, taps, take, most_rows)
 
     @property
     def _logits_chunk(self) -> int:

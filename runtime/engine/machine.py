@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from ..ops import Buffer, Program
 from .cache import Batch, PageTable
+from .observing import Observed, Tap
 from .sampling.top_k import TopK
 from .state import States
 
 
 class Machine(Protocol):
     """A machine runs the steps of a program; see ReferenceMachine and CpuMachine."""
+
+    @property
+    def program(self) -> Program: ...
 
     @property
     def max_rows(self) -> int: ...  # rows a step at most
@@ -51,5 +57,26 @@ class Machine(Protocol):
         """Run the rows of `batch`; the top k of the first `n_tokens` ids for each row in `logits_indices`.
 
         `k` is at most MAX_TOP_K; of fewer ids all are returned. Valid until the next step.
+        """
+        ...
+
+    @property
+    def kv_type(self) -> str: ...  # of the numbers in the KV cache: "f16"
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]: ...  # of a page's keys and values, for each layer of the cache
+
+    def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
+        """Run the rows of `batch` like `step`, in pieces, and copy what the taps ask for in between.
+
+        The kernels are those of a prefill step, whatever the number of rows.
+        """
+        ...
+
+    def finish(self, at: int, values: Mapping[Buffer, np.ndarray]) -> np.ndarray:
+        """Float32 logits [rows, vocab] of rows whose buffers hold `values`, float32 [rows, width] each, in
+        front of op number `at`, behind which no op reads other rows, the cache or states.
+
+        They are valid until the next step; there may be up to `max_logits` rows.
         """
         ...

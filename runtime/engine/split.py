@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Protocol
 
 import numpy as np
 
 from ...quant.block import QTensor
-from ..ops import Attend, CausalConv, DeltaRule, LowRankExperts, Op, Program, StateScan
+from ..ops import Attend, Buffer, CausalConv, DeltaRule, LowRankExperts, Op, Program, StateScan
 from ..ops.buffer import buffers_of
 from .cache import NO_LOGITS, Batch, PageTable
 from .machine import Machine
+from .observing import Observed, Tap
 from .sampling.top_k import TopK
 from .state import UNKNOWN, SavedState, States
 
@@ -90,6 +91,29 @@ def _renumbered(op: Op, caches: list[int], states: list[int]) -> Op:
     return op
 
 
+def joined(first: Program, second: Program) -> Program:
+    """The program that `split` gave as these two parts."""
+    n, caches, states = len(first.ops), len(first.cache_layers), len(first.state_layers)
+
+    def renumbered(op: Op) -> Op:
+        if isinstance(op, Attend):
+            return replace(op, layer=op.layer + caches)
+        if isinstance(op, CausalConv | DeltaRule | StateScan):
+            return replace(op, state=op.state + states)
+        return op
+
+    ops = (*first.ops, *map(renumbered, second.ops))
+    return replace(
+        second,
+        ops=ops,
+        buffers=buffers_of(ops),
+        cache_layers=(*first.cache_layers, *second.cache_layers),
+        state_layers=(*first.state_layers, *second.state_layers),
+        layers=(*first.layers[:-1], *(n + start for start in second.layers)),
+        boundary_in=(),
+    )
+
+
 class SplitMachine:
     """Two machines for the two parts of a program, with the interface of one machine.
 
@@ -136,6 +160,37 @@ class SplitMachine:
         """Copy the keys and values of a page of the KV cache, in all layers."""
         self.front.copy_page(source, target)
         self.back.copy_page(source, target)
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page's keys and values, for each layer of the cache."""
+        return (*self.front.page_bytes, *self.back.page_bytes)
+
+    @property
+    def kv_type(self) -> str:
+        """The types of the numbers in the KV caches."""
+        return " + ".join(dict.fromkeys((self.front.kv_type, self.back.kv_type)))
+
+    @property
+    def program(self) -> Program:
+        """The whole program."""
+        return joined(self.front.program, self.back.program)
+
+    def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
+        """Run a step on both machines, with copies of what the taps ask for."""
+        n = len(self.front.program.ops)
+        handed = [Tap(n, buffer) for buffer in self.front.program.boundary_out]
+        early = [tap for tap in taps if tap.at <= n]
+        front = self.front.observe(replace(batch, logits_indices=NO_LOGITS), table, [*handed, *early])
+        self.back.write_boundary([front.values[tap] for tap in handed])
+        late = {Tap(tap.at - n, tap.buffer): tap for tap in taps if tap.at > n}
+        back = self.back.observe(batch, table, list(late))
+        values = {tap: front.values[tap] for tap in early}
+        return Observed(back.logits, values | {late[tap]: rows for tap, rows in back.values.items()})
+
+    def finish(self, at: int, values: Mapping[Buffer, np.ndarray]) -> np.ndarray:
+        """The logits of rows whose buffers hold `values` in front of op number `at`."""
+        return self.back.finish(at - len(self.front.program.ops), values)
 
     def _begin(self, batch: Batch, table: PageTable) -> None:
         self.front.step(replace(batch, logits_indices=NO_LOGITS), table)

@@ -25,6 +25,7 @@ class GenerationStats:
       `drafted_by_kind`, `accepted_by_kind`: the same by what proposed them, "ngram", "draft" or "mtp".
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
+    - `from_cache`: whether the answer was kept from an earlier request, so that nothing was computed.
     - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
     """
 
@@ -43,6 +44,7 @@ class GenerationStats:
     decode_seconds: float = 0.0
     finish_reason: FinishReason | None = None
     complete: bool | None = None
+    from_cache: bool = False
 
     def count_draft(self, kind: str, n: int, n_right: int) -> None:
         """Add a draft of `n` ids, the first `n_right` of which were right."""

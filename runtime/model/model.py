@@ -6,7 +6,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ..answers.answer import Answer
 from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.chat_format import ChatFormat, one_call_a_message
 from ..answers.continuation import Continuation
+from ..answers.kept import AnswerSource, KeptTokens
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from ..embedding.scoring import TextScore
     from ..embedding.texts import TextVectors, VectorKeywords
     from ..engine.split import SplitMachine
+    from ..inspection.attention import AttentionChoice
+    from ..inspection.inspection import Inspection
+    from ..inspection.observed import ObservedAnswer
     from ..reference.machine import ReferenceMachine
 
     AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
@@ -80,6 +84,7 @@ class Model:
         self.vectors: TextVectors | None = None  # of a model that is loaded to make vectors
         self.reranker: Reranker | None = None  # of one that is loaded to make scores by a head
         self._adapters = source.adapters
+        self.answer_source: AnswerSource | None = None  # asked before an answer is computed
         self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
         self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
@@ -316,6 +321,80 @@ class Model:
             self.reranker = Reranker(engine, self.tokenizer, None, self.config.hidden, self.embedded)
         return self.reranker.scores(query, documents, instruction, truncate)
 
+    def inspect(
+        self,
+        prompt: Sequence[int] | Messages,
+        *,
+        top: int = 10,
+        lens: bool | Sequence[int] = False,
+        attention: bool | AttentionChoice = False,
+        residual: bool = False,
+        logits: bool = False,
+        states: bool = False,
+    ) -> Inspection:
+        """What the model computes over a prompt, see Inspection: ids, a text as it is, or messages, which the
+        chat template renders.
+
+        - `top`: how many of the likeliest tokens to keep of each distribution.
+        - `lens`: the layers whose input goes through output norm and head, the number of layers for what
+          leaves the last one; or all.
+        - `attention`: the weights to keep; True: all.
+        - `residual`, `logits`: keep these.
+        - `states`: norms of recurrent states behind each position, not only behind the last.
+
+        Clears the cache. Raises what `encode`, `encode_chat` and `logits` raise, and ValueError for layers,
+        heads or positions that there are not, or for more than 2 GiB of what is to be kept.
+        """
+        from ..inspection.attention import AttentionChoice
+        from ..inspection.inspect import InspectOptions, inspect_ids
+
+        choice = (AttentionChoice() if attention else None) if isinstance(attention, bool) else attention
+        n_tokens = self._tokenizer.vocab_size if self._tokenizer else None
+        options = InspectOptions(top, choice, lens, residual, logits, states, n_tokens)
+        return inspect_ids(self._open_engine(), self.prompt_ids(prompt), options)
+
+    def observe(
+        self,
+        prompt: Sequence[int] | Messages,
+        params: SamplingParams | None = None,
+        *,
+        begun: Sequence[int] = (),
+        top: int = 10,
+        lens: bool | Sequence[int] = False,
+        attention: bool | AttentionChoice = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> ObservedAnswer:
+        """An answer to a prompt, with the distribution that each of its tokens was taken from, and whatever
+        else `inspect` shows of prompt and answer together.
+
+        `begun`: tokens that the answer begins with. `ObservedAnswer.branch` takes another token at a position
+        and goes on from there. The distributions come from a second pass, over all tokens at once.
+        Errors are those of `generate` and `inspect`.
+        """
+        from ..inspection.observed import ObservedAnswer
+
+        params = sampling_params("observe", params, sampling)
+        ids = tuple(self.prompt_ids(prompt))
+        answer = (*begun, *self.generate([*ids, *begun], params))
+        reason = self.stats.finish_reason
+        seen = self.inspect((*ids, *answer), top=top, lens=lens, attention=attention)
+
+        def go_on(
+            prompt: tuple[int, ...], begun: tuple[int, ...], sampling: dict[str, Any]
+        ) -> ObservedAnswer:
+            shown: dict[str, Any] = {"top": top, "lens": lens, "attention": attention}
+            return self.observe(prompt, params, begun=begun, **shown, **sampling)
+
+        return ObservedAnswer(ids, answer, seen, reason, len(begun), go_on)
+
+    def prompt_ids(self, prompt: Sequence[int] | Messages) -> Sequence[int]:
+        """The ids of a prompt that is ids, a text as it is, or messages."""
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        if len(prompt) and isinstance(prompt[0], Mapping):
+            return self.encode_chat(cast("Messages", prompt))
+        return cast("Sequence[int]", prompt)
+
     def score(self, text: str) -> TextScore:
         """The log probability of each token of a text, with its BOS token in front if the model has one."""
         from ..embedding.scoring import score_ids
@@ -339,10 +418,14 @@ class Model:
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
         reader = TokenReader(self.tokenizer, params.stop)
+        engine, n_prompt = self._open_engine(), len(ids) + len(request.begun)
+        place = self.answer_source.place(request, ids, params) if self.answer_source else None
+        kept = place.find() if place else None
+        if kept is not None and n_prompt + len(kept.tokens) <= self.context:
+            return Answer(KeptTokens(kept, n_prompt), reader, parser, request)
         constraint = self.chat_format.constraint(request, ids, self._constraints)
-        engine = self._open_engine()
         generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
-        return Answer(generation, reader, parser, request)
+        return Answer(generation, reader, parser, request, place)
 
     def encode_request(self, request: GenerationRequest) -> list[int]:
         """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and

@@ -6,13 +6,14 @@ It is slow, and the specification that the compiled machines are tested against.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ...quant.block import QTensor
 from .. import ops
 from ..engine.cache import PAGE_SIZE, Batch, PageTable
+from ..engine.observing import Observed, Tap
 from ..engine.sampling.top_k import TopK, top_k_of
 from ..engine.state import SequenceStates
 from . import activations, altup, attention, dense, moe, norm, pointwise, recurrent
@@ -29,6 +30,8 @@ class ReferenceMachine:
     those of recurrent ops, for `max_sequences` sequences. Dequantised matrices are kept, up to `keep_bytes`
     in the order of first use; other matrices are dequantised at each use, in blocks.
     """
+
+    kv_type = "f32"
 
     def __init__(
         self,
@@ -82,6 +85,29 @@ class ReferenceMachine:
             self._run(op)
             yield op
         self.states.end(batch)
+
+    def observe(self, batch: Batch, table: PageTable, taps: Sequence[Tap]) -> Observed:
+        """Like `step`, with copies of what the taps ask for."""
+        values = {tap: self.buffers[tap.buffer.name].copy() for tap in taps if tap.at == 0}
+        with np.errstate(all="ignore"):
+            for at, _ in enumerate(self.trace(batch, table), 1):
+                values |= {tap: self.buffers[tap.buffer.name].copy() for tap in taps if tap.at == at}
+        return Observed(self.buffers[self.program.logits.name], values)
+
+    def finish(self, at: int, values: Mapping[ops.Buffer, np.ndarray]) -> np.ndarray:
+        """The logits of rows whose buffers hold `values` in front of op number `at`."""
+        rows = np.arange(len(next(iter(values.values()))), dtype=np.int32)
+        self._batch = Batch(rows * 0, rows * 0, rows, rows)
+        self.buffers |= {buffer.name: rows.copy() for buffer, rows in values.items()}
+        with np.errstate(all="ignore"):
+            for op in self.program.ops[at:]:
+                self._run(op)
+        return self.buffers[self.program.logits.name]
+
+    @property
+    def page_bytes(self) -> tuple[int, ...]:
+        """Bytes of a page's keys and values, for each layer of the cache."""
+        return tuple(k[0].nbytes + v[0].nbytes for k, v in zip(self.keys, self.values, strict=True))
 
     @property
     def page_layout(self) -> str:

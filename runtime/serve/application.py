@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from ..model.model import Model
 from ..model.options import LoadOptions
+from ..response_cache.cache import ResponseCache
 from .call import Serving
 from .endpoint import Endpoint
 from .http.guard import Guard
@@ -32,9 +33,11 @@ def app(
     load: LoadOptions | None = None,
     *,
     preload: bool = True,
+    answers: ResponseCache | None = None,
 ) -> Starlette:
     """An application that serves `models`, by name or by the names of their files: files or folders, loaded
-    with `load` when first asked for, or loaded models, which stay their owner's.
+    with `load` when first asked for, or loaded models, which stay their owner's. The models that it loads
+    take `answers` from there that would be the same again, and keep them there.
 
     Its lifespan loads the first one at once if `preload` is set, and closes what was loaded; mounted, where
     there is no lifespan, call `application.state.pool.close()`. Raises FileNotFoundError for a model that is
@@ -42,6 +45,8 @@ def app(
     """
     options = options or ServeOptions()
     pool = ModelPool(sources(models), load or LoadOptions(), options.load_patience, options.memory)
+    if answers is not None:
+        pool.prepare = answers.serve
     serving = Serving(options, pool, Metrics(pool))
 
     @asynccontextmanager

@@ -27,6 +27,7 @@ class Serving:
     options: ServeOptions
     pool: ModelPool
     metrics: Metrics
+    inspecting: asyncio.Lock = field(default_factory=asyncio.Lock)  # one inspection at a time
 
 
 @dataclass

@@ -31,6 +31,9 @@ class Metrics:
         self.cached_tokens = Counter(
             "kukri_cached_prompt_tokens", "Tokens of prompts found in the cache", ["model"], registry=registry
         )
+        self.kept_answers = Counter(
+            "kukri_kept_answers", "Answers found in the cache of answers", ["model"], registry=registry
+        )
         self.new_tokens = Counter("kukri_generated_tokens", "Tokens of answers", ["model"], registry=registry)
         self.answers = Counter(
             "kukri_answers", "Answers by why they ended", ["model", "reason"], registry=registry
@@ -51,6 +54,7 @@ class Metrics:
         self.cached_tokens.labels(model).inc(stats.cached_tokens)
         self.new_tokens.labels(model).inc(stats.new_tokens)
         self.answers.labels(model, stats.finish_reason or "interrupted").inc()
+        self.kept_answers.labels(model).inc(stats.from_cache)
         if first_token_seconds is not None:
             self.first_token.labels(model).observe(first_token_seconds)
         if stats.decode_tokens:

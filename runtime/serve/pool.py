@@ -94,6 +94,7 @@ class ModelPool:
     patience: float
     memory: int | None = None
     warn: Callable[[str], None] = _log.warning
+    prepare: Callable[[Model], None] = lambda model: None  # what is done with a model that was loaded
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     _closed: bool = False
 
@@ -192,6 +193,7 @@ class ModelPool:
                 model = load_model(entry.path, options, warn=self.warn, progress=progress)
         else:
             model = load_model(entry.path, options, warn=self.warn, progress=progress)
+        self.prepare(model)
         if self._closed:
             model.close()
             raise busy("the server is shutting down")

@@ -13,6 +13,8 @@ from . import plain
 from .anthropic import messages
 from .call import Call
 from .endpoint import Handler, Plain
+from .inspect import about_model, inspection, timeline
+from .inspect import page as inspect_page
 from .ollama import chat as ollama_chat
 from .ollama import embed as ollama_embed
 from .ollama import models as ollama_models
@@ -67,6 +69,14 @@ PATHS: Sequence[Path] = (
     Path("server", "GET", "/metrics", plain.metrics, gives="text/plain"),
     Path("server", "POST", "/tokenize", plain.tokenize, plain.TokenizeRequest),
     Path("server", "POST", "/detokenize", plain.detokenize, plain.DetokenizeRequest),
+    Path("inspect", "GET", "/inspect", inspect_page.page, gives="text/html"),
+    Path("inspect", "POST", "/inspect/prompt", inspection.inspect, inspection.InspectRequest),
+    Path("inspect", "POST", "/inspect/attention", inspection.attention, inspection.AttentionRequest),
+    Path("inspect", "POST", "/inspect/next", inspection.following, inspection.NextRequest),
+    Path("inspect", "POST", "/inspect/near", about_model.near, about_model.NearRequest),
+    Path("inspect", "POST", "/inspect/beams", about_model.beams, about_model.BeamRequest),
+    Path("inspect", "POST", "/inspect/model", about_model.about, about_model.ModelRequest),
+    Path("inspect", "POST", "/inspect/timeline", timeline.timeline, timeline.TimelineRequest),
     Path("server", "GET", "/openapi.json", openapi),
     Path("server", "GET", "/docs", docs, gives="text/html"),
 )

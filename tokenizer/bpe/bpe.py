@@ -176,6 +176,24 @@ class BPE:
             return self._merger.merge([symbol for symbol in symbols if symbol < NOT_IN_VOCAB])
         return self._without_unknown(self._merger.merge(symbols))
 
+    def merge_steps(self, word: str) -> list[list[str]]:
+        """How a word becomes its tokens: its symbols, then what they are behind each merge, as texts.
+
+        A byte that is no character by itself is U+FFFD. A word that is taken as a whole has one step.
+        """
+        if self._byte_level:
+            word = bytes_to_symbols(word)
+        if self._ignore_merges and self._vocab[word] != NO_ID:
+            return [[self._spelled(word)]]
+        merger = self._merger
+        steps = merger.steps(merger.symbols(word))
+        return [[self._spelled(merger.text(symbol)) for symbol in step] for step in steps]
+
+    def _spelled(self, text: str) -> str:
+        if not self._byte_level:
+            return text
+        return bytes(map(BYTE_SYMBOLS.index, text)).decode(errors="replace")
+
     def _without_unknown(self, symbols: list[int]) -> list[int]:
         """Symbols that are no entries as bytes or as the unknown token."""
         ids: list[int] = []

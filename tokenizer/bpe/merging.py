@@ -7,6 +7,7 @@ equal ones, whatever their ids.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
 
@@ -63,6 +64,19 @@ class Merger:
             if i < len(ranks):
                 ranks[i] = rows[made][symbols[i + 1]] >> _ID_BITS
         return symbols
+
+    def steps(self, symbols: list[int]) -> Iterator[list[int]]:
+        """The symbols before the first join, and behind each one."""
+        symbols = list(symbols)
+        yield list(symbols)
+        while True:
+            pairs = [self._rows[a][b] for a, b in pairwise(symbols)]
+            best = min((pair >> _ID_BITS for pair in pairs), default=_NO_RANK)
+            if best == _NO_RANK:
+                return
+            i = [pair >> _ID_BITS for pair in pairs].index(best)
+            symbols[i : i + 2] = [pairs[i] & _ID_MASK]
+            yield list(symbols)
 
     def merge_by_heap(self, symbols: list[int]) -> list[int]:
         """O(n log n): a heap of (rank, position) over a doubly linked list of symbols.

@@ -11,6 +11,7 @@ halves with a `joiner` between them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -26,13 +27,8 @@ def merge_ranks(merges: Sequence[str], vocab: Mapping[str, int], joiner: str) ->
 
     A merge that makes no entry of `vocab` has none.
     """
-    ranks = Lookup(zip(merges, range(len(merges)), strict=True), NO_RANK)
-    made = [pair.replace(joiner, "", 1) for pair in merges]
-    if not all(map(vocab.__contains__, made)):
-        for pair, entry in zip(merges, made, strict=True):
-            if entry not in vocab:
-                ranks.pop(pair, None)
-    return ranks
+    makes_an_entry = (pair.replace(joiner, "", 1) in vocab for pair in merges)
+    return Lookup(compress(zip(merges, range(len(merges)), strict=True), makes_an_entry), NO_RANK)
 
 
 class InOrder(NamedTuple):

@@ -119,7 +119,7 @@ def _around(post_processor: object, ids: Mapping[str, int], n_tokens: int) -> tu
         for item in value(post_processor, "processors", list, []):
             if any(found := _around(item, ids, n_tokens)):
                 return found
-    if post_processor.get("type") in _OLDER:
+    if str(post_processor.get("type")) in _OLDER:
         cls, sep = (_older_id(post_processor, key) for key in ("cls", "sep"))
         return ([cls], [sep]) if cls is not None and sep is not None else ([], [])
     single = post_processor.get("single")

@@ -26,6 +26,14 @@ def show(
     model: ModelArgument = None,
     named: ModelBeside = None,
     output: Annotated[TextOrJson, flag("-o", "--output", help="What stdout gets.")] = TextOrJson.text,
+    memory: Annotated[
+        bool,
+        flag("--memory", help="Weights at every quantisation, KV cache by context and type."),
+    ] = False,
+    training: Annotated[
+        bool,
+        flag("--training", help="Tokens, FLOPs and cost of training a model of its size: estimates."),
+    ] = False,
 ) -> None:
     """Show a model's architecture, size, formats and licence, or what an adapter is.
 
@@ -35,9 +43,15 @@ def show(
     parsed = parse_name(name)
     path = find_local(name)
     entry = parsed if isinstance(parsed, Entry) else None
+    if path is not None and (memory or training):
+        from .show_sizes import show_sizes
+
+        facts, text = show_sizes(path, name, memory, training)
+        terminal.write(as_json(facts, indent=1) + "\n" if output is TextOrJson.json else text)
+        return
     if path is not None:
         facts, rows = _adapter(path) or _on_disk(path, entry)
-    elif entry is not None:
+    elif entry is not None and not (memory or training):
         facts, rows = _in_catalogue(entry)
     else:
         raise ModelNotFound(f"{name} is not on disk; llm pull {name} fetches it")

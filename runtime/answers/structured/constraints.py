@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ....tokenizer import Tokenizer
 from ...engine.constraint import Constraint
+from ...engine.errors import ConstraintError
 
 if TYPE_CHECKING:
+    from ....tokenizer.chat.output.call_style import CallStyle
     from .response_format import ResponseFormat
     from .vocabulary import Vocabulary
 
@@ -21,6 +23,18 @@ class Thinking:
     opening: str
     closing: str
     begun: bool
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """What may enclose thinking: the marks that close it by those that open it. `begun`: the mark that is
+    open where the prompt ends, "" for none."""
+
+    marks: Mapping[str, str] = field(default_factory=dict)
+    begun: str = ""
+
+
+NO_THOUGHTS = Thoughts()
 
 
 class Constraints:
@@ -53,21 +67,47 @@ class Constraints:
     def calls(
         self,
         tools: Sequence[Mapping[str, Any]],
-        mark: str,
+        style: CallStyle,
         parallel: bool = True,
         thinking: Thinking | None = None,
         written: Sequence[int] = (),
-    ) -> Constraint | None:
+    ) -> Constraint:
         """What makes an answer call one of `tools`, JSON schemas of functions, or with `parallel` several.
 
-        `mark` begins calls in the model's format; None if that is not one of JSON that this room knows.
+        Raises ConstraintError for parameters that are not supported in this style.
         """
-        from .tool_calls import SYNTAXES, calls_grammar
+        from .calls.grammar import calls_grammar
 
-        if mark not in SYNTAXES:
+        grammar = calls_grammar(tools, style, self._tokenizer(), parallel)
+        return self._of_grammar(grammar, None if style.thought else thinking, written)
+
+    def calls_if_any(
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        style: CallStyle,
+        mark: str,
+        parallel: bool = True,
+        thoughts: Thoughts = NO_THOUGHTS,
+        written: Sequence[int] = (),
+    ) -> Constraint | None:
+        """What keeps calls of `tools` valid from the `mark` on that begins them, and leaves the rest of an
+        answer free. None for no mark, and for parameters that are not supported in this style.
+        """
+        from .calls.grammar import opened_grammar
+
+        if not mark:
             return None
-        grammar = calls_grammar(tools, SYNTAXES[mark], self._tokenizer(), parallel)
-        return self._of_grammar(grammar, thinking, written)
+        try:
+            grammar = opened_grammar(tools, style, mark, self._tokenizer(), parallel)
+        except ConstraintError:
+            return None
+        from .guided import GuidedConstraint
+        from .within_marks import WithinMarks
+
+        return WithinMarks(
+            lambda: GuidedConstraint(self._vocabulary, grammar),
+            self._tokenizer(), mark, once=not parallel, thoughts=thoughts, written=written,
+        )  # fmt: skip
 
     def _of_grammar(self, grammar: str, thinking: Thinking | None, written: Sequence[int]) -> Constraint:
         from .guided import GuidedConstraint

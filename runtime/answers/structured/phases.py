@@ -1,8 +1,8 @@
-"""Constraints that hold for a part of an answer: behind the model's thinking, or within tool calls."""
+"""Constraints that hold for a part of an answer: what comes behind the model's thinking."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 
 import numpy as np
@@ -127,68 +127,6 @@ class AfterThinking:
         self._form.restart()
         for id_ in self._written:
             self.accept(id_)
-
-
-class WithinMarks:
-    """Leaves text free, and keeps to a form what follows one of some marks, as often as there is one.
-
-    `form(mark)` makes the constraint of what follows a mark, with what closes it.
-    """
-
-    def __init__(
-        self, form: Callable[[str], Constraint], tokenizer: Tokenizer, marks: Collection[str], once: bool
-    ) -> None:
-        """`once`: the answer ends with what follows the first mark."""
-        self._form = form
-        self._tokenizer = tokenizer
-        self._marks = marks
-        self._once = once
-        self._finder = MarkFinder(tokenizer, marks)
-        self._inner: Constraint | None = None
-        self._over = False
-
-    @property
-    def complete(self) -> bool:
-        """Whether no form is left open."""
-        return self._inner is None
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing can follow."""
-        return self._over
-
-    def masks(self, ids: Sequence[int] = ()) -> list[np.ndarray | None]:
-        """Which tokens may come here and behind each of `ids`, see Constraint."""
-        return [None] * (len(ids) + 1) if self._inner is None else self._inner.masks(ids)
-
-    def n_allowed(self, ids: Sequence[int]) -> int:
-        """How many of `ids` may follow, as long as that is in one phase."""
-        if self._inner is None:
-            return self._finder.count_before(ids)
-        return max(0, self._inner.n_allowed(ids) - 1)  # the last one may end the form
-
-    def accept(self, id_: int) -> None:
-        """Go on behind a token."""
-        if self._inner is None:
-            self._finder.tail = self._finder.behind(id_)
-            text = self._finder.tail.rstrip()
-            mark = next((mark for mark in self._marks if text.endswith(mark.encode())), None)
-            self._inner = None if mark is None else self._form(mark)
-            return
-        self._inner.accept(id_)
-        if self._inner.ended:
-            self._inner, self._over = None, self._once
-            self._finder.tail = b""
-
-    def forced(self) -> list[int]:
-        """The tokens that follow for sure."""
-        return [] if self._inner is None else self._inner.forced()
-
-    def restart(self) -> None:
-        """Go back to the start."""
-        self._finder = MarkFinder(self._tokenizer, self._marks)
-        self._inner = None
-        self._over = False
 
 
 def _all_but(n: int, banned: Collection[int]) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from ....quant.errors import UnsupportedModel
 from ....quant.jit.kernel import CpuKernel
 from ... import ops
-from ...ops.fused import GatedMatMul
+from ...ops.fused import GATED_OPS, GatedMatMul
 from ..abi.instructions import ROWS, Instructions
 from ..abi.records import EMBED, POINTWISE
 from ..abi.sizes import embed_scratch_bytes
@@ -82,6 +82,7 @@ class BaseLowering(ABC):
         self.length_dependent: dict[str, ops.RoPE] = {}
         self.boundary_out: list[Region] = []  # final locations of `Program.boundary_out`
         self.result: Region | None = None  # final location of `Program.logits`
+        self.starts: list[int] = []  # of each op of the program the first instruction, and the number of all
 
     @cached_property
     def instructions(self) -> Instructions:
@@ -89,7 +90,9 @@ class BaseLowering(ABC):
         for buffer in self._program.boundary_in:
             self._boundary_in(buffer)
         for op in fused(self._program):
+            self.starts += [len(self._list.names)] * (GATED_OPS if isinstance(op, GatedMatMul) else 1)
             self._lower(op)
+        self.starts.append(len(self._list.names))
         self.boundary_out = [self._input(buffer) for buffer in self._program.boundary_out]
         logits = self._program.logits
         if any(getattr(op, "out", None) == logits for op in self._program.ops):

@@ -41,12 +41,24 @@ class StepList:
     boundary_out: list[Region]  # where the step leaves `Program.boundary_out`
     result: np.ndarray  # where it leaves `Program.logits`, float32 [rows, width]
     row_tile: int  # the field of STEP
+    starts: list[int]  # of each op of the program the first instruction, and the number of instructions
 
     @classmethod
     def of(cls, lowering: BaseLowering, row_tile: int = 1) -> StepList:
         """The list that a lowering makes; its kernels are compiled if they are not yet."""
         made = lowering.instructions
-        return cls(made.table(), made.names, lowering.boundary_out, lowering.result_rows(), row_tile)
+        result = lowering.result_rows()
+        return cls(made.table(), made.names, lowering.boundary_out, result, row_tile, lowering.starts)
+
+    def piece(self, start: int, end: int) -> np.ndarray:
+        """The instructions of ops number `start` to `end` - 1, to be run by themselves.
+
+        Only where ops are lowered in their order, as they are for prefill.
+        """
+        piece = self.instructions[self.starts[start] : self.starts[end]].copy()
+        if len(piece):
+            piece[-1]["barrier"] = True  # thread 0 returns only when all threads have finished
+        return piece
 
 
 @dataclass

@@ -179,6 +179,23 @@ def _prepared(rest: Sequence[ops.Op]) -> tuple[PreparedAttend, int] | None:
     return PreparedAttend(attend, norms.get(attend.q), norms.get(attend.k), rotations.get(attend.q)), n + 1
 
 
+def sources(cuda_ops: Sequence[CudaOp], program: ops.Program) -> list[int]:
+    """The number of the first op of the program that each fused op computes, and the number of all ops."""
+    starts = [0]
+    for op in cuda_ops:
+        match op:
+            case GatedMatMul():
+                n = GATED_OPS
+            case JoinedMatMul():
+                n = len(op.weights)
+            case PreparedAttend():
+                n = program.ops.index(op.attend, starts[-1]) - starts[-1] + 1
+            case _:
+                n = 1
+        starts.append(starts[-1] + n)
+    return starts
+
+
 def rotation_key(op: ops.RoPE) -> tuple[object, ...]:
     """What the angles of a RoPE op depend on; ops with equal keys share a table of angles."""
     return (

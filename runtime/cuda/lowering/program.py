@@ -6,14 +6,29 @@ captured in a CUDA graph once and run again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from ... import ops
+from ...engine.observing import Tap
 from ...ops.fused import GatedMatMul
+from ..abi.arguments import Region
 from ..driver.launch import Launch
-from .fusing import CudaOp, JoinedMatMul, PreparedAttend, writes
+from .fusing import CudaOp, JoinedMatMul, PreparedAttend, sources, writes
 from .gather import RowLowering
 from .mla import MLALowering
 from .moe import ExpertLowering
 from .recurrent import RecurrentLowering
+
+
+@dataclass(frozen=True)
+class TappedRows:
+    """The `n_rows` rows that a tap asks for: they are at `region` behind the first `n_launches` launches."""
+
+    tap: Tap
+    n_launches: int
+    region: Region
+    n_rows: int
 
 
 class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
@@ -32,6 +47,44 @@ class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
             if self._rows_of(op) > 0:
                 self._lower(i, op)
         return self._launches
+
+    def observed(
+        self,
+        n_rows: int,
+        n_logits: int,
+        all_logits: bool,
+        one_prompt: bool,
+        taps: Sequence[Tap] = (),
+        first: int = 0,
+    ) -> tuple[list[Launch], list[TappedRows]]:
+        """The launches of a step, as `launches` has them, but from op number `first` of the program on, and
+        between which of them the rows of the taps are to be copied.
+
+        What is prepared for attention is computed by launches of its own, so that queries and keys are in
+        their buffers.
+        """
+        self._begin(n_rows, n_logits, all_logits, one_prompt)
+        starts, copies = sources(self.cuda_ops, self.program), list[TappedRows]()
+
+        def copy(at: int) -> None:
+            for tap in taps:
+                if tap.at == at:
+                    n = self._n_rows[tap.buffer.logits_rows]
+                    copies.append(TappedRows(tap, len(self._launches), self._at(tap.buffer), n))
+
+        for i, (op, start) in enumerate(zip(self.cuda_ops, starts, strict=False)):
+            if start < first:
+                continue
+            if not isinstance(op, PreparedAttend):
+                copy(start)
+                if self._rows_of(op) > 0:
+                    self._lower(i, op)
+                continue
+            for at, part in enumerate(self.program.ops[start : starts[i + 1]], start):
+                copy(at)
+                self._lower(i, part)
+        copy(len(self.program.ops))
+        return self._launches, copies
 
     def _rows_of(self, op: CudaOp) -> int:
         """The rows of this step that an op computes."""

@@ -27,12 +27,14 @@ class BeamGroup:
     """The sequences of a search; `leader` is that of the prompt, whose statistics are the search's.
 
     The beams of the search belong to `owners`, in their order. Both change at once, and before the sequences
-    do, so that an interrupt leaves nothing but what `settle` makes up for.
+    do, so that an interrupt leaves nothing but what `settle` makes up for. `trail` gets what the search knows
+    behind each step.
     """
 
-    def __init__(self, search: BeamSearch, leader: Sequence) -> None:
+    def __init__(self, search: BeamSearch, leader: Sequence, trail: list[BeamState] | None = None) -> None:
         self.search = search
         self.leader = leader
+        self.trail = trail
         self.sequences = [leader]  # some may be of no use, where there are fewer than k continuations
         self._stand: tuple[BeamState, tuple[Sequence, ...]] = (search.start(), (leader,))
         leader.group = self
@@ -94,6 +96,8 @@ class BeamGroup:
             kept.get(place) or (spare.pop() if spare else self._new_sequence())
             for place in range(len(state.running))
         ]
+        if self.trail is not None and len(self.trail) < state.n_new:
+            self.trail.append(state)
         self._stand = state, tuple(owners)
 
     def _new_sequence(self) -> Sequence:

@@ -39,6 +39,7 @@ class Sampler:
         edits, steps, greedy = _chain(params, self._random)
         self._edits = edits
         self._steps = steps
+        self._greedy = greedy
         self._takes_first = greedy and not steps  # of all logits, or of the TopK
         self._choose: Callable[[Candidates], int] = Candidates.best if greedy else self._draw
         if params.mirostat and not greedy:
@@ -117,6 +118,28 @@ class Sampler:
             return self._choose(tokens)
         return self._sample_candidates(Candidates(None, logits, peak, 0.0, False), history)
 
+    def remaining(self, logits: np.ndarray, history: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+        """The ids that `sample` would draw from, the likeliest first, and their probabilities, float64.
+
+        Mirostat's cut is left out: it depends on what was drawn before. Raises BadLogits.
+        """
+        if self._edits:
+            logits = self._edited(logits, history)
+        peak = float(logits[int(logits.argmax())])
+        if not math.isfinite(peak):
+            raise BadLogits(describe_peak(peak))
+        tokens = Candidates(None, logits, peak, 0.0, False)
+        with np.errstate(over="ignore"):
+            for step in self._steps:
+                tokens = step(tokens, history)
+        if self._greedy:
+            return np.array([tokens.best()]), np.ones(1)
+        gaps = tokens.possible().gaps().astype(np.float64)
+        ids = tokens.possible().ids
+        order = np.argsort(-gaps, kind="stable")
+        powers = np.exp(gaps[order])
+        return (order if ids is None else ids[order]), powers / powers.sum()
+
     def _sample_candidates(self, tokens: Candidates, history: Sequence[int]) -> int:
         """The id that the steps choose."""
         with np.errstate(over="ignore"):  # with a tiny temperature, -inf is right: it is never drawn
@@ -176,6 +199,14 @@ class Sampler:
             if (change := edit.change(history)) is not None:
                 ids, values = edited(ids, values, change, ordered=True)
         return TopK(ids, values)
+
+
+def is_repeatable(params: SamplingParams) -> bool:
+    """Whether the same logits give the same tokens each time: by a seed, or because nothing is drawn."""
+    if params.seed is not None:
+        return True
+    _, steps, greedy = _chain(params, np.random.Generator(np.random.PCG64(0)))
+    return greedy and not any(isinstance(step, Xtc) for step in steps)
 
 
 def describe_peak(peak: float) -> str:

@@ -1,4 +1,4 @@
-"""What steps cost: the statistics of sequences, and the averages by which steps are planned."""
+"""What steps cost: the statistics of sequences, the averages by which steps are planned, and the timeline."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence as List
 from time import monotonic
 
 from ..speculation.policy import StepCosts
+from ..timeline import StepPart
 from .batching import Rows
 
 LEAST_MIXED_ROWS = 32  # prefill rows in a step that decodes as well
@@ -59,3 +60,19 @@ def count_step(rows: Rows, n_right: int, seconds: float, drafting_seconds: float
         if rows.chooses:
             stats.time_to_first_token = stats.prompt_seconds
     sequence.changed_at = monotonic()
+
+
+def parts_of(plan: List[Rows], right: List[int], page_size: int) -> list[StepPart]:
+    """A step that has run as its timeline has it; the sequences are as they were in front of it."""
+    return [
+        StepPart(
+            sequence=rows.sequence.arrival,
+            kind="prefill" if rows.sequence.prefilling else "decode",
+            first=rows.first,
+            rows=rows.n,
+            drafted=len(rows.drafted),
+            right=n_right,
+            pages=-(-(rows.first + rows.n) // page_size),
+        )
+        for rows, n_right in zip(plan, right, strict=True)
+    ]

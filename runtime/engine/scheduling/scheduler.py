@@ -21,7 +21,8 @@ from ..machine import Machine
 from ..sampling.top_k import TopK
 from ..speculation.drafter import Drafter
 from ..state import States
-from .accounting import StepTimes, count_step
+from ..timeline import Timeline
+from .accounting import StepTimes, count_step, parts_of
 from .batching import Rows, run_step
 from .choosing import choose, score_prompt
 from .drafting import Drafting
@@ -56,6 +57,7 @@ class Scheduler:
         self._arrivals = 0
         self._cancelled: list[Sequence] = []
         self.times = StepTimes()
+        self.timeline = Timeline()
         self._drafting = Drafting(machine, table, limits, states, drafter)
 
     # ---- from any thread
@@ -291,6 +293,9 @@ class Scheduler:
                 right[-1] = choose(rows, those[-1 - len(rows.drafted) :], self.limits.context + 1)
         self._drafting.observe(plan, right)
         seconds = perf_counter() - start
+        if self.timeline.watching:
+            counts = len(self.running), len(self.waiting), self.table.free_pages
+            self.timeline.note(start, seconds, parts_of(plan, right, self.table.page_size), *counts)
         n_prefill = 0
         with self.lock:
             for rows, n_right in zip(plan, right, strict=True):

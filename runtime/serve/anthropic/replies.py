@@ -68,6 +68,7 @@ class Reply:
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": stats.cached_tokens,
             "output_tokens": stats.new_tokens,
+            **({"cached_answers": 1} if stats.from_cache else {}),
         }
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -22,7 +22,14 @@ _log = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-OPEN_PATHS = {"/", "/health", "/docs", "/openapi.json", "/favicon.ico"}  # say nothing about anybody
+OPEN_PATHS = {
+    "/",
+    "/inspect",
+    "/health",
+    "/docs",
+    "/openapi.json",
+    "/favicon.ico",
+}  # say nothing about anybody
 _WATCHED = {"/health", "/metrics"}  # asked for all the time, so that the log leaves them out
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),

@@ -17,6 +17,7 @@ class ServeOptions:
       A page of a stranger whose name resolves to this machine (DNS rebinding) has another one.
     - `origins`: origins of web pages beside the server's own that may read answers (CORS); "*" allows all.
     - `max_body`: bytes of a request's body. `max_prompt`: tokens of a prompt (None: the context's).
+    - `max_inspect`: tokens of a text that is inspected, which takes the machine for itself; 0: none is.
     - `max_answers`: of one request (`n`), and prompts of one request.
     - `max_connections`: open at a time; more are closed at once.
     - `body_seconds`: from the head of a request to the end of its body; `head_seconds`: for its head;
@@ -30,6 +31,7 @@ class ServeOptions:
     origins: tuple[str, ...] = ()
     max_body: int = 8 << 20
     max_prompt: int | None = None
+    max_inspect: int = 512
     max_answers: int = 64
     max_connections: int = 1024
     head_seconds: float = 20.0

@@ -191,4 +191,5 @@ def _end(found: Answer, started: int) -> dict[str, Any]:
         "prompt_eval_duration": round(stats.prompt_seconds * 1e9),
         "eval_count": stats.new_tokens,
         "eval_duration": round(stats.decode_seconds * 1e9),
+        **({"cached_answers": 1} if stats.from_cache else {}),
     }

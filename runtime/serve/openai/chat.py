@@ -195,11 +195,13 @@ class _Reply:
 
 
 def usage(stats: Sequence[GenerationStats]) -> dict[str, Any]:
-    """Tokens of answers that share one prompt."""
+    """Tokens of answers that share one prompt, and how many of the answers were kept from earlier ones."""
     prompt, new = stats[0].prompt_tokens, sum(each.new_tokens for each in stats)
+    kept = sum(each.from_cache for each in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": stats[0].cached_tokens, "audio_tokens": 0},
+        **({"cached_answers": kept} if kept else {}),
     }

@@ -165,7 +165,8 @@ class _Reply:
             usage([choice.answer.stats for choice in self._choices[i : i + self._n]])
             for i in range(0, len(self._choices), self._n)
         ]
-        total = {key: sum(part[key] for part in parts) for key in parts[0] if key != "prompt_tokens_details"}
+        keys = dict.fromkeys(key for part in parts for key in part if key != "prompt_tokens_details")
+        total = {key: sum(part.get(key, 0) for part in parts) for key in keys}
         cached = sum(part["prompt_tokens_details"]["cached_tokens"] for part in parts)
         return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
 

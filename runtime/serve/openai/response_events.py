@@ -73,6 +73,7 @@ class Writer:
             "output_tokens": stats.new_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": stats.prompt_tokens + stats.new_tokens,
+            **({"cached_answers": 1} if stats.from_cache else {}),
         }
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -1,4 +1,4 @@
-"""`--prompt-cache` and `llm cache`."""
+"""`--prompt-cache`, `--cache` and `llm cache`."""
 
 from __future__ import annotations
 
@@ -73,3 +73,49 @@ def test_the_same_beginning_starts_from_a_file(
     assert json.loads(done.stdout) == [{"kind": "conversations", "files": 1, "bytes": 1}]
     assert "there is no songs" in failed(llm_inside("cache", "clear", "songs", env=home), 2)
     failed(llm_inside("cache", "eat", env=home), 2)
+
+
+def test_answers_are_computed_once(llm_inside: Run, tiny: Path, home: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "answers"
+    run = ("run", "-m", tiny, "-t", 0, "-n", 6, "--cache", folder)
+
+    def answered(*more: object) -> dict[str, Any]:
+        done = llm_inside(*run, *more, "-o", "json", env=home)
+        assert done.returncode == 0, done.stderr.decode()
+        return json.loads(done.stdout)
+
+    empty = llm_inside("cache", "--cache", folder, "-o", "json", env=home)
+    assert json.loads(empty.stdout)[-1]["files"] == 0
+    assert not folder.exists()  # asking makes none
+    first, second = answered("what?"), answered("what?")
+    assert (first["stats"].get("from_cache"), second["stats"].get("from_cache")) == (None, True)
+    assert (first["text"], first["finish_reason"]) == (second["text"], second["finish_reason"])
+    assert "from_cache" not in answered("what?", "-s", "else")["stats"]
+    shown = llm_inside(*run, "what?", "--stats", env=home)
+    assert shown.stdout.decode() == first["text"] + "\n"
+    assert b"ended by length, from the cache of answers (--cache)" in shown.stderr
+    drawn = llm_inside(*run[:3], "--cache", folder, "-n", 2, "-o", "json", "what?", env=home)
+    assert "from_cache" not in json.loads(drawn.stdout)["stats"]
+
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('"what?"\n"other"\n')
+    done = llm_inside("batch", source, out, *run[1:], env=home)
+    assert b", 1 from the cache of answers" in done.stderr, done.stderr
+    rows = {row["prompt"]: row["answer"] for row in map(json.loads, out.read_text().splitlines())}
+    assert rows["what?"] == first["text"]
+
+    told = json.loads(llm_inside("cache", "stats", "--cache", folder, "-o", "json", env=home).stdout)
+    assert [each["kind"] for each in told] == ["prompts", "conversations", "answers"]
+    assert (told[-1]["files"], told[-1]["bytes"] > 0) == (3, True)
+    assert "name" in failed(llm_inside("cache", "clear", "answers", env=home), 2)
+    cleared = llm_inside("cache", "clear", "answers", "--cache", folder, env=home)
+    assert b"answers: 3 answers" in cleared.stderr
+    assert "from_cache" not in answered("what?")["stats"]
+
+
+def test_a_folder_that_cannot_be_one(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "answers.sqlite").write_text("nothing of the sort\n" * 100)
+    for command in (("run", "-m", tiny, "-t", 0, "hi"), ("cache", "stats"), ("serve", tiny)):
+        assert "is damaged" in failed(llm_inside(*command, "--cache", tmp_path), 5)
+    (tmp_path / "file").write_text("")
+    assert "file" in failed(llm_inside("run", "-m", tiny, "hi", "--cache", tmp_path / "file"), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -168,7 +169,8 @@ def test_coroutines_read_them(tiny_model):
 
 THINKS = TEMPLATE + "{# <think> </think> <tool_call> enable_thinking #}"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
-F = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+X = {"type": "object", "properties": {"x": {"type": "string"}}}
+F = {"type": "function", "function": {"name": "f", "parameters": X}}
 
 
 def thinking_model(script) -> Model:
@@ -209,6 +211,15 @@ def test_without_parallel_calls_it_ends_behind_the_first():
     answer.complete()
     assert len(answer.tool_calls) == 1
     assert answer.finish_reason == "tool_calls"
+
+
+def test_arguments_are_valid_whatever_the_model_likes():
+    wanted = CALL.replace("x", "y").replace("é", "e")
+    model = thinking_model(f"<think>{CALL}</think>Let me see.\n{wanted}")
+    answer = model.answer("x", tools=[F], temperature=0, max_tokens=200, parallel_tool_calls=False).complete()
+    assert answer.thinking == CALL  # within which nothing is forced
+    (call,) = answer.tool_calls
+    assert set(json.loads(call.arguments)) <= {"x"}
 
 
 def test_a_cut_call_is_text():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.reading import TextReader
 from kukri.runtime.engine.sampling.top_k import top_k_of
 from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.inspection.attention import AttentionChoice
+from kukri.runtime.inspection.inspect import InspectOptions, inspect_ids
 from kukri.runtime.model.cuda_device import open_cuda_device
 from kukri.runtime.model.options import LoadOptions
 from kukri.runtime.program.build import build_program
@@ -47,6 +51,13 @@ def program():
     return models().random_model("tiny", "Q8_0")
 
 
+@dataclass(frozen=True)
+class Sized:
+    """What an engine reads of a config."""
+
+    vocab_size: int
+
+
 def card() -> bool:
     try:
         Device().close()
@@ -70,6 +81,28 @@ def test_steps(program, feed, warpgroups, suffix):
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
     assert {f"prefill_matmul_{suffix}", "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
+
+
+@pytest.mark.slow
+def test_inspection(program):
+    """In single launches, with copies in between: a step of prefill kernels, and one short enough for decode
+    kernels."""
+    shown = InspectOptions(lens=True, attention=AttentionChoice(), residual=True, logits=True)
+    config = Sized(program.logits.width)
+    ids = np.arange(19, dtype=np.int32) * 5 % 64
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=17, device=device, kernels=StandInKernels(device))
+    got = inspect_ids(Engine(machine, PageTable(1), config), ids, shown)
+    expected = inspect_ids(Engine(ReferenceMachine(program, 1), PageTable(1), config), ids, shown)
+    scale = np.abs(expected.residual).max()
+    np.testing.assert_allclose(got.residual, expected.residual, atol=0.03 * scale)
+    np.testing.assert_allclose(got.attention[0].weights, expected.attention[0].weights, atol=0.02)
+    np.testing.assert_allclose(got.attention[0].weights.sum(-1), 1, rtol=1e-5)
+    p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected.logits, got.logits))
+    assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-3
+    np.testing.assert_array_equal(got.lens.top.ids[-1, :, 0], got.top.ids[:, 0])
+    np.testing.assert_allclose(got.lens.top.probabilities[-1], got.top.probabilities, rtol=1e-2)
+    assert sum(got.cache.page_bytes.values()) == len(machine.read_page(0))
 
 
 @pytest.mark.slow

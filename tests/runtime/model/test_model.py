@@ -73,12 +73,17 @@ class ScriptedMachine:
     def __init__(self, script: list[int]) -> None:
         self.script = list(script)
         self.fed: list[int] = []
+        self.n_seen = 0  # of them, where the last logits were asked for
         self.closed = 0
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         self.fed += batch.tokens.tolist()
         logits = np.zeros((len(batch.logits_indices), VOCAB), np.float32)
         if len(batch.logits_indices):
+            forced = self.fed[self.n_seen + 1 :]  # where a grammar leaves nothing else
+            if forced == self.script[: len(forced)]:
+                del self.script[: len(forced)]
+            self.n_seen = len(self.fed)
             logits[-1, self.script.pop(0)] = 1.0
         return logits
 

@@ -54,12 +54,15 @@ class Served:
 
 @contextmanager
 def serving(
-    models: Mapping[str, Path], options: ServeOptions | None = None, load: LoadOptions | None = None
+    models: Mapping[str, Path],
+    options: ServeOptions | None = None,
+    load: LoadOptions | None = None,
+    **more: Any,
 ) -> Iterator[Served]:
     """Serve `models` in a thread while the block runs."""
     options = options or ServeOptions()
     listening = listen("127.0.0.1", 0)
-    application = app(models, options, load or LoadOptions(device="cpu"))
+    application = app(models, options, load or LoadOptions(device="cpu"), **more)
     server = Server(application, options)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"

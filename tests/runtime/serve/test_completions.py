@@ -80,10 +80,13 @@ def test_wrong_requests(served: Served, changes: dict[str, Any]) -> None:
 def test_filling_in_the_middle(real_model: Callable[[str], Path]) -> None:
     load = LoadOptions(device="cpu", context=512)
     with serving({"coder": real_model("qwen2.5-coder:0.5b")}, load=load) as served:
-        body = {"prompt": "def add(a, b):\n    return ", "suffix": "\n\nprint(add(1, 2))\n", "temperature": 0}
-        found = served.post("/v1/completions", {**body, "max_tokens": 8}).json()["choices"][0]
+        body = {"prompt": "def add(a, b):\n    return ", "suffix": "\n\nprint(add(1, 2))\n"}
+        found = served.post("/v1/completions", {**body, "max_tokens": 8, "temperature": 0}).json()["choices"][
+            0
+        ]
         assert found["text"].startswith("a + b\n")
-        done = served.post("/api/generate", {**body, "options": {"num_predict": 8}, "stream": False})
+        options = {"num_predict": 8, "temperature": 0}
+        done = served.post("/api/generate", {**body, "options": options, "stream": False})
         assert "a + b" in done.json()["response"]
 
 

@@ -19,7 +19,7 @@ from .test_tools import CALL, TEMPLATE, TOOL
 in_a_browser = pytest.mark.skipif(None in PROGRAMS, reason="there is no Chromium with its driver")
 ENTER = "\ue007"
 NAV_SHOWN = "return getComputedStyle(document.querySelector('nav')).display != 'none'"
-LINKS = "return [...document.querySelectorAll('#log a')].map(a => a.href)"
+LINKS = "return [...document.querySelectorAll('#log .body a')].map(a => a.href)"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .call_style import HARMONY, HERMES, CallStyle, call_style
 from .families import cohere, deepseek, gemma, harmony, hermes, llama, mistral
 from .families.json_calls import json_calls
 from .families.xml_calls import FUNCTION_STYLE, INVOKE_STYLE, xml_calls
@@ -37,11 +38,11 @@ CALLS: dict[str, CallReader] = {
     "<|tool_call_start|>": partial(llama.tagged_calls, closers=("<|tool_call_end|>",)),  # LFM2
     llama.TAG: llama.tagged_calls,
     llama.PYTHON_OPEN: partial(llama.tagged_calls, closers=(llama.PYTHON_CLOSE,)),
-    llama.FUNCTION: llama.function_tag,
     cohere.OPEN: cohere.cohere_calls,
     cohere.OLD_OPEN: cohere.old_cohere_calls,
     "<seed:tool_call>": partial(xml_calls, style=FUNCTION_STYLE, closer="</seed:tool_call>"),
     "<minimax:tool_call>": partial(xml_calls, style=INVOKE_STYLE, closer="</minimax:tool_call>"),
+    llama.FUNCTION: llama.function_tag,  # last: within other marks it is a part of their calls
 }
 # What models without a format of their own write when they are shown functions; the name must be one's.
 GUESSED: dict[str, CallReader] = {
@@ -69,7 +70,7 @@ class OutputFormat:
     """How a model marks what it writes.
 
     - `thinking`: the marks around thinking, those that close by those that open.
-    - `calls`: who reads calls, by the mark that begins them.
+    - `calls`: who reads calls, by the mark that begins them. `call_style`: how they are written.
     - `is_harmony`: answers are messages with headers, instead.
     - `hidden`: tags that are no part of the text.
     - `special`: those of all these marks that are special tokens.
@@ -79,6 +80,7 @@ class OutputFormat:
 
     thinking: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[str, CallReader] = field(default_factory=dict)
+    call_style: CallStyle = HERMES
     is_harmony: bool = False
     hidden: tuple[str, ...] = ()
     special: frozenset[str] = frozenset()
@@ -132,13 +134,19 @@ def output_format(
     if "<|channel>" in tokens and "<channel|>" in tokens:
         thinking["<|channel>thought"] = "<channel|>"
     calls = {mark: reader for mark, reader in CALLS.items() if has(mark)}
+    takes_tools = re.search(r"\btools\b", template) is not None
+    style = HARMONY if is_harmony else HERMES  # which models are told to write whose templates know no tools
+    if takes_tools and not is_harmony:
+        first = next((mark for mark in calls if mark in template), next(iter(calls), ""))
+        style = call_style(first, has, template.__contains__)
     calls = calls | {mark: reader for mark, reader in GUESSED.items() if mark not in calls}
     return OutputFormat(
         thinking=thinking,
         calls={} if is_harmony else calls,
+        call_style=style,
         is_harmony=is_harmony,
         hidden=tuple(tag for pair in HIDDEN if has(pair[0]) and has(pair[1]) for tag in pair),
         special=frozenset(special),
-        takes_tools=re.search(r"\btools\b", template) is not None,
+        takes_tools=takes_tools,
         short_ids=has(mistral.OPEN),
     )

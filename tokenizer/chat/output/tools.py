@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+_MOST_REFERENCES = 8  # to references
 _LITERALS = ("{", "[", "-", "true", "false", "null", *"0123456789")
 
 
@@ -45,12 +46,26 @@ class ToolSchemas:
 
     def takes_text(self, name: str, parameter: str) -> bool | None:
         """Whether a parameter is a text and nothing else; None if the schema does not say."""
-        schema = self._properties(name).get(parameter)
-        types = _types(schema) - {"null"}
+        schema = referred(self._properties(name).get(parameter), self._parameters.get(name))
+        types = json_types(schema) - {"null"}
         return types == {"string"} if types else None
 
 
-def _types(schema: Any) -> set[str]:
+def referred(schema: Any, root: Any) -> Any:
+    """`schema`, or the definition within `root` that it is a reference to."""
+    for _ in range(_MOST_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        schema = root
+        for key in reference[2:].split("/"):
+            schema = (
+                schema.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(schema, Mapping) else None
+            )
+    return schema
+
+
+def json_types(schema: Any) -> set[str]:
     """The JSON types that a schema allows, as far as it names them."""
     if not isinstance(schema, Mapping):
         return set()
@@ -58,9 +73,10 @@ def _types(schema: Any) -> set[str]:
     types = {named} if isinstance(named, str) else set(named) if isinstance(named, list | tuple) else set()
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list | tuple):
-            types = types.union(*map(_types, schema[key]))
-    if not types and isinstance(schema.get("enum"), list | tuple):
-        types = {"string" if isinstance(value, str) else "other" for value in schema["enum"]}
+            types = types.union(*map(json_types, schema[key]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not types and isinstance(values, list | tuple):
+        types = {"string" if isinstance(value, str) else "other" for value in values}
     return types
 
 

@@ -1,4 +1,4 @@
-"""Forms behind thinking, and calls that are forced."""
+"""Forms behind thinking, and a model that must call."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import kukri
 from kukri import ResponseFormat
 from kukri.runtime.answers.structured.constraints import Thinking
 from kukri.runtime.answers.structured.guided import GuidedConstraint
-from kukri.runtime.answers.structured.phases import AfterThinking, WithinMarks
-from kukri.runtime.answers.structured.tool_calls import SYNTAXES, calls_grammar, opened_call_grammar
+from kukri.runtime.answers.structured.phases import AfterThinking
 from kukri.runtime.answers.structured.vocabulary import Vocabulary
 
 TOOLS = [
@@ -97,43 +96,6 @@ def test_what_is_written_already(tokenizer, vocabulary):
             feed(constraint, tokenizer, "es")
             assert constraint.ended
             constraint.restart()
-
-
-def test_text_is_free_but_calls_are_not(tokenizer, vocabulary):
-    grammar = opened_call_grammar(TOOLS, SYNTAXES["<tool_call>"], tokenizer)
-    constraint = WithinMarks(
-        lambda mark: GuidedConstraint(vocabulary, grammar), tokenizer, ["<tool_call>"], once=False
-    )
-    for text in ("Let me see. <tool_call>", " And <tool_call>"):
-        for id_ in tokenizer.encode_within(text):
-            assert constraint.masks() == [None]
-            assert constraint.complete
-            constraint.accept(id_)
-        assert not constraint.complete
-        feed(constraint, tokenizer, '\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>')
-        assert constraint.complete
-
-
-@pytest.mark.parametrize("mark", ["<tool_call>", "[TOOL_CALLS]", ""])
-@pytest.mark.parametrize("parallel", [False, True])
-def test_calls(tokenizer, vocabulary, mark, parallel):
-    syntax = SYNTAXES[mark]
-    constraint = GuidedConstraint(vocabulary, calls_grammar(TOOLS, syntax, tokenizer, parallel))
-    first = {"name": "weather", syntax.arguments: {"city": "Rome"}}
-    second = {"name": "now", syntax.arguments: {}}
-    calls = [first, second] if parallel else [first]
-    if syntax.listed:
-        text = syntax.opening + json.dumps(calls) + syntax.closing
-    else:
-        text = syntax.between.join(syntax.opening + json.dumps(call) + syntax.closing for call in calls)
-    for id_ in tokenizer.encode_within(text):
-        assert id_ in allowed(constraint)
-        constraint.accept(id_)
-    assert constraint.complete
-    wrong = json.dumps({"name": "weather", syntax.arguments: {"city": "Bern"}})
-    constraint.restart()
-    ids = tokenizer.encode_within(syntax.opening + ("[" if syntax.listed else "") + wrong)
-    assert constraint.n_allowed(ids) < len(ids)
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])

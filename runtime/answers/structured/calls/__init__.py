@@ -1,0 +1,1 @@
+"""Grammars of tool calls, in the notation of a model's family."""
