@@ -25,8 +25,7 @@ from .attention_record import sequence_ends
 from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
 from .few_rows import FewRowsLowering
-from .prefill import PrefillLowering
-from .tile_prefill import TilePrefillLowering
+from .prefill import PrefillLowering, TilePrefillLowering
 from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 
 REPACK_BYTES = 2 << 20  # bytes of a weight that are repacked at a time
