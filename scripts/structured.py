@@ -22,6 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -162,14 +163,33 @@ def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
     if not answer.stats.complete:
         return "cut"
     try:
-        value = json.loads(answer.text)
-        default = jsonschema.Draft202012Validator
-        validator = jsonschema.validators.validator_for(schema, default=default)
-        validator(schema).validate(value)
-    except (ValueError, jsonschema.ValidationError) as problem:
+        validate(json.loads(answer.text), schema)
+    except jsonschema.ValidationError as problem:
+        # 1.12 is no multiple of 0.01 where both are rounded to binary fractions.
+        exact = {"parse_float": Decimal}
+        value = json.loads(answer.text, **exact)
+        if problem.validator != "multipleOf" or not _fits(value, json.loads(json.dumps(schema), **exact)):
+            print(f"WRONG {name}: {str(problem)[:300]}\n  {answer.text[:300]!r}")
+            return "WRONG"
+        return "valid in decimals"
+    except ValueError as problem:
         print(f"WRONG {name}: {str(problem)[:300]}\n  {answer.text[:300]!r}")
         return "WRONG"
     return "valid"
+
+
+def validate(value: Any, schema: Any) -> None:
+    """Raises jsonschema.ValidationError for a value that does not fit."""
+    default = jsonschema.Draft202012Validator
+    jsonschema.validators.validator_for(schema, default=default)(schema).validate(value)
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    try:
+        validate(value, schema)
+    except jsonschema.ValidationError:
+        return False
+    return True
 
 
 def masks(options: argparse.Namespace) -> int:

@@ -84,6 +84,8 @@ def run_batch(batch: Batch, job: Job) -> None:
     job.complete()
     seconds, progress = max(time.monotonic() - start, 1e-9), batch.progress
     parts = [f"{progress.done} rows in {human_seconds(seconds)}", f"{progress.tokens / seconds:.0f} tokens/s"]
+    if progress.escalated:
+        parts.append(f"{progress.escalated} answered by the large model")
     if progress.cached:
         parts.append(f"{progress.cached} from the cache of answers")
     if progress.failed:

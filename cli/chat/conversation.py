@@ -126,7 +126,9 @@ class Conversation:
         newest = turns[-1]
         messages += replace(newest, reply=None).messages()
         begun = newest.begun or (model.tokenizer.encode(newest.reply) if newest.reply else [])
-        request = GenerationRequest(messages, **self.asked)
+        # Behind a call that had to be, the model is free to answer.
+        free = {"tool_choice": "auto"} if newest.steps and "tools" in self.asked else {}
+        request = GenerationRequest(messages, **{**self.asked, **free})
         return replace(request, ids=model.encode_request(request), begun=begun)
 
 

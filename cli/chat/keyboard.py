@@ -83,6 +83,18 @@ class Keyboard:
                 os.close(reading)
                 self._mark_pastes(False)
 
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Within the block the terminal has its former modes: lines are typed with echo, from stdin."""
+        import termios
+
+        modes = termios.tcgetattr(self._fd)
+        self._set_modes(self._former_modes)
+        try:
+            yield
+        finally:
+            self._set_modes(modes)
+
     def take(self) -> list[KeyPress]:
         """The keys that were typed since the last call, see `as_keys`."""
         typed, self._typed = self._typed, b""

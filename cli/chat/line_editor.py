@@ -8,7 +8,7 @@ import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -58,6 +58,9 @@ class PlainLines:
     @contextmanager
     def answering(self, on_resume: Callable[[], None]) -> Iterator[None]:
         yield
+
+    def asking(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def __enter__(self) -> Self:
         return self
@@ -120,6 +123,10 @@ class TerminalEditor:
         self._keyboard.on_resume = on_resume
         with self._keyboard.collecting():
             yield
+
+    def asking(self) -> AbstractContextManager[None]:
+        """Within the block lines are typed as in any other program, and may be read from stdin."""
+        return nullcontext() if self._keyboard is None else self._keyboard.as_before()
 
     def __enter__(self) -> Self:
         if self._keyboard is not None:

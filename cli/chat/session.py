@@ -115,7 +115,9 @@ class Session:
                 terminal.remark(f"(stopped after {n} rounds of calls)")
                 return
             turn = self.conversation.turns[-1]
-            turn.steps += [reply.message, *self.tools.results(reply.tool_calls)]
+            with self.editor.asking():
+                results = self.tools.results(reply.tool_calls)
+            turn.steps += [reply.message, *results]
             turn.reply, turn.thinking, turn.begun = None, "", []
 
     def _write(self) -> Reply | None:

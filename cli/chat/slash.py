@@ -33,8 +33,8 @@ def handle(session: Session, line: str) -> None:
 
 def _help(session: Session, rest: str) -> None:
     for name, (text, _) in COMMANDS.items():
-        terminal.note(f"{name:9} {text}")
-    terminal.note('"""       begins a message of several lines, and ends it')
+        terminal.note(f"{name:13} {text}")
+    terminal.note('"""           begins a message of several lines, and ends it')
     terminal.note(
         "Alt-Enter or Ctrl-J: a new line; Ctrl-X Ctrl-E: the message in your editor; Tab: completion"
     )
@@ -134,6 +134,18 @@ def _edit(session: Session, rest: str) -> None:
     session.draft = rest
 
 
+def _explain(session: Session, rest: str) -> None:
+    from .looking import explain
+
+    explain(session, rest)
+
+
+def _alternatives(session: Session, rest: str) -> None:
+    from .looking import alternatives
+
+    alternatives(session, rest)
+
+
 def _bye(session: Session, rest: str) -> None:
     raise EOFError
 
@@ -149,6 +161,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Session, str], None]]] = {
     "/regen": ("answer the last message anew", _regen),
     "/undo": ("take back the last message and its answer", _undo),
     "/stats": ("tokens and speeds of the last answer", _stats),
+    "/explain": ("[VIEWS] how the last answer came about: probabilities, attention, lens, …", _explain),
+    "/alternatives": (
+        "[POSITION [NUMBER]] tokens that could have stood there; go on with one",
+        _alternatives,
+    ),
     "/edit": ("[TEXT] write the next message in the editor that EDITOR names", _edit),
     "/bye": ("leave (also Ctrl-D)", _bye),
 }

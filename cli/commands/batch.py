@@ -13,7 +13,7 @@ from ..console import terminal
 from ..console.options import flag, with_options
 from ..generation.input_files import text_or_file
 from ..generation.options import GenerationOptions
-from ..settings.model import Model_, chosen_model
+from ..settings.model import Model_, chosen_model, named_by_user
 
 if TYPE_CHECKING:
     from ...runtime.batch.requests import Asking
@@ -28,6 +28,7 @@ WITHOUT = (  # flags of `run` that mean nothing here
 @partial(with_options, without=WITHOUT)
 def batch(
     options: GenerationOptions,
+    ctx: typer.Context,
     source: Annotated[str, typer.Argument(metavar="IN", help=".jsonl, .csv or .parquet; - is stdin.")],
     destination: Annotated[str, typer.Argument(metavar="OUT", help="The same kinds of file; - is stdout.")],
     model: Model_ = None,
@@ -83,10 +84,8 @@ def batch(
     from ..batch.progress import run_batch
 
     asked = asking(options, None if template is None else text_or_file(template), embed)
-    name, width = chosen_model(model), width or DEFAULT_WIDTH
-    if ray is not None and (dry_run or options.cache is not None):
-        flag_here = "--dry-run" if dry_run else "--cache"
-        raise typer.BadParameter(f"{flag_here} is for one machine, and --ray for many")
+    name, width = options.route or chosen_model(model), width or DEFAULT_WIDTH
+    _check_together(options, ctx, embed, dry_run, ray)
     if dry_run:
         _say_what_it_takes(options, name, source, asked, width)
         return
@@ -106,6 +105,18 @@ def batch(
         )
         crew.begin(running)
         run_batch(running, job)
+
+
+def _check_together(
+    options: GenerationOptions, ctx: typer.Context, embed: bool, dry_run: bool, ray: str | None
+) -> None:
+    """A usage error for flags that exclude each other."""
+    if options.route_names is not None and (embed or named_by_user(ctx, "model")):
+        raise typer.BadParameter("--route names two models that write: -m and --embed do not go with it")
+    for_one = {"--dry-run": dry_run, "--cache": options.cache, "--route": options.route}
+    for name, value in for_one.items():
+        if value and ray is not None:
+            raise typer.BadParameter(f"{name} is for one machine, and --ray for many")
 
 
 def _settings(digest: str, asked: Asking, answer_column: str, ordered: bool) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from ..run.in_session import answer_in_session
 from ..settings.model import Model_, chosen_model, named_by_user
 from .run import answer, refuse_system_of_raw
 
+WITHOUT = ("cache", "cache_size", "route", "route_threshold", "route_calibration")  # flags of `run`
 
-@partial(with_options, without=("cache", "cache_size"))
+
+@partial(with_options, without=WITHOUT)
 def chat(
     options: GenerationOptions,
     ctx: typer.Context,

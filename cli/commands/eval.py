@@ -26,6 +26,11 @@ class Format(StrEnum):
     json = "json"
 
 
+class AnswerMatch(StrEnum):
+    contains = "contains"
+    exact = "exact"
+
+
 class EvalDevice(StrEnum):
     auto = "auto"
     cpu = "cpu"
@@ -58,6 +63,25 @@ class EvalOptions:
     plot: Annotated[
         Path | None, flag("--plot", metavar="FILE.png|svg", help="Draw quality against size.")
     ] = None
+    route: Annotated[
+        str | None,
+        flag(
+            "--route",
+            metavar="SMALL,LARGE",
+            help="Two models on questions with known answers: what a threshold of --route gives.",
+        ),
+    ] = None
+    max_tokens: Annotated[
+        int, flag("-n", "--max-tokens", metavar="N", min=1, help="With --route: tokens of an answer at most.")
+    ] = 64
+    match: Annotated[
+        AnswerMatch,
+        flag("--match", help="With --route: a right answer has the known one in it, or is it."),
+    ] = AnswerMatch.contains
+    save_calibration: Annotated[
+        Path | None,
+        flag("--save-calibration", metavar="FILE", help="With --route: keep what --route-calibration takes."),
+    ] = None
     threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
     kv_type: Annotated[
         KvType, flag("--kv-type", help="Number format of the KV cache; auto: as the other commands choose.")
@@ -86,6 +110,11 @@ def evaluate(
     """
     if more and not named_by_user(ctx, "models"):
         models = None  # a default model is not one more
+    if options.route is not None:
+        _route(options, ctx, bool(models and named_by_user(ctx, "models")) or bool(more))
+        return
+    if options.save_calibration is not None:
+        raise typer.BadParameter("there is no --route to calibrate", param_hint="--save-calibration")
     names = [*(models or []), *(more or [])] or [DEFAULT_MODEL]
     _check(options, names)
     from ..eval.measure import measure
@@ -105,6 +134,37 @@ def evaluate(
         terminal.write(as_table(report, terminal.width()))
     else:
         terminal.write(as_markdown(report))
+
+
+def _route(options: EvalOptions, ctx: typer.Context, other_models: bool) -> None:
+    """Measure the two models of --route. A usage error for what does not go with it."""
+    from ..eval.routing import RoutePlan, measure_route, write_route
+    from ..generation.routing import two_names
+
+    others = (options.baseline, options.save_logits, options.plot, options.limit)
+    if other_models or any(other is not None for other in others):
+        raise typer.BadParameter(
+            "--route names both models, and goes without --baseline, --save-logits, --plot and --limit"
+        )
+    small, large = two_names(options.route or "")
+    save = options.save_calibration
+    if save is not None and (save.is_dir() or not save.absolute().parent.is_dir()):
+        raise typer.BadParameter(f"{save} is no place for a file", param_hint="--save-calibration")
+    plan = RoutePlan(
+        small,
+        large,
+        options.file,
+        options.max_tokens,
+        options.match.value,
+        options.device.value,
+        options.threads,
+        options.kv_type.value,
+        options.context if named_by_user(ctx, "context") else None,
+        save,
+    )
+    report = measure_route(plan)
+    on_terminal = options.output is Format.auto and terminal.is_terminal(sys.stdout)
+    write_route(report, "json" if options.output is Format.json else "table" if on_terminal else "md")
 
 
 def _check(options: EvalOptions, names: list[str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...quant.units import human_bytes
 from ..console import terminal
 from ..console.options import TextOrJson, flag, with_options
 from ..console.safe_text import as_json
@@ -55,6 +57,9 @@ def explain(
         flag("--position", metavar="N", min=0, help="Token of the answer whose sampling is shown, from 0."),
     ] = 0,
     beams: Annotated[int, flag("--beams", metavar="K", min=1, max=16, help="Beams of the view beams.")] = 3,
+    html: Annotated[
+        Path | None, flag("--html", metavar="FILE", help="Write a page with all views, in one file, as well.")
+    ] = None,
     no_stdin: Annotated[bool, flag("--no-stdin", help="Do not read stdin, even if it is a pipe.")] = False,
 ) -> None:
     """Show what happens between a prompt and its answer: tokens, probabilities, attention, layers, time.
@@ -71,10 +76,11 @@ def explain(
         params = replace(params, max_tokens=DEFAULT_TOKENS)
     name = chosen_model(model)
     from ..explain.page import Page
+    from ..explain.saved import page_data, write_page
     from ..explain.subject import Choices, Subject
     from ..explain.views import draw, facts_of
 
-    with closing(options.load(name, beams if "beams" in views else 1)) as loaded:
+    with closing(options.load(name, beams if "beams" in views or html else 1)) as loaded:
         check_texts(loaded, params)
         ids = list(requested(loaded, text, options, params).ids or ())
         most = DEFAULT_TOKENS if params.max_tokens is None else params.max_tokens
@@ -82,6 +88,9 @@ def explain(
         subject = Subject(loaded, name, text, ids, params, choices, views)
         with terminal.status("computing …"):
             facts = facts_of(subject, views)
+            saved = page_data(subject) if html else None
+    if html and saved is not None:
+        terminal.remark(f"{html}: a page of {human_bytes(write_page(html, saved))}")
     if options.output is TextOrJson.json:
         terminal.write(as_json({"model": name, "text": text, **facts}) + "\n")
         return

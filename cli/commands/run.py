@@ -68,20 +68,20 @@ def run(
 
     Piped text joins the prompt after a blank line: `git diff | llm run "Review this:"`.
     """
-    words, files = prompt or [], options.file or []
-    named = named_by_user(ctx, "model")
+    words, files, named = prompt or [], options.file or [], named_by_user(ctx, "model")
+    if options.response_format is not None and beams:
+        raise typer.BadParameter("a beam search (--beams) cannot keep its answers to a form")
+    _check_routed(options, ctx, n_answers, logprobs, beams, fim, session, resume)
     if fim is not None:
         fill_in(fim, options, chosen_model(model), bool(words or files))
         return
-    if words and words[0] in BY_NAME and not named:
+    if words and words[0] in BY_NAME and not named and options.route is None:
         by_word, text = _model_and_text(words, no_stdin, files)
         model, named = by_word or model, by_word is not None
     else:
         text = read_prompt(words, no_stdin, files)
     refuse_system_of_raw(options)
     params = replace(options.sampling(), logprobs=logprobs)
-    if options.response_format is not None and beams:
-        raise typer.BadParameter("a beam search (--beams) cannot keep its answers to a form")
     flags = BeamFlags(beams, length_penalty, early_stopping, n_answers) if beams else None
     search = flags.params(params) if flags else None
     keeper = None
@@ -94,7 +94,7 @@ def run(
             raise typer.BadParameter("a session goes on with one answer, without -N, --logprobs and --beams")
         keeper.check(options.system_text if named_by_user(ctx, "system") else "", options.raw)
         model = keeper.model(model, named)
-    model = chosen_model(model)
+    model = options.route or chosen_model(model)
     with closing(options.load(model, beams or 1)) as loaded:
         check_texts(loaded, params)
         if keeper is not None:
@@ -109,6 +109,18 @@ def run(
         else:
             answer(loaded, model, text, options, params)
         options.keep_prompts(loaded)
+
+
+def _check_routed(options: GenerationOptions, ctx: typer.Context, n_answers: int, *others: object) -> None:
+    """A usage error for flags that do not go with two models, if there are two."""
+    if options.route_names is None:
+        return
+    if named_by_user(ctx, "model"):
+        raise typer.BadParameter("--route names both models, so that -m has no place beside it")
+    if n_answers > 1 or any(other is not None and other is not False for other in others):
+        raise typer.BadParameter(
+            "--route is for one answer, without -N, --logprobs, --beams, --fim and sessions"
+        )
 
 
 def _model_and_text(words: list[str], no_stdin: bool, files: list[str]) -> tuple[str | None, str]:

@@ -28,18 +28,21 @@ from ..console.options import (
 )
 from ..generation.adapters import AdapterOptions
 from ..generation.caching import AnswerCacheOptions
+from ..generation.routing import RouteOptions
 from ..settings.model import from_environment
 
 if TYPE_CHECKING:
     from ...runtime.model.options import LoadOptions
+    from ...runtime.routing.policy import Policy
     from ...runtime.serve.http.options import ServeOptions
+    from ...runtime.serve.pool import AnyModel
 
 EXIT_INTERRUPTED = 130
 SWITCH_SECONDS = 0.001  # between threads: the engine's shall not keep the event loop waiting for long
 
 
 @dataclass(frozen=True)
-class ServeFlags(AdapterOptions, AnswerCacheOptions):
+class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     """The flags of `llm serve`."""
 
     host: Annotated[
@@ -162,12 +165,14 @@ def serve(
     from ..console.progress import Progress
 
     limits = options.serving()
-    names, loading = models or [from_environment() or DEFAULT_MODEL], options.loading()
-    if loading.adapters and len(names) > 1:
+    routed, loading = options.route_names, options.loading()
+    names = models or ([] if routed else [from_environment() or DEFAULT_MODEL])
+    if loading.adapters and len(names) + 2 * bool(routed) > 1:
         raise typer.BadParameter("adapters are for one model, so that no second one can be served")
     cache = options.open_cache()
     paths = {name: resolve(name, Progress) for name in names}
-    found = _named(paths)
+    found: dict[str, AnyModel] = {} if routed is None else _routed(routed, options.route_policy)
+    found.update(_named(paths))
     with terminal.status("starting …"):
         from ...runtime.serve.application import app
         from ...runtime.serve.http.server import Server, listen
@@ -183,6 +188,15 @@ def serve(
         sys.exit(EXIT_INTERRUPTED)
     if server.signal == signal.SIGINT:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _routed(names: tuple[str, str], policy: Policy) -> dict[str, AnyModel]:
+    """Both models of --route, under a name that has those of both."""
+    from ...runtime.routing.policy import Route
+    from ..console.progress import Progress
+
+    small, large = _named({name: resolve(name, Progress) for name in names}).items()
+    return {f"{small[0]}+{large[0]}": Route(small[1], large[1], policy)}
 
 
 def _named(paths: dict[str, Path]) -> dict[str, Path]:

@@ -131,6 +131,11 @@ def tell(text: str) -> None:
     _tell(lines(text) + "\n")
 
 
+def tell_painted(pieces: Iterable[tuple[str, str]]) -> None:
+    """Write texts to stderr, each in an SGR colour ("": in none)."""
+    _tell("".join(paint(lines(text), code, sys.stderr) if code else lines(text) for text, code in pieces))
+
+
 def note(text: str) -> None:
     """One line on stderr, for warnings."""
     _tell(one_line(text) + "\n")

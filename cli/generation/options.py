@@ -27,6 +27,7 @@ from .adapters import AdapterOptions
 from .caching import CachingOptions
 from .input_files import text_or_file
 from .prompt import check_utf8
+from .routing import RouteOptions, load_routed
 from .structured import StructuredOptions
 from .thinking import ThinkingOptions
 from .tools import ToolOptions
@@ -41,7 +42,9 @@ LEAST_THREADS_LIKE = 3  # a temperature of 2 is the highest that anybody uses
 
 
 @dataclass(frozen=True)
-class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, ToolOptions, CachingOptions):
+class GenerationOptions(
+    AdapterOptions, StructuredOptions, ThinkingOptions, ToolOptions, CachingOptions, RouteOptions
+):
     """One field for each flag of `run` and `chat`; None is the default of SamplingParams or of the model."""
 
     system: Annotated[
@@ -249,7 +252,8 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
         self, name: str, beams: int = 1, parallel: int | None = None, contexts: int | None = None
     ) -> Model:
         """Find or download the model `name` and load it, with room for so many beams, or answers at a time;
-        `contexts`: how many whole contexts these share, if not one each.
+        `contexts`: how many whole contexts these share, if not one each. With `--route` both models of that,
+        whatever the name.
 
         Raises CudaUnavailable before anything is downloaded if there is no CUDA device for `--device cuda`.
         """
@@ -261,11 +265,20 @@ class GenerationOptions(AdapterOptions, StructuredOptions, ThinkingOptions, Tool
 
             check_cuda_device()
         options, cache = self.loading(beams, parallel, contexts), self.open_cache()
-        model = load_quietly(resolve(name, Progress), name, options)
-        self.begin_prompts(model)
-        if cache is not None:
-            cache.serve(model)
-        return model
+
+        def load(name: str) -> Model:
+            model = load_quietly(resolve(name, Progress), name, options)
+            self.begin_prompts(model)
+            if cache is not None:
+                cache.serve(model)
+            return model
+
+        if (names := self.route_names) is not None:
+            if options.adapters or options.draft:
+                flag_here = "a draft model" if options.draft else "an adapter"
+                raise typer.BadParameter(f"--route has two models, and {flag_here} is for one")
+            return load_routed(load, names, self.route_policy)
+        return load(name)
 
     def loading(
         self, beams: int = 1, parallel: int | None = None, contexts: int | None = None

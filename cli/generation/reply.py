@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..console import terminal
@@ -100,6 +100,8 @@ def stats_facts(stats: GenerationStats) -> dict[str, Any]:
     drafts = stats.drafted_by_kind.items()
     if stats.from_cache:
         facts["from_cache"] = True
+    if stats.routing is not None:
+        facts["routing"] = asdict(stats.routing)
     facts["drafts"] = {
         kind: {"drafted": n, "accepted": stats.accepted_by_kind.get(kind, 0)} for kind, n in drafts
     }
@@ -129,6 +131,20 @@ def show_stats(reply: Reply) -> None:
         + _by_kind(stats["drafts"])
         + f", ended by {reply.finish_reason}"
         + (", from the cache of answers (--cache)" if stats.get("from_cache") else "")
+    )
+    if routing := stats.get("routing"):
+        terminal.note(_routed(routing))
+
+
+def _routed(routing: dict[str, Any]) -> str:
+    """Which of two models has answered, and why."""
+    confidence, threshold = routing["confidence"], routing["threshold"]
+    if confidence is None:
+        return f"routing: {routing['model']} alone"
+    relation = "below" if routing["escalated"] else "not below"
+    return (
+        f"routing: {routing['model']} answered, the small model's confidence is {confidence:.3f}, "
+        f"{relation} {threshold:g}, in {count(routing['small_tokens'], 'token')}"
     )
 
 

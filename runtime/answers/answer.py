@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from ...tokenizer.chat.output.parts import (
     Part,
@@ -23,6 +23,17 @@ from .token_reader import TokenReader, shown
 
 if TYPE_CHECKING:
     from ...tokenizer.chat.output.parser import OutputParser
+
+
+class AnswerParts(NamedTuple):
+    """What an Answer is made of: the tokens as they come, what makes text of them, what tells thinking and
+    calls apart (None: all is text), the request, and where it is to be kept when it is complete."""
+
+    tokens: Tokens
+    reader: TokenReader
+    parser: OutputParser | None
+    request: GenerationRequest
+    place: Place | None = None
 
 
 class Answer:
@@ -47,8 +58,19 @@ class Answer:
         request: GenerationRequest,
         place: Place | None = None,
     ) -> None:
-        """`parser`: tells thinking and calls apart; None: all is text. `place`: where it is to be kept when
-        it is complete."""
+        """The arguments are AnswerParts."""
+        self._begin(generation, reader, parser, request, place)
+        self._events = self._read()
+
+    def _begin(
+        self,
+        generation: Tokens,
+        reader: TokenReader,
+        parser: OutputParser | None,
+        request: GenerationRequest,
+        place: Place | None = None,
+    ) -> None:
+        """Forget all that there is of it, and begin with other parts."""
         self.generation = generation
         self._reader = reader
         self._parser = parser
@@ -64,7 +86,6 @@ class Answer:
         self._finished = False
         for token in request.begun:
             self._parts_of(reader.push(token))
-        self._events = self._read()
 
     # ---- what it is, so far
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..engine.sampling.logprobs import TokenLogprobs
 from ..engine.sampling.params import SamplingParams
 from ..engine.stats import FinishReason, GenerationStats
 from .request import GenerationRequest
+
+if TYPE_CHECKING:
+    from .answer import Answer
 
 
 class Tokens(Protocol):
@@ -68,6 +71,17 @@ class AnswerSource(Protocol):
     def place(self, request: GenerationRequest, ids: Sequence[int], params: SamplingParams) -> Place | None:
         """The place of the answer to a request whose prompt is `ids`; None if it would be another one the
         next time."""
+
+
+class AnswerRouter(Protocol):
+    """What answers in place of a model that it is attached to (`runtime/routing/`)."""
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def answer(self, request: GenerationRequest) -> Answer: ...
+
+    def close(self) -> None: ...
 
 
 class KeptTokens:

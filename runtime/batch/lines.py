@@ -27,6 +27,12 @@ class Outcome:
         return int((self.body.get("usage") or {}).get("completion_tokens", 0))
 
     @property
+    def routing(self) -> dict[str, Any] | None:
+        """Which of two models gave the answer, and why; None where there is one."""
+        found = (self.body.get("usage") or {}).get("routing")
+        return found[0] if found else None
+
+    @property
     def n_cached(self) -> int:
         """Answers that were kept from earlier requests."""
         return int((self.body.get("usage") or {}).get("cached_answers", 0))
@@ -92,6 +98,8 @@ class Lines:
                 added[name] = message[name]
         if choice.get("logprobs"):
             added["logprobs"] = choice["logprobs"]
+        if outcome.routing is not None:
+            added["model"] = outcome.routing["model"]
         return added | {FINISH: choice.get(FINISH)}
 
     def failure(

@@ -22,12 +22,14 @@ Execute = Callable[[Request], Awaitable[Outcome]]
 @dataclass
 class Progress:
     """How far a run is. `done` counts rows of earlier runs too; `tokens` are those written in this run,
-    `cached` the answers among them that were kept from earlier requests."""
+    `cached` the answers among them that were kept from earlier requests, `escalated` those that the large
+    one of two models gave."""
 
     done: int = 0
     failed: int = 0
     tokens: int = 0
     cached: int = 0
+    escalated: int = 0
 
 
 @dataclass
@@ -131,6 +133,7 @@ class Batch:
             line, failed = self.lines.failure(row, _message(outcome.body), request, outcome.status), True
         self.progress.tokens += outcome.n_tokens
         self.progress.cached += outcome.n_cached
+        self.progress.escalated += bool(outcome.routing and outcome.routing["escalated"])
         self._write(row.number, line, failed)
 
     def _write(self, number: int, line: bytes, failed: bool) -> None:

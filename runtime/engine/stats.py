@@ -8,6 +8,23 @@ from typing import Literal
 FinishReason = Literal["stop", "length", "context", "stop_string", "interrupted"]
 
 
+@dataclass(frozen=True)
+class Routing:
+    """Which of two models has answered.
+
+    - `model`: its name; `escalated`: whether it is the large one.
+    - `confidence`: of the small one in its own answer, from 0 to 1; None: it was not asked.
+    - `threshold`: the confidence below which the large one answers.
+    - `small_tokens`: tokens that the small one wrote.
+    """
+
+    model: str
+    escalated: bool
+    confidence: float | None
+    threshold: float
+    small_tokens: int
+
+
 @dataclass
 class GenerationStats:
     """Token counts and times, updated while a generation runs.
@@ -26,6 +43,7 @@ class GenerationStats:
     - `finish_reason`: "stop" (an end token), "length" (max_tokens), "context" (it is full), "stop_string",
       "interrupted" (Ctrl-C, closed early, or an error), None while it runs.
     - `from_cache`: whether the answer was kept from an earlier request, so that nothing was computed.
+    - `routing`: which of two models has answered, where a router chooses.
     - `complete`: whether the tokens so far have the form that a constraint asks for; None without one.
     """
 
@@ -45,6 +63,7 @@ class GenerationStats:
     finish_reason: FinishReason | None = None
     complete: bool | None = None
     from_cache: bool = False
+    routing: Routing | None = None
 
     def count_draft(self, kind: str, n: int, n_right: int) -> None:
         """Add a draft of `n` ids, the first `n_right` of which were right."""

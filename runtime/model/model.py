@@ -16,11 +16,11 @@ from ...tokenizer import Tokenizer, TokenizerError
 from ...tokenizer.chat.chat import encode_chat
 from ...tokenizer.chat.template import TemplateError
 from ...tokenizer.fim import encode_fim
-from ..answers.answer import Answer
+from ..answers.answer import Answer, AnswerParts
 from ..answers.beams import BeamAnswer, BeamAnswers
 from ..answers.chat_format import ChatFormat, one_call_a_message
 from ..answers.continuation import Continuation
-from ..answers.kept import AnswerSource, KeptTokens
+from ..answers.kept import AnswerRouter, AnswerSource, KeptTokens
 from ..answers.request import GenerationRequest, Messages
 from ..answers.structured.constraints import Constraints, form_of, told
 from ..answers.token_reader import TokenReader, shown
@@ -85,6 +85,7 @@ class Model:
         self.reranker: Reranker | None = None  # of one that is loaded to make scores by a head
         self._adapters = source.adapters
         self.answer_source: AnswerSource | None = None  # asked before an answer is computed
+        self.router: AnswerRouter | None = None  # answers in place of this model
         self._format: ChatFormat | None = None
         self._texts = SamplingTexts(lambda: self.tokenizer, self.config.vocab_size)
         self._constraints = Constraints(lambda: self.tokenizer, self.end_ids)
@@ -414,6 +415,10 @@ class Model:
         `encode_request` and `submit`.
         """
         request = generation_request(request, fields)
+        return self.router.answer(request) if self.router else Answer(*self.answer_parts(request))
+
+    def answer_parts(self, request: GenerationRequest) -> AnswerParts:
+        """What the model's answer to a request is made of; the request is queued. Errors as for `answer`."""
         params = self.with_ids(request.params)
         ids = request.ids if request.ids is not None else self.encode_request(request)
         parser = self.chat_format.parser(request, ids)
@@ -422,10 +427,10 @@ class Model:
         place = self.answer_source.place(request, ids, params) if self.answer_source else None
         kept = place.find() if place else None
         if kept is not None and n_prompt + len(kept.tokens) <= self.context:
-            return Answer(KeptTokens(kept, n_prompt), reader, parser, request)
+            return AnswerParts(KeptTokens(kept, n_prompt), reader, parser, request)
         constraint = self.chat_format.constraint(request, ids, self._constraints)
         generation = engine.submit([*ids, *request.begun], params, request.priority, constraint)
-        return Answer(generation, reader, parser, request, place)
+        return AnswerParts(generation, reader, parser, request, place)
 
     def encode_request(self, request: GenerationRequest) -> list[int]:
         """The ids of a request's prompt, whatever `ids` it has. Errors are those of `encode` and
@@ -463,6 +468,8 @@ class Model:
 
     def close(self) -> None:
         """Stop the machine's threads and free its memory. Later calls of other methods raise ModelClosed."""
+        if self.router is not None:
+            self.router.close()
         machine, self._machine = self._machine, None
         if machine is not None:
             self.engine.close()

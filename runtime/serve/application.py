@@ -23,12 +23,12 @@ from .http.options import ServeOptions
 from .http.problems import Problem, body_of
 from .http.sending import encode
 from .metrics import Metrics
-from .pool import ModelPool, sources
+from .pool import AnyModel, ModelPool, sources
 from .routes import PATHS
 
 
 def app(
-    models: Mapping[str, str | Path | Model] | Iterable[str | Path | Model],
+    models: Mapping[str, AnyModel] | Iterable[str | Path | Model],
     options: ServeOptions | None = None,
     load: LoadOptions | None = None,
     *,
@@ -36,8 +36,8 @@ def app(
     answers: ResponseCache | None = None,
 ) -> Starlette:
     """An application that serves `models`, by name or by the names of their files: files or folders, loaded
-    with `load` when first asked for, or loaded models, which stay their owner's. The models that it loads
-    take `answers` from there that would be the same again, and keep them there.
+    with `load` when first asked for, loaded models, which stay their owner's, or a Route of two. The models
+    that it loads take `answers` from there that would be the same again, and keep them there.
 
     Its lifespan loads the first one at once if `preload` is set, and closes what was loaded; mounted, where
     there is no lifespan, call `application.state.pool.close()`. Raises FileNotFoundError for a model that is

@@ -10,17 +10,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, time
+from typing import TypeAlias
 
 from ...quant.units import human_bytes
 from ..model.loading import load_model
 from ..model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
 from ..model.model import Model
 from ..model.options import LoadOptions
+from ..routing.policy import Route
+from ..routing.router import Router
 from .http.problems import Problem, busy
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_PARALLEL = 16  # sequences, which share the memory of one context
+
+
+AnyModel: TypeAlias = str | Path | Model | Route  # of a server: a file or folder, a loaded model, two models
 
 
 @dataclass(eq=False)
@@ -40,6 +46,7 @@ class Entry:
     owned: bool = True  # loaded here, so that it may be closed here
     task: str = "auto"  # of LoadOptions
     twin: Entry | None = None  # the same model, loaded to make vectors
+    route: Route | None = None  # if there are two models, the small one of which is asked
 
     @property
     def progress(self) -> str:
@@ -49,14 +56,19 @@ class Entry:
         return f"{what}{share}" if what else "opening its files"
 
 
-def sources(models: Mapping[str, str | Path | Model] | Iterable[str | Path | Model]) -> dict[str, Entry]:
+def sources(models: Mapping[str, AnyModel] | Iterable[str | Path | Model]) -> dict[str, Entry]:
     """An entry for each model, by name. Raises FileNotFoundError, and ValueError for none."""
     found: dict[str, Entry] = {}
+    pairs: Iterable[tuple[str, AnyModel]]
     pairs = models.items() if isinstance(models, Mapping) else [(_stem(each), each) for each in models]
     for name, source in pairs:
         if isinstance(source, Model):
             path, model = Path(source.path), source
             found[name] = Entry(name, path, source.n_bytes, int(time()), model, loaded_at=time(), owned=False)
+        elif isinstance(source, Route):
+            written = int(max(path.stat().st_mtime for path in (source.small, source.large)))
+            size = _size(source.small) + _size(source.large)
+            found[name] = Entry(name, source.small, size, written, route=source)
         else:
             path = Path(source)
             written = int(path.stat().st_mtime)
@@ -128,7 +140,9 @@ class ModelPool:
         try:
             model = await self._loaded(entry)
             if vectors and model.vectors is None and entry.owned:
-                entry.twin = entry.twin or replace(entry, model=None, loading=None, n_users=0, task="embed")
+                entry.twin = entry.twin or replace(
+                    entry, model=None, loading=None, n_users=0, task="embed", route=None
+                )
                 entry.twin.n_users += 1
                 try:
                     model = await self._loaded(entry.twin)
@@ -173,7 +187,6 @@ class ModelPool:
                 except NotEnoughMemory:
                     if not await self._close_one():
                         raise
-            model.engine.start()
             entry.model, entry.loaded_at, entry.used_at = model, time(), monotonic()
             _log.info("%s is loaded: %s, context %d", entry.name, human_bytes(entry.n_bytes), model.context)
             return model
@@ -185,18 +198,34 @@ class ModelPool:
                 raise busy("the server is shutting down")
 
         options = replace(self.load, task=entry.task)
-        if options.parallel is None:  # many may talk at once, in the memory that one would get
-            shared = replace(options, parallel=DEFAULT_PARALLEL, contexts=1)
+        model = self._open(entry.path, options, progress)
+        if entry.route is not None:
             try:
-                model = load_model(entry.path, shared, warn=self.warn, progress=progress)
-            except NotEnoughMemory:  # recurrent states take as much for each
-                model = load_model(entry.path, options, warn=self.warn, progress=progress)
-        else:
-            model = load_model(entry.path, options, warn=self.warn, progress=progress)
-        self.prepare(model)
+                model.router = Router(
+                    model, self._open(entry.route.large, options, progress), entry.route.policy
+                )
+            except BaseException:
+                model.close()
+                raise
         if self._closed:
             model.close()
             raise busy("the server is shutting down")
+        return model
+
+    def _open(self, path: Path, options: LoadOptions, progress: Callable[[str, int, int], None]) -> Model:
+        """A model of a file or folder, whose engine is at work."""
+        shared = options
+        if options.parallel is None:  # many may talk at once, in the memory that one would get
+            shared = replace(options, parallel=DEFAULT_PARALLEL, contexts=1)
+        try:
+            model = load_model(path, shared, warn=self.warn, progress=progress)
+        except NotEnoughMemory:
+            if shared is options:
+                raise
+            # Recurrent states take as much for each sequence.
+            model = load_model(path, options, warn=self.warn, progress=progress)
+        self.prepare(model)
+        model.engine.start()
         return model
 
     def _fits(self, entry: Entry) -> bool:

@@ -20,6 +20,7 @@ from ...answers.events import (
 )
 from ..call import Call
 from ..http.sending import sse
+from ..usage import more_usage
 
 _REASONS = {
     "length": "max_tokens",
@@ -61,14 +62,14 @@ class Reply:
             "stop_sequence": self._answer.stop_string if reason == "stop_string" else None,
         }
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         stats = self._answer.stats
         return {
             "input_tokens": stats.prompt_tokens - stats.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": stats.cached_tokens,
             "output_tokens": stats.new_tokens,
-            **({"cached_answers": 1} if stats.from_cache else {}),
+            **more_usage(stats),
         }
 
     async def events(self) -> AsyncIterator[bytes]:

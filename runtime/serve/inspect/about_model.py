@@ -74,7 +74,7 @@ async def near(call: Call, request: NearRequest) -> dict[str, Any]:
 
 async def beams(call: Call, request: BeamRequest) -> dict[str, Any]:
     """A beam search as a tree: what each step continued, and where answers ended."""
-    model = await call.model(request.model)
+    model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
     trail: list[Any] = []
     with about_request("k"):

@@ -43,6 +43,15 @@ def check_allowed(call: Call) -> None:
         raise Problem(403, "this server gives no inspections (--max-inspect 0)", code="not_allowed")
 
 
+async def writing_model(call: Call, name: str | None) -> Model:
+    """The model of that name, until the request's end. Problem 400 for one that makes vectors or scores."""
+    model = await call.model(name)
+    if model.vectors is not None:
+        text = f"{call.model_name} makes vectors or scores of a text, and writes none"
+        raise Problem(400, text, "model", "unsupported_model")
+    return model
+
+
 async def ids_of(call: Call, model: Model, request: Inspected) -> list[int]:
     """The ids that a request is about, at least one. Problem 400 for none, for too many, and for ids that the
     model does not have."""

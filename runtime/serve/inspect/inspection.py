@@ -49,7 +49,7 @@ class NextRequest(asking.Inspected, kw_only=True):
 async def inspect(call: Call, request: InspectRequest) -> dict[str, Any]:
     """What a model computes over a prompt and its own answer: tokens, distributions, lens, norms, cache; and
     how byte-pair encoding made the tokens of a prompt that is a text."""
-    model = await call.model(request.model)
+    model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
     new, reason = await _written(call, model, ids, request)
     inspected = [*ids, *new]
@@ -89,7 +89,7 @@ async def _written(
 
 async def attention(call: Call, request: AttentionRequest) -> dict[str, Any]:
     """Attention weights of some layers, heads and rows."""
-    model = await call.model(request.model)
+    model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
     config = model.config
     chosen = [
@@ -111,7 +111,7 @@ async def attention(call: Call, request: AttentionRequest) -> dict[str, Any]:
 
 async def following(call: Call, request: NextRequest) -> dict[str, Any]:
     """The likeliest tokens behind some tokens, with their log probabilities before any sampling."""
-    model = await call.model(request.model)
+    model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
     with about_request("ids"):
         params = SamplingParams(temperature=0, max_tokens=1, logprobs=request.n, ignore_eos=True)

@@ -19,6 +19,7 @@ from ..endpoint import error_part
 from ..fill import fill_ids
 from ..http.problems import Problem, about_request
 from ..http.sending import Stream, encode
+from ..usage import more_usage
 from .options import Common, params_of, response_format
 
 NDJSON = "application/x-ndjson"
@@ -191,5 +192,5 @@ def _end(found: Answer, started: int) -> dict[str, Any]:
         "prompt_eval_duration": round(stats.prompt_seconds * 1e9),
         "eval_count": stats.new_tokens,
         "eval_duration": round(stats.decode_seconds * 1e9),
-        **({"cached_answers": 1} if stats.from_cache else {}),
+        **more_usage(stats),
     }

@@ -32,6 +32,7 @@ from ..http.problems import Problem
 from ..http.sending import DONE, Stream, sse
 from ..merging import merged
 from ..sampling import Sampling, given_count, sampling_params
+from ..usage import more_usage
 from .logprobs import TokenNames
 from .messages import checked_messages
 from .parameters import REFUSED, form_of
@@ -195,13 +196,12 @@ class _Reply:
 
 
 def usage(stats: Sequence[GenerationStats]) -> dict[str, Any]:
-    """Tokens of answers that share one prompt, and how many of the answers were kept from earlier ones."""
+    """Tokens of answers that share one prompt."""
     prompt, new = stats[0].prompt_tokens, sum(each.new_tokens for each in stats)
-    kept = sum(each.from_cache for each in stats)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": new,
         "total_tokens": prompt + new,
         "prompt_tokens_details": {"cached_tokens": stats[0].cached_tokens, "audio_tokens": 0},
-        **({"cached_answers": kept} if kept else {}),
+        **more_usage(*stats),
     }

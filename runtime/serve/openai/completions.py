@@ -23,6 +23,7 @@ from ..http.problems import Problem, about_request
 from ..http.sending import DONE, Stream, sse
 from ..merging import merged
 from ..sampling import Sampling, given_count, sampling_params
+from ..usage import total_usage
 from .chat import FINGERPRINT, REASONS, StreamOptions, usage
 from .logprobs import TokenNames
 from .parameters import REFUSED, form_of
@@ -165,10 +166,9 @@ class _Reply:
             usage([choice.answer.stats for choice in self._choices[i : i + self._n]])
             for i in range(0, len(self._choices), self._n)
         ]
-        keys = dict.fromkeys(key for part in parts for key in part if key != "prompt_tokens_details")
-        total = {key: sum(part.get(key, 0) for part in parts) for key in keys}
-        cached = sum(part["prompt_tokens_details"]["cached_tokens"] for part in parts)
-        return {**total, "prompt_tokens_details": {"cached_tokens": cached}}
+        for part in parts:
+            del part["prompt_tokens_details"]["audio_tokens"]
+        return total_usage(parts)
 
     def _echo(self, index: int) -> dict[str, Any]:
         choice = self._choices[index]

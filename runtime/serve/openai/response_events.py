@@ -20,6 +20,7 @@ from ...answers.events import (
 from ...answers.events import ToolCall as Called
 from ..call import Call
 from ..http.sending import sse
+from ..usage import more_usage
 
 _PREFIX = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
@@ -73,7 +74,7 @@ class Writer:
             "output_tokens": stats.new_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": stats.prompt_tokens + stats.new_tokens,
-            **({"cached_answers": 1} if stats.from_cache else {}),
+            **more_usage(stats),
         }
 
     async def events(self) -> AsyncIterator[bytes]:

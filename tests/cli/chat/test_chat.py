@@ -339,3 +339,49 @@ def test_model_text_cannot_command_a_terminal(monkeypatch: pytest.MonkeyPatch) -
             sink.write(piece)
         sink.finish()
         assert "".join(written) == shown + "\n"
+
+
+TOOL = '''
+import time
+from typing import Literal
+
+def paint(colour: Literal["red", "blue"], coats: Literal[1, 2] = 1) -> str:
+    """Paint the wall."""
+    return f"it is {colour} now"
+'''
+
+
+@pytest.mark.slow
+def test_tools_run_when_the_user_says_so(
+    terminals: list[Terminal], environment: dict[str, str], endless: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(TOOL)
+    flags = ("--tool", f"{tmp_path / 'mine.py'}:paint", "--tool-choice", "paint", "-t", "0", "-n", "90")
+    chat = open_chat(terminals, environment, endless, *flags)
+    called, question = r"→ paint\(colour=\"(red|blue)\".*\)", r"run paint\? \[y\]es, \[n\]o, \[a\]lways: "
+    chat.line("Paint it.")
+    chat.expect(called)
+    chat.expect(question)
+    chat.line("perhaps")  # is asked again
+    chat.expect(question)
+    chat.line("n")
+    chat.expect("← error: the user does not want this function to be called")
+    chat.expect(">>>")
+    chat.line("Again.")
+    chat.expect(called)
+    chat.expect(question)
+    chat.line("y")
+    chat.expect("← it is (red|blue) now")
+    chat.expect(">>>")
+    chat.line("Once more.")
+    chat.expect(question)
+    chat.line("a")
+    chat.expect("← it is (red|blue) now")
+    chat.expect(">>>")
+    chat.line("And now?")
+    chat.expect(called)
+    assert "run paint?" not in chat.expect("← it is (red|blue) now")
+    chat.expect(">>>")
+    chat.send("\x04")
+    assert chat.end() == 0
+    assert b"Traceback" not in chat.raw

@@ -134,9 +134,9 @@ def test_all_flags_have_variables_and_run_and_chat_share_them() -> None:
             )
             assert variable == wanted, (name, flag)
     only_run = {"--answers", "--logprobs", "--beams", "--length-penalty", "--early-stopping"}
-    assert flags["run"].keys() - flags["chat"].keys() <= (
-        only_run | {"--prompt-cache", "--fim", "--cache", "--cache-size"}
-    )
+    only_run |= {"--prompt-cache", "--fim", "--cache", "--cache-size"}
+    only_run |= {"--route", "--route-threshold", "--route-calibration"}
+    assert flags["run"].keys() - flags["chat"].keys() <= only_run
     only_chat = {"--autosave-size", "--no-autosave", "--resume", "--connect", "--api-key"}
     assert flags["chat"].keys() - flags["run"].keys() <= only_chat
     assert set(flags["run"]) >= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from kukri.cli.explain.views import VIEWS, chosen_views, draw, facts_of
 from kukri.runtime.engine.sampling.params import SamplingParams
 
 from ...running import Run, failed
+from ...runtime.inspection.test_document import inlined_data
 
 TEXT = "the inn and the tin"
 
@@ -127,3 +129,30 @@ def test_views() -> None:
     assert chosen_views(None) == ("tokens", "probabilities")
     assert chosen_views(["time,tokens", "beams"]) == ("tokens", "beams", "time")
     assert chosen_views(["all"]) == VIEWS
+
+
+def test_the_walk_shows_commands_that_there_are() -> None:
+    """docs/how-inference-works.md: each view but none twice, by the names that the command knows."""
+    walk = (Path(kukri.__file__).parent / "docs/how-inference-works.md").read_text("utf-8")
+    shown = re.findall(r"^\$ llm explain .*--view (\S+)", walk, re.MULTILINE)
+    assert sorted(shown) == sorted(VIEWS)
+
+
+def test_a_page_has_what_the_views_have(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    flags = ("-t", "0", "-n", "3", "--device", "cpu", "--html", path, "-o", "json", "--view", "all")
+    done = llm_inside("explain", "-m", tiny, *flags, "</script> the")
+    assert done.returncode == 0, done.stderr
+    assert f"{path}: a page of" in done.stderr.decode()
+    told, data = json.loads(done.stdout), inlined_data(path.read_text("utf-8"))
+    seen, tokens = data["inspection"], told["probabilities"]["tokens"]
+    assert [token["id"] for token in seen["tokens"][seen["n_prompt"] :]] == [t["id"] for t in tokens]
+    nodes = [[each["id"] for each in found["beams"]["nodes"]] for found in (data, told)]
+    assert nodes[0] == nodes[1]
+    assert len(seen["attention"]) == 2
+    assert len(seen["attention"][0]["rows"]) == len(seen["tokens"])
+    assert data["facts"]["sizes"]["attention"] == told["cache"]["attention"]
+    missing = llm_inside("explain", "-m", tiny, "-n", "1", "--html", tmp_path / "no" / "page.html", "a")
+    assert missing.returncode == 1
+    long = llm_inside("explain", "-m", tiny, "-n", "1", "-c", "2000", "--html", path, "a b " * 400)
+    assert "holds up to 1024" in failed(long, 2)

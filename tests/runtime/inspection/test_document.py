@@ -6,10 +6,18 @@ import base64
 import hashlib
 import json
 import re
+from typing import Any
 
 import pytest
 
 from kukri.runtime.inspection.page.document import document, inlined, policy
+
+
+def inlined_data(page: str) -> Any:
+    """The data in a page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
 
 
 def test_data_cannot_leave_its_element() -> None:
@@ -19,9 +27,7 @@ def test_data_cannot_leave_its_element() -> None:
     assert json.loads(text) == data
     page = document(data).decode()
     assert len(re.findall("(?i)</script", page)) == 2
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
-    assert json.loads(found[1]) == data
+    assert inlined_data(page) == data
     with pytest.raises(ValueError, match="JSON"):
         inlined({"n": float("nan")})
 

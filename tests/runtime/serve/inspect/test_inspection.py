@@ -148,3 +148,12 @@ def test_a_key_is_needed_and_it_can_be_off(guarded: Served, path: str) -> None:
     allowed = guarded.post(f"/inspect/{path}", {"prompt": "a"}, headers=key)
     assert allowed.status_code == (200 if path == "timeline" else 403)
     assert guarded.get("/inspect").status_code == 200  # the page says nothing about anybody
+
+
+def test_a_model_that_makes_vectors_is_not_inspected(embedding_model: Any) -> None:
+    with serving({"bert": embedding_model("bert")}, load=LoadOptions(device="cpu")) as vectors:
+        for path in ("prompt", "attention", "next", "beams"):
+            answer = vectors.post(f"/inspect/{path}", {"prompt": "a b"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_model")
+        near = vectors.post("/inspect/near", {"prompt": "a b"})
+        assert near.json()["near"]
