@@ -121,7 +121,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.engine.speculation": _ENGINE,
     "runtime.engine.sampling": "runtime.engine",
     "runtime.reference": f"quant runtime.ops {_ENGINE}",
-    "runtime.cpu": f"quant quant.jit runtime.ops {_ENGINE} "
+    "runtime.cpu": f"quant quant.formats quant.jit runtime.ops {_ENGINE} "
     "runtime.cpu.abi runtime.cpu.kernels runtime.cpu.lowering runtime.cpu.simd",
     "runtime.cpu.lowering": f"quant quant.formats {_CPU_BASE} {_PROGRAM} runtime.cpu runtime.cpu.kernels",
     "runtime.cpu.kernels": _CPU_BASE,

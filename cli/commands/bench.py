@@ -286,14 +286,14 @@ def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
 
 
 def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
-    from ...quant.jit.levels import LEVEL
+    from ...quant.jit.levels import CHOSEN_LEVEL
     from ..console.description import human_count
     from .doctor import cpu_name
 
     return {
         "build_commit": __version__,
         "cpu_info": cpu_name(),
-        "simd": LEVEL,
+        "simd": CHOSEN_LEVEL,
         "gpu_info": used.cuda_device.name if used.cuda_device else "",
         "backend": used.backend,
         "backends": used.backend,
