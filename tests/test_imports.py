@@ -46,12 +46,14 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
     "runtime.response_cache runtime.routing runtime.sessions runtime.sizing "
-    "runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile runtime.cuda.driver",
+    "runtime.adapters runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile "
+    "runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
     "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model runtime.sizing",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
     "runtime.hub runtime.serve.on_ray",
-    "cli.bench": f"cli.console quant runtime.model {_ENGINE} runtime.ops runtime.cuda.driver",
+    "cli.bench": f"cli.console quant runtime.adapters runtime.calibration runtime.model {_ENGINE} "
+    "runtime.ops runtime.cuda.driver",
     "cli.bench.serving": "cli.connect cli.console quant runtime.hub",
     "cli.connect": f"untrusted cli.chat cli.console cli.generation {_ENGINE}",
     "cli.chat": f"untrusted cli.console cli.explain cli.generation quant {_ENGINE} {_ANSWERS} runtime.model",
@@ -61,7 +63,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.explain": f"cli.console quant tokenizer runtime.cpu {_ENGINE} "
     "runtime.inspection runtime.inspection.page runtime.model runtime.sizing",
     "cli.embedding": "cli.console cli.generation",
-    "cli.eval": "cli.bench cli.console cli.generation quant runtime.batch runtime.engine.sampling "
+    "cli.eval": "cli.bench cli.console cli.generation quant runtime.adapters runtime.batch "
+    "runtime.engine.sampling "
     "runtime.hub runtime.model runtime.evaluation runtime.routing tokenizer",
     "cli.generation": f"untrusted cli.console quant runtime.adapters {_ANSWERS} runtime.hub runtime.model "
     f"runtime.response_cache runtime.routing runtime.sessions {_ENGINE}",
