@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..console import terminal
@@ -60,12 +58,12 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
     from ...runtime.batch.on_ray.worker import Order
     from ...runtime.batch.on_ray.workers import Workers
     from ...runtime.hub.resolve import resolve
-    from ...runtime.model.digest import model_digest
+    from ...runtime.serve.on_ray.model_file import ModelFile
     from ..console.progress import Progress
 
     loading = options.loading(parallel=width, contexts=contexts_of(width))
-    path = Path(os.path.abspath(resolve(name, Progress)))
-    order = Order(name, path, model_digest(path, loading.adapters), loading)
+    file = ModelFile.of(name, resolve(name, Progress), loading.adapters)
+    order = Order(file, loading)
     with redirect_stdout(_ToLog()), joined(address):
         there = places(loading.device)
         workers = Workers(lambda: places(loading.device), order, width, terminal.remark)
@@ -78,7 +76,7 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
 
         machines = "1 worker" if len(there) == 1 else f"{len(there)} workers"
         terminal.remark(f"{machines}: {', '.join(place.name for place in there)}")
-        yield Crew(workers, max(1, len(there)) * 2 * workers.depth, order.digest, begin)
+        yield Crew(workers, max(1, len(there)) * 2 * workers.depth, file.digest, begin)
 
 
 class _ToLog(io.TextIOBase):

@@ -85,7 +85,7 @@ class Keyboard:
 
     @contextmanager
     def as_before(self) -> Iterator[None]:
-        """Within the block the terminal has its former modes: lines are typed with echo, and read from stdin."""
+        """Within the block the terminal has its former modes: lines are typed with echo, from stdin."""
         import termios
 
         modes = termios.tcgetattr(self._fd)

@@ -7,5 +7,6 @@ Nothing imports this room but who serves: its packages take a while to import.
 
 from .application import app
 from .http.options import ServeOptions
+from .on_ray.deployment import ray_app
 
-__all__ = ["ServeOptions", "app"]
+__all__ = ["ServeOptions", "app", "ray_app"]

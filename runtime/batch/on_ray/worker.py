@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from .... import KukriError, __version__
 from ...cpu.processors import default_threads
-from ...hub.resolve import resolve
-from ...model.digest import model_digest
 from ...model.loading import load_model
 from ...model.model import Model
 from ...model.options import LoadOptions
+from ...serve.on_ray.model_file import ModelFile
 from ..execute import Endpoints
 from ..requests import Request
 from ..rows import Row
@@ -30,14 +28,10 @@ Done = tuple[int, int, dict[str, Any]]  # the same number, and the status and th
 class Order:
     """What every worker loads.
 
-    - `name`: as the user named the model; `path`: where the driver has it, which a shared folder makes the
-      right place on the other machines too.
-    - `digest`: of the model's files. `options`: how it is loaded; `version`: of this package.
+    - `file`: the model, as the driver has it. `options`: how it is loaded; `version`: of this package.
     """
 
-    name: str
-    path: Path
-    digest: str
+    file: ModelFile
     options: LoadOptions
     version: str = __version__
 
@@ -69,7 +63,7 @@ class Worker:
             self._model = await asyncio.to_thread(_loaded, order, n_processors, notes)
         except (KukriError, OSError, ValueError) as problem:
             return Report(_said(problem))
-        self._endpoints = Endpoints(self._model, order.name)
+        self._endpoints = Endpoints(self._model, order.file.name)
         return Report(notes=tuple(notes))
 
     async def exchange(self, asked: Sequence[Asked]) -> list[Done]:
@@ -100,10 +94,7 @@ class Worker:
 
 
 def _loaded(order: Order, n_processors: int, notes: list[str]) -> Model:
-    path = order.path if order.path.exists() else resolve(order.name)
-    found = model_digest(path, order.options.adapters)
-    if found != order.digest:
-        raise KukriError(f"its {path} is another file ({found[:12]}, not {order.digest[:12]})")
+    path = order.file.here()
     threads = order.options.threads or max(1, min(n_processors, default_threads()))
     return load_model(path, replace(order.options, threads=threads), warn=notes.append)
 

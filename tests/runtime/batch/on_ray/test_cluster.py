@@ -18,6 +18,7 @@ from kukri.runtime.batch.journal import RECORD
 from kukri.runtime.batch.on_ray.worker import Order, Worker
 from kukri.runtime.model.digest import model_digest
 from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.serve.on_ray.model_file import ModelFile
 
 from ....ray_cluster import RayCluster
 from ....running import LLM, Run
@@ -87,7 +88,7 @@ def test_another_file_under_the_same_name_is_refused(tiny: Path, tmp_path: Path)
         return (await Worker().load(order, 1)).refused
 
     def reason(path: Path, **more: Any) -> str:
-        return asyncio.run(load(Order(str(path), path, digest, LoadOptions(), **more)))
+        return asyncio.run(load(Order(ModelFile(str(path), path, digest), LoadOptions(), **more)))
 
     assert reason(tiny) == ""
     assert f"{other} is another file" in reason(other)

@@ -20,8 +20,9 @@ from kukri.runtime.batch.requests import Asking
 from kukri.runtime.batch.rows import BatchError
 from kukri.runtime.batch.runner import Batch
 from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.serve.on_ray.model_file import ModelFile
 
-ORDER = Order("m", Path("m"), "d", LoadOptions())
+ORDER = Order(ModelFile("m", Path("m"), "d"), LoadOptions())
 
 
 class Machine:
