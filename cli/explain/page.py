@@ -46,11 +46,13 @@ class Page:
         self.pieces.append(("\n", ""))
 
     def _strip(self) -> None:
-        """Drop blanks at the end of a line that have no colour."""
-        while self.pieces and not self.pieces[-1][1] and self.pieces[-1][0] != "\n":
-            text = self.pieces[-1][0].rstrip(" ")
-            if text:
-                self.pieces[-1] = (text, "")
+        """Drop blanks at the end of a line that have no background."""
+        while self.pieces and self.pieces[-1][0] != "\n":
+            text, colour = self.pieces[-1]
+            if "48;" in colour:
+                return
+            if text := text.rstrip(" "):
+                self.pieces[-1] = (text, colour)
                 return
             self.pieces.pop()
 

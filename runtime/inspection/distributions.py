@@ -67,15 +67,17 @@ class Distributions:
         A row with NaN or infinite logits keeps what `empty` gave it, with an entropy of NaN.
         """
         n = self.ids.shape[-1]
+        shifted, powers = np.empty((2, logits.shape[1]), np.float32)  # made once: memory is slow to get
         for i, row in enumerate(logits, start):
             best = largest(row, n)
             peak = row[best[0]] if len(best) else np.float32(np.nan)
             if not np.isfinite(peak):
                 self.entropy[i] = np.nan
                 continue
-            shifted = np.maximum(row - peak, np.float32(-1e4))  # so that 0 · log 0 is 0
-            powers = np.exp(shifted)
-            total = powers.sum(dtype=np.float64)
+            np.subtract(row, peak, out=shifted)
+            np.maximum(shifted, np.float32(-1e4), out=shifted)  # so that 0 · log 0 is 0
+            np.exp(shifted, out=powers)
+            total = float(powers.sum())
             self.ids[i, : len(best)] = best
             self.probabilities[i, : len(best)] = powers[best] / total
             self.entropy[i] = max(0.0, LOG2_E * (np.log(total) - float(powers @ shifted) / total))

@@ -40,13 +40,21 @@ def neighbours(table: QTensor, ids: Sequence[int], n: int, n_tokens: int | None 
     n_rows = min(n_tokens or table.shape[0], table.shape[0])
     wanted = unit_rows(table, ids)
     n = max(0, min(n, n_rows - 1))
-    cosines = np.empty((len(wanted), n_rows), np.float32)
+    found = np.empty((len(wanted), 0), np.int32)
+    nearness = np.empty((len(wanted), 0), np.float32)
     for start in range(0, n_rows, ROWS):
         rows = unit(table.rows(np.arange(start, min(start + ROWS, n_rows))))
-        cosines[:, start : start + len(rows)] = wanted @ rows.T
-    cosines[np.arange(len(wanted)), np.minimum(np.asarray(ids, int), n_rows - 1)] = -np.inf  # itself
-    best = np.array([largest(row, n) for row in cosines], np.int32).reshape(len(wanted), n)
-    return Neighbours(best, np.take_along_axis(cosines, best, 1))
+        cosines = wanted @ rows.T
+        for i, id_ in enumerate(ids):
+            if start <= id_ < start + len(rows):
+                cosines[i, id_ - start] = -2.0  # the token itself: below all cosines
+        part = np.broadcast_to(np.arange(start, start + len(rows), dtype=np.int32), cosines.shape)
+        found = np.concatenate([found, part], 1)
+        nearness = np.concatenate([nearness, cosines], 1)
+        best = np.array([largest(row, n) for row in nearness]).reshape(len(wanted), -1)
+        found = np.take_along_axis(found, best, 1)
+        nearness = np.take_along_axis(nearness, best, 1)
+    return Neighbours(found, nearness)
 
 
 def plane(table: QTensor, ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

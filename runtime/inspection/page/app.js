@@ -5,7 +5,7 @@ const kept = (name, otherwise) => { try { return JSON.parse(localStorage.getItem
 const keep = (name, value) => { try { localStorage.setItem(name, JSON.stringify(value)); } catch { /* private mode, or a file */ } };
 
 const VIEWS = [["tokens", "Tokens", viewTokens], ["next", "Probabilities", viewNext], ["attention", "Attention", viewAttention], ["lens", "Layers", viewLens],
-  ["rope", "Positions", viewRope], ["map", "Embeddings", viewMap], ["beams", "Beams", viewBeams], ["memory", "Memory", viewMemory], ["batch", "Batch", viewTimeline]];
+  ["rope", "Positions", viewRope], ["map", "Embeddings", viewMap], ["beams", "Beams", viewBeams], ["memory", "Memory", viewMemory], ["time", "Time", viewTime], ["batch", "Batch", viewTimeline]];
 
 const state = {
   seen: null, // an inspection as plain data
@@ -105,11 +105,12 @@ function fetchBeams() {
 
 function inspect(what, at, n_prompt) { // shows position `at` then, and the tokens from `n_prompt` on as the model's; null: what follows
   const { temperature, top_k, top_p, min_p } = state.sampling, max_tokens = Number($("most").value);
+  $("run").disabled = true;
   return busy(async () => {
     const told = await ask("inspect/prompt", { ...what, max_tokens, temperature, top_k, top_p, min_p, top: 20 });
     told.n_prompt = n_prompt ?? told.n_prompt;
     return Object.assign(() => show(told, at ?? told.n_prompt), { always: true });
-  });
+  }).finally(() => { $("run").disabled = false; });
 }
 
 function branch(behind, token) { // go on behind `behind` with another token
@@ -132,7 +133,8 @@ function select(position) {
 }
 
 function drawTabs() {
-  $("tabs").replaceChildren(...VIEWS.map(([name, text]) => {
+  const views = VIEWS.filter(([name]) => !state.saved || name !== "batch");
+  $("tabs").replaceChildren(...views.map(([name, text]) => {
     const tab = element("button", text, { role: "tab", id: "tab-" + name, "aria-selected": String(name === state.tab), "aria-controls": "view", tabindex: name === state.tab ? 0 : -1 });
     tab.onclick = () => open(name);
     return tab;
@@ -140,7 +142,7 @@ function drawTabs() {
 }
 
 $("tabs").onkeydown = (event) => {
-  const names = VIEWS.map(([name]) => name), i = names.indexOf(state.tab);
+  const names = [...$("tabs").children].map((tab) => tab.id.slice(4)), i = names.indexOf(state.tab);
   const to = { ArrowRight: i + 1, ArrowLeft: i - 1 + names.length, Home: 0, End: names.length - 1 }[event.key];
   if (to === undefined) return;
   event.preventDefault();
@@ -221,10 +223,10 @@ function takeOver(messages) { // from the chat page, up to a message of the user
 
 function start() {
   const saved = $("data").textContent.trim();
+  state.saved = Boolean(saved);
   drawTabs();
   if (saved) {
     const data = JSON.parse(saved);
-    state.saved = true;
     document.body.classList.add("saved");
     $("title").textContent = data.title || "Inspection";
     show(data.inspection, data.inspection.n_prompt ?? 1);

@@ -10,6 +10,7 @@ function viewAttention() {
     fetchRows(state.at);
     return [...found, element("p", "…")];
   }
+  if (!rows.length) return [element("p", "No layer of this model has attention.")];
   found.push(element("div", "", { class: "row" }, element("div", "", { class: "scroll" }, headGrid(rows)), matrixBox(head)));
   return found;
 }

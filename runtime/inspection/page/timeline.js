@@ -5,7 +5,6 @@ const MOST_STEPS = 200;
 
 function viewTimeline() {
   const t = state.timeline, found = [];
-  if (state.saved) return [element("p", "The batch of a server is shown live only.")];
   const pause = element("button", t.paused ? "Go on" : "Pause", { id: "pause" });
   pause.onclick = () => { t.paused = !t.paused; drawView(); };
   found.push(element("p", "Each column is a step of the model, each row a sequence, the newest step on the right. Striped: prefill; plain: decode. " +

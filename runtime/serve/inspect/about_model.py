@@ -15,7 +15,7 @@ from ...inspection.beams import beam_tree, beams_data
 from ...inspection.data import Spelled
 from ...inspection.embeddings import embedding_table, embeddings_data
 from ...inspection.rope import rope_data
-from ...model.sizes import model_sizes
+from ...sizing.sizes import model_sizes
 from ..call import Call
 from ..http.problems import about_request
 from . import asking
@@ -74,7 +74,7 @@ async def near(call: Call, request: NearRequest) -> dict[str, Any]:
 
 async def beams(call: Call, request: BeamRequest) -> dict[str, Any]:
     """A beam search as a tree: what each step continued, and where answers ended."""
-    model = await call.model(request.model)
+    model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
     trail: list[Any] = []
     with about_request("k"):

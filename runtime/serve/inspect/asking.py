@@ -21,6 +21,7 @@ MOST_NEW = 128  # tokens of an answer that is inspected
 MOST_TOP = 50  # tokens of a distribution at each place
 MOST_LOGITS = 1000  # tokens of one distribution
 MOST_WEIGHTS = 1 << 22  # attention weights of an answer
+LONGEST_WORD = 128  # characters of a word whose merges are told
 MOST_NEAR = 20  # neighbours of a token
 MOST_BEAMS = 8
 MOST_BEAM_TOKENS = 32
@@ -41,6 +42,15 @@ def check_allowed(call: Call) -> None:
     """Problem 403 where the server gives no inspections."""
     if not call.serving.options.max_inspect:
         raise Problem(403, "this server gives no inspections (--max-inspect 0)", code="not_allowed")
+
+
+async def writing_model(call: Call, name: str | None) -> Model:
+    """The model of that name, until the request's end. Problem 400 for one that makes vectors or scores."""
+    model = await call.model(name)
+    if model.vectors is not None:
+        text = f"{call.model_name} makes vectors or scores of a text, and writes none"
+        raise Problem(400, text, "model", "unsupported_model")
+    return model
 
 
 async def ids_of(call: Call, model: Model, request: Inspected) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -128,6 +129,13 @@ def test_views() -> None:
     assert chosen_views(None) == ("tokens", "probabilities")
     assert chosen_views(["time,tokens", "beams"]) == ("tokens", "beams", "time")
     assert chosen_views(["all"]) == VIEWS
+
+
+def test_the_walk_shows_commands_that_there_are() -> None:
+    """docs/how-inference-works.md: each view but none twice, by the names that the command knows."""
+    walk = (Path(kukri.__file__).parent / "docs/how-inference-works.md").read_text("utf-8")
+    shown = re.findall(r"^\$ llm explain .*--view (\S+)", walk, re.MULTILINE)
+    assert sorted(shown) == sorted(VIEWS)
 
 
 def test_a_page_has_what_the_views_have(llm_inside: Run, tiny: Path, tmp_path: Path) -> None:

@@ -43,6 +43,11 @@ def test_an_inspection_is_the_librarys(served: Served, model: Any) -> None:
     assert (found["n_prompt"], found["finish_reason"]) == (len(prompt), "length")
     expected = model.inspect(ids, top=4, lens=True).data(model.tokenizer)
     assert {name: found[name] for name in expected} == expected
+    timing = found["timing"]
+    assert (timing["prompt_tokens"], timing["new_tokens"], timing["decode_tokens"]) == (len(prompt), 5, 4)
+    assert timing["cached_tokens"] + timing["prefilled_tokens"] == len(prompt)
+    assert timing["decode_seconds"] > 0
+    assert timing["bytes_per_step"] >= model.n_bytes // 2
     assert found["merges"] == model.tokenizer.merge_steps(TEXT)
     assert told(served, "prompt", ids=ids, top=4)["next"] == expected["next"]
     chat = told(served, "prompt", messages=[{"role": "user", "content": TEXT}], lens=False)
@@ -148,3 +153,12 @@ def test_a_key_is_needed_and_it_can_be_off(guarded: Served, path: str) -> None:
     allowed = guarded.post(f"/inspect/{path}", {"prompt": "a"}, headers=key)
     assert allowed.status_code == (200 if path == "timeline" else 403)
     assert guarded.get("/inspect").status_code == 200  # the page says nothing about anybody
+
+
+def test_a_model_that_makes_vectors_is_not_inspected(embedding_model: Any) -> None:
+    with serving({"bert": embedding_model("bert")}, load=LoadOptions(device="cpu")) as vectors:
+        for path in ("prompt", "attention", "next", "beams"):
+            answer = vectors.post(f"/inspect/{path}", {"prompt": "a b"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_model")
+        near = vectors.post("/inspect/near", {"prompt": "a b"})
+        assert near.json()["near"]
