@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
+
+if TYPE_CHECKING:
+    from ...runtime.adapters.stored import Adapters
 
 MOST_VALUES = 64  # of one flag
 MOST_TOKENS = 1 << 24
@@ -40,7 +44,8 @@ class Test:
 
 @dataclass(frozen=True)
 class Plan:
-    """The measurements of one `llm bench`: every test, for each model and each number of threads."""
+    """The measurements of one `llm bench`: every test, for each model and each number of threads. With
+    `speculate`, decoding is measured a second time, with drafts."""
 
     tests: Sequence[Test]
     threads: Sequence[int | None]
@@ -50,6 +55,9 @@ class Plan:
     gpu_layers: int | None
     warm_up: bool
     cold: bool
+    adapters: Adapters | None = None
+    speculate: str = "off"
+    draft: str | None = None  # file or folder of a draft model
 
 
 def numbers(texts: Sequence[str], name: str, least: int = 0, most: int = MOST_TOKENS) -> list[int]:

@@ -19,12 +19,13 @@ _SPEEDS = ("model", "size", "params", "backend", "threads", "test", "t/s")
 _DETAILS = (
     "model", "threads", "test", "median t/s", "first token", "cold", "read a token", "of bandwidth",
 )  # fmt: skip
+_DRAFTS = ("drafted", "accepted", "tokens a step")
 
 
 def as_markdown(results: Sequence[Result]) -> str:
     """Two tables: llama-bench's, and one of medians, first tokens and bandwidth; then notes."""
     first = markdown_table(_SPEEDS, [_speeds(r) for r in results], left=(0, 3))
-    second = markdown_table(_DETAILS, [_details(r) for r in results], left=(0,))
+    second = markdown_table(*_second(results), left=(0,))
     return f"{first}\n{second}\n" + "".join(f"{note}\n" for note in _notes(results))
 
 
@@ -34,9 +35,25 @@ def for_terminal(results: Sequence[Result], width: int | None) -> str:
     if fits(text, width):
         return text
     once = slice(3, None)  # model, threads and test are in both tables
-    rows = [(*_speeds(r), *_details(r)[once]) for r in results]
-    text = records((*_SPEEDS, *_DETAILS[once]), rows)
+    names, details = _second(results)
+    rows = [(*_speeds(r), *each[once]) for r, each in zip(results, details, strict=True)]
+    text = records((*_SPEEDS, *names[once]), rows)
     return f"{text}\n" + "".join(f"{note}\n" for note in _notes(results))
+
+
+def _second(results: Sequence[Result]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The columns and rows of the second table; those about drafts only where there were some."""
+    rows = [_details(r) for r in results]
+    if not any("n_drafted" in r for r in results):
+        return _DETAILS, rows
+    return (*_DETAILS, *_DRAFTS), [(*row, *_drafts(r)) for row, r in zip(rows, results, strict=True)]
+
+
+def _drafts(r: Result) -> tuple[str, ...]:
+    if "n_drafted" not in r:
+        return ("", "", "")
+    share = f" ({r['n_accepted'] / r['n_drafted']:.0%})" if r["n_drafted"] else ""
+    return (str(r["n_drafted"]), f"{r['n_accepted']}{share}", f"{r['tokens_per_step']:.2f}")
 
 
 def _speeds(r: Result) -> tuple[str, ...]:
@@ -81,7 +98,8 @@ def _notes(results: Sequence[Result]) -> list[str]:
         compiled = f", compiled kernels for {r['compile_seconds']:.2f} s" if r["compile_seconds"] else ""
         threads = count(r["n_threads"], "thread")
         loaded = f"loaded in {r['load_seconds']:.2f} s{compiled}"
-        notes.append(f"{r['model_type']}, {threads}, {r['type_k']} cache: {loaded}")
+        added = f" with {r['adapters']}" if r.get("adapters") else ""
+        notes.append(f"{r['model_type']}{added}, {threads}, {r['type_k']} cache: {loaded}")
     return list(dict.fromkeys(map(one_line, notes)))
 
 

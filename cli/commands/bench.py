@@ -25,10 +25,12 @@ from ..console.options import (
     DeviceFlag,
     GpuLayers,
     KvType,
+    Speculate,
     flag,
     with_options,
 )
 from ..console.progress import Progress
+from ..generation.adapters import AdapterOptions
 from ..settings.model import ModelsOption
 
 if TYPE_CHECKING:
@@ -50,8 +52,8 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """The flags of `llm bench`."""
+class BenchOptions(AdapterOptions):
+    """The flags of `llm bench`, those of adapters among them."""
 
     n_prompt: Annotated[
         list[str] | None,
@@ -82,6 +84,16 @@ class BenchOptions:
     ] = KvType.auto
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
+    draft: Annotated[
+        str | None,
+        flag("--draft", metavar="MODEL", help="Measure decoding with drafts of this model as well."),
+    ] = None
+    speculate: Annotated[
+        Speculate,
+        flag(
+            "--speculate", help="Measure decoding with drafts as well; default: off, or draft with --draft."
+        ),
+    ] = Speculate.off
     no_warmup: Annotated[bool, flag("--no-warmup", help="Count the first run of a test as well.")] = False
     no_cold: Annotated[
         bool, flag("--no-cold", help="Leave out the time to the first token of a new process.")
@@ -162,6 +174,8 @@ def _bench_server(options: BenchOptions, models: list[str] | None) -> None:
     flags = ["--kv-type", options.kv_type.value, "--device", options.device.value]
     flags += [] if options.gpu_layers is None else ["--gpu-layers", str(options.gpu_layers)]
     flags += ["--threads", *options.threads] if options.threads else []
+    if options.lora or options.control_vector or options.draft or options.speculate is not Speculate.off:
+        raise typer.BadParameter("--serve goes without adapters and drafts")
     plan = ServingPlan(
         target=options.serve or "",
         concurrency=numbers(options.concurrency or ["1", "4", "16", "64"], "--concurrency", 1, MOST_PARALLEL),
@@ -204,16 +218,36 @@ def _plan(options: BenchOptions) -> Plan:
         gpu_layers=options.gpu_layers,
         warm_up=not options.no_warmup,
         cold=not options.no_cold,
+        adapters=options.adapters or None,
+        **_drafts(options),
     )
+
+
+def _drafts(options: BenchOptions) -> dict[str, Any]:
+    """What the plan says of drafts; a draft model is downloaded first. A usage error for a missing one."""
+    speculate = options.speculate
+    if options.draft is not None and speculate is Speculate.off:
+        speculate = Speculate.draft
+    if speculate is Speculate.draft and options.draft is None:
+        raise typer.BadParameter("--speculate draft needs a draft model: --draft MODEL")
+    uses = options.draft is not None and speculate in (Speculate.auto, Speculate.draft)
+    return {
+        "speculate": speculate.value,
+        "draft": str(resolve(options.draft, Progress)) if options.draft and uses else None,
+    }
 
 
 def _measure(
     plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
 ) -> Iterator[Result]:
     """The results of one model with one number of threads."""
-    from ..bench.measure import bytes_per_token, measure, used_devices
+    from ...runtime.sizing.traffic import bytes_per_token
+    from ..bench.measure import measure, used_devices
+    from ..bench.speculation import LEAST_PROMPT, is_speculated, measure_speculation
 
     context = max(test.n_depth + test.n_tokens for test in plan.tests)
+    if plan.speculate != "off":
+        context += LEAST_PROMPT + 1
     results = []
     with ExitStack() as stack:
         times, loaded = _load(name, path, context, n_threads, plan)
@@ -235,7 +269,8 @@ def _measure(
             if test.n_prompt and not test.n_gen and test.n_parallel == 1:
                 result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
             if decode:
-                read = bytes_per_token(used.program, used.kv_type, test)
+                seen = test.n_depth + test.n_prompt + 1
+                read = bytes_per_token(used.program, used.kv_type, seen, test.n_gen, test.n_parallel)
                 result |= {
                     "bytes_per_token": round(read),
                     "read_bandwidth": max(before, after),
@@ -244,6 +279,14 @@ def _measure(
                     "bandwidth_share": read * result["median_ts"] / max(before, after),
                 }
             results.append(result)
+            if plan.speculate != "off" and is_speculated(test):
+                with terminal.status(f"{name}: {test.name} with drafts …"):
+                    drafted = measure_speculation(loaded, test, plan.repetitions, plan.warm_up)
+                about_it = _about_model(about, used, test, times) | _speeds(test, drafted.seconds)
+                named = {"test": f"{test.name} + {plan.speculate}", "speculate": plan.speculate}
+                results.append(about_it | named | drafted.facts)
+        if plan.adapters:
+            results = [result | {"adapters": plan.adapters.described} for result in results]
     for result in results:  # the model is closed by now: a second one need not fit beside it
         if plan.cold and "ttft_seconds" in result and not result["n_depth"]:
             with terminal.status(f"{name}: starting anew for {result['test']} …"):
@@ -258,13 +301,18 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
 
     warnings: list[str] = []
     with terminal.status(f"loading {name} …"):
+        from ...runtime.adapters.stored import NO_ADAPTERS
         from ...runtime.model.loading import load_model
         from ...runtime.model.options import LoadOptions
 
         with LoadTimes(cache_folder()) as times:
             parallel = max(test.n_parallel for test in plan.tests)
-            options = LoadOptions(plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel)
-            model = load_model(path, options, warn=warnings.append, progress=times.stage, text=False)
+            options = LoadOptions(
+                plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
+                speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
+            )  # fmt: skip
+            text = plan.speculate != "off"
+            model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)
     for warning in warnings:
         terminal.note(warning)
     return times, model
@@ -284,14 +332,14 @@ def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
 
 
 def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
-    from ...quant.jit.levels import LEVEL
+    from ...quant.jit.levels import CHOSEN_LEVEL
     from ..console.description import human_count
     from .doctor import cpu_name
 
     return {
         "build_commit": __version__,
         "cpu_info": cpu_name(),
-        "simd": LEVEL,
+        "simd": CHOSEN_LEVEL,
         "gpu_info": used.cuda_device.name if used.cuda_device else "",
         "backend": used.backend,
         "backends": used.backend,

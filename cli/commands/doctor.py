@@ -93,9 +93,9 @@ def numa_nodes(root: Path = Path("/")) -> int:
 
 
 def _simd() -> str:
-    from ...quant.jit.levels import LANES, LEVEL, supported_levels
+    from ...quant.jit.levels import CHOSEN_LEVEL, LANES, supported_levels
 
-    return f"{LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
+    return f"{CHOSEN_LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
 
 
 def _memory() -> str:

@@ -13,6 +13,7 @@ import typer
 from ..console import terminal
 from ..console.completion import model_names
 from ..console.options import DEFAULT_MODEL, THREADS_HELP, KvType, flag, with_options
+from ..generation.adapters import AdapterOptions
 from ..settings.model import ModelsOption, named_by_user
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ class EvalDevice(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalOptions:
-    """The flags of `llm eval`."""
+class EvalOptions(AdapterOptions):
+    """The flags of `llm eval`, those of adapters among them."""
 
     file: Annotated[str, flag("--file", metavar="TEXT", help="Text file, also packed with gzip; -: stdin.")]
     context: Annotated[
@@ -106,7 +107,8 @@ def evaluate(
 
     The text is cut into windows of -c tokens, as llama-perplexity does it; the second half of each is
     scored, and all of it in a second number. With --baseline: KL divergence, the change in the probability
-    of the right token (RMS), and how often the likeliest token is the same.
+    of the right token (RMS), and how often the likeliest token is the same. Adapters belong to the models,
+    not to the baseline.
     """
     if more and not named_by_user(ctx, "models"):
         models = None  # a default model is not one more
@@ -204,6 +206,7 @@ def _planned(
         threads=options.threads,
         kv_type=options.kv_type.value,
         save=options.save_logits,
+        adapters=options.adapters,
     )
     return plan, subjects, base
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...quant.units import human_bytes
+from ...runtime.adapters.stored import NO_ADAPTERS, Adapters
 from ...runtime.hub.errors import StoreError
 from ...runtime.hub.resolve import resolve
 from ...runtime.model.memory_check import OVERHEAD, NotEnoughMemory, available_memory
@@ -44,6 +45,7 @@ class Plan:
     threads: int | None
     kv_type: str
     save: Path | None
+    adapters: Adapters = NO_ADAPTERS  # of the models that are scored
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _windows(plan: Plan, subject: Subject) -> np.ndarray:
 
 def _live(plan: Plan, subject: Subject, stack: ExitStack) -> Baseline:
     windows = _windows(plan, subject)
-    model = stack.enter_context(_load(plan, subject, plan.baseline_device))
+    model = stack.enter_context(_load(plan, subject, plan.baseline_device, NO_ADAPTERS))
     return Baseline(_about(subject, model), windows, model.config.vocab_size, model=model)
 
 
@@ -159,7 +161,7 @@ def _measure(
     """Load a model, score it, and close it."""
     from ...runtime.evaluation.scores import evaluate
 
-    with _load(plan, subject, plan.device) as model:
+    with _load(plan, subject, plan.device, plan.adapters) as model:
         vocab_size = model.config.vocab_size
         if base and base.vocab_size != vocab_size:
             raise ValueError(
@@ -178,13 +180,16 @@ def _measure(
                 threads=plan.threads,
             )
         seconds = perf_counter() - start
-        return scores, _about(subject, model) | told_scores(scores) | {"seconds": seconds}
+        about = _about(subject, model)
+        if plan.adapters:
+            about["name"] = f"{about['name']} + {plan.adapters.described}"
+        return scores, about | told_scores(scores) | {"seconds": seconds}
 
 
-def _load(plan: Plan, subject: Subject, device: str) -> Model:
+def _load(plan: Plan, subject: Subject, device: str, adapters: Adapters) -> Model:
     from ...runtime.model.options import LoadOptions
 
-    options = LoadOptions(device, plan.context, plan.threads, plan.kv_type)
+    options = LoadOptions(device, plan.context, plan.threads, plan.kv_type, adapters=adapters)
     return load_quietly(subject.path, subject.label, options, text=False)
 
 

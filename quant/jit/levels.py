@@ -6,6 +6,7 @@ Lanes are the 32-bit lanes of a vector register:
 =============  =====  =================================================
 level          lanes  8-bit dot product
 =============  =====  =================================================
+amx            16     vpdpbusd zmm; prompts: tdpbf16ps
 avx512vnni     16     vpdpbusd zmm
 avx512         16     vpmaddubsw + vpmaddwd zmm
 avxvnni        8      vpdpbusd ymm
@@ -13,6 +14,9 @@ avx2           8      vpmaddubsw + vpmaddwd ymm
 neon           4      sdot
 plain          8      widening multiplications; any CPU that LLVM knows
 =============  =====  =================================================
+
+Level `amx` is `avx512vnni` in all kernels but the products of prompts (`runtime/cpu/matrix_tiles.py`), so
+that LEVEL, which kernels are written by, is the latter for both.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 # level → lanes
-LEVELS = {"avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
+LEVELS = {"amx": 16, "avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
 
 
 def cpu_features() -> Any:
@@ -53,9 +57,12 @@ def supported_levels() -> list[str]:
     if platform.machine().lower() in ("x86_64", "amd64"):
         avx2 = all(has.get(f) for f in ("avx2", "fma", "f16c"))
         avx512 = avx2 and all(has.get(f) for f in ("avx512f", "avx512bw", "avx512vl", "avx512dq"))
-        levels += ["avx512vnni"] if avx512 and has.get("avx512vnni") else []
+        vnni = avx512 and has.get("avx512vnni")
+        tiles = all(has.get(f) for f in ("amx-tile", "amx-bf16", "avx512bf16"))
+        levels += ["amx"] if vnni and tiles and platform.system() == "Linux" else []
+        levels += ["avx512vnni"] if vnni else []
         levels += ["avx512"] if avx512 else []
-        levels += ["avxvnni"] if avx2 and (has.get("avxvnni") or (avx512 and has.get("avx512vnni"))) else []
+        levels += ["avxvnni"] if avx2 and (has.get("avxvnni") or vnni) else []
         levels += ["avx2"] if avx2 else []
     elif platform.machine().lower() in ("aarch64", "arm64"):
         levels += ["neon"] if has.get("dotprod") else []
@@ -74,5 +81,6 @@ def pick_level(forced: str | None) -> str:
     return forced
 
 
-LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
+CHOSEN_LEVEL = pick_level(os.environ.get("KUKRI_SIMD"))
+LEVEL = "avx512vnni" if CHOSEN_LEVEL == "amx" else CHOSEN_LEVEL
 LANES = LEVELS[LEVEL]

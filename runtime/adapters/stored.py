@@ -57,6 +57,12 @@ class Adapters:
     def __bool__(self) -> bool:
         return bool(self.lora or self.control_vectors)
 
+    @property
+    def described(self) -> str:
+        """The names of the files with their scales, "" for none."""
+        files = (*self.lora, *self.control_vectors)
+        return ", ".join(f.path.name + (f":{f.scale:g}" if f.scale != 1 else "") for f in files)
+
 
 NO_ADAPTERS = Adapters()
 

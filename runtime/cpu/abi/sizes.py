@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
+from ..simd.amx_sizes import BLOCK_ROWS, BLOCKS, GROUPS, PAIRS, STEP_BYTES, SUM_BYTES, UNIT_BYTES
 from ..simd.tile_sizes import (
     GROUP,
     GROUP_STATS,
@@ -64,6 +65,16 @@ def gemm_scratch_bytes(max_rows: int) -> int:
 def skinny_scratch_bytes() -> int:
     """Scratch bytes a thread: the accumulators of FEW_ROWS rows and a pair of panels."""
     return FEW_ROWS * PANELS * VECTOR
+
+
+def matrix_tile_bytes(width: int, max_rows: int) -> int:
+    """Bytes of `max_rows` rows in bfloat16 tiles (kernels/matmul/tile_gemm.py)."""
+    return -(-max_rows // BLOCK_ROWS) * (width // GROUP) * STEP_BYTES
+
+
+def tile_gemm_scratch_bytes() -> int:
+    """Scratch bytes a thread: the unit's own, unpacked weights, and the sums of PAIRS pairs of panels."""
+    return UNIT_BYTES + GROUPS * STEP_BYTES + PAIRS * BLOCKS * SUM_BYTES
 
 
 def embed_scratch_bytes() -> int:

@@ -31,6 +31,7 @@ GEMVS = _kernels("matmul.gemv", "GEMVS", PLANES)
 GEMMS = _kernels("matmul.gemm", "GEMMS", _BLOCKS)
 SKINNY_GEMMS = _kernels("matmul.skinny_gemm", "SKINNY_GEMMS", _BLOCKS)
 FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
+TILE_GEMMS = _kernels("matmul.tile_gemm", "TILE_GEMMS", _BLOCKS)
 
 # By cache type.
 KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)
@@ -43,6 +44,7 @@ QUANTIZE_ROW = _kernel("matmul.quantize", "quantize_row")
 QUANTIZE_ROWS = _kernel("matmul.quantize", "quantize_rows")
 QUANTIZE_TILES = _kernel("matmul.quantize", "quantize_tiles")
 LIST_RESIDUALS = _kernel("matmul.quantize", "list_residuals")
+TILE_ROWS = _kernel("matmul.tile_gemm", "tile_rows")
 
 RMS_NORM = _kernel("common.pointwise", "rms_norm")
 LAYER_NORM = _kernel("common.pointwise", "layer_norm")

@@ -18,13 +18,14 @@ from ..abi.instructions import Progress
 from ..abi.sizes import FEW_ROWS
 from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
+from ..matrix_tiles import usable_tiles
 from ..simd.panels import aligned_empty, repack, repacked_bytes
 from ..simd.tile_sizes import TOKENS
 from .attention_record import sequence_ends
 from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
 from .few_rows import FewRowsLowering
-from .prefill import PrefillLowering
+from .prefill import PrefillLowering, TilePrefillLowering
 from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 
 REPACK_BYTES = 2 << 20  # bytes of a weight that are repacked at a time
@@ -103,6 +104,7 @@ class Lowering:
         arena = Arena(self.config.n_threads)
         for buffer in self.program.buffers:
             arena.rows(buffer.name, self.config.rows(buffer), 4 * buffer.width)
+        of_prompts = TilePrefillLowering if usable_tiles() else PrefillLowering
         weights = {id(weight): in_kernel_format(op, weight) for op, weight in weight_matrices(self.program)}
         panels = self._allocate_panels(arena, weights)
         pool = ThreadPoolExecutor(self.config.n_threads)
@@ -111,7 +113,7 @@ class Lowering:
             matrices = {k: WeightPanels.of(w, panels[k].ctypes.data) for k, w in weights.items()}
             prefill, decode, few_rows = (
                 kind(self.program, self.config, arena, matrices)
-                for kind in (PrefillLowering, DecodeLowering, FewRowsLowering)
+                for kind in (of_prompts, DecodeLowering, FewRowsLowering)
             )
             self._compile(prefill, decode, few_rows)
             done = 0

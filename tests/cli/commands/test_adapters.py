@@ -45,6 +45,38 @@ def vector(tmp_path: Path) -> Path:
     return write_vector(tmp_path / "vector.gguf", {"direction.1": direction})
 
 
+@pytest.mark.slow
+def test_eval_and_bench(llm_inside: Run, tiny: Path, lora: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("The sun rises in the east, and sets in the west. " * 8)
+    common = ("-m", tiny, "--lora", f"{lora}:0.5", "-o", "json", "--device", "cpu")
+    done = llm_inside("eval", *common, "--file", tmp_path / "text", "-c", 64, "--baseline", tiny)
+    report = json.loads(done.stdout)
+    assert report["models"][0]["name"] == "tiny.gguf + lora.gguf:0.5"
+    assert report["baseline"]["name"] == "tiny.gguf"
+    assert report["models"][0]["kld"] > 1e-3
+    (result,) = json.loads(llm_inside("bench", *common, "-p", 0, "-n", 4, "-r", 1).stdout)
+    assert result["adapters"] == "lora.gguf:0.5"
+    done = llm_inside("bench", "-m", tiny, "-p", 0, "-n", 4, "--lora", "nothing")
+    assert done.returncode == 2
+
+
+@pytest.mark.slow
+def test_bench_with_drafts(llm_inside: Run, tiny: Path) -> None:
+    flags = ("-m", tiny, "-p", 8, "-n", 24, "-r", 2, "--no-cold", "--device", "cpu")
+    done = llm_inside("bench", *flags, "--draft", tiny, "-o", "json")
+    prefill, plain, drafted = json.loads(done.stdout)
+    assert (prefill["test"], plain["test"], drafted["test"]) == ("pp8", "tg24", "tg24 + draft")
+    assert "n_drafted" not in plain
+    assert 0 <= drafted["n_accepted"] <= drafted["n_drafted"]
+    assert drafted["tokens_per_step"] >= 1
+    assert len(drafted["samples_ts"]) == 2
+    table = llm_inside("bench", *flags, "--speculate", "ngram", "-o", "md").stdout.decode()
+    assert "tg24 + ngram" in table
+    assert "| drafted | accepted" in " ".join(table.split())
+    for wrong in (("--speculate", "draft"), ("--serve", "http://127.0.0.1:9", "--draft", tiny)):
+        assert llm_inside("bench", *flags, *wrong).returncode == 2
+
+
 def test_run(llm_inside: Run, tiny: Path, lora: Path, vector: Path) -> None:
     def said(*flags: object) -> bytes:
         command = ("run", "-m", tiny, "-n", 8, "-t", 0, "--raw", "--device", "cpu", *flags, "hello")

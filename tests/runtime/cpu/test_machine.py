@@ -530,7 +530,7 @@ def test_interrupts_at_any_moment_leave_the_team_whole():
     machine.close()
 
 
-LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.LEVEL]
+LOWER_LEVELS = [level for level in levels.supported_levels() if level != levels.CHOSEN_LEVEL]
 FORCED = "KUKRI_SIMD" in os.environ  # such a run is itself one of the subprocesses below
 
 

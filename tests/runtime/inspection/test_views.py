@@ -100,6 +100,7 @@ def test_sampling_stages(model):
 def test_merge_steps(model):
     tokenizer = model.tokenizer
     steps = tokenizer.merge_steps("the inn")
+    assert tokenizer.merge_steps("the in" + "n" * 9, 5) == steps[:1]
     assert steps[0] == [["t", "h", "e"], ["th", "e"], ["the"]]
     assert steps[1][0] == [" ", "i", "n", "n"]
     for text in ("the tin", "über €", "  the\n\nthe"):

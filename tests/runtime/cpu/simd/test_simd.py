@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numba
 import numpy as np
 import pytest
@@ -65,13 +67,32 @@ def unary(function, x: np.ndarray, dtype=np.float32) -> np.ndarray:
     return out
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="levels of x86-64")
+def test_level_amx_needs_all_of_its_instructions(monkeypatch):
+    vnni = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512vnni")
+    features = dict.fromkeys((*vnni, "avx512bf16", "amx-tile", "amx-bf16"), True)
+    monkeypatch.setattr(levels, "cpu_features", lambda: features)
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    assert levels.pick_level(None) == "amx"
+    assert levels.pick_level("avx512vnni") == "avx512vnni"
+    monkeypatch.setattr(platform, "system", lambda: "Windows")
+    assert levels.pick_level(None) == "avx512vnni"
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    for missing in ("avx512bf16", "amx-tile", "amx-bf16"):
+        monkeypatch.setitem(features, missing, False)
+        assert levels.pick_level(None) == "avx512vnni"
+        monkeypatch.setitem(features, missing, True)
+    monkeypatch.setitem(features, "avx512vnni", False)
+    assert "amx" not in levels.supported_levels()
+
+
 def test_levels():
     offered = levels.supported_levels()
     assert levels.LEVEL in offered
     assert offered[-1] == "plain"
     assert levels.pick_level(None) == offered[0]
     assert levels.pick_level("plain") == "plain"
-    with pytest.raises(ValueError, match="none of avx512vnni"):
+    with pytest.raises(ValueError, match="none of amx, avx512vnni"):
         levels.pick_level("sse9")
     for level in set(levels.LEVELS) - set(offered):
         with pytest.raises(ValueError, match="this CPU offers"):

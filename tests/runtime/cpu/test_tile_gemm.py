@@ -1,0 +1,249 @@
+"""Matrix products in matrix tiles against NumPy, with tile registers in memory (`simd.tile_unit`).
+
+The code of AMX itself is compiled and read here, and run where there is such a CPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kukri.quant.jit.levels import LANES, cpu_features, supported_levels
+from kukri.runtime.cpu import matrix_tiles
+from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU
+from kukri.runtime.cpu.abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
+from kukri.runtime.cpu.kernels import TILE_ROWS
+from kukri.runtime.cpu.lowering import lower, prefill
+from kukri.runtime.cpu.machine import CpuMachine
+from kukri.runtime.cpu.simd.panels import aligned_empty, repack
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
+
+from .test_machine import VOCAB, program
+from .test_matmul import call, random_weights
+
+if LANES != 16 or not cpu_features().get("avx512bf16"):
+    pytest.skip("needs AVX-512 BF16", allow_module_level=True)
+
+from .simd.tile_unit import KERNELS
+
+RNG = np.random.default_rng(5)
+
+
+def rounded(x: np.ndarray) -> np.ndarray:
+    """float32 rounded to bfloat16, to even; as float32."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+def tiles_of(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
+    """Rows as `tile_rows` makes them."""
+    out = aligned_empty(matrix_tile_bytes(x.shape[1], len(x)))
+    out[:] = 0xAA
+    arguments = np.zeros(1, QUANTIZE)
+    arguments["x"], arguments["x_stride"] = x.ctypes.data, x.strides[0]
+    arguments["width"], arguments["out"] = x.shape[1], out.ctypes.data
+    call(TILE_ROWS, arguments, len(x), n_threads)
+    return out
+
+
+def product(
+    weights, x: np.ndarray, n_threads: int = 1, up=None, gate: int = 0, bias=None, out=None
+) -> np.ndarray:
+    """out = x · Wᵀ by the kernel, with all that an epilogue can do."""
+    n_out = -(-weights.shape[0] // LANES) * LANES
+    panels = [repack(w, LANES) for w in ([weights] if up is None else [weights, up])]
+    tiles = tiles_of(x)
+    scratch_bytes = tile_gemm_scratch_bytes()
+    scratch = aligned_empty(n_threads * scratch_bytes)
+    scratch[:] = 0xFF
+    result = np.full((len(x), n_out), np.nan, np.float32)
+    arguments = np.zeros(1, MATMUL)
+    if out is not None:
+        result[:, : out.shape[1]] = out
+        arguments["accumulate"] = 1
+    arguments["weights"], arguments["n_panels"] = panels[0].ctypes.data, n_out // LANES
+    size = panels[0].nbytes // (n_out // LANES)
+    arguments["panel_bytes"], arguments["pair_stride"], arguments["second_offset"] = size, 2 * size, size
+    if up is not None:
+        arguments["pair_stride"], arguments["gate"] = size, gate
+        arguments["second_offset"] = panels[1].ctypes.data - panels[0].ctypes.data
+    if bias is not None:
+        padded = np.zeros(n_out, np.float32)
+        padded[: len(bias)] = bias
+        arguments["bias"] = padded.ctypes.data
+    arguments["n_blocks"] = x.shape[1] // weights.format.block_size
+    arguments["width"], arguments["x"] = x.shape[1], tiles.ctypes.data
+    arguments["out"], arguments["out_stride"] = result.ctypes.data, result.strides[0]
+    arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, scratch_bytes
+    call(KERNELS[weights.format.name], arguments, len(x), n_threads)
+    return result[:, : weights.shape[0]]
+
+
+def expected(weights, x: np.ndarray) -> np.ndarray:
+    """The product of operands rounded to bfloat16, in float64."""
+    return rounded(x).astype(np.float64) @ rounded(weights.dequantize()).astype(np.float64).T
+
+
+def assert_close(found: np.ndarray, wanted: np.ndarray, weights, x: np.ndarray) -> None:
+    """Within what float32 sums may differ, and 1 of 1,000 weights rounded the other way."""
+    size = np.abs(rounded(x)) @ np.abs(weights.dequantize()).T
+    assert np.isfinite(found).all()
+    error = np.abs(found - wanted) / size
+    assert error.max() < 2e-4
+    assert error.mean() < 5e-6
+
+
+def test_rows_are_rounded_and_laid_out_in_tiles():
+    x = RNG.normal(size=(37, 96)).astype(np.float32)
+    x[3, 5], x[36, 95] = np.nan, np.inf
+    tiles = tiles_of(x)
+    np.testing.assert_array_equal(tiles, tiles_of(x, n_threads=3))
+    bits = tiles.view(np.uint16).reshape(2, 3, 2, 16, 8, 4)[..., [0, 2, 1, 3]]
+    values = (bits.astype(np.uint32) << 16).view(np.float32).transpose(0, 2, 3, 1, 4, 5).reshape(64, 96)
+    assert np.isnan(values[3, 5])
+    assert values[36, 95] == np.inf
+    x[3, 5] = values[3, 5] = 0
+    np.testing.assert_array_equal(values[:37], np.where(np.isinf(x), x, rounded(x)))
+    assert not values[37:].any()
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "Q2_K"])
+def test_formats(name):
+    """One of each shape of unpacked weights, signed and unsigned."""
+    weights = random_weights(name, 40, 512)
+    x = RNG.normal(size=(33, 512)).astype(np.float32)
+    assert_close(product(weights, x), expected(weights, x), weights, x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Q5_0", "Q5_1", "Q5_K", "Q3_K", "IQ4_NL", "IQ4_XS"])
+def test_other_formats(name):
+    weights = random_weights(name, 40, 512)
+    x = RNG.normal(size=(33, 512)).astype(np.float32)
+    assert_close(product(weights, x), expected(weights, x), weights, x)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "width"),
+    [(1, 16, 32), (16, 17, 64), (32, 33, 544), (65, 300, 1056), (515, 40, 1120), (1060, 18, 2048)],
+)
+def test_shapes(rows, outputs, width):
+    """Fewer rows than a tile; an odd number of panels; groups beyond a block of weights; more columns than a
+    part of the activations, and more rows than are multiplied at a time."""
+    weights = random_weights("Q4_0", outputs, width)
+    x = RNG.normal(size=(rows, width)).astype(np.float32)
+    found = product(weights, x)
+    assert_close(found, expected(weights, x), weights, x)
+    for n_threads in (2, 3, 7):
+        np.testing.assert_array_equal(product(weights, x, n_threads), found)
+
+
+def test_a_row_is_the_same_beside_others():
+    weights = random_weights("Q4_0", 48, 640)
+    x = RNG.normal(size=(70, 640)).astype(np.float32)
+    np.testing.assert_array_equal(product(weights, x)[5:40], product(weights, x[5:40].copy()))
+
+
+def test_bias_and_accumulation():
+    weights = random_weights("Q4_0", 24, 64)
+    x = RNG.normal(size=(40, 64)).astype(np.float32)
+    bias = RNG.normal(size=24).astype(np.float32)
+    before = RNG.normal(size=(40, 24)).astype(np.float32)
+    wanted = expected(weights, x)
+    assert_close(product(weights, x, bias=bias) - bias, wanted, weights, x)
+    assert_close(product(weights, x, out=before) - before, wanted, weights, x)
+
+
+@pytest.mark.parametrize("gate", [SILU, GELU_TANH])
+def test_gated(gate):
+    first, second = random_weights("Q4_0", 48, 96), random_weights("Q4_0", 48, 96)
+    x = 0.1 * RNG.normal(size=(40, 96)).astype(np.float32)
+    a, b = expected(first, x), expected(second, x)
+    inner = a if gate == SILU else 2 * 0.7978845608028654 * (a + 0.044715 * a**3)
+    found = product(first, x, n_threads=2, up=second, gate=gate)
+    np.testing.assert_allclose(found, a / (1 + np.exp(-inner)) * b, rtol=3e-3, atol=1e-4)
+
+
+def test_trial_tells_right_from_wrong(monkeypatch):
+    """The trial, with tiles in memory: the kernel for Q4_0 is right, one for other codes is not."""
+    assert matrix_tiles.products_are_right(KERNELS["Q4_0"])
+    assert not matrix_tiles.products_are_right(KERNELS["Q4_1"])
+
+
+@pytest.mark.slow
+def test_a_trial_that_dies_is_remembered(tmp_path):
+    """The process goes on without tiles, and does not try again."""
+    trial = "kukri.runtime.cpu.matrix_tiles:_no_such_function"
+    assert not matrix_tiles.verdict_of_trial(tmp_path, trial)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".verdict"]
+    assert not matrix_tiles.verdict_of_trial(tmp_path, "kukri.quant.home:home")
+    other = tmp_path / "other"
+    assert matrix_tiles.verdict_of_trial(other, "builtins:list")  # ends with 0
+    assert matrix_tiles.verdict_of_trial(other, trial)
+
+
+def test_trial_without_the_instructions(tmp_path):
+    """On a CPU without AMX the real trial is refused by the system, or dies; with it, it is right."""
+    has = "amx" in supported_levels()
+    assert matrix_tiles.verdict_of_trial(tmp_path) == has
+
+
+def test_prompts_use_tiles(monkeypatch):
+    """A machine with tiles against the reference machine; the same bits with any number of threads."""
+    monkeypatch.setattr(lower, "usable_tiles", lambda: True)
+    monkeypatch.setattr(prefill, "TILE_GEMMS", KERNELS)
+    model = program(3, "Q8_0")
+    n = 150
+    ids = RNG.integers(0, VOCAB, n).astype(np.int32)
+    rows = np.arange(n, dtype=np.int32)
+    batch = Batch(ids, 0 * rows, rows, rows)
+    logits = {}
+    for threads in (1, 3):
+        machine = CpuMachine(model, n_pages=3, threads=threads, kv_type="f32")
+        names = machine._lowered.prefill.names
+        assert sum("TILE_GEMMS" in name for name in names) == 12
+        assert sum(".GEMMS" in name for name in names) == 1  # the logits
+        table = PageTable(3)
+        table.extend(0, n)
+        logits[threads] = machine.step(batch, table).copy()
+        machine.close()
+    np.testing.assert_array_equal(logits[1], logits[3])
+    reference = ReferenceMachine(model, n_pages=3)
+    table = PageTable(3)
+    table.extend(0, n)
+    exact = reference.step(batch, table)
+    assert np.abs(logits[1] - exact).max() < 0.15
+    assert np.abs(logits[1] - exact).mean() < 0.01
+
+
+@pytest.mark.slow
+def test_code_of_amx():
+    """What LLVM makes for a CPU with AMX: a step loads four tiles and multiplies each twice, nothing else."""
+    script = Path(__file__).parents[3] / "scripts" / "amx_assembly.py"
+    text = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
+    used = re.findall(r"\b(ldtilecfg|tilerelease|tilezero|tileloadd|tilestored|tdpbf16ps)\b(.*)", text)
+    assert Counter(name for name, _ in used) == {
+        "ldtilecfg": 1,
+        "tilerelease": 1,
+        "tilezero": 4,  # where sums begin
+        "tileloadd": 8,  # sums that go on, and a step
+        "tilestored": 4,
+        "tdpbf16ps": 4,
+    }
+    products = [re.findall(r"%tmm(\d)", operands) for name, operands in used if name == "tdpbf16ps"]
+    # Weights, activations, sums.
+    assert products == [["2", "0", "4"], ["3", "0", "5"], ["2", "1", "6"], ["3", "1", "7"]]
+    names = [name for name, _ in used]
+    start = names.index("tdpbf16ps")
+    assert names[start - 4 : start] == ["tileloadd"] * 4
+    loop = re.search(r"^(\.LBB\w+):((?:(?!^\.LBB).)*?tdpbf16ps.*?)\bj\w+\s+\1", text, re.M | re.S)
+    assert loop
+    assert len(loop[2].strip().splitlines()) <= 16
