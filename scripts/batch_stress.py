@@ -41,12 +41,12 @@ def command(folder: Path, source: Path, out: Path, n: int) -> list[str]:
     return [*LLM, str(source), str(out), "-m", str(model), *flags]
 
 
-def write_rows(path: Path, n: int, padding: int = 0) -> Path:
+def write_rows(path: Path, n: int, padding: int = 0, longest: int = 12) -> Path:
     """`n` questions of different lengths, the same each time."""
     generator = random.Random(0)
     with path.open("w") as file:
         for i in range(n):
-            text = f"row {i} " + "and more " * generator.randrange(12)
+            text = f"row {i} " + "and more " * generator.randrange(longest)
             row = {"prompt": text, "i": i} | ({"padding": "x" * padding} if padding else {})
             file.write(json.dumps(row) + "\n")
     return path
@@ -119,7 +119,7 @@ def memory_of(pid: int) -> int:
 
 
 def rows(folder: Path, n_rows: int) -> None:
-    source, out = write_rows(folder / "in.jsonl", n_rows), folder / "out.jsonl"
+    source, out = write_rows(folder / "in.jsonl", n_rows, longest=2), folder / "out.jsonl"
     process = subprocess.Popen(
         [*command(folder, source, out, 1), "--parallel", "64", "--force"], stderr=subprocess.PIPE
     )

@@ -47,8 +47,6 @@ from cuda_bench.right import conformance, instructions
 from cuda_bench.tiles import sweep, wide
 from cuda_bench.timing import copy_bandwidth, product_bytes, seconds
 
-from kukri.cli.bench.measure import bytes_per_token
-from kukri.cli.bench.plan import Test
 from kukri.cli.console.table import markdown_table
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.machine import CudaMachine
@@ -56,6 +54,7 @@ from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.sampling.params import SamplingParams
 from kukri.runtime.engine.sampling.sampler import Sampler
 from kukri.runtime.ops import Program
+from kukri.runtime.sizing.traffic import bytes_per_token
 
 Speeds = dict[str, float]  # tokens a second by the name of the test
 
@@ -192,7 +191,7 @@ def everything(llama_bench: str | None) -> None:
         speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
         print(f"{shape} {kind}: {speeds}", flush=True)
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
-        read = bytes_per_token(random_model(shape, kind), "f16", Test(0, 128, 0))
+        read = bytes_per_token(random_model(shape, kind), "f16", 1, 128)
         for test, speed in speeds.items():
             other = peer.get(test)
             rows.append(

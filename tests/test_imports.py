@@ -45,11 +45,11 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.embedding cli.eval cli.explain "
     "cli.generation cli.keeping cli.run cli.settings quant quant.formats quant.jit quant.recipes tokenizer "
     f"runtime.hub {_ANSWERS} runtime.batch runtime.model runtime.serve runtime.serve.http {_ENGINE} "
-    "runtime.response_cache runtime.routing runtime.sessions "
+    "runtime.response_cache runtime.routing runtime.sessions runtime.sizing "
     "runtime.adapters runtime.evaluation runtime.calibration runtime.cpu runtime.cuda.compile "
     "runtime.cuda.driver",
     "cli.commands.models": "cli.console cli.eval cli.generation cli.settings quant quant.formats "
-    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model",
+    "quant.recipes tokenizer runtime.adapters runtime.calibration runtime.hub runtime.model runtime.sizing",
     "cli.batch": "cli.console cli.generation runtime.batch runtime.batch.on_ray runtime.engine.sampling "
     "runtime.hub runtime.serve.on_ray",
     "cli.bench": f"cli.console quant runtime.adapters runtime.calibration runtime.model {_ENGINE} "
@@ -60,8 +60,8 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "cli.run": "cli.chat cli.console cli.generation cli.keeping tokenizer "
     f"{_ANSWERS} runtime.model {_ENGINE}",
     "cli.keeping": "cli.chat cli.console cli.settings quant runtime.hub runtime.model runtime.sessions",
-    "cli.explain": "cli.bench cli.console quant tokenizer runtime.cpu runtime.engine.sampling "
-    "runtime.inspection runtime.inspection.page runtime.model runtime.ops",
+    "cli.explain": f"cli.console quant tokenizer runtime.cpu {_ENGINE} "
+    "runtime.inspection runtime.inspection.page runtime.model runtime.sizing",
     "cli.embedding": "cli.console cli.generation",
     "cli.eval": "cli.bench cli.console cli.generation quant runtime.adapters runtime.batch "
     "runtime.engine.sampling "
@@ -96,8 +96,10 @@ ROOMS = {  # room → the rooms that it may import beside itself
         f"quant tokenizer runtime.hub runtime.answers runtime.model {_ENGINE} "
         "runtime.serve runtime.serve.http",
     ),
-    "runtime.serve.inspect": "runtime.engine.sampling runtime.inspection runtime.inspection.page "
-    "runtime.model runtime.serve runtime.serve.http",
+    "runtime.serve.inspect": f"{_ENGINE} runtime.inspection runtime.inspection.page runtime.model "
+    "runtime.serve runtime.serve.http runtime.sizing",
+    "runtime.sizing": f"quant quant.recipes {_PROGRAM} runtime.program runtime.weights runtime.engine "
+    "runtime.model",
     "runtime.model": "untrusted quant quant.checkpoint quant.gguf quant.jit quant.recipes "
     "tokenizer tokenizer.bpe tokenizer.chat tokenizer.readers "
     f"{_PROGRAM} runtime.program runtime.weights {_ENGINE} runtime.engine.scheduling "

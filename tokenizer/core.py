@@ -156,15 +156,20 @@ class Tokenizer:
         """
         return self._encode(text, special, None)
 
-    def merge_steps(self, text: str) -> list[list[list[str]]]:
+    def merge_steps(self, text: str, longest: int | None = None) -> list[list[list[str]]]:
         """How byte-pair encoding makes tokens of a text: for each word that it is cut into, the pieces in
-        front of the first merge and behind each one, as texts. Empty for another kind of vocabulary."""
+        front of the first merge and behind each one, as texts. Empty for another kind of vocabulary.
+
+        A word of n characters has up to n steps of as many pieces: those of more than `longest` are left out
+        (some vocabularies take a whole text as one word).
+        """
         if not isinstance(self._model, BPE):
             return []
         model, words = self._model, []
         for i, part in enumerate(self._split(_without_surrogates(text), False)):
             if not isinstance(part, int):
-                words += [model.merge_steps(word) for word in self._cut(part, i == 0)]
+                cut = self._cut(part, i == 0)
+                words += [model.merge_steps(word) for word in cut if longest is None or len(word) <= longest]
         return words
 
     def encode_within(self, text: str) -> list[int]:

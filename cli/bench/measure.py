@@ -1,8 +1,7 @@
-"""Timed runs of prefill and decode, and the bytes that a decode step must read."""
+"""Timed runs of prefill and decode."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -11,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ...runtime.engine.cache import Batch
-from ...runtime.model.memory_check import KV_BYTES
-from ...runtime.ops import Attend, Embed, HeadMatMul, LayerNorm, MatMul, MoE, Program, RMSNorm
+from ...runtime.ops import Program
 from .plan import Test
 
 if TYPE_CHECKING:
@@ -120,43 +118,6 @@ def _prefill(machine: Machine, table: PageTable, ids: np.ndarray, sequences: ran
             table.extend(sequence, int((of == sequence).sum()))
         ends = np.flatnonzero(part % n == n - 1).astype(np.int32)
         machine.step(Batch(ids[part % n], of, first + part % n, ends), table)
-
-
-def bytes_per_token(program: Program, kv_type: str, test: Test) -> float:
-    """Bytes that a decode step of `test` reads on average, at least: what the memory limit is about.
-
-    Every weight once, as large as in the file; of experts, those that are chosen; of the embedding table one
-    row (if it is the output matrix as well, it counts as that); of the cache the keys and values that the
-    token sees. Sequences that run together share a step's weights.
-    """
-    weights: float = 0
-    for op in program.ops:
-        match op:
-            case Embed():
-                weights += op.table.data.shape[1]
-            case MatMul():
-                weights += op.weight.n_bytes + (0 if op.bias is None else op.bias.nbytes)
-            case HeadMatMul():
-                weights += sum(weight.n_bytes for weight in op.weights)
-            case RMSNorm() | LayerNorm():
-                weights += op.weight.nbytes
-            case MoE():
-                every = sum(tensor.n_bytes for tensor in (*op.gate, *op.up, *op.down))
-                weights += every * op.experts.width / len(op.up)
-    weights /= test.n_parallel  # a step reads them once for all sequences, but not experts
-    first = test.n_depth + test.n_prompt + 1  # tokens that the first one sees, itself among them
-    cached = sum(
-        program.cache_layers[op.layer].width * _mean_seen(first, first + test.n_gen, op.window)
-        for op in program.ops
-        if isinstance(op, Attend)
-    )
-    return weights + cached * KV_BYTES[kv_type]
-
-
-def _mean_seen(first: int, end: int, window: int) -> float:
-    """The mean of first … end - 1, each at most `window` if there is one."""
-    lengths: Sequence[int] = [min(n, window or n) for n in range(first, end)]
-    return sum(lengths) / len(lengths)
 
 
 class LoadTimes:

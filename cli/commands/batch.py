@@ -113,6 +113,8 @@ def _check_together(
     """A usage error for flags that exclude each other."""
     if options.route_names is not None and (embed or named_by_user(ctx, "model")):
         raise typer.BadParameter("--route names two models that write: -m and --embed do not go with it")
+    if options.route is not None and dry_run:
+        raise typer.BadParameter("--dry-run estimates one model, not the two of --route")
     for_one = {"--dry-run": dry_run, "--cache": options.cache, "--route": options.route}
     for name, value in for_one.items():
         if value and ray is not None:

@@ -241,7 +241,8 @@ def _measure(
     plan: Plan, name: str, path: Path, about: Description, n_threads: int | None
 ) -> Iterator[Result]:
     """The results of one model with one number of threads."""
-    from ..bench.measure import bytes_per_token, measure, used_devices
+    from ...runtime.sizing.traffic import bytes_per_token
+    from ..bench.measure import measure, used_devices
     from ..bench.speculation import LEAST_PROMPT, is_speculated, measure_speculation
 
     context = max(test.n_depth + test.n_tokens for test in plan.tests)
@@ -268,7 +269,8 @@ def _measure(
             if test.n_prompt and not test.n_gen and test.n_parallel == 1:
                 result |= {"ttft_seconds": statistics.median(run), "ttft_stddev": _deviation(run)}
             if decode:
-                read = bytes_per_token(used.program, used.kv_type, test)
+                seen = test.n_depth + test.n_prompt + 1
+                read = bytes_per_token(used.program, used.kv_type, seen, test.n_gen, test.n_parallel)
                 result |= {
                     "bytes_per_token": round(read),
                     "read_bandwidth": max(before, after),

@@ -12,7 +12,7 @@ from .subject import Subject
 
 
 def facts(subject: Subject) -> dict[str, Any]:
-    from ...runtime.model.sizes import model_sizes
+    from ...runtime.sizing.sizes import model_sizes
 
     sizes = model_sizes(subject.model.path, subject.name)
     data = subject.seen.data()

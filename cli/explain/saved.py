@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from .subject import Subject
+from .tokens import LONGEST_WORD
 
 MOST_TOKENS = 1024  # of prompt and answer
 MOST_WEIGHTS = 1 << 20  # attention weights, of five bytes each
@@ -22,7 +23,8 @@ def page_data(subject: Subject) -> dict[str, Any]:
     from ...runtime.inspection.attention import AttentionChoice
     from ...runtime.inspection.embeddings import embedding_table, embeddings_data
     from ...runtime.inspection.rope import rope_data
-    from ...runtime.model.sizes import model_sizes
+    from ...runtime.sizing.sizes import model_sizes
+    from ...runtime.sizing.traffic import timing_data
     from .beams import facts as beams
 
     model, whole = subject.model, [*subject.ids, *subject.answer.ids]
@@ -40,7 +42,8 @@ def page_data(subject: Subject) -> dict[str, Any]:
         "title": f"{model.name}: {subject.text[:80]}",
         "inspection": {
             "n_prompt": len(subject.ids),
-            "merges": subject.tokenizer.merge_steps(subject.text),
+            "timing": timing_data(model.engine, subject.stats) if subject.stats else None,
+            "merges": subject.tokenizer.merge_steps(subject.text, LONGEST_WORD),
             **seen.data(subject.tokenizer),
         },
         "facts": {"sizes": asdict(model_sizes(model.path, subject.name)), "rope": rope_data(config)},

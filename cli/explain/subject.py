@@ -11,6 +11,7 @@ import typer
 
 if TYPE_CHECKING:
     from ...runtime.engine.sampling.params import SamplingParams
+    from ...runtime.engine.stats import GenerationStats
     from ...runtime.inspection.data import Spelled
     from ...runtime.inspection.inspection import Inspection
     from ...runtime.inspection.observed import ObservedAnswer
@@ -56,6 +57,7 @@ class Subject:
         self.choices = choices
         self._views = views
         self._given = given
+        self.stats: GenerationStats | None = None  # of the answer, if the model has written it here
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -75,7 +77,8 @@ class Subject:
         given = self._given
         if given is None:
             new = tuple(self.model.generate(self.ids, self.params))
-            reason = self.model.stats.finish_reason
+            self.stats = self.model.stats
+            reason = self.stats.finish_reason
         else:
             new, reason = tuple(given), None
         whole = [*self.ids, *new]

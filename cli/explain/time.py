@@ -11,24 +11,15 @@ from .subject import Subject
 
 def facts(subject: Subject) -> dict[str, Any]:
     """Measured in a run of its own with an empty cache, behind one that is not counted."""
-    from ...runtime.ops import MatMul, MoE
-    from ..bench.measure import Test, bytes_per_token
+    from ...runtime.sizing.traffic import bytes_per_token, multiply_adds
 
     model, machine = subject.model, subject.model.engine.machine
     for _ in range(2):
         model.engine.reset()
         new = sum(1 for _ in model.generate(subject.ids, subject.params))
     stats, program = model.stats, machine.program
-    weights = 0
-    for op in program.ops:
-        if isinstance(op, MatMul):
-            weights += op.weight.shape[0] * op.weight.shape[1]
-        elif isinstance(op, MoE):
-            sizes = [m[0].shape for m in (op.gate, op.up, op.down) if m]
-            weights += op.experts.width * sum(a * b for a, b in sizes)
     kv_type = machine.kv_type.split(" ")[0]
-    test = Test(0, max(1, new), len(subject.ids), 1)
-    read = bytes_per_token(program, kv_type, test)
+    read = bytes_per_token(program, kv_type, len(subject.ids) + 1, max(1, new))
     return {
         "prompt_tokens": stats.prompt_tokens,
         "prefill_seconds": round(stats.prompt_seconds, 4),
@@ -37,7 +28,7 @@ def facts(subject: Subject) -> dict[str, Any]:
         "new_tokens": new,
         "decode_seconds": round(stats.decode_seconds, 4),
         "decode_tokens_per_second": round(stats.tokens_per_second, 1),
-        "multiply_adds_per_token": weights,
+        "multiply_adds_per_token": multiply_adds(program),
         "bytes_per_decode_step": round(read),
         "decode_bytes_per_second": round(read * stats.decode_steps / stats.decode_seconds)
         if stats.decode_seconds

@@ -8,6 +8,7 @@ from .page import BANDS, DIM, Page
 from .subject import Subject
 
 MOST_ROWS = 200  # of the table
+LONGEST_WORD = 512  # characters of a word whose merges are worked out
 MOST_WORDS = 24  # whose merges are shown
 
 
@@ -20,7 +21,7 @@ def facts(subject: Subject) -> dict[str, Any]:
     ]
     own = len(tokenizer.encode(subject.text))
     words: dict[str, list[list[str]]] = {}
-    for steps in tokenizer.merge_steps(subject.text):
+    for steps in tokenizer.merge_steps(subject.text, LONGEST_WORD):
         words.setdefault("".join(steps[-1]), steps)
     return {
         "n_tokens": len(tokens),

@@ -52,7 +52,8 @@ def neighbours(table: QTensor, ids: Sequence[int], n: int, n_tokens: int | None 
         found = np.concatenate([found, part], 1)
         nearness = np.concatenate([nearness, cosines], 1)
         best = np.array([largest(row, n) for row in nearness]).reshape(len(wanted), -1)
-        found, nearness = (np.take_along_axis(each, best, 1) for each in (found, nearness))
+        found = np.take_along_axis(found, best, 1)
+        nearness = np.take_along_axis(nearness, best, 1)
     return Neighbours(found, nearness)
 
 

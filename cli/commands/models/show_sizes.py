@@ -13,16 +13,16 @@ from ...console.description import human_count
 from ...console.table import fits, pairs, records, table
 
 if TYPE_CHECKING:
-    from ....runtime.model.sizes import AttentionGroup, ModelSizes, WeightSize
-    from ....runtime.model.training_estimate import TrainingEstimate, TrainingRun
+    from ....runtime.sizing.sizes import AttentionGroup, ModelSizes, WeightSize
+    from ....runtime.sizing.training import TrainingEstimate, TrainingRun
 
 Row = tuple[str, ...]
 
 
 def show_sizes(path: Path, name: str, memory: bool, training: bool) -> tuple[dict[str, Any], str]:
     """What is asked for of the model at `path`, for programs and for people. Errors as for `model_sizes`."""
-    from ....runtime.model.sizes import model_sizes
-    from ....runtime.model.training_estimate import training_estimate
+    from ....runtime.sizing.sizes import model_sizes
+    from ....runtime.sizing.training import training_estimate
 
     sizes = model_sizes(path, name)
     facts: dict[str, Any] = {"name": sizes.name}

@@ -5,7 +5,7 @@ const kept = (name, otherwise) => { try { return JSON.parse(localStorage.getItem
 const keep = (name, value) => { try { localStorage.setItem(name, JSON.stringify(value)); } catch { /* private mode, or a file */ } };
 
 const VIEWS = [["tokens", "Tokens", viewTokens], ["next", "Probabilities", viewNext], ["attention", "Attention", viewAttention], ["lens", "Layers", viewLens],
-  ["rope", "Positions", viewRope], ["map", "Embeddings", viewMap], ["beams", "Beams", viewBeams], ["memory", "Memory", viewMemory], ["batch", "Batch", viewTimeline]];
+  ["rope", "Positions", viewRope], ["map", "Embeddings", viewMap], ["beams", "Beams", viewBeams], ["memory", "Memory", viewMemory], ["time", "Time", viewTime], ["batch", "Batch", viewTimeline]];
 
 const state = {
   seen: null, // an inspection as plain data

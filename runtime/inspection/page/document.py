@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SCRIPTS = ("dom", "sampling", "tokens", "next", "lens", "attention", "model", "map", "timeline", "app")
+SCRIPTS = (
+    *("dom", "sampling", "tokens", "next", "lens", "attention", "model", "map", "time", "timeline"),
+    "app",  # which begins with what the others have
+)
 _SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 

@@ -79,7 +79,10 @@ function viewMemory() {
   redraw();
   const groups = sizes.attention.map((each) => [each.kind, ranges(each.layers), String(each.heads), String(each.kv_heads), String(each.head_dim),
     each.window ? String(each.window) : "all", each.cached ? String(each.cached) : "shared"]);
-  return [found, result, element("h2", "Attention by layer"),
+  const cache = state.seen?.cache, own = cache
+    ? [element("p", `The ${state.seen.tokens.length} tokens above take ${cache.pages} page${cache.pages === 1 ? "" : "s"} of ${cache.page_size} tokens in each of ` +
+      `${cache.layers.length} layers: ${bytes(cache.bytes)} in ${cache.kv_type}.`, { id: "own-cache" })] : [];
+  return [found, result, ...own, element("h2", "Attention by layer"),
     element("div", "", { class: "scroll" }, table(["kind", "layers", "heads", "KV heads", "head size", "window", "numbers a token"], groups, [2, 3, 4, 6]))];
 }
 

@@ -67,7 +67,17 @@ function fill(tokens, about, nodes) {
   const rest = left.complete ? "" : ` at least: only ${tokens.length} tokens of the vocabulary are known here`;
   nodes.find((node) => node.id === "entropy").textContent =
     `Entropy ${number(about.seen.entropy)} bits. Sampling keeps ${left.kept} token${left.kept === 1 ? "" : "s"}${rest}` +
-    ` (${number(entropyBits(left.probabilities))} bits).` + (state.saved ? "" : " Click a token to go on with it instead.");
+    ` (${number(entropyBits(left.probabilities))} bits${aloneText(tokens)}).` + (state.saved ? "" : " Click a token to go on with it instead.");
+}
+
+function aloneText(tokens) { // what each truncation keeps where it is the only one
+  const off = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 }, found = [];
+  for (const [name, label] of [["top_k", "top-k"], ["top_p", "top-p"], ["min_p", "min-p"]]) {
+    if (state.sampling[name] === off[name]) continue;
+    const left = sampled(tokens, { ...off, [name]: state.sampling[name] });
+    found.push(`${label} ${left.complete ? "" : "≥ "}${left.kept}`);
+  }
+  return found.length > 1 ? `; alone ${found.join(", ")}` : "";
 }
 
 function bar(share, kind) {

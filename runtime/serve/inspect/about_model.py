@@ -15,7 +15,7 @@ from ...inspection.beams import beam_tree, beams_data
 from ...inspection.data import Spelled
 from ...inspection.embeddings import embedding_table, embeddings_data
 from ...inspection.rope import rope_data
-from ...model.sizes import model_sizes
+from ...sizing.sizes import model_sizes
 from ..call import Call
 from ..http.problems import about_request
 from . import asking

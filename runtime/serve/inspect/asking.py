@@ -21,6 +21,7 @@ MOST_NEW = 128  # tokens of an answer that is inspected
 MOST_TOP = 50  # tokens of a distribution at each place
 MOST_LOGITS = 1000  # tokens of one distribution
 MOST_WEIGHTS = 1 << 22  # attention weights of an answer
+LONGEST_WORD = 128  # characters of a word whose merges are told
 MOST_NEAR = 20  # neighbours of a token
 MOST_BEAMS = 8
 MOST_BEAM_TOKENS = 32

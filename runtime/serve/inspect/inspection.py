@@ -8,9 +8,11 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from ...engine.sampling.params import SamplingParams
+from ...engine.stats import GenerationStats
 from ...inspection.attention import AttentionChoice
 from ...inspection.data import Spelled, attention_data
 from ...model.model import Model
+from ...sizing.traffic import timing_data
 from ..call import Call
 from ..http.problems import Problem, about_request
 from . import asking
@@ -51,22 +53,23 @@ async def inspect(call: Call, request: InspectRequest) -> dict[str, Any]:
     how byte-pair encoding made the tokens of a prompt that is a text."""
     model = await asking.writing_model(call, request.model)
     ids = await asking.ids_of(call, model, request)
-    new, reason = await _written(call, model, ids, request)
+    new, written = await _written(call, model, ids, request)
     inspected = [*ids, *new]
     seen = await asking.in_turn(call, partial(model.inspect, inspected, top=request.top, lens=request.lens))
     return {
         "model": call.model_name,
         "n_prompt": len(ids),
-        "merges": model.tokenizer.merge_steps(request.prompt) if request.prompt else [],
-        "finish_reason": reason,
+        "merges": model.tokenizer.merge_steps(request.prompt, asking.LONGEST_WORD) if request.prompt else [],
+        "finish_reason": written.finish_reason if written else None,
+        "timing": timing_data(model.engine, written) if written else None,
         **seen.data(model.tokenizer),
     }
 
 
 async def _written(
     call: Call, model: Model, ids: list[int], request: InspectRequest
-) -> tuple[list[int], str | None]:
-    """The tokens of the answer, and why it ended."""
+) -> tuple[list[int], GenerationStats | None]:
+    """The tokens of the answer, and their statistics; None if there are to be none."""
     room = min(call.serving.options.max_inspect, model.context) - len(ids)
     n = min(request.max_tokens, room)
     if n < 1:
@@ -84,7 +87,7 @@ async def _written(
     call.stack.callback(generation.close)
     new = [token async for token in generation]
     call.n_new += len(new)
-    return new, generation.finish_reason
+    return new, generation.stats
 
 
 async def attention(call: Call, request: AttentionRequest) -> dict[str, Any]:

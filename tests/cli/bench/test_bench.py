@@ -19,7 +19,7 @@ import typer
 import kukri.runtime.model.placing
 from kukri.cli.bench import cold as bench_cold
 from kukri.cli.bench import measure as bench_measure
-from kukri.cli.bench.measure import LoadTimes, bytes_per_token, measure
+from kukri.cli.bench.measure import LoadTimes, measure
 from kukri.cli.bench.plan import Plan, numbers
 from kukri.cli.bench.plan import Test as Case
 from kukri.cli.console.table import markdown_table
@@ -29,6 +29,7 @@ from kukri.runtime.engine.state import SequenceStates
 from kukri.runtime.model.source import open_source
 from kukri.runtime.ops import MoE, StateLayer
 from kukri.runtime.program.build import build_program
+from kukri.runtime.sizing.traffic import bytes_per_token, mean_seen
 from kukri.runtime.weights.binding import Weights
 
 from ...running import Run, failed
@@ -329,11 +330,9 @@ def test_bytes_of_a_token(tiny: Path) -> None:
     layer = 2 * HIDDEN * HIDDEN + 2 * kv * HIDDEN + 3 * HIDDEN * FFN + 2 * HIDDEN
     weights = 4 * (LAYERS * layer + vocab * HIDDEN + HIDDEN)  # with the output norm
     row, seen = 4 * HIDDEN, 2 * kv * LAYERS
-    assert bytes_per_token(program, "f32", Case(0, 1, 0)) == weights + row + 4 * seen
-    assert bytes_per_token(program, "f16", Case(0, 3, 10)) == weights + row + 2 * seen * 12
-    assert bytes_per_token(program, "q8_0", Case(0, 1, 99)) == pytest.approx(
-        weights + row + 34 / 32 * seen * 100
-    )
+    assert bytes_per_token(program, "f32", 1, 1) == weights + row + 4 * seen
+    assert bytes_per_token(program, "f16", 11, 3) == weights + row + 2 * seen * 12
+    assert bytes_per_token(program, "q8_0", 100, 1) == pytest.approx(weights + row + 34 / 32 * seen * 100)
 
 
 @pytest.mark.slow
@@ -351,16 +350,15 @@ def test_of_experts_those_that_are_chosen_are_read(conformance: Callable[[str], 
         for op in mixtures
     )
     every = replace(program, ops=tuple(with_all(op) if isinstance(op, MoE) else op for op in program.ops))
-    case = Case(0, 1, 0)
     assert unread > 0
-    assert bytes_per_token(every, "f32", case) - bytes_per_token(program, "f32", case) == pytest.approx(
+    assert bytes_per_token(every, "f32", 1, 1) - bytes_per_token(program, "f32", 1, 1) == pytest.approx(
         unread
     )
 
 
 def test_a_window_bounds_what_is_read() -> None:
-    assert bench_measure._mean_seen(1, 4, 0) == 2
-    assert bench_measure._mean_seen(9, 13, 10) == (9 + 10 + 10 + 10) / 4
+    assert mean_seen(1, 4, 0) == 2
+    assert mean_seen(9, 13, 10) == (9 + 10 + 10 + 10) / 4
 
 
 def test_compiling_is_told_apart_only_when_the_cache_grew(tmp_path: Path) -> None:

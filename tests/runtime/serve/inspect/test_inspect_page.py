@@ -140,6 +140,13 @@ def test_every_view_has_the_values_of_the_json(shown: Browser, served: Served) -
     wanted = tab.run("return bytes(arguments[0])", 4096 * sizes["kv_per_token"]["f16"])
     assert tab.texts("#memory-table tr:nth-child(2) td")[1] == wanted
 
+    assert (
+        f"in each of {LAYERS} layers: {tab.run('return bytes(arguments[0])', seen['cache']['bytes'])}"
+        in (tab.texts("#own-cache")[0])
+    )
+    tab.click("#tab-time")
+    assert tab.texts("#time-table tbody td:nth-child(2)")[1] == "4"
+
     tab.click("#tab-batch")
     tab.until(lambda: tab.run("return state.timeline.told"))
     served.post("/v1/completions", {"model": "tiny", "prompt": "abc", "max_tokens": 9, "temperature": 0})
@@ -237,7 +244,8 @@ def test_a_saved_page(tab: Browser, served: Served, tmp_path: Path) -> None:
     assert tab.texts("#strip [role=option] small") == [str(id_) for id_ in ids]
     assert tab.run("return getComputedStyle(document.querySelector('#ask')).display") == "none"
     shown = {"attention": "#heads button", "lens": "#lens td", "rope": "#dials g", "map": "#map circle"}
-    shown |= {"beams": "#tree [data-node]", "memory": "#memory-table td", "tokens": "#token-table td"}
+    shown |= {"time": "#time-table td", "beams": "#tree [data-node]"}
+    shown |= {"memory": "#memory-table td", "tokens": "#token-table td"}
     for view, what in shown.items():
         tab.click(f"#tab-{view}")
         assert tab.run(COUNT, what), view

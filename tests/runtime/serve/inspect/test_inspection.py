@@ -43,6 +43,11 @@ def test_an_inspection_is_the_librarys(served: Served, model: Any) -> None:
     assert (found["n_prompt"], found["finish_reason"]) == (len(prompt), "length")
     expected = model.inspect(ids, top=4, lens=True).data(model.tokenizer)
     assert {name: found[name] for name in expected} == expected
+    timing = found["timing"]
+    assert (timing["prompt_tokens"], timing["new_tokens"], timing["decode_tokens"]) == (len(prompt), 5, 4)
+    assert timing["cached_tokens"] + timing["prefilled_tokens"] == len(prompt)
+    assert timing["decode_seconds"] > 0
+    assert timing["bytes_per_step"] >= model.n_bytes // 2
     assert found["merges"] == model.tokenizer.merge_steps(TEXT)
     assert told(served, "prompt", ids=ids, top=4)["next"] == expected["next"]
     chat = told(served, "prompt", messages=[{"role": "user", "content": TEXT}], lens=False)

@@ -11,8 +11,8 @@ import pytest
 
 import kukri
 from kukri.quant.gguf.reader import GGUFFile
-from kukri.runtime.model.sizes import model_sizes
-from kukri.runtime.model.training_estimate import expected_loss, training_estimate
+from kukri.runtime.sizing.sizes import model_sizes
+from kukri.runtime.sizing.training import expected_loss, training_estimate
 
 from ...running import Run, failed
 from ...tiny_model import HIDDEN, LAYERS, write_tiny_model

@@ -17,12 +17,12 @@ from ...quant.recipes.recipes import RECIPES, plan
 from ..config.model_config import ModelConfig
 from ..engine.cache import PAGE_SIZE
 from ..engine.state import state_bytes
+from ..model.convert import open_convertible
+from ..model.memory_check import KV_BYTES, cache_bytes_per_token
+from ..model.source import Source, open_source
 from ..ops import CacheLayer, MoE, Program
 from ..program.build import build_program
 from ..weights.binding import Weights
-from .convert import open_convertible
-from .memory_check import KV_BYTES, cache_bytes_per_token
-from .source import Source, open_source
 
 CONTEXTS = (512, 2048, 8192, 32768, 131072)  # tokens; those beyond the trained context are left out
 
