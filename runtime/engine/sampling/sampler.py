@@ -94,6 +94,8 @@ class Sampler:
             assert isinstance(logits, np.ndarray)
             if mask.allowed is not None:
                 return self._sample_among(mask.allowed, logits, history)
+            if self._takes_first and not self._edits and (best := _best_of(logits, mask)) is not None:
+                return best
             logits = self._edited(logits, history, mask.banned)
             first = int(logits.argmax())
             peak = float(logits[first])
@@ -199,6 +201,17 @@ class Sampler:
             if (change := edit.change(history)) is not None:
                 ids, values = edited(ids, values, change, ordered=True)
         return TopK(ids, values)
+
+
+def _best_of(logits: np.ndarray, mask: Mask) -> int | None:
+    """The most likely id, if a mask of banned ids leaves it, which spares a copy; None if not, or if it is
+    not finite."""
+    best, banned = int(logits.argmax()), mask.banned
+    assert banned is not None
+    place = int(banned.searchsorted(best))
+    if (place < len(banned) and banned[place] == best) or not math.isfinite(logits[best]):
+        return None
+    return best
 
 
 def is_repeatable(params: SamplingParams) -> bool:
