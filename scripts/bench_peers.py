@@ -238,7 +238,7 @@ def machine(programs: Sequence[Program], runs: Sequence[dict[str, Any]]) -> dict
     """What it ran on, and the versions: ours, and what the peers say of theirs."""
     import numba
 
-    from kukri.quant.jit.levels import CHOSEN_LEVEL
+    from kukri.runtime.cpu.matrix_tiles import level_in_use
 
     versions = {OURS: kukri.__version__, "Python": platform.python_version(), "numba": numba.__version__}
     for program in programs[1:]:
@@ -250,7 +250,7 @@ def machine(programs: Sequence[Program], runs: Sequence[dict[str, Any]]) -> dict
         versions[program.name] = " ".join([builds[0] if builds else "?", *program.extra])
     return {
         "cpu": cpu_name(),
-        "simd": CHOSEN_LEVEL,
+        "simd": level_in_use(),
         "processors": os.cpu_count(),
         "platform": platform.platform(),
         "versions": versions,

@@ -332,14 +332,14 @@ def _bandwidth(machine: Any, used: Used) -> ReadBandwidth | CopyBandwidth:
 
 
 def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -> Result:
-    from ...quant.jit.levels import CHOSEN_LEVEL
+    from ...runtime.cpu.matrix_tiles import level_in_use
     from ..console.description import human_count
     from .doctor import cpu_name
 
     return {
         "build_commit": __version__,
         "cpu_info": cpu_name(),
-        "simd": CHOSEN_LEVEL,
+        "simd": level_in_use(),
         "gpu_info": used.cuda_device.name if used.cuda_device else "",
         "backend": used.backend,
         "backends": used.backend,

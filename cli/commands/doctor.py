@@ -93,9 +93,10 @@ def numa_nodes(root: Path = Path("/")) -> int:
 
 
 def _simd() -> str:
-    from ...quant.jit.levels import CHOSEN_LEVEL, LANES, supported_levels
+    from ...quant.jit.levels import LANES, supported_levels
+    from ...runtime.cpu.matrix_tiles import level_in_use
 
-    return f"{CHOSEN_LEVEL}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
+    return f"{level_in_use()}, {LANES} lanes (this CPU offers {', '.join(supported_levels())})"
 
 
 def _memory() -> str:

@@ -23,7 +23,7 @@ from ...quant.formats import FORMATS
 from ...quant.jit.file_cache import FileCache
 from ...quant.jit.kernel import CpuKernel
 from ...quant.jit.kernel_cache import KernelCache, kernel_cache
-from ...quant.jit.levels import CHOSEN_LEVEL, LANES
+from ...quant.jit.levels import CHOSEN_LEVEL, LANES, LEVEL
 from .abi.records import MATMUL, QUANTIZE, STEP
 from .abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
 from .kernels import TILE_GEMMS, TILE_ROWS
@@ -42,6 +42,11 @@ def usable_tiles() -> bool:
     The first call of all on a CPU with AMX takes seconds; without AMX it takes none.
     """
     return CHOSEN_LEVEL == "amx" and _permitted() and verdict_of_trial(kernel_cache().folder)
+
+
+def level_in_use() -> str:
+    """The SIMD level of this process: CHOSEN_LEVEL, or LEVEL where tiles cannot be used."""
+    return CHOSEN_LEVEL if usable_tiles() else LEVEL
 
 
 def verdict_of_trial(folder: Path, entry: str = f"{__name__}:try_tiles") -> bool:

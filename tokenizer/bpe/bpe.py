@@ -191,7 +191,7 @@ class BPE:
 
     def _spelled(self, text: str) -> str:
         if not self._byte_level:
-            return text
+            return text.replace("\u2581", " ")
         return bytes(map(BYTE_SYMBOLS.index, text)).decode(errors="replace")
 
     def _without_unknown(self, symbols: list[int]) -> list[int]:

@@ -52,7 +52,12 @@ def _part(part: Any) -> str:
 def ranked(prefix: str, replicas: Iterable[R]) -> list[R]:
     """Replicas by hashes of each with the prefix (rendezvous hashing, Thaler and Ravishankar 1998): the order
     is the same for others when one comes or goes."""
-    return sorted(replicas, key=lambda replica: _hash(prefix, replica), reverse=True)
+    digest = hashlib.blake2b(prefix.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def rank(replica: R) -> bytes:
+        return hashlib.blake2b(str(replica).encode(), key=digest, digest_size=8).digest()
+
+    return sorted(replicas, key=rank, reverse=True)
 
 
 def most_requests(n_requests: int, n_replicas: int) -> float:
@@ -76,8 +81,3 @@ def preferred(prefix: str, loads: Mapping[R, int]) -> list[R]:
         *(replica for replica in ranked(prefix, loads) if loads[replica] < most),
         *(replica for replica in by_load if loads[replica] >= most),
     ]
-
-
-def _hash(prefix: str, replica: Hashable) -> bytes:
-    text = f"{replica}\0{prefix}".encode("utf-8", "surrogatepass")
-    return hashlib.blake2b(text, digest_size=8).digest()

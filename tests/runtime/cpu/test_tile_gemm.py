@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kukri.quant.jit.levels import LANES, cpu_features, supported_levels
+from kukri.quant.jit.levels import LANES, LEVEL, cpu_features, supported_levels
 from kukri.runtime.cpu import matrix_tiles
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU
 from kukri.runtime.cpu.abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
@@ -190,6 +190,15 @@ def test_a_trial_that_dies_is_remembered(tmp_path):
     assert matrix_tiles.verdict_of_trial(other, trial)
 
 
+def test_a_level_whose_trial_fails_is_not_in_use(monkeypatch):
+    monkeypatch.setattr(matrix_tiles, "CHOSEN_LEVEL", "amx")
+    monkeypatch.setattr(matrix_tiles, "usable_tiles", lambda: False)
+    assert matrix_tiles.level_in_use() == LEVEL
+    monkeypatch.setattr(matrix_tiles, "usable_tiles", lambda: True)
+    assert matrix_tiles.level_in_use() == "amx"
+
+
+@pytest.mark.slow
 def test_trial_without_the_instructions(tmp_path):
     """On a CPU without AMX the real trial is refused by the system, or dies; with it, it is right."""
     has = "amx" in supported_levels()

@@ -109,3 +109,28 @@ def test_merge_steps(model):
         assert last == [tokenizer.token_text(token) for token in ids]
         for word in tokenizer.merge_steps(text):
             assert [len(step) for step in word] == list(range(len(word[0]), len(word[-1]) - 1, -1))
+
+
+@pytest.mark.slow
+def test_a_quantised_model_on_the_cpu(real_model):
+    """8-bit activations and an 8-bit cache show what float32 does: distributions by their divergence, streams
+    and attention by their correlation."""
+    shown = {"attention": True, "residual": True, "logits": True, "lens": (15,)}
+    path, found = real_model("smollm2"), []
+    for device in ("reference", "cpu"):
+        with kukri.load(path, device=device, context=64) as model:
+            found.append(model.inspect("The capital of France is Paris, and that of Italy is", **shown))
+    expected, got = found
+    p, q = (
+        rows - np.logaddexp.reduce(rows, axis=-1, keepdims=True)
+        for rows in (expected.logits.astype(np.float64), got.logits.astype(np.float64))
+    )
+    assert (np.exp(p) * (p - q)).sum(-1).mean() < 0.01
+    for a, b in zip(expected.residual, got.residual, strict=True):
+        assert np.corrcoef(a[1:].ravel(), b[1:].ravel())[0, 1] > 0.99
+    for layer, each in expected.attention.items():
+        seen = got.attention[layer].weights
+        np.testing.assert_allclose(seen.sum(-1), 1, rtol=1e-5)
+        assert np.corrcoef(each.weights.ravel(), seen.ravel())[0, 1] > 0.99
+    assert (expected.lens.top.ids[0, :, 0] == got.lens.top.ids[0, :, 0]).mean() > 0.7
+    assert got.top.ids[-1, 0] == expected.top.ids[-1, 0]
