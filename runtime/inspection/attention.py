@@ -62,18 +62,21 @@ def attention_weights(
     if op.window:
         masked |= np.abs(ahead) >= op.window
     out = np.empty((len(heads), len(rows), len(keys)), np.float32)
-    for i, head in enumerate(heads):
-        scores = q[:, head] @ k[:, head // (op.heads // op.kv_heads)].T
-        scores *= np.float32(op.scale)
+    for head, weights in zip(heads, out, strict=True):  # in place: memory for copies is slow to get
+        np.matmul(q[:, head], k[:, head // (op.heads // op.kv_heads)].T, out=weights)
+        weights *= np.float32(op.scale)
         if op.softcap:
-            scores = np.float32(op.softcap) * np.tanh(scores / np.float32(op.softcap))
-        scores[masked] = -np.inf
-        highest = scores.max(axis=-1, keepdims=True)
+            weights /= np.float32(op.softcap)
+            np.tanh(weights, out=weights)
+            weights *= np.float32(op.softcap)
+        np.copyto(weights, -np.inf, where=masked)
+        highest = weights.max(axis=-1, keepdims=True)
         if op.sinks is not None:
             highest = np.maximum(highest, op.sinks[head])
-        powers = np.exp(scores - highest)
-        total = powers.sum(axis=-1, keepdims=True)
+        weights -= highest
+        np.exp(weights, out=weights)
+        total = weights.sum(axis=-1, keepdims=True)
         if op.sinks is not None:
             total += np.exp(op.sinks[head] - highest)
-        out[i] = powers / total
+        weights /= total
     return out
