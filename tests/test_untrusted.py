@@ -204,6 +204,10 @@ EXPLAINED = {  # file → the calls in it that look like reading a file, and why
     ),
     "runtime/answers/running.py": ({"json.loads"}, "reads arguments that the scanner has passed"),
     "cli/generation/tool_use.py": ({"json.loads"}, "reads arguments that the scanner has passed"),
+    "runtime/answers/structured/calls/grammar.py": (
+        {"json.loads"},
+        "reads a grammar that this package wrote",
+    ),
     "runtime/answers/chat_format.py": ({"json.loads"}, "reads what a caller handed in"),
     "runtime/model/convert.py": ({"gguf.Metadata.load"}, "reads files that were read, or looked at, before"),
     "runtime/hub/download.py": ({"os.open", "os.fdopen"}, "hashes and writes downloads"),

@@ -131,16 +131,17 @@ class ChatFormat:
         must be called, or keeps the arguments valid of those that it calls; None for an answer that may be
         anything. Raises ConstraintError for what is not supported or cannot be."""
         forced = request.tool_choice not in ("auto", "none")
-        if not forced and request.response_format is not None:
-            return constraints.of(request.response_format, self._thinks_first(request, ids), request.begun)
+        form = None if forced else request.response_format
         if not request.offered_tools or self.template is None:
-            return None
+            return constraints.of(form, self._thinks_first(request, ids), request.begun) if form else None
         named = [tool.schema for tool in request.offered_tools if tool.name == request.tool_choice]
         tools = named or [tool.schema for tool in request.offered_tools]
         parallel = request.parallel_tool_calls and not named
         style = self.output.call_style
-        if forced:
+        if forced or form:
             thinking = self._thinks_first(request, ids)
+            if form:
+                return constraints.of_or_calls(form, tools, style, parallel, thinking, request.begun)
             return constraints.calls(tools, style, parallel, thinking, request.begun)
         mark = next((mark for mark in self.output.calls if style.begins_with(mark)), "")
         thoughts = Thoughts(self.output.thinking, self._begun(ids))

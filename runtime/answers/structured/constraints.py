@@ -81,6 +81,25 @@ class Constraints:
         grammar = calls_grammar(tools, style, self._tokenizer(), parallel)
         return self._of_grammar(grammar, None if style.thought else thinking, written)
 
+    def of_or_calls(
+        self,
+        form: ResponseFormat,
+        tools: Sequence[Mapping[str, Any]],
+        style: CallStyle,
+        parallel: bool = True,
+        thinking: Thinking | None = None,
+        written: Sequence[int] = (),
+    ) -> Constraint:
+        """What keeps an answer to a form, or makes it call some of `tools` instead."""
+        from .calls.grammar import calls_grammar, either
+
+        try:
+            calls = calls_grammar(tools, style, self._tokenizer(), parallel)
+        except ConstraintError:  # parameters that are not supported in this style
+            calls = ""
+        grammar = either(form.grammar, calls) if calls and not style.thought else form.grammar
+        return self._of_grammar(grammar, thinking, written)
+
     def calls_if_any(
         self,
         tools: Sequence[Mapping[str, Any]],

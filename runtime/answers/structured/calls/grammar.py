@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,6 +47,19 @@ def opened_grammar(
         return _checked(rules.grammar(f"{space} {opening} {several} {rules.text(style.closing)}"), tools)
     call = _call(rules, tools, style, style.before.removeprefix(mark).lstrip())
     return _checked(rules.grammar(f"{space} {call}"), tools)
+
+
+def either(form: str, calls: str) -> str:
+    """The grammar of what one of two grammars has, each as `checked` gives it."""
+    both = {"name": "either", "lark_grammar": "start: @form | @calls"}
+    return json.dumps({"grammars": [both, _named(form, "form"), _named(calls, "calls")]})
+
+
+def _named(grammar: str, name: str) -> dict[str, Any]:
+    """A grammar, in Lark or as the one of a list, with a name by which others refer to it."""
+    if not grammar.startswith("{"):
+        return {"name": name, "lark_grammar": grammar}
+    return {**json.loads(grammar)["grammars"][0], "name": name}
 
 
 def _several(rules: Rules, call: str, style: CallStyle, parallel: bool) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 import kukri
 from kukri.runtime.answers.structured.calls.grammar import calls_grammar, opened_grammar
-from kukri.runtime.answers.structured.constraints import Thoughts
+from kukri.runtime.answers.structured.constraints import Constraints, Thoughts
 from kukri.runtime.answers.structured.guided import GuidedConstraint
 from kukri.runtime.answers.structured.vocabulary import Vocabulary
 from kukri.runtime.answers.structured.within_marks import WithinMarks
@@ -174,6 +174,21 @@ def test_a_call_that_a_mark_begins(name, tokenizer, vocabulary):
         text = tokenizer.decode(ids)
         assert len(read(format, DRAWN, mark + text)) == 1, text
         constraint.restart()
+
+
+@pytest.mark.parametrize("name", ["no tools in the template", "glm-4.5", "lfm2", "mistral, array"])
+def test_an_answer_has_its_form_or_calls(name, tokenizer):
+    style = format_of(name).call_style
+    form = kukri.ResponseFormat.json_schema({"type": "object", "properties": {"a": {"enum": [1]}}})
+    constraint = Constraints(lambda: tokenizer, tokenizer.end_ids).of_or_calls(form, DRAWN[1:], style)
+    call = style.opening + style.before + "nothing" + style.between
+    call += ("{}" if style.arguments == "json" else "") + style.after + style.closing
+    for text in ('{"a": 1}', call.replace(LINE, "\n")):
+        follow(constraint, tokenizer, text)
+        assert constraint.complete
+        constraint.restart()
+    assert constraint.n_allowed(tokenizer.encode_within('{"b')) < 3
+    assert constraint.n_allowed(tokenizer.encode_within("Hello")) == 0
 
 
 def test_values_whose_type_is_open(tokenizer, vocabulary):
