@@ -166,9 +166,9 @@ def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
         validate(json.loads(answer.text), schema)
     except jsonschema.ValidationError as problem:
         # 1.12 is no multiple of 0.01 where both are rounded to binary fractions.
-        exact = {"parse_float": Decimal}
-        value = json.loads(answer.text, **exact)
-        if problem.validator != "multipleOf" or not _fits(value, json.loads(json.dumps(schema), **exact)):
+        value = json.loads(answer.text, parse_float=Decimal)
+        exact = json.loads(json.dumps(schema), parse_float=Decimal)
+        if problem.validator != "multipleOf" or not _fits(value, exact):
             print(f"WRONG {name}: {str(problem)[:300]}\n  {answer.text[:300]!r}")
             return "WRONG"
         return "valid in decimals"

@@ -36,6 +36,7 @@ class WithinMarks:
         self._thoughts = thoughts
         self._written = [*written]
         self._text = MarkFinder(tokenizer, [mark, *thoughts.marks])
+        self._inner: Constraint | None = None
         self.restart()
 
     @property
@@ -91,7 +92,6 @@ class WithinMarks:
         begun = self._thoughts.begun
         closing = MarkFinder(self._tokenizer, [self._thoughts.marks[begun]]) if begun else self._text
         self._look_for(closing)
-        self._inner: Constraint | None = None
-        self._over = False
+        self._inner, self._over = None, False
         for id_ in self._written:
             self.accept(id_)

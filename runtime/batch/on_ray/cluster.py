@@ -84,11 +84,18 @@ async def _answer_of(reference: Awaitable[Any]) -> Any:
     except ray.exceptions.ActorUnavailableError:
         raise WorkerLost("it cannot be reached") from None
     except ray.exceptions.ActorDiedError as problem:
-        raise WorkerLost("its machine is gone" if "node" in str(problem) else "its process ended") from None
+        raise WorkerLost(_why_it_died(str(problem))) from None
     except ray.exceptions.RayError as problem:
         cause = getattr(problem, "cause", None) or problem
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         raise WorkerLost(f"{lines[-1] if lines else type(cause).__name__:.300}") from None
+
+
+def _why_it_died(text: str) -> str:
+    for line in text.splitlines():
+        if "No module named" in line:  # kukri is not installed there, or not with all that it needs
+            return line.strip()
+    return "its machine is gone" if "node has died" in text else "its process ended"
 
 
 @contextmanager

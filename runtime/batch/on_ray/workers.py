@@ -145,7 +145,7 @@ class Workers:
 
     async def _serve(self, place: Place) -> None:
         """Keep a worker at a place while the place is there."""
-        failed = 0
+        failed, reason = 0, ""
         try:
             while True:
                 worker, running = place.start(), dict[int, _Item]()
@@ -159,8 +159,8 @@ class Workers:
                         self.remark(f"{place.name}: {note}")
                     await self._feed(worker, running)
                 except WorkerLost as lost:
-                    failed += 1
-                    self._take_back(place, running, str(lost))
+                    failed, reason = failed + 1, str(lost)
+                    self._take_back(place, running, reason)
                 finally:
                     worker.stop()
                 await asyncio.sleep(RESTART_SECONDS)
@@ -168,7 +168,7 @@ class Workers:
                     self.remark(f"{place.name} is gone")
                     return
                 if failed > MOST_FAILED_LOADS:
-                    self._refuse(place, "its worker ends whenever it loads the model")
+                    self._refuse(place, f"its worker ends whenever it loads the model ({reason})")
                     return
         finally:
             self._serving.pop(place.key, None)
@@ -210,7 +210,8 @@ class Workers:
 
     def _take_back(self, place: Place, running: dict[int, _Item], reason: str) -> None:
         """Have the rows of a lost worker done again, in front of all others."""
-        self.remark(f"{place.name}: the worker is lost ({reason}); {len(running)} rows are done again")
+        again = f"; {len(running)} rows are done again" if running else ""
+        self.remark(f"{place.name}: the worker is lost ({reason}){again}")
         for item in reversed(running.values()):
             item.lost_alone += item.is_suspect
             item.losses += 1

@@ -32,7 +32,10 @@ def new_engine(speculate: bool = True, max_sequences: int = 3, n_pages: int = 64
     table = PageTable(n_pages, max_sequences, page_size=4)
     machine = HistoryMachine(table, max_rows=64, max_logits=32)
     machine.logits_of = copying_logits
-    return Engine(machine, table, Config(), speculate=speculate, **more)
+    engine = Engine(machine, table, Config(), speculate=speculate, **more)
+    # Drafts are as long as guessed costs make them, and do not depend on the clock.
+    engine._scheduler.times.costs.observe = lambda n_rows, seconds: None
+    return engine
 
 
 def prompt_of(seed: int) -> list[int]:
@@ -88,8 +91,7 @@ def test_sequences_beside_each_other_speculate_too():
     generations = [engine.submit(prompt_of(seed), params(50)) for seed in range(5)]
     expected = [list(plain.submit(prompt_of(seed), params(50))) for seed in range(5)]
     assert [list(generation) for generation in generations] == expected
-    # How many depends on what steps were measured to take, which other programs disturb.
-    assert sum(generation.stats.accepted_tokens for generation in generations) > 25
+    assert sum(generation.stats.accepted_tokens for generation in generations) > 50
     engine.reset()
     assert engine.table.free_pages == engine.table.n_pages
 
