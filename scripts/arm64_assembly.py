@@ -61,7 +61,7 @@ def pretend_arm64() -> None:
 
 
 def kernels() -> dict[str, Any]:
-    """Every kernel of the CPU machine by name: gemv.GEMVS[Q4_0]."""
+    """Every kernel of the CPU machine but those of AMX's tiles, by name: gemv.GEMVS[Q4_0]."""
     import kukri.runtime.cpu.kernels as package
     from kukri.quant.jit.kernel import CpuKernel
     from kukri.runtime.cpu.simd.panels import GATHER_ROWS
@@ -70,7 +70,7 @@ def kernels() -> dict[str, Any]:
     found = [
         k for t in tables for k in (t.values() if isinstance(t, dict) else [t]) if isinstance(k, CpuKernel)
     ]
-    return {str(kernel): kernel for kernel in found}
+    return {str(kernel): kernel for kernel in found if not str(kernel).startswith("tile_gemm.")}
 
 
 def instructions() -> dict[str, Callable[[int, int, int], None]]:
