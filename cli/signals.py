@@ -9,10 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:  # Python has no such name at run time
-    from sys import UnraisableHookArgs
+from typing import Any
 
 AGAIN = 0.02  # seconds after which a lost signal is sent again: the callback that lost it is over by then
 
@@ -25,7 +22,7 @@ class Ended(SystemExit):
         self.number, self.handler = number, handler
 
 
-def send_lost_signals_again(unraisable: UnraisableHookArgs) -> None:
+def send_lost_signals_again(unraisable: sys.UnraisableHookArgs) -> None:
     """A hook for what Python cannot raise (`sys.unraisablehook`).
 
     A signal may arrive inside a `__del__` or the callback of a weak reference, as importing a module has one

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
     loading = options.loading(parallel=width, contexts=contexts_of(width))
     file = ModelFile.of(name, resolve(name, Progress), loading.adapters)
     order = Order(file, loading)
-    with redirect_stdout(_ToLog()), joined(address):
+    with redirect_stdout(terminal.ForeignText(_log)), joined(address):
         there = places(loading.device)
         workers = Workers(lambda: places(loading.device), order, width, terminal.remark)
 
@@ -77,15 +75,3 @@ def _on_cluster(options: GenerationOptions, name: str, width: int, address: str)
         machines = "1 worker" if len(there) == 1 else f"{len(there)} workers"
         terminal.remark(f"{machines}: {', '.join(place.name for place in there)}")
         yield Crew(workers, max(1, len(there)) * 2 * workers.depth, file.digest, begin)
-
-
-class _ToLog(io.TextIOBase):
-    """Takes the place of stdout, which is for answers: what Ray prints goes into the log."""
-
-    def __init__(self) -> None:
-        self.buffer = sys.stdout.buffer  # where a batch writes its output, if that is stdout
-
-    def write(self, text: str) -> int:
-        if text.strip():
-            _log.debug("%s", text.rstrip())
-        return len(text)

@@ -81,7 +81,7 @@ class EvalOptions(AdapterOptions):
     ] = AnswerMatch.contains
     save_calibration: Annotated[
         Path | None,
-        flag("--save-calibration", metavar="FILE", help="With --route: keep what --route-calibration takes."),
+        flag("--save-calibration", metavar="FILE", help="With --route: keep the calibration."),
     ] = None
     threads: Annotated[int | None, flag("--threads", metavar="N", min=1, help=THREADS_HELP)] = None
     kv_type: Annotated[

@@ -9,6 +9,7 @@ exception of a model's text, which a pipe or a file gets as it is.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shutil
 import sys
@@ -188,6 +189,20 @@ def status(text: str) -> Iterator[None]:
 
 def _columns() -> int:
     return shutil.get_terminal_size().columns
+
+
+class ForeignText(io.TextIOBase):
+    """Takes the place of stdout, which is for answers, while a library runs that prints: its lines go into
+    `log`. `write_bytes` reaches stdout all the same."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self.buffer = sys.stdout.buffer
+        self._log = log
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            self._log.debug("%s", text.rstrip())
+        return len(text)
 
 
 class ModelText:
