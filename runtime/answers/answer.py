@@ -50,27 +50,13 @@ class Answer:
     leaving a `with` block, ends one early; what there is of it stays.
     """
 
-    def __init__(
-        self,
-        generation: Tokens,
-        reader: TokenReader,
-        parser: OutputParser | None,
-        request: GenerationRequest,
-        place: Place | None = None,
-    ) -> None:
-        """The arguments are AnswerParts."""
-        self._begin(generation, reader, parser, request, place)
+    def __init__(self, parts: AnswerParts) -> None:
+        self._begin(parts)
         self._events = self._read()
 
-    def _begin(
-        self,
-        generation: Tokens,
-        reader: TokenReader,
-        parser: OutputParser | None,
-        request: GenerationRequest,
-        place: Place | None = None,
-    ) -> None:
+    def _begin(self, parts: AnswerParts) -> None:
         """Forget all that there is of it, and begin with other parts."""
+        generation, reader, parser, request, place = parts
         self.generation = generation
         self._reader = reader
         self._parser = parser

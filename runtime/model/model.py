@@ -415,7 +415,7 @@ class Model:
         `encode_request` and `submit`.
         """
         request = generation_request(request, fields)
-        return self.router.answer(request) if self.router else Answer(*self.answer_parts(request))
+        return self.router.answer(request) if self.router else Answer(self.answer_parts(request))
 
     def answer_parts(self, request: GenerationRequest) -> AnswerParts:
         """What the model's answer to a request is made of; the request is queued. Errors as for `answer`."""

@@ -63,7 +63,7 @@ class Router:
     def _unasked(self, parts: AnswerParts) -> Answer:
         """The large model's answer, where the small one was not asked."""
         parts.tokens.stats.routing = Routing(self.large.name, True, None, self.policy.threshold, 0)
-        return Answer(*parts)
+        return Answer(parts)
 
     def _for_large(self, request: GenerationRequest) -> GenerationRequest:
         """The request in the large model's tokens."""
@@ -97,7 +97,7 @@ class RoutedAnswer(Answer):
     model's before anybody has seen it."""
 
     def __init__(self, parts: AnswerParts, router: Router, ask_large: Callable[[], AnswerParts]) -> None:
-        super().__init__(*parts)
+        super().__init__(parts)
         self._router = router
         self._ask_large = ask_large
 
@@ -129,6 +129,6 @@ class RoutedAnswer(Answer):
             escalated, name = False, self._router.small.name
         else:
             escalated, name = True, self._router.large.name
-            self._begin(*self._ask_large())
+            self._begin(self._ask_large())
         self.stats.routing = Routing(name, escalated, confidence, policy.threshold, stats.new_tokens)
         return escalated
