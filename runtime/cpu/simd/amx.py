@@ -13,7 +13,7 @@ gap:
 fourth, which needs no shuffle of bytes; COLUMNS is the order of the activations that goes with it.
 
 The instructions are emitted by a `TileUnit`. `AMX` is the CPU's own; tests have another whose registers are
-in memory, so that the same kernels run on any CPU with `avx512bf16`.
+in memory, so that the same kernels run on any CPU, at level `plain16` where there is no `avx512bf16`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
+from ....quant.jit.levels import LEVEL
 from ....quant.jit.llvm_ir import F32V, I8, I32_, I32V, I64, all_lanes, beside, call, multiply_add, store
 from ....quant.jit.simd.vectors import F32, instruction, intrinsic
 from .amx_sizes import ROWS, TILE, UNIT_BYTES
@@ -166,8 +167,22 @@ def tile_functions(unit: TileUnit) -> TileFunctions:
 
 def _rounded(builder: Any, low: Any, high: Any) -> Any:
     """Two F32 rounded to bfloat16, to even, one behind the other: 32 words; vcvtne2ps2bf16."""
+    if LEVEL == "plain16":
+        order = ir.Constant(ir.VectorType(I32_, 32), [ir.Constant(I32_, i) for i in range(32)])
+        return builder.shuffle_vector(*(_rounded_by_integers(builder, x) for x in (low, high)), order)
     pairs = ir.VectorType(_BFloat(), 32)
     return builder.bitcast(call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, high, low), WORDS)
+
+
+def _rounded_by_integers(builder: Any, x: Any) -> Any:
+    """An F32 rounded to bfloat16, to even, where the CPU has no instruction for it: 16 words."""
+    bits = builder.bitcast(x, I32V)
+    high = builder.lshr(bits, all_lanes(I32V, 16))
+    odd = builder.and_(high, all_lanes(I32V, 1))
+    even = builder.lshr(builder.add(builder.add(bits, odd), all_lanes(I32V, 0x7FFF)), all_lanes(I32V, 16))
+    quiet = builder.or_(high, all_lanes(I32V, 0x40))
+    words = builder.select(builder.fcmp_unordered("uno", x, x), quiet, even)
+    return builder.trunc(words, ir.VectorType(ir.IntType(16), 16))
 
 
 def _in_order(builder: Any, words: Any, order: list[int]) -> Any:

@@ -18,7 +18,7 @@ from kukri.quant.jit.levels import LANES, LEVEL, cpu_features, supported_levels
 from kukri.runtime.cpu import matrix_tiles
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU
 from kukri.runtime.cpu.abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
-from kukri.runtime.cpu.kernels import TILE_ROWS
+from kukri.runtime.cpu.kernels import TILE_GEMMS, TILE_ROWS
 from kukri.runtime.cpu.lowering import lower, prefill
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
@@ -28,12 +28,19 @@ from kukri.runtime.reference.machine import ReferenceMachine
 from .test_machine import VOCAB, program
 from .test_matmul import call, random_weights
 
-if LANES != 16 or not cpu_features().get("avx512bf16"):
-    pytest.skip("needs AVX-512 BF16", allow_module_level=True)
+if LEVEL != "plain16" and (LANES != 16 or not cpu_features().get("avx512bf16")):
+    pytest.skip("needs AVX-512 BF16, or level plain16", allow_module_level=True)
 
 from .simd.tile_unit import KERNELS
 
 RNG = np.random.default_rng(5)
+UNITS = {"memory": KERNELS} | ({"AMX": TILE_GEMMS} if matrix_tiles.usable_tiles() else {})
+
+
+@pytest.fixture(params=UNITS, autouse=True)
+def unit(request, monkeypatch):
+    """The kernels with registers in memory, and those of this CPU if it has them."""
+    monkeypatch.setattr(sys.modules[__name__], "KERNELS", UNITS[request.param])
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
