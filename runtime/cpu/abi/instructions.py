@@ -37,6 +37,7 @@ class Instructions:
         self._kernels: list[tuple[CpuKernel, np.ndarray]] = []
         self._barriers: list[bool] = []
         self._pending: list[_Access] = []  # accesses since the last barrier
+        self._ahead: list[np.ndarray | None] = []  # of each instruction, the memory that its threads read
 
     def append(
         self,
@@ -45,12 +46,14 @@ class Instructions:
         reads: Iterable[Region],
         writes: Iterable[Region],
         partition: str = OTHER,
+        ahead: np.ndarray | None = None,
         **values: Any,
     ) -> None:
         """Append a call of `kernel` with a `record` of `values`, fields not named being 0.
 
         A barrier is put before the call if it conflicts with a pending access to a shared region; regions
-        with a copy for each thread never conflict.
+        with a copy for each thread never conflict. `ahead`, int64 [n_threads, 4], is what threads prefetch
+        while they wait at earlier barriers; None: nothing that is known in advance.
         """
         reads, writes = list(reads), list(writes)
         access = _Access(_shared_names(reads), _shared_names(writes), partition)
@@ -63,6 +66,7 @@ class Instructions:
             arguments[name] = value
         self._kernels.append((kernel, arguments))
         self._barriers.append(False)
+        self._ahead.append(None if ahead is None else self.arena.keep(ahead))
         self.names.append(f"{kernel} → {writes[0].name.split()[0] if writes else ''}")
 
     @property
@@ -77,7 +81,17 @@ class Instructions:
             row["kernel"], row["arguments"] = kernel.address, arguments.ctypes.data
             row["barrier"] = barrier
         table[-1]["barrier"] = True  # thread 0 returns only when all threads have finished
+        self._look_ahead(table)
         return table
+
+    def _look_ahead(self, table: np.ndarray) -> None:
+        """Let the threads that wait at a barrier prefetch for the next instruction that says what it reads;
+        behind the last one that is the first one of the next step."""
+        ahead = next((memory for memory in self._ahead if memory is not None), None)
+        for row, memory in zip(reversed(table), reversed(self._ahead), strict=True):
+            if row["barrier"] and ahead is not None:
+                row["ahead"] = ahead.ctypes.data
+            ahead = ahead if memory is None else memory
 
 
 def _shared_names(regions: list[Region]) -> set[str]:

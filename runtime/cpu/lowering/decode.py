@@ -19,6 +19,7 @@ from ..arena import Region
 from ..kernels import ADD, GEMVS, QUANTIZE_ROW, ROPE, SOFT_CAP
 from .base import rope_fields
 from .decode_attention import DecodeAttentionLowering
+from .weight_panels import read_first
 
 
 class DecodeLowering(DecodeAttentionLowering):
@@ -162,6 +163,7 @@ class DecodeLowering(DecodeAttentionLowering):
             [source],
             [out],
             partition,
+            read_first(values, self._config.n_threads),
             x=source.address,
             x_thread_stride=source.thread_stride,
             out=out.address,

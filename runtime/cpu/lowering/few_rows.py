@@ -12,61 +12,23 @@ from typing import Any
 from ... import ops
 from ..abi import sizes
 from ..abi.instructions import OTHER, ROWS
-from ..abi.records import ATTENTION, MATMUL, QUANTIZE
+from ..abi.records import ATTENTION
 from ..arena import Region
-from ..kernels import MERGE_ROWS, PREFILL_ATTENTIONS, QUANTIZE_ROWS, SKINNY_GEMMS
-from .prefill import PrefillLowering
+from ..kernels import MERGE_ROWS, PREFILL_ATTENTIONS, SKINNY_GEMMS
+from .skinny import SkinnyLowering
 
 
-class FewRowsLowering(PrefillLowering):
-    """Lowers a program for steps of up to FEW_ROWS rows. STEP's `row_tile` must be 1."""
+class FewRowsLowering(SkinnyLowering):
+    """Lowers a program for steps of up to FEW_ROWS rows."""
+
+    expert_tile = 1
 
     def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
         if kind not in SKINNY_GEMMS:
             super()._matmul(x, out, kind, values)
             return
-        source, target = self._quantized_rows(x), self._shared(out)
-        scratch = self._arena.per_thread("skinny gemm", sizes.skinny_scratch_bytes())
-        self._list.append(
-            SKINNY_GEMMS[kind],
-            MATMUL,
-            [source, target] if values.get("accumulate") else [source],
-            [target],
-            OTHER,
-            x=source.address,
-            x_stride=source.stride,
-            out=target.address,
-            out_stride=target.stride,
-            on_logits_rows=out.logits_rows,
-            n_rows_address=self._n_rows_address(out),
-            scratch=scratch.address,
-            scratch_stride=scratch.thread_stride,
-            **values,
-        )
+        self._skinny_matmul(x, out, kind, values)
         self._output(out)
-
-    def _quantized_rows(self, x: ops.Buffer) -> Region:
-        """The present contents of a buffer in 8 bits, row by row; made once for all readers."""
-        most = min(sizes.FEW_ROWS * self._copies(x), self._max_rows(x))
-        region = self._arena.rows(f"{x.name} in 8 bits", most, sizes.row_bytes(x.width))
-        if x.name not in self._quantized:
-            source = self._shared(x)
-            self._list.append(
-                QUANTIZE_ROWS,
-                QUANTIZE,
-                [source],
-                [region],
-                self._partition(x),
-                x=source.address,
-                x_stride=source.stride,
-                out=region.address,
-                out_stride=region.stride,
-                width=x.width,
-                on_logits_rows=x.logits_rows,
-                n_rows_address=self._n_rows_address(x),
-            )
-            self._quantized.add(x.name)
-        return region
 
     def _attend_to_cache(
         self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]

@@ -6,7 +6,7 @@ load as eight registers allow. Operands lie in memory as the registers hold them
 gap:
 
 * weights, a tile a group of a panel: bfloat16 [16 pairs of columns, LANES outputs, 2];
-* activations, a tile a group of 16 rows: bfloat16 [16 rows, 32 columns];
+* activations, a tile a group of 16 rows: bfloat16 [16 rows, 32 columns], a row of tiles behind the other;
 * sums, float32 [16 rows, LANES outputs]; first the rows' first tile with both panels, then their second.
 
 `unpack` gives words of four columns. Their first and third column make a pair and so do the second and the
@@ -123,7 +123,8 @@ class TileFunctions(NamedTuple):
     zero_sums: Any  # (state)
     load_sums: Any  # (state, sums)
     store_sums: Any  # (state, sums)
-    multiply: Any  # (state, x, w): add the products of one group
+    multiply: Any  # (state, x, second, w): add the products of one group; `second`: the second tile of rows
+    multiply_first: Any  # (state, x, w): the same for the first tile of rows alone
 
 
 def tile_functions(unit: TileUnit) -> TileFunctions:
@@ -153,16 +154,24 @@ def tile_functions(unit: TileUnit) -> TileFunctions:
         for i, tile in enumerate((*SUMS[0], *SUMS[1])):
             unit.store(builder, state, tile, beside(builder, sums, i * TILE))
 
-    @instruction(nothing, number, number, number)
-    def multiply(builder: Any, state: Any, x: Any, w: Any) -> None:
+    def add_products(builder: Any, state: Any, rows: list, w: Any) -> None:
+        for i, x in enumerate(rows):
+            unit.load(builder, state, X[i], x)
         for i in range(2):
-            unit.load(builder, state, X[i], beside(builder, x, i * TILE))
             unit.load(builder, state, W[i], beside(builder, w, i * TILE))
-        for i in range(2):
+        for i in range(len(rows)):
             for j in range(2):
                 unit.dot(builder, state, SUMS[i][j], X[i], W[j])
 
-    return TileFunctions(begin, end, zero_sums, load_sums, store_sums, multiply)
+    @instruction(nothing, number, number, number, number)
+    def multiply(builder: Any, state: Any, x: Any, second: Any, w: Any) -> None:
+        add_products(builder, state, [x, second], w)
+
+    @instruction(nothing, number, number, number)
+    def multiply_first(builder: Any, state: Any, x: Any, w: Any) -> None:
+        add_products(builder, state, [x], w)
+
+    return TileFunctions(begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first)
 
 
 def _rounded(builder: Any, low: Any, high: Any) -> Any:

@@ -1,0 +1,91 @@
+"""Lowering for prefill steps on CPUs with matrix tiles (level `amx`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ... import ops
+from ..abi import sizes
+from ..abi.instructions import OTHER
+from ..abi.records import MATMUL, QUANTIZE
+from ..arena import Region
+from ..kernels import TILE_GEMMS, TILE_ROWS
+from ..simd.amx_sizes import ROWS
+from .skinny import SkinnyLowering
+
+FEW_LOGITS = 16  # rows whose logits are computed, up to which unpacking weights for tiles does not pay
+
+
+class TilePrefillLowering(SkinnyLowering):
+    """Lowers a program for steps of any number of rows: TILE_GEMMS multiply.
+
+    The rows whose logits are computed, of which a prompt has one, but a text to be evaluated many, go through
+    the skinny gemm if they are few.
+    """
+
+    expert_tile = ROWS
+
+    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
+        if kind not in TILE_GEMMS:
+            super()._matmul(x, out, kind, values)
+            return
+        may_be_few = x.logits_rows and x.name not in self._permutations
+        if may_be_few:
+            self._skinny_matmul(x, out, kind, values, FEW_LOGITS)
+        if not may_be_few or self._max_rows(x) > FEW_LOGITS:
+            self._tile_matmul(x, out, kind, values, FEW_LOGITS + 1 if may_be_few else 0)
+        self._output(out)
+
+    def _tile_matmul(
+        self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any], min_rows: int
+    ) -> None:
+        """Append a product in matrix tiles, which a step of less than `min_rows` rows skips."""
+        source, target = self._rounded(x, min_rows), self._shared(out)
+        scratch = self._arena.per_thread("tile gemm", sizes.tile_gemm_scratch_bytes())
+        self._list.append(
+            TILE_GEMMS[kind],
+            MATMUL,
+            [source, target] if values.get("accumulate") else [source],
+            [target],
+            OTHER,
+            x=source.address,
+            out=target.address,
+            out_stride=target.stride,
+            on_logits_rows=out.logits_rows,
+            n_rows_address=self._n_rows_address(out),
+            min_rows=min_rows,
+            scratch=scratch.address,
+            scratch_stride=scratch.thread_stride,
+            **values,
+        )
+
+    def _output(self, buffer: ops.Buffer) -> Region:
+        self._quantized.discard(_tiles_name(buffer))
+        return super()._output(buffer)
+
+    def _rounded(self, x: ops.Buffer, min_rows: int) -> Region:
+        """The present contents of a buffer in tiles of bfloat16; made once for all readers."""
+        name = _tiles_name(x)
+        region = self._arena.rows(name, 1, sizes.matrix_tile_bytes(x.width, self._max_rows(x)))
+        if name not in self._quantized:
+            source = self._shared(x)
+            self._list.append(
+                TILE_ROWS,
+                QUANTIZE,
+                [source],
+                [region],
+                self._partition(x),
+                x=source.address,
+                x_stride=source.stride,
+                width=x.width,
+                out=region.address,
+                on_logits_rows=x.logits_rows,
+                n_rows_address=self._n_rows_address(x),
+                min_rows=min_rows,
+            )
+            self._quantized.add(name)
+        return region
+
+
+def _tiles_name(buffer: ops.Buffer) -> str:
+    return f"{buffer.name} in matrix tiles"
