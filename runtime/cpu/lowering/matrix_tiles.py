@@ -7,9 +7,10 @@ from typing import Any
 from ... import ops
 from ..abi import sizes
 from ..abi.instructions import OTHER
-from ..abi.records import MATMUL, QUANTIZE
+from ..abi.records import ATTENTION, MATMUL, QUANTIZE
+from ..abi.tile_scratch import tile_attention_bytes
 from ..arena import Region
-from ..kernels import TILE_GEMMS, TILE_ROWS
+from ..kernels import TILE_ATTENTIONS, TILE_GEMMS, TILE_ROWS
 from ..simd.amx_sizes import ROWS
 from .skinny import SkinnyLowering
 
@@ -17,7 +18,8 @@ FEW_LOGITS = 16  # rows whose logits are computed, up to which unpacking weights
 
 
 class TilePrefillLowering(SkinnyLowering):
-    """Lowers a program for steps of any number of rows: TILE_GEMMS multiply.
+    """Lowers a program for steps of any number of rows: TILE_GEMMS multiply, and so do
+    TILE_ATTENTIONS.
 
     The rows whose logits are computed, of which a prompt has one, but a text to be evaluated many, go through
     the skinny gemm if they are few.
@@ -58,6 +60,16 @@ class TilePrefillLowering(SkinnyLowering):
             scratch_stride=scratch.thread_stride,
             **values,
         )
+
+    def _attend_to_cache(
+        self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]
+    ) -> None:
+        """Append the attention of the rows to the cache, in tiles."""
+        cache_type = self._config.cache_type
+        n_bytes = tile_attention_bytes(cache_type, op.head_dim)
+        scratch = self._arena.per_thread(f"tile attention {op.head_dim}", n_bytes)
+        fields = fields | {"scratch": scratch.address, "scratch_stride": scratch.thread_stride}
+        self._list.append(TILE_ATTENTIONS[cache_type], ATTENTION, reads, [out], OTHER, **fields)
 
     def _output(self, buffer: ops.Buffer) -> Region:
         self._quantized.discard(_tiles_name(buffer))

@@ -174,7 +174,7 @@ def tile_functions(unit: TileUnit) -> TileFunctions:
     return TileFunctions(begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first)
 
 
-def _rounded(builder: Any, low: Any, high: Any) -> Any:
+def rounded(builder: Any, low: Any, high: Any) -> Any:
     """Two F32 rounded to bfloat16, to even, one behind the other: 32 words; vcvtne2ps2bf16."""
     if LEVEL == "plain16":
         order = ir.Constant(ir.VectorType(I32_, 32), [ir.Constant(I32_, i) for i in range(32)])
@@ -194,7 +194,7 @@ def _rounded_by_integers(builder: Any, x: Any) -> Any:
     return builder.trunc(words, ir.VectorType(ir.IntType(16), 16))
 
 
-def _in_order(builder: Any, words: Any, order: list[int]) -> Any:
+def in_order(builder: Any, words: Any, order: list[int]) -> Any:
     """The 32 words in another order; vpermw."""
     index = ir.Constant(ir.VectorType(I32_, 32), [ir.Constant(I32_, i) for i in order])
     return builder.shuffle_vector(words, words, index)
@@ -203,7 +203,7 @@ def _in_order(builder: Any, words: Any, order: list[int]) -> Any:
 @instruction(types.none, types.int64, F32, F32)
 def store_columns(builder: Any, address: Any, low: Any, high: Any) -> None:
     """Store the 32 columns of a group of a row, `low` and `high`, as bfloat16 in the order of COLUMNS."""
-    store(builder, _in_order(builder, _rounded(builder, low, high), COLUMNS), address, 64)
+    store(builder, in_order(builder, rounded(builder, low, high), COLUMNS), address, 64)
 
 
 @intrinsic
@@ -228,7 +228,7 @@ def store_weights(typingctx: Any, address: Any, weights: Any, codes: Any) -> Any
             for word in cgutils.unpack_tuple(builder, members[part], kinds[part].count):
                 first, second, third, fourth = numbers.of(word)
                 for low, high in ((first, third), (second, fourth)):
-                    pairs = _in_order(builder, _rounded(builder, low, high), _INTERLEAVED)
+                    pairs = in_order(builder, rounded(builder, low, high), INTERLEAVED)
                     store(builder, pairs, beside(builder, at, 64 * row), 64)
                     row += 1
         return context.get_dummy_value()
@@ -236,7 +236,7 @@ def store_weights(typingctx: Any, address: Any, weights: Any, codes: Any) -> Any
     return signature(types.none, types.int64, weights, codes), codegen
 
 
-_INTERLEAVED = [i // 2 + 16 * (i % 2) for i in range(32)]
+INTERLEAVED = [i // 2 + 16 * (i % 2) for i in range(32)]
 
 
 class _Numbers:

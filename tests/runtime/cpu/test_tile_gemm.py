@@ -34,7 +34,7 @@ from .test_moe import program as experts_program
 if LEVEL != "plain16" and (LANES != 16 or not cpu_features().get("avx512bf16")):
     pytest.skip("needs AVX-512 BF16, or level plain16", allow_module_level=True)
 
-from .simd.tile_unit import KERNELS
+from .simd.tile_unit import ATTENTIONS, KERNELS
 
 RNG = np.random.default_rng(5)
 UNITS = {"memory": KERNELS} | ({"AMX": TILE_GEMMS} if matrix_tiles.usable_tiles() else {})
@@ -259,6 +259,8 @@ def tile_machines(monkeypatch):
     """Machines use tiles, those of the unit."""
     monkeypatch.setattr(lower, "usable_tiles", lambda: True)
     monkeypatch.setattr(tile_lowering, "TILE_GEMMS", KERNELS)
+    if KERNELS is UNITS["memory"]:
+        monkeypatch.setattr(tile_lowering, "TILE_ATTENTIONS", ATTENTIONS)
 
 
 def logits_of(machine, ids: np.ndarray, indices: np.ndarray, n_pages: int = 3) -> np.ndarray:

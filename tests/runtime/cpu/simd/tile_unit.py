@@ -27,6 +27,8 @@ from kukri.quant.jit.llvm_ir import (
     splat,
     store,
 )
+from kukri.runtime.cpu.kernels.attention.kv_cache import KINDS
+from kukri.runtime.cpu.kernels.attention.tile_prefill import tile_attention
 from kukri.runtime.cpu.kernels.matmul.tile_gemm import tile_gemm
 from kukri.runtime.cpu.kernels.matmul.unpack import CODES
 from kukri.runtime.cpu.simd.amx_sizes import TILE
@@ -88,3 +90,6 @@ _NAME = f"TILE_GEMMS_{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:1
 _KERNELS: dict[str, EntryPoint] = {name: tile_gemm(codes, MemoryUnit()) for name, codes in CODES.items()}
 globals()[_NAME] = _KERNELS
 KERNELS = {name: CpuKernel(__name__, _NAME, name) for name in CODES}
+_ATTENTIONS: dict[str, EntryPoint] = {n: tile_attention(kind, MemoryUnit()) for n, kind in KINDS.items()}
+globals()[_NAME + "_ATTENTIONS"] = _ATTENTIONS
+ATTENTIONS = {name: CpuKernel(__name__, _NAME + "_ATTENTIONS", name) for name in KINDS}
