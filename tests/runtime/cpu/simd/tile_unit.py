@@ -86,10 +86,11 @@ class MemoryUnit:
 
 
 # The cache of kernels notices edits of the package, but not of this file: its digest is in their name.
-_NAME = f"TILE_GEMMS_{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
+_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+_NAME, _ATTENTION_NAME = f"TILE_GEMMS_{_DIGEST}", f"TILE_ATTENTIONS_{_DIGEST}"
 _KERNELS: dict[str, EntryPoint] = {name: tile_gemm(codes, MemoryUnit()) for name, codes in CODES.items()}
 globals()[_NAME] = _KERNELS
 KERNELS = {name: CpuKernel(__name__, _NAME, name) for name in CODES}
 _ATTENTIONS: dict[str, EntryPoint] = {n: tile_attention(kind, MemoryUnit()) for n, kind in KINDS.items()}
-globals()[_NAME + "_ATTENTIONS"] = _ATTENTIONS
-ATTENTIONS = {name: CpuKernel(__name__, _NAME + "_ATTENTIONS", name) for name in KINDS}
+globals()[_ATTENTION_NAME] = _ATTENTIONS
+ATTENTIONS = {name: CpuKernel(__name__, _ATTENTION_NAME, name) for name in KINDS}
