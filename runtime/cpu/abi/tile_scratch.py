@@ -9,9 +9,8 @@ from ..simd.amx_sizes import ROWS, TILE, UNIT_BYTES
 from ..simd.tile_sizes import GROUP
 from .sizes import padded
 
-TILE_QUERIES = (
-    128  # queries that keys and values are unpacked for at once, at most; a power of two, at least 32
-)
+# Queries that unpacked keys and values are used for, at most; a power of two.
+TILE_QUERIES = 128
 RUN = 32  # tokens of a run, which lies in one page
 RUNS = 4  # runs between two updates of the running maximum
 # By cache type: into how many bfloat16 are queries and keys split, and softmax numerators and values?
