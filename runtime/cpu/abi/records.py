@@ -69,6 +69,7 @@ MATMUL = record(
     "x",
     "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
+    "x_rest",  # TILE_GEMMS of float weights: bytes from x in bfloat16 to what that lacks
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
     "residual_list_stride",  # bytes from the list of one group to the next
@@ -80,7 +81,7 @@ MATMUL = record(
     "gate",  # activation f of out = f(x · gateᵀ) · (x · upᵀ); 0: out = x · Wᵀ
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: number of rows, known only during the step; 0: as many as the step has
-    # SKINNY_GEMMS, TILE_GEMMS: fewer or more rows than these are left to another kernel; 0: no limit.
+    # SKINNY_, FLOAT_ and TILE_GEMMS: fewer or more rows than these are left to another kernel; 0: no limit.
     "min_rows",
     "max_rows",
     "scratch",  # uint8 [n_threads, gemm_scratch_bytes], SKINNY_GEMMS: [n_threads, skinny_scratch_bytes]
@@ -165,6 +166,7 @@ QUANTIZE = record(
     "out_stride",  # QUANTIZE_ROWS only
     "min_rows",  # QUANTIZE_ROWS and TILE_ROWS: see MATMUL
     "max_rows",
+    "rest",  # TILE_ROWS: bytes from x in bfloat16 to what that lacks; 0: x is rounded
 )
 
 # ROUTE_ROWS: the top-k experts of each row and their routing weights.

@@ -11,6 +11,7 @@ from llvmlite import ir
 from numba import types
 from numba.core.typing.templates import signature
 
+from ....quant.jit.decorators import jit
 from ....quant.jit.llvm_ir import F32V, I16, I32V, all_lanes, beside, larger, load, store, vector_of
 from ....quant.jit.simd.vectors import F32, instruction, intrinsic
 from .amx import INTERLEAVED, in_order, rounded
@@ -37,6 +38,17 @@ def high_part(builder: Any, x: Any) -> Any:
     """x without the bits that bfloat16 lacks; the rest, x - high_part(x), has at most 16."""
     bits = builder.and_(builder.bitcast(x, I32V), all_lanes(I32V, 0xFFFF0000))
     return builder.bitcast(bits, F32V)
+
+
+@jit
+def store_split(address: int, rest: int, first: Any, second: Any) -> None:
+    """Store pairs of bfloat16, and what they lack `rest` bytes further on; `rest` 0: round instead."""
+    if rest == 0:
+        store_pairs(address, first, second)
+    else:
+        high, other_high = high_part(first), high_part(second)
+        store_pairs(address, high, other_high)
+        store_pairs(address + rest, first - high, second - other_high)
 
 
 @intrinsic

@@ -53,13 +53,15 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return bits.view(np.float32)
 
 
-def tiles_of(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
-    """Rows as `tile_rows` makes them."""
-    out = aligned_empty(matrix_tile_bytes(x.shape[1], len(x)))
+def tiles_of(x: np.ndarray, n_threads: int = 1, split: bool = False) -> np.ndarray:
+    """Rows as `tile_rows` makes them; with `split`, what bfloat16 lacks is behind them."""
+    n_bytes = matrix_tile_bytes(x.shape[1], len(x))
+    out = aligned_empty((1 + split) * n_bytes)
     out[:] = 0xAA
     arguments = np.zeros(1, QUANTIZE)
     arguments["x"], arguments["x_stride"] = x.ctypes.data, x.strides[0]
     arguments["width"], arguments["out"] = x.shape[1], out.ctypes.data
+    arguments["rest"] = n_bytes if split else 0
     call(TILE_ROWS, arguments, len(x), n_threads)
     return out
 
@@ -70,7 +72,7 @@ def product(
     """out = x · Wᵀ by the kernel, with all that an epilogue can do."""
     n_out = -(-weights.shape[0] // LANES) * LANES
     panels = [repack(w, LANES) for w in ([weights] if up is None else [weights, up])]
-    tiles = tiles_of(x)
+    tiles = tiles_of(x, split=weights.format.is_float)
     scratch_bytes = tile_gemm_scratch_bytes()
     scratch = aligned_empty(n_threads * scratch_bytes)
     scratch[:] = 0xFF
@@ -93,6 +95,7 @@ def product(
     arguments["width"], arguments["x"] = x.shape[1], tiles.ctypes.data
     arguments["out"], arguments["out_stride"] = result.ctypes.data, result.strides[0]
     arguments["min_rows"], arguments["max_rows"] = limits
+    arguments["x_rest"] = matrix_tile_bytes(x.shape[1], len(x))
     arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, scratch_bytes
     call(KERNELS[weights.format.name], arguments, len(x), n_threads)
     return result[:, : weights.shape[0]]
@@ -140,6 +143,19 @@ def test_other_formats(name):
     weights = random_weights(name, 40, 512)
     x = RNG.normal(size=(33, 512)).astype(np.float32)
     assert_close(product(weights, x), expected(weights, x), weights, x)
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_floats(name):
+    """Float weights and activations are not rounded to bfloat16."""
+    weights = random_weights(name, 40, 1056)
+    x = RNG.normal(size=(83, 1056)).astype(np.float32)
+    bias = RNG.normal(size=40).astype(np.float32)
+    exact = x.astype(np.float64) @ weights.dequantize().astype(np.float64).T
+    size = np.abs(x) @ np.abs(weights.dequantize()).T
+    error = np.abs(product(weights, x, n_threads=2, bias=bias) - bias - exact) / size
+    assert error.max() < 4e-6
+    assert error.mean() < 5e-7
 
 
 @pytest.mark.parametrize(
@@ -292,6 +308,20 @@ def test_prompts_use_tiles(tile_machines):
     for found, wanted in ((logits[1], exact), (some[1], exact[few])):
         assert np.abs(found - wanted).max() < 0.15
         assert np.abs(found - wanted).mean() < 0.01
+
+
+def test_float_models_use_tiles(tile_machines):
+    """A model of floats is not rounded: against the reference machine."""
+    model = program(4, "F32")
+    ids = RNG.integers(0, VOCAB, 150).astype(np.int32)
+    for indices in (np.arange(150, dtype=np.int32), np.array([3, 149], np.int32)):
+        machine = CpuMachine(model, n_pages=3, threads=2)
+        assert machine.kv_type == "f32"
+        assert any("TILE_GEMMS" in name for name in machine._lowered.prefill.names)
+        found = logits_of(machine, ids, indices)
+        machine.close()
+        exact = logits_of(ReferenceMachine(model, n_pages=3), ids, indices)
+        assert np.abs(found - exact).max() < 2e-3 * np.abs(exact).max()
 
 
 @pytest.mark.parametrize("options", [{}, {"biases": True, "limit": 7.0}, {"up_kind": "Q4_0"}])

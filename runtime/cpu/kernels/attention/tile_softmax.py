@@ -14,14 +14,13 @@ from .....quant.jit.levels import LANES
 from .....quant.jit.simd.arithmetic import lane_max, maximum, splat_f32
 from .....quant.jit.simd.memory import load_f32, loadv_f32, store_f32, storev_f32
 from ...abi.tile_scratch import RUN, RUNS, TileScratch
-from ...simd.amx_operands import row_maxima
+from ...simd.amx_operands import row_maxima, store_split
 from ...simd.amx_sizes import ROWS, TILE
 from ...simd.dot16 import keep_lanes, load_i64
 from ...simd.exp2 import exp2, flushed_coarse_exp2, flushed_exp2
 from ...simd.tile_sizes import GROUP
 from ..common.vector_math import constant
 from .softmax import LOWEST, capped
-from .tile_unpack import store_split
 
 PAIR = 4 * TILE  # bytes of scores of two tiles of queries and two of keys
 

@@ -13,12 +13,11 @@ from typing import Any
 
 from numba.extending import overload
 
-from .....quant.jit.decorators import jit
 from .....quant.jit.simd.arithmetic import splat_f32
 from .....quant.jit.simd.memory import loadv_f16
 from ...abi.sizes import FLOAT_BYTES
 from ...abi.tile_scratch import RUN, RUNS
-from ...simd.amx_operands import high_part, load_byte_pairs, load_nibble_pairs, store_pairs
+from ...simd.amx_operands import load_byte_pairs, load_nibble_pairs, store_split
 from ...simd.amx_sizes import ROWS, TILE
 from ...simd.dot8 import Codes
 from ...simd.dot16 import load_f16
@@ -26,17 +25,6 @@ from ...simd.tile_sizes import GROUP
 from ..common.float_types import load_floats
 from ..common.vector_math import constant
 from .kv_cache import codes_bytes, padded_dim, value_row
-
-
-@jit
-def store_split(address: int, rest: int, first: Any, second: Any) -> None:
-    """Store pairs of bfloat16, and what they lack `rest` bytes further on; `rest` 0: round instead."""
-    if rest == 0:
-        store_pairs(address, first, second)
-    else:
-        high, other_high = high_part(first), high_part(second)
-        store_pairs(address, high, other_high)
-        store_pairs(address + rest, first - high, second - other_high)
 
 
 def unpack_keys(kind: Codes, a: Any, page_size: int, keys: int, slot: int, rest: int, out: int) -> None:

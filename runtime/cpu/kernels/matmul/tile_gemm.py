@@ -1,7 +1,9 @@
-"""Matrix products (gemm) of block-quantised weights in matrix tiles, for prefill steps.
+"""Matrix products (gemm) in matrix tiles, for prefill steps.
 
 out = x · Wᵀ + bias, or with a gated activation f out = f(x · Wᵀ) · (x · Vᵀ), as `gemm` computes it, but with
-weights and activations rounded to bfloat16, products and sums in float32.
+weights and activations rounded to bfloat16, products and sums in float32. For float weights, activations are
+split in two bfloat16, and weights too unless they are bfloat16; the products of what is left of both are
+dropped (2⁻¹⁶).
 
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
 bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit
@@ -16,7 +18,9 @@ from typing import Any, NamedTuple
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import loadv_f32, storev_f32
-from ...simd.amx import AMX, TileUnit, store_columns, store_weights, tile_functions
+from ...abi.sizes import FLOAT_BYTES
+from ...simd.amx import AMX, TileUnit, store_columns, tile_functions
+from ...simd.amx_operands import high_part
 from ...simd.amx_sizes import (
     BLOCK_ROWS,
     BLOCKS,
@@ -36,7 +40,7 @@ from ..common.partition import partition, partition_rows, rows_within
 from ..common.vector_math import constant
 from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
 from .quantize import quantize_at
-from .unpack import CODES, unpack
+from .tile_weights import TILE_KINDS, unpack_tile
 
 MIN_BLOCKS = 4  # blocks of rows that an unpacked pair of panels should at least be multiplied with
 UNPACKING = 2  # blocks of rows that take as long to multiply as a pair of panels takes to unpack
@@ -61,7 +65,7 @@ def row_blocks(tiles: int) -> int:
 @kernel
 def tile_rows(arguments: int, step: int, thread: int) -> None:
     """Round x, float32 [rows, width], to bfloat16 tiles [tiles of ROWS rows, groups, TILE], padded with
-    zeros. Threads partition the rows."""
+    zeros, or split it in two such matrices, `rest` bytes apart. Threads partition the rows."""
     a, s = quantize_at(arguments), step_at(step)
     n = rows_within(a, s)
     first, last = partition_rows(n, thread, s)
@@ -72,38 +76,36 @@ def tile_rows(arguments: int, step: int, thread: int) -> None:
         at = a.out + row // ROWS * groups * TILE + row % ROWS * 64
         x = a.x + row * a.x_stride
         for _ in range(groups):
+            low, high = zero, zero
             if row < n:
-                store_columns(at, loadv_f32(x), loadv_f32(x + VECTOR))
-            else:
-                store_columns(at, zero, zero)
+                low, high = loadv_f32(x), loadv_f32(x + VECTOR)
+            if a.rest != 0:
+                store_columns(at + a.rest, low - high_part(low), high - high_part(high))
+                low, high = high_part(low), high_part(high)
+            store_columns(at, low, high)
             x += 4 * GROUP
             at += TILE
 
 
-def tile_gemm(codes: Codes, unit: TileUnit) -> EntryPoint:
-    """The kernel for one block format, with the instructions of a unit."""
+def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
+    """The kernel for one format of weights, with the instructions of a unit."""
     begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first = tile_functions(unit)
+    floats, parts = kind.name in FLOAT_BYTES, 2 if kind.name in ("F32", "F16") else 1
+    at_once = GROUPS // parts  # groups of a pair of panels that are unpacked at a time
+    rest = at_once * STEP_BYTES if parts == 2 else 0  # from unpacked weights to what they lack
 
     @jit
     def unpack_pair(a: Any, left: int, right: int, start: int, n_groups: int, weights: int) -> None:
         """Write n_groups groups of both panels from group number `start` on to address `weights`."""
         for g in range(n_groups):
             at = weights + g * STEP_BYTES
-            store_weights(at, unpack(codes, left, a.n_blocks, start + g), codes)
-            store_weights(at + TILE, unpack(codes, right, a.n_blocks, start + g), codes)
+            unpack_tile(kind, a, left, start + g, rest, at)
+            unpack_tile(kind, a, right, start + g, rest, at + TILE)
 
     @jit
-    def add_groups(state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int) -> None:
-        """Add n_groups groups of the unpacked pair of panels and a block of rows to their sums.
-
-        `fresh`: sums are 0. `second` is the distance in bytes from the block's first tile to its second, 0 if
-        it has none.
-        """
-        weights = state + UNIT_BYTES
-        if fresh:
-            zero_sums(state)
-        else:
-            load_sums(state, sums)
+    def add_products(state: int, x: int, second: int, n_groups: int, weights: int) -> None:
+        """Add the products of n_groups tiles of x, and of as many `second` bytes further on unless that is 0,
+        with pairs of tiles of weights to the sums in registers."""
         if second:
             for _ in range(n_groups):
                 multiply(state, x, x + second, weights)
@@ -114,6 +116,24 @@ def tile_gemm(codes: Codes, unit: TileUnit) -> EntryPoint:
                 multiply_first(state, x, weights)
                 x += TILE
                 weights += STEP_BYTES
+
+    @jit
+    def add_groups(a: Any, state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int) -> None:
+        """Add n_groups groups of the unpacked pair of panels and a block of rows to their sums.
+
+        `fresh`: sums are 0. `second` is the distance in bytes from the block's first tile to its second, 0 if
+        it has none.
+        """
+        weights = state + UNIT_BYTES
+        if fresh:
+            zero_sums(state)
+        else:
+            load_sums(state, sums)
+        add_products(state, x, second, n_groups, weights)
+        if floats:
+            add_products(state, x + a.x_rest, second, n_groups, weights)
+        if parts == 2:
+            add_products(state, x, second, n_groups, weights + rest)
         store_sums(state, sums)
 
     @jit
@@ -139,13 +159,13 @@ def tile_gemm(codes: Codes, unit: TileUnit) -> EntryPoint:
         left = m.weights + pair * a.pair_stride
         alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
         right = left if alone else left + a.second_offset
-        for group in range(start, end, GROUPS):
-            n_groups = min(GROUPS, end - group)
+        for group in range(start, end, at_once):
+            n_groups = min(at_once, end - group)
             unpack_pair(a, left, right, group, n_groups, state + UNIT_BYTES)
             for i in range(row_blocks(tiles)):
                 x = a.x + ((m.first + 2 * i) * groups + group) * TILE
                 second = groups * TILE if 2 * i + 1 < tiles else 0
-                add_groups(state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
+                add_groups(a, state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
 
     @jit
     def multiply_pairs(a: Any, rows: Matrix, state: int, first_pair: int, last_pair: int) -> None:
@@ -223,4 +243,4 @@ def tile_gemm(codes: Codes, unit: TileUnit) -> EntryPoint:
     return gemm
 
 
-TILE_GEMMS: dict[str, EntryPoint] = {name: tile_gemm(codes, AMX) for name, codes in CODES.items()}
+TILE_GEMMS: dict[str, EntryPoint] = {name: tile_gemm(kind, AMX) for name, kind in TILE_KINDS.items()}
