@@ -120,10 +120,15 @@ class CudaMachine:
             device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
             for b in program.boundary_in
         ]
+        self._boundary_out = [
+            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in program.boundary_out
+        ]
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
         self._plans: dict[StepShape, list[Launch]] = {}
+        self._left: dict[StepShape, list[Region]] = {}
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
 
     def _compile(self) -> None:
@@ -205,6 +210,11 @@ class CudaMachine:
         """
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
+
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each: of
+        its rows with logits only, if a buffer has these. Valid until the next step."""
+        return [rows[:n_rows] for rows in self._boundary_out]
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -344,8 +354,10 @@ class CudaMachine:
         shape = StepShape(n, m, all_logits, one_prompt)
         if shape not in self._plans:
             while len(self._plans) >= 2 * MAX_GRAPHS:
-                self._plans.pop(next(iter(self._plans)))
+                oldest = next(iter(self._plans))
+                del self._plans[oldest], self._left[oldest]
             self._plans[shape] = self.lowering.launches(*shape)
+            self._left[shape] = self.lowering.boundary_out()
             self.device.wait()  # until the vectors that the lowering uploads are copied
         return self._plans[shape]
 
@@ -355,6 +367,11 @@ class CudaMachine:
         self._send_boundary(shape.n_rows)
         for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
+        for b, rows, region in zip(
+            self.program.boundary_out, self._boundary_out, self._left[shape], strict=True
+        ):
+            n = shape.n_logits if b.logits_rows else shape.n_rows
+            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
         if shape.n_logits and not top_k:
             self._download_logits(self._logits[: shape.n_logits])
 
@@ -382,7 +399,8 @@ class CudaMachine:
             self._graphs.clear()
             del self._inputs  # it refers to pinned memory, as the arrays below do
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._top_k = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._boundary_out = [], []
+            self._top_k = np.empty((0, 0), np.int32)
             self.device.close()
 
 
