@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,8 +29,8 @@ class CudaChain(SplitMachine):
         front, *others = machines
         super().__init__(front, others[0] if len(others) == 1 else CudaChain(others))
         self.machines = tuple(machines)
-        for machine in others:
-            machine.boundary_on_card = True
+        for source, target in pairwise(machines):
+            source.leaves_on_card = target.takes_on_card = True
         # The marks of each GPU but the last: its part of a step is computed; the next GPU has taken it.
         self._computed = [machine.device.event(timed=False) for machine in machines[:-1]]
         self._taken = [machine.device.event(timed=False) for machine in others]
@@ -55,6 +56,11 @@ class CudaChain(SplitMachine):
             return top_k_of(self.step(batch, table)[:, :n_tokens], k)
         self._run(batch, table, request)
         return last.selected(m, k, request)
+
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """The `boundary_out` buffers of the last part after a step, float32 [n_rows, width] each."""
+        self.machines[-1].wait()
+        return self.machines[-1].read_boundary(n_rows)
 
     def write_boundary(self, values: Sequence[np.ndarray]) -> None:
         """Set the `boundary_in` buffers of the first part for the next step, float32 [rows, width] each."""

@@ -90,7 +90,8 @@ class CudaMachine:
         self.max_rows = max_rows
         self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.kv_type = cache_type(program, kv_type)
-        self.boundary_on_card = False  # whether `boundary_in` is filled on the GPU, not from the host
+        # Whether other GPUs fill `boundary_in` and read `boundary_out`, and not the host.
+        self.takes_on_card = self.leaves_on_card = False
         self.device = device or Device()
         self._closed = False
         try:
@@ -130,10 +131,15 @@ class CudaMachine:
             device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
             for b in program.boundary_in
         ]
+        self._boundary_out = [
+            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in program.boundary_out
+        ]
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
         self._plans: dict[StepShape, list[Launch]] = {}
+        self._left: dict[StepShape, list[Region]] = {}
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
 
     def _compile(self) -> None:
@@ -230,13 +236,9 @@ class CudaMachine:
             boundary_in[: len(rows)] = rows
 
     def read_boundary(self, n_rows: int) -> list[np.ndarray]:
-        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each."""
-        self.device.use()
-        values = [np.empty((n_rows, b.width), np.float32) for b in self.program.boundary_out]
-        for b, rows in zip(self.program.boundary_out, values, strict=True):
-            _copy_rows(lambda a, rows: self.device.download(rows, a), self.lowering.region(b), rows)
-        self.device.wait()
-        return values
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each: of
+        its rows with logits only, if a buffer has these. Valid until the next step."""
+        return [rows[:n_rows] for rows in self._boundary_out]
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -396,18 +398,22 @@ class CudaMachine:
         shape = StepShape(n, m, all_logits, one_prompt)
         if shape not in self._plans:
             while len(self._plans) >= 2 * MAX_GRAPHS:
-                self._plans.pop(next(iter(self._plans)))
+                oldest = next(iter(self._plans))
+                del self._plans[oldest], self._left[oldest]
             self._plans[shape] = self.lowering.launches(*shape)
+            self._left[shape] = self.lowering.boundary_out()
             self.device.wait()  # until the vectors that the lowering uploads are copied
         return self._plans[shape]
 
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
         self._inputs.send()
-        if not self.boundary_on_card:
+        if not self.takes_on_card:
             self._send_boundary(shape.n_rows)
         for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
+        if not self.leaves_on_card:
+            self._fetch_boundary(shape)
         if shape.n_logits and not top_k:
             self._download_logits(self._logits[: shape.n_logits])
 
@@ -415,6 +421,13 @@ class CudaMachine:
         """Enqueue copies of what the part before has left."""
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
             _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
+
+    def _fetch_boundary(self, shape: StepShape) -> None:
+        """Enqueue copies of what the part behind reads."""
+        left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
+        for b, rows, region in left:
+            n = shape.n_logits if b.logits_rows else shape.n_rows
+            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
@@ -435,7 +448,8 @@ class CudaMachine:
             self._graphs.clear()
             del self._inputs  # it refers to pinned memory, as the arrays below do
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._top_k = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._boundary_out = [], []
+            self._top_k = np.empty((0, 0), np.int32)
             self.device.close()
 
 

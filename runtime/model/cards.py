@@ -43,7 +43,7 @@ def on_all_cards(placing: Placing, first: Device) -> Model | None:
     from ..cuda.driver.device import count_devices
 
     numbers = range(count_devices())
-    if placing.options.devices is not None or len(numbers) < 2:
+    if placing.options.devices is not None or placing.mtp is not None or len(numbers) < 2:
         return None
     if not _fits_together(placing, [open_device(number) for number in numbers[1:]], first):
         return None

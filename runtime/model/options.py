@@ -35,7 +35,7 @@ class LoadOptions:
       fewer, generations wait for each other where all are long.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
-      neither; "mtp" asks the model's own layer for multi-token prediction, on the CPU.
+      neither; "mtp" asks the model's own layer for multi-token prediction.
     - `draft`: file or folder of a draft model, a smaller one, best with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
       for scores of documents, or "auto": what its files say that it is made for.
@@ -73,8 +73,10 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
-        if self.speculate == "mtp" and self.device == "cuda":
-            raise ValueError("multi-token prediction does not run on the GPU yet")
+        if self.speculate == "mtp" and self.gpu_layers:
+            raise ValueError(
+                "multi-token prediction needs all layers on one device: without gpu_layers (--gpu-layers)"
+            )
         if self.speculate == "draft" and self.draft is None:
             raise ValueError("speculation by a draft model needs one")
         if self.task not in TASKS:
@@ -99,6 +101,8 @@ class LoadOptions:
             raise ValueError("devices are numbers of cards, each once, such as 0,1")
         if len(devices) > 1 and self.gpu_layers is not None:
             raise ValueError("the CPU shares layers with one card only: devices or gpu_layers, not both")
+        if len(devices) > 1 and self.speculate == "mtp":
+            raise ValueError("multi-token prediction runs on one card only")
 
 
 def device_numbers(devices: str | Sequence[int] | None) -> tuple[int, ...] | None:

@@ -46,7 +46,7 @@ class Placing:
     `context` is the number of tokens to make room for; it may shrink if `options` names none. `warn` and
     `progress` as for `load_model`. `draft` is a draft model to be loaded with it, whose memory counts as
     well. `max_sequences` and `team` are for a draft model, which has those of its model.
-    `mtp` is the program of a layer for multi-token prediction; such a model runs on the CPU.
+    `mtp` is the program of a layer for multi-token prediction, which runs on the device of all other layers.
     """
 
     source: Source
@@ -69,7 +69,7 @@ class Placing:
             return self._on_reference()
         gpu_layers, n_layers = self.options.gpu_layers, self._n_layers
         cut = 0 if gpu_layers is None else _cut(self.program, n_layers - gpu_layers)
-        if self.options.device == "cpu" or cut >= n_layers or self.mtp is not None:
+        if self.options.device == "cpu" or cut >= n_layers:
             return self._on_cpu()
         part = split(self.program, cut)[1] if cut else self.program
         device = open_cuda_device(self.options, part, self.warn)
@@ -193,7 +193,7 @@ class Placing:
                 return model
             cut = self._fitting_cut(device)
             n, n_layers = self._n_layers - cut, self._n_layers
-            if not n or self.options.gpu_layers is not None:
+            if not n or self.options.gpu_layers is not None or self.mtp is not None:
                 raise
             if self.options.device == "cuda":
                 raise NotEnoughMemory(f"{problem}; or --gpu-layers {n}, and the rest on the CPU") from None

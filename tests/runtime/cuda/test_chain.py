@@ -36,11 +36,6 @@ def test_all_cards_together_are_one(program, feed, layers):
     for a, b in zip(chain.machines, chain.machines[1:], strict=False):
         assert b.device.copies == [(a.device, 20 * 64 * 4), (a.device, 64 * 4), (a.device, 64 * 4)]
     assert len(chain.program.ops) == len(program.ops)
-    if len(layers) == 1:
-        (left,) = chain.front.read_boundary(1)
-        (taken,) = chain.back.program.boundary_in
-        assert left.shape == (1, taken.width)
-        assert np.isfinite(left).all()
     page = chain.read_page(0)
     assert sum(chain.page_bytes) == len(page)
     chain.write_page(0, page[::-1].copy())

@@ -269,6 +269,7 @@ def test_what_two_gpus_have_no_room_for(two_gpus, folder):
         ({"devices": (0, 0)}, "each once"),
         ({"devices": (-1,)}, "such as 0,1"),
         ({"devices": (0, 1), "gpu_layers": 2}, "one card only"),
+        ({"devices": (0, 1), "speculate": "mtp"}, "one card only"),
         ({"devices": (0,), "device": "cpu"}, "no cards to choose"),
     ],
 )
