@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import lcm
+from typing import Any
 
 import numpy as np
 
@@ -94,6 +95,7 @@ def _ffn_ends(program: Program, n: int) -> dict[str, Ends]:
                 others |= {buffer.name for buffer in buffers_of([op])}
     ends: dict[str, Ends] = {}
     for op in program.ops:
+        inputs: tuple[Buffer, ...]
         if isinstance(op, GatedActivation):
             inputs = (op.gate, op.up)
         elif isinstance(op, Activation):
@@ -189,7 +191,7 @@ class _Part:
 
     def _emit(self, op: Op) -> None:
         """Append an op with this machine's columns of its buffers."""
-        narrow = {
+        narrow: dict[str, Any] = {
             f.name: self._narrow(value)
             for f in fields(op)
             if isinstance(value := getattr(op, f.name), Buffer) and value.name in self.ends
