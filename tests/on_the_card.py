@@ -2,8 +2,8 @@
 
     pytest -p kukri.tests.on_the_card tests/runtime/adapters tests/runtime/embedding -k cpu
 
-Tests load models with `kukri.load(device="cpu")` or make a CpuMachine themselves; both get a CudaMachine. Tests
-of what only the CPU machine has (threads, SIMD levels, few rows with the roundings of one) are not meant.
+Tests load models with `kukri.load(device="cpu")` or make a CpuMachine themselves; both get a CudaMachine.
+Tests of what only the CPU machine has (threads, SIMD levels, few rows rounded as one) are not meant.
 """
 
 from __future__ import annotations
