@@ -16,7 +16,7 @@ from ..engine.speculation.drafter import Drafter
 from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program
-from .cards import on_all_cards, on_cards
+from .cards import CUDA_PREFILL_ROWS, on_all_cards, on_cards
 from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
 from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cpu.team import Team
     from ..cuda.driver.device import Device
+    from ..cuda.lowering.cards import CardGroup
     from ..cuda.machine import CudaMachine
     from .model import AnyMachine
 
 LEAST_DEFAULT_CONTEXT = 1024  # tokens, down to which the default context shrinks where memory is short
 TEXTS_AT_ONCE = 32  # in a step that makes vectors
 PREFILL_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
-CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on the GPU
 CPU_ROWS = 512  # of a step on the CPU, at most
 SPLIT_PREFILL_ROWS = 512  # the same where the CPU runs the first layers
 REFERENCE_BYTES = 3 << 30  # of float32 copies of matrices that the reference machine keeps
@@ -277,7 +277,9 @@ class Placing:
             team=self.team,
         )
 
-    def cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
+    def cuda_machine(
+        self, device: Device, part: Program, context: int, max_rows: int, group: CardGroup | None = None
+    ) -> CudaMachine:
         """A GPU with a part of the program. Raises CudaError."""
         from ..cuda.machine import CudaMachine
 
@@ -290,6 +292,7 @@ class Placing:
             release=self.source.release,
             progress=self.progress,
             device=device,
+            group=group,
         )
 
     def model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:

@@ -93,9 +93,12 @@ class MatMulLowering(NormLowering):
 
     def _following_norm(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
         """The RMSNorm that reads a product's result next, if the product's epilogue can begin it."""
-        if len(op.outs) != 1:
-            return None
-        buffer = op.outs[0]
+        return self._norm_behind(i, op.outs[0]) if len(op.outs) == 1 else None
+
+    def _norm_behind(self, i: int, buffer: ops.Buffer) -> ops.RMSNorm | None:
+        """The RMSNorm that reads next what op number `i` has written to a buffer, if it is one whose division
+        the products behind it do.
+        """
         for at in range(i + 1, len(self.cuda_ops)):
             following = self.cuda_ops[at]
             if isinstance(following, ops.SelectRows) and self._all_logits:
