@@ -46,14 +46,12 @@ class Instructions:
         reads: Iterable[Region],
         writes: Iterable[Region],
         partition: str = OTHER,
-        ahead: np.ndarray | None = None,
         **values: Any,
     ) -> None:
         """Append a call of `kernel` with a `record` of `values`, fields not named being 0.
 
         A barrier is put before the call if it conflicts with a pending access to a shared region; regions
-        with a copy for each thread never conflict. `ahead`, int64 [n_threads, 4], is what threads prefetch
-        while they wait at earlier barriers; None: nothing that is known in advance.
+        with a copy for each thread never conflict.
         """
         reads, writes = list(reads), list(writes)
         access = _Access(_shared_names(reads), _shared_names(writes), partition)
@@ -66,8 +64,15 @@ class Instructions:
             arguments[name] = value
         self._kernels.append((kernel, arguments))
         self._barriers.append(False)
-        self._ahead.append(None if ahead is None else self.arena.keep(ahead))
+        self._ahead.append(None)
         self.names.append(f"{kernel} → {writes[0].name.split()[0] if writes else ''}")
+
+    def read_ahead(self, runs: np.ndarray) -> None:
+        """Let threads prefetch for the last instruction while they wait at barriers before it.
+
+        `runs`, int64 [n_threads, 4], are the bounds of two runs of memory that each thread reads first.
+        """
+        self._ahead[-1] = self.arena.keep(runs)
 
     @property
     def kernels(self) -> list[CpuKernel]:

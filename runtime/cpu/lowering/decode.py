@@ -163,13 +163,13 @@ class DecodeLowering(DecodeAttentionLowering):
             [source],
             [out],
             partition,
-            read_first(values, self._config.n_threads),
             x=source.address,
             x_thread_stride=source.thread_stride,
             out=out.address,
             out_stride=out.stride,
             **values,
         )
+        self._list.read_ahead(read_first(values, self._config.n_threads))
 
     def _quantize(self, x: ops.Buffer) -> Region:
         """The present contents of a buffer in 8 bits, made once for all readers."""
