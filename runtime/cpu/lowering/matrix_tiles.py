@@ -13,7 +13,7 @@ from ..arena import Region
 from ..kernels import TILE_ATTENTIONS, TILE_GEMMS, TILE_ROWS
 from ..simd.amx_sizes import ROWS
 from ..simd.tile_sizes import GROUP
-from .skinny import SkinnyLowering
+from .few_rows import SkinnyLowering
 
 FEW_LOGITS = 16  # rows whose logits are computed, up to which unpacking weights for tiles does not pay
 
