@@ -69,6 +69,7 @@ MATMUL = record(
     "x",
     "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
+    "tickets",  # TILE_GEMMS: int64 [1], how many tasks threads have drawn; 0 before and after the instruction
     "x_rest",  # TILE_GEMMS of float weights: bytes from x in bfloat16 to what that lacks
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
