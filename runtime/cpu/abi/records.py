@@ -333,11 +333,12 @@ ROW_SCORES = record(
     "out",  # float64 [n_rows]
 )
 
-# State that the threads of a team share. The two counters are alone in their cache lines: a write to one does
-# not disturb threads that spin on the other.
+# State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is: a
+# write to one does not disturb threads that spin on another.
 TEAM = record(
     *("posted", *(f"_{i}" for i in range(7))),  # steps that thread 0 has posted
-    *("arrived", *(f"_{i}" for i in range(7, 14))),  # arrivals at barriers, over all steps
+    *("released", *(f"_{i}" for i in range(7, 14))),  # barriers passed, over all steps
+    "arrivals",  # int64 [n_threads, 8]: the number of the last barrier that each worker has arrived at
     "led",  # steps that thread 0 has finished
     "n_threads",
     "step",  # address of the STEP record that was posted last
