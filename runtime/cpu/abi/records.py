@@ -333,8 +333,8 @@ ROW_SCORES = record(
     "out",  # float64 [n_rows]
 )
 
-# State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is: a
-# write to one does not disturb threads that spin on another.
+# State that the threads of a team share. The two counters are alone in their cache lines, as each arrival is:
+# a write to one does not disturb threads that spin on another.
 TEAM = record(
     *("posted", *(f"_{i}" for i in range(7))),  # steps that thread 0 has posted
     *("released", *(f"_{i}" for i in range(7, 14))),  # barriers passed, over all steps
