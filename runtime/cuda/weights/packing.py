@@ -47,7 +47,12 @@ Parts = list[np.ndarray]
 BLOCK = 32  # weights
 CHUNK = 4  # blocks
 TILE = 16  # rows
-_BYTES = {"Q3_K": (114, 256), "Q4_K": (148, 256), "Q5_K": (180, 256), "IQ4_XS": (138, 256)}  # bytes per weights of formats that grow
+_BYTES = {
+    "Q3_K": (114, 256),
+    "Q4_K": (148, 256),
+    "Q5_K": (180, 256),
+    "IQ4_XS": (138, 256),
+}  # bytes per weights of formats that grow
 
 
 def tile_bytes(tensor: QTensor) -> int:

@@ -22,11 +22,12 @@ from ...ptx import (
     warp_barrier,
 )
 from .decode_epilogue import EpilogueArguments, decode_epilogue, load_epilogue
-from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
+from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunks
 
 # Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
 # TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up.
 CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = PDL = 0
+AHEAD = 1
 
 
 class DecodeMatmulArguments(KernelArguments):
@@ -71,8 +72,8 @@ def decode_matmul(args: DecodeMatmulArguments):
             tile[m] = args.weights + at * args.tile_bytes
         else:
             tile[m] = args.other + at * args.tile_bytes
-    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
-    loaded[()] = load_first_chunk(*tile[()], args.blocks, part)
+    loaded = registers(AHEAD * M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunks(*tile[()], args.blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = group * (16 * M // (1 + GATED)) + shift_right(lane, 2)
     if PDL:

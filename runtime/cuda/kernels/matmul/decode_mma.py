@@ -27,29 +27,59 @@ from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
+AHEAD = 1  # chunks of a warp that are being loaded at once
 
 
 @device
-def load_first_chunk(tile: registers(M), blocks, part):
-    """Load a warp's first chunk, still packed: the codes, [M, 2, CODE_WORDS], then the scales of its
-    tiles.
+def load_first_chunks(tile: registers(M), blocks, part):
+    """Load a warp's first AHEAD chunks, still packed: the codes, [AHEAD, M, 2, CODE_WORDS], then the scales of
+    its tiles.
     """
     chunks = (blocks + 3) // 4
-    piece = 64 * (part if part < chunks else chunks - 1) + (thread() & 31)
-    codes = registers((M, 2, CODE_WORDS))
-    scale = registers((M, 2, SCALE_WORDS))
-    for m in static(M):
-        for i in static(2):
-            codes[m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
-            scale[m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
+    codes = registers((AHEAD, M, 2, CODE_WORDS))
+    scale = registers((AHEAD, M, 2, SCALE_WORDS))
+    for a in static(AHEAD):
+        chunk = part + a * KS
+        piece = 64 * (chunk if chunk < chunks else chunks - 1) + (thread() & 31)
+        for m in static(M):
+            for i in static(2):
+                codes[a, m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
+                scale[a, m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
     return codes[()] + scale[()]
+
+
+@device
+def load_words(column, chunk):
+    """The words of B of the lane's column for a chunk: [TOKENS, 2]. `column` is the address for chunk 0."""
+    words = registers((TOKENS, 2))
+    for g in static(TOKENS):
+        words[g] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
+    return words[()]
+
+
+@device
+def load_factors(scales, plane, chunk):
+    """The factors d, s and s' of the blocks whose results the lane holds, for a chunk: [TOKENS, 3].
+
+    `scales` is the address for chunk 0, `plane` the bytes of a plane of scales.
+    """
+    factors = registers((TOKENS, 3), 0.0)
+    for g in static(TOKENS):
+        at = scales + (16 * TOKENS * chunk + 16 // TOKENS * g)
+        factors[g, 0] = load_float(at)
+        if MINIMUM and TWO_SCALES:
+            factors[g, 1] = load_float(at + 2 * plane)
+            factors[g, 2] = load_float(at + 3 * plane)
+        elif MINIMUM:
+            factors[g, 1] = load_float(at + plane)
+    return factors[()]
 
 
 @device
 def decode_mma_4(
     tile: registers(M),
-    codes: registers((M, 2, CODE_WORDS)),
-    scale: registers((M, 2, SCALE_WORDS)),
+    codes: registers((AHEAD, M, 2, CODE_WORDS)),
+    scale: registers((AHEAD, M, 2, SCALE_WORDS)),
     x,
     blocks,
     part,
@@ -60,69 +90,80 @@ def decode_mma_4(
     adds up the lanes that share both. The 8 columns of B are the high and low bytes of TOKENS rows for 4 /
     TOKENS blocks at once: the columns of one block are zero in the k-range of the other blocks, so that each
     block gets a sum of its own. `tile` are the addresses of the tiles, `codes` and `scale` what
-    `load_first_chunk` returned, `x` the quantised activations.
+    `load_first_chunks` returned, `x` the quantised activations.
     """
     lane = thread() & 31
     sub = lane & 3
     quad = shift_right(lane, 2)
     chunks = (blocks + 3) // 4
     pieces = 64 * chunks
+    plane = scale_plane_bytes(blocks)
     acc = registers((M, 2), 0.0)
     # The row and byte that this lane loads as a column of B; the block whose result it holds.
     column = x + sub * code_plane_bytes(blocks) + 16 * (shift_right(quad, 1) & (TOKENS - 1)) + 8 * (quad & 1)
     column_block = shift_right(quad, 1 + TOKENS // 2)
+    column = column + 16 * TOKENS * column_block
     own_block = shift_right(sub, TOKENS // 2)
     scales = x + 4 * code_plane_bytes(blocks) + 16 * (sub & (TOKENS - 1)) + 4 * own_block
-    for chunk in range(part, chunks, KS):
-        b_word = registers((4, 2))
-        d = registers(TOKENS)
-        s = registers(TOKENS)
-        s2 = registers(TOKENS)
-        for g in static(TOKENS):
-            block = 4 * chunk + g * (4 // TOKENS) + column_block
-            first, second = load_int2(column + 16 * TOKENS * block)
-            for u in static(4 // TOKENS):
-                b_word[g * (4 // TOKENS) + u, 0] = first if column_block == u else 0
-                b_word[g * (4 // TOKENS) + u, 1] = second if column_block == u else 0
-            at = scales + 16 * TOKENS * chunk + 16 // TOKENS * g
-            d[g] = load_float(at)
-            if MINIMUM and TWO_SCALES:
-                s[g] = load_float(at + 2 * scale_plane_bytes(blocks))
-                s2[g] = load_float(at + 3 * scale_plane_bytes(blocks))
-            elif MINIMUM:
-                s[g] = load_float(at + scale_plane_bytes(blocks))
-        piece = 64 * chunk + lane
-        for m in static(M):
-            w = registers((2, 8))
-            f = registers((2, 4))
-            for i in static(2):
-                w[i] = UNPACK_CODES(*codes[m, i])
-                f[i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
-            if chunk + KS < chunks:
-                for i in static(2):
-                    codes[m, i] = LOAD_CODES(tile[m], pieces, piece + (64 * KS + 32 * i))
-                    scale[m, i] = LOAD_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
-            for g in static(TOKENS):
-                c = registers(4, 0)
-                c2 = registers(4, 0)
-                for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-                    if TWO_SCALES:
-                        c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b_word[u, 0], *c[()])
-                        c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b_word[u, 1], *c2[()])
-                    else:
-                        a = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
-                        c[()] = mma_s8(*a, *b_word[u], *c[()])
-                source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
-                for i in static(2):
-                    total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
-                    if TWO_SCALES:
-                        second = join_bytes(c2[2 * i], c2[2 * i + 1])
-                        total = total + from_lane(f[i, 2], source) * second
-                    acc[m, i] = acc[m, i] + d[g] * total
-                    if MINIMUM:
-                        acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * s[g]
-                        if TWO_SCALES:
-                            acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * s2[g]
+    mask = registers(4 // TOKENS)
+    for u in static(4 // TOKENS):
+        mask[u] = -1 if column_block == u else 0
+    words = registers((AHEAD, TOKENS, 2))
+    factors = registers((AHEAD, TOKENS, 3))
+    for a in static(AHEAD):
+        chunk = part + a * KS
+        if chunk >= chunks:
+            chunk = chunks - 1
+        words[a] = load_words(column, chunk)
+        factors[a] = load_factors(scales, plane, chunk)
+    for first in range(part, chunks, KS * AHEAD):
+        for a in static(AHEAD):
+            chunk = first + a * KS
+            if a == 0 or chunk < chunks:
+                following = chunk + KS * AHEAD
+                b_word = registers((4, 2))
+                for g in static(TOKENS):
+                    for u in static(4 // TOKENS):
+                        for h in static(2):
+                            b_word[g * (4 // TOKENS) + u, h] = bits_and(words[a, g, h], mask[u])
+                factor = registers((TOKENS, 3))
+                factor[()] = factors[a]
+                if following < chunks:
+                    words[a] = load_words(column, following)
+                    factors[a] = load_factors(scales, plane, following)
+                piece = 64 * chunk + lane
+                for m in static(M):
+                    w = registers((2, 8))
+                    f = registers((2, 4))
+                    for i in static(2):
+                        w[i] = UNPACK_CODES(*codes[a, m, i])
+                        f[i] = UNPACK_SCALES(*scale[a, m, i], piece + 32 * i)
+                    if following < chunks:
+                        for i in static(2):
+                            at = piece + (64 * KS * AHEAD + 32 * i)
+                            codes[a, m, i] = LOAD_CODES(tile[m], pieces, at)
+                            scale[a, m, i] = LOAD_SCALES(tile[m], pieces, at)
+                    for g in static(TOKENS):
+                        c = registers(4, 0)
+                        c2 = registers(4, 0)
+                        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
+                            if TWO_SCALES:
+                                c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b_word[u, 0], *c[()])
+                                c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b_word[u, 1], *c2[()])
+                            else:
+                                front = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
+                                c[()] = mma_s8(*front, *b_word[u], *c[()])
+                        source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
+                        for i in static(2):
+                            total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
+                            if TWO_SCALES:
+                                second = join_bytes(c2[2 * i], c2[2 * i + 1])
+                                total = total + from_lane(f[i, 2], source) * second
+                            acc[m, i] = acc[m, i] + factor[g, 0] * total
+                            if MINIMUM:
+                                acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * factor[g, 1]
+                                if TWO_SCALES:
+                                    acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * factor[g, 2]
     return acc[()]
 
 

@@ -80,7 +80,7 @@ def multiply(n, constants, weights, n_out, x, epilogue):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
-    constants = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
+    constants = {"M": 2, "KS": 1, "WARPS": 1, "AHEAD": 2} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
     width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
