@@ -76,6 +76,42 @@ def load_factors(scales, plane, chunk):
 
 
 @device
+def add_products(
+    acc: registers(2),
+    w: registers((2, 8)),
+    f: registers((2, 4)),
+    b: registers((4, 2)),
+    factor: registers((TOKENS, 3)),
+    own_block,
+):
+    """The sums `acc` of two rows of a tile, and the products of a chunk.
+
+    w are the unpacked codes and f the scales of the lane's two pieces, b the words of B for each block, and
+    `factor` those of the activations.
+    """
+    for g in static(TOKENS):
+        c = registers(4, 0)
+        c2 = registers(4, 0)
+        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
+            if TWO_SCALES:
+                c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b[u, 0], *c[()])
+                c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b[u, 1], *c2[()])
+            else:
+                c[()] = mma_s8(w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1], *b[u], *c[()])
+        source = bits_or(bits_and(thread(), 28), g * (4 // TOKENS) + own_block)
+        for i in static(2):
+            total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
+            if TWO_SCALES:
+                total = total + from_lane(f[i, 2], source) * join_bytes(c2[2 * i], c2[2 * i + 1])
+            acc[i] = acc[i] + factor[g, 0] * total
+            if MINIMUM:
+                acc[i] = acc[i] + from_lane(f[i, 1], source) * factor[g, 1]
+                if TWO_SCALES:
+                    acc[i] = acc[i] + from_lane(f[i, 3], source) * factor[g, 2]
+    return acc[()]
+
+
+@device
 def decode_mma_4(
     tile: registers(M),
     codes: registers((AHEAD, M, 2, CODE_WORDS)),
@@ -143,27 +179,7 @@ def decode_mma_4(
                             at = piece + (64 * KS * AHEAD + 32 * i)
                             codes[a, m, i] = LOAD_CODES(tile[m], pieces, at)
                             scale[a, m, i] = LOAD_SCALES(tile[m], pieces, at)
-                    for g in static(TOKENS):
-                        c = registers(4, 0)
-                        c2 = registers(4, 0)
-                        for u in static(g * (4 // TOKENS), (g + 1) * (4 // TOKENS)):
-                            if TWO_SCALES:
-                                c[()] = mma_s8_k16(w[0, 2 * u], w[1, 2 * u], b_word[u, 0], *c[()])
-                                c2[()] = mma_s8_k16(w[0, 2 * u + 1], w[1, 2 * u + 1], b_word[u, 1], *c2[()])
-                            else:
-                                front = w[0, 2 * u], w[1, 2 * u], w[0, 2 * u + 1], w[1, 2 * u + 1]
-                                c[()] = mma_s8(*front, *b_word[u], *c[()])
-                        source = bits_or(bits_and(lane, 28), g * (4 // TOKENS) + own_block)
-                        for i in static(2):
-                            total = from_lane(f[i, 0], source) * join_bytes(c[2 * i], c[2 * i + 1])
-                            if TWO_SCALES:
-                                second = join_bytes(c2[2 * i], c2[2 * i + 1])
-                                total = total + from_lane(f[i, 2], source) * second
-                            acc[m, i] = acc[m, i] + factor[g, 0] * total
-                            if MINIMUM:
-                                acc[m, i] = acc[m, i] + from_lane(f[i, 1], source) * factor[g, 1]
-                                if TWO_SCALES:
-                                    acc[m, i] = acc[m, i] + from_lane(f[i, 3], source) * factor[g, 2]
+                    acc[m] = add_products(*acc[m], *w[()], *f[()], *b_word[()], *factor[()], own_block)
     return acc[()]
 
 

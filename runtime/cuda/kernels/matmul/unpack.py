@@ -29,9 +29,7 @@ from ...ptx import (
     bits_and,
     bits_or,
     bits_xor,
-    load_stream1,
-    load_stream2,
-    load_stream4,
+    block_x,
     permute_bytes,
     rotate_right,
     shift_left,
@@ -60,6 +58,7 @@ from .scales import (
     q6_k_scale,
     two_halves,
 )
+from .stream import read1, read2, read4
 
 NIBBLES = 0x0F0F0F0F
 PAIRS = 0x03030303
@@ -138,9 +137,18 @@ def table(word, t0, t1, t2, t3):
 
 
 @device
+def kept(word):
+    """A constant that the assembler cannot know, so that it keeps it in a register: `prmt` takes only one
+    constant, and for the other it would otherwise load a register again and again.
+    """
+    return bits_xor(word, shift_right(block_x(), 31))
+
+
+@device
 def looked_up(a, b, c, d, t0, t1, t2, t3):
     """4-bit codes looked up in a table."""
     words = a, b, c, d
+    t0, t2 = kept(t0), kept(t2)
     out = registers(8)
     for i in static(4):
         out[2 * i], out[2 * i + 1] = table(words[i], t0, t1, t2, t3)
@@ -200,52 +208,58 @@ def q6_k(a, b, c, d, e, f):
 @device
 def load_nibbles(tile, pieces, piece):
     """16 bytes of 4-bit codes."""
-    return load_stream4(tile + 16 * piece)
+    return read4(tile + 16 * piece)
 
 
 @device
 def load_nibbles_bits(tile, pieces, piece):
     """4-bit codes and 4 bytes of fifth bits."""
-    return (*load_stream4(tile + 16 * piece), load_stream1(tile + 16 * pieces + 4 * piece))
+    return (*read4(tile + 16 * piece), read1(tile + 16 * pieces + 4 * piece))
 
 
 @device
 def load_nibbles_pairs(tile, pieces, piece):
     """4-bit codes and 8 bytes of the two high bits."""
-    return load_stream4(tile + 16 * piece) + load_stream2(tile + 16 * pieces + 8 * piece)
+    return read4(tile + 16 * piece) + read2(tile + 16 * pieces + 8 * piece)
 
 
 @device
 def load_pairs(tile, pieces, piece):
     """8 bytes of 2-bit codes."""
-    return load_stream2(tile + 8 * piece)
+    return read2(tile + 8 * piece)
 
 
 @device
 def load_pairs_bits(tile, pieces, piece):
     """2-bit codes and 4 bytes of third bits."""
-    return (*load_stream2(tile + 8 * piece), load_stream1(tile + 8 * pieces + 4 * piece))
+    return (*read2(tile + 8 * piece), read1(tile + 8 * pieces + 4 * piece))
 
 
 @device
 def load_bytes(tile, pieces, piece):
     """32 bytes of 8-bit codes, in two parts."""
     at = tile + 16 * piece + 1024 * shift_right(piece, 6)
-    return load_stream4(at) + load_stream4(at + 1024)
+    return read4(at) + read4(at + 1024)
 
 
 def _reader(
+    planes: tuple[int, ...],
     codes: tuple[Any, Any, int],
     scales: tuple[Any, Any, int],
     halves: int = 0,
     minimum: int = 0,
     unit: int = 1,
+    shared: int = 0,
 ) -> dict[str, Any]:
-    """The constants of a format; `codes` and `scales` are the functions that load and unpack, and
-    words loaded.
+    """The constants of a format.
+
+    `planes` are the bytes that a piece has in each plane of a tile, `shared` those that a super-block has in
+    the last one; `codes` and `scales` the functions that load and unpack, and words loaded.
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
+    first, second, third = (*planes, 0)[:3]
+    constants |= {"PLANE_0": first, "PLANE_1": second, "PLANE_2": third, "SUPER_PLANE": shared}
     return constants | {"TWO_SCALES": halves, "MINIMUM": minimum, "UNIT": unit}
 
 
@@ -254,17 +268,19 @@ _FIVE = load_nibbles_bits, fifth_bits, 5
 _PAIRS = load_pairs, pairs, 2
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader((load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16),
-    "Q4_1": _reader(_NIBBLES, (load_two_16, two_halves, 1), minimum=1),
-    "Q5_0": _reader(_FIVE, (load_half_20, q5_0_scale, 1), minimum=1),
-    "Q5_1": _reader(_FIVE, (load_two_20, two_halves, 1), minimum=1),
-    "Q8_0": _reader((load_bytes, q8_0, 8), (load_half_32, half_scale, 1)),
-    "Q2_K": _reader(_PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1),
-    "Q3_K": _reader((load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1),
-    "Q4_K": _reader(_NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1),
-    "Q5_K": _reader(_FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1),
-    "Q6_K": _reader((load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1, unit=4),
-    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1)),
-    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2)),
-    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1)),
+    "Q4_0": _reader((16, 2), (load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16),
+    "Q4_1": _reader((16, 4), _NIBBLES, (load_two_16, two_halves, 1), minimum=1),
+    "Q5_0": _reader((16, 4, 2), _FIVE, (load_half_20, q5_0_scale, 1), minimum=1),
+    "Q5_1": _reader((16, 4, 4), _FIVE, (load_two_20, two_halves, 1), minimum=1),
+    "Q8_0": _reader((32, 2), (load_bytes, q8_0, 8), (load_half_32, half_scale, 1)),
+    "Q2_K": _reader((8, 2), _PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1, shared=4),
+    "Q3_K": _reader((8, 4, 2), (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, shared=2),
+    "Q4_K": _reader((16, 2), _NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1, shared=4),
+    "Q5_K": _reader((16, 4, 2), _FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1, shared=4),
+    "Q6_K": _reader(
+        (16, 8, 2), (load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1, unit=4, shared=2
+    ),
+    "IQ4_NL": _reader((16, 2), (load_nibbles, iq4, 4), (load_half_16, half_scale, 1)),
+    "IQ4_XS": _reader((16, 1), (load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), shared=2),
+    "MXFP4": _reader((16, 1), (load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1)),
 }
