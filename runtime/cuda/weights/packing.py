@@ -12,14 +12,16 @@ codes of more than 4 (or 2) bits; the scales of all blocks, where block s of a c
 and the scales that a super-block of 256 weights shares.
 
     4-bit codes   byte 4b + k of a piece's 16 bytes: h = 0 in the low nibble, h = 1 in the high one
+      of Q6_K     the same words, rotated to the left by two bits
+      of IQ4_NL, IQ4_XS and MXFP4, which are looked up in a table: nibble 4h + k of word b, with bits 2 and 3
+                  of each code exchanged; -0 of MXFP4 is stored as 0
     2-bit codes   byte 4h + k of a piece's 8 bytes: block b in bits 2b and 2b + 1
     1 high bit    bit 2b + h of byte k of a piece's 4 bytes
     8-bit codes   blocks 0 and 1 of four pieces, 16 bytes each, then blocks 2 and 3
 
-Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q4_K and Q5_K keep the 16
-bytes of scales of a super-block as they are in the file; Q3_K and IQ4_XS store each 6-bit scale in a byte;
-the other formats take as many bytes as in the file. `kernels/matmul/unpack.py` and `scales.py` read this
-layout.
+Rows are padded with zeros to a multiple of 16, and blocks to a multiple of four. Q3_K, Q4_K, Q5_K and IQ4_XS
+store each 6-bit scale or minimum in a byte; the other formats take as many bytes as in the file.
+`kernels/matmul/unpack.py` and `scales.py` read this layout.
 
 Float matrices are stored row by row as they are, each row padded to a multiple of 16 bytes.
 """
@@ -47,12 +49,8 @@ Parts = list[np.ndarray]
 BLOCK = 32  # weights
 CHUNK = 4  # blocks
 TILE = 16  # rows
-_BYTES = {
-    "Q3_K": (114, 256),
-    "Q4_K": (148, 256),
-    "Q5_K": (180, 256),
-    "IQ4_XS": (138, 256),
-}  # bytes per weights of formats that grow
+# Bytes per weights of formats that grow
+_BYTES = {"Q3_K": (114, 256), "Q4_K": (148, 256), "Q5_K": (180, 256), "IQ4_XS": (138, 256)}
 
 
 def tile_bytes(tensor: QTensor) -> int:
@@ -137,8 +135,11 @@ def _nibbles(codes: np.ndarray) -> np.ndarray:
 
 
 def _codebook_nibbles(codes: np.ndarray) -> np.ndarray:
-    """Indices into a codebook, of bytes [rows, blocks, 16] as `_nibble_bytes` takes them: the four of a word's
-    first half in its low nibbles, those of the second half in its high ones, with bits 2 and 3 exchanged.
+    """Indices into a codebook in the order of pieces, of bytes [rows, blocks, 16] as `_nibble_bytes` takes
+    them.
+
+    The four codes of a word's first half are its low nibbles, those of the second half its high ones; bits 2
+    and 3 are exchanged.
     """
     swapped = codes & 0x33 | (codes & 0x44) << 1 | (codes & 0x88) >> 1
     fours = np.stack([swapped & 15, swapped >> 4], axis=-2)  # [rows, blocks, h, 16]

@@ -32,8 +32,8 @@ AHEAD = 1  # chunks of a warp that are being loaded at once
 
 @device
 def load_first_chunks(tile: registers(M), blocks, part):
-    """Load a warp's first AHEAD chunks, still packed: the codes, [AHEAD, M, 2, CODE_WORDS], then the scales of
-    its tiles.
+    """Load a warp's first AHEAD chunks, still packed: the codes, [AHEAD, M, 2, CODE_WORDS], then the scales
+    of its tiles.
     """
     chunks = (blocks + 3) // 4
     codes = registers((AHEAD, M, 2, CODE_WORDS))

@@ -1,9 +1,9 @@
 """`decode_mma_4` with weights that go through shared memory, several chunks at once.
 
 Each warp has a ring of STAGES slots in shared memory, each for a chunk of its M tiles. `cp.async` fills them
-ahead of their use without taking registers, so that more bytes are on their way than lanes could hold, and the
-blocks of the next launch find room to start loading. A chunk in its slot looks like a tile of only one chunk:
-with SHARED, the functions of `unpack.py` read it there.
+ahead of their use without taking registers, so that more bytes are on their way than lanes could hold, and
+the blocks of the next launch find room to start loading. A chunk in its slot looks like a tile of only one
+chunk: with SHARED, the functions of `unpack.py` read it there.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def source_of(tile, pieces, unit):
 
 @device
 def copy_chunk(tile: registers(M), rest: registers((M, ROUNDS)), step: registers((ROUNDS, 2)), slot, chunk):
-    """Start to copy a chunk of a warp's tiles to a slot. `rest` and `step` are what `source_of` returns for the
-    lane's 16 bytes.
+    """Start to copy a chunk of a warp's tiles to a slot.
+
+    `rest` and `step` are what `source_of` returns for the lane's 16 bytes.
     """
     lane = thread() & 31
     for m in static(M):

@@ -1,4 +1,4 @@
-"""Loads of packed weights: from global memory, where they are read once, or with SHARED from shared memory."""
+"""Loads of packed weights: from global memory, where they are read once, or from shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...ptx import (
     load_stream_short,
 )
 
-SHARED = 0  # constant of the launch
+SHARED = 0  # constant of the launch: whether addresses are those of shared memory
 
 
 @device
