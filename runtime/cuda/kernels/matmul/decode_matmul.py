@@ -23,11 +23,11 @@ from ...ptx import (
 )
 from .decode_epilogue import EpilogueArguments, decode_epilogue, load_epilogue
 from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunks
-from .decode_ring import decode_ring_4, slot_bytes, start_ring
+from .decode_ring import decode_ring_4, start_ring
 
 # Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
 # TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up.
-CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = STAGES = PDL = 0
+CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = STAGES = SLOT_BYTES = PDL = 0
 AHEAD = 1
 
 
@@ -74,7 +74,7 @@ def decode_matmul(args: DecodeMatmulArguments):
         else:
             tile[m] = args.other + at * args.tile_bytes
     # The warp's ring, behind the partial sums
-    ring = shared() + 64 * WARPS * M * TOKENS + warp * (STAGES * M) * slot_bytes()
+    ring = shared() + 64 * WARPS * M * TOKENS + warp * (STAGES * M * SLOT_BYTES)
     loaded = registers(2 * M + 4 if STAGES else AHEAD * M * 2 * (CODE_WORDS + SCALE_WORDS))
     if STAGES:
         loaded[()] = start_ring(*tile[()], ring, args.blocks, part)

@@ -28,6 +28,7 @@ from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
 AHEAD = 1  # chunks of a warp that are being loaded at once
+X_AHEAD = 0
 
 
 @device
@@ -146,7 +147,7 @@ def decode_mma_4(
         mask[u] = -1 if column_block == u else 0
     words = registers((AHEAD, TOKENS, 2))
     factors = registers((AHEAD, TOKENS, 3))
-    for a in static(AHEAD):
+    for a in static(AHEAD if X_AHEAD else 0):
         chunk = part + a * KS
         if chunk >= chunks:
             chunk = chunks - 1
@@ -158,13 +159,16 @@ def decode_mma_4(
             if a == 0 or chunk < chunks:
                 following = chunk + KS * AHEAD
                 b_word = registers((4, 2))
+                if not X_AHEAD:
+                    words[a] = load_words(column, chunk)
+                    factors[a] = load_factors(scales, plane, chunk)
                 for g in static(TOKENS):
                     for u in static(4 // TOKENS):
                         for h in static(2):
                             b_word[g * (4 // TOKENS) + u, h] = bits_and(words[a, g, h], mask[u])
                 factor = registers((TOKENS, 3))
                 factor[()] = factors[a]
-                if following < chunks:
+                if X_AHEAD and following < chunks:
                     words[a] = load_words(column, following)
                     factors[a] = load_factors(scales, plane, following)
                 piece = 64 * chunk + lane

@@ -28,14 +28,9 @@ from .decode_mma import add_products, load_factors, load_words
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = STAGES = 0  # constants of the launch
-PLANE_0 = PLANE_1 = PLANE_2 = SUPER_PLANE = 0  # see unpack.py
+PLANE_0 = PLANE_1 = PLANE_2 = SUPER_PLANE = SLOT_BYTES = 0  # see unpack.py
+X_AHEAD = 0
 ROUNDS = 2  # copies of a lane for the planes of a chunk from the second on
-
-
-@device
-def slot_bytes():
-    """Bytes of a chunk of a tile."""
-    return 64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER_PLANE
 
 
 @device
@@ -64,7 +59,7 @@ def copy_chunk(tile: registers(M), rest: registers((M, ROUNDS)), step: registers
     """
     lane = thread() & 31
     for m in static(M):
-        to = slot + m * slot_bytes()
+        to = slot + m * SLOT_BYTES
         at = multiply_add_wide(chunk, 64 * PLANE_0, tile[m] + 16 * lane)
         for k in static(PLANE_0 // 8):
             copy_async(to + (512 * k + 16 * lane), at + 512 * k, 16)
@@ -90,7 +85,7 @@ def start_ring(tile: registers(M), ring, blocks, part):
                 rest[m, k], step[k, 0], step[k, 1] = source_of(tile[m], 64 * chunks, lane + 32 * k)
     for s in static(STAGES - 1):
         if part + s * KS < chunks:
-            copy_chunk(*tile[()], *rest[()], *step[()], ring + s * (M * slot_bytes()), part + s * KS)
+            copy_chunk(*tile[()], *rest[()], *step[()], ring + s * M * SLOT_BYTES, part + s * KS)
         commit_copies()
     return rest[()] + step[()]
 
@@ -139,10 +134,11 @@ def decode_ring_4(
     words = registers((TOKENS, 2))
     factors = registers((TOKENS, 3))
     first = part if part < chunks else chunks - 1
-    words[()] = load_words(column, first)
-    factors[()] = load_factors(scales, plane, first)
+    if X_AHEAD:
+        words[()] = load_words(column, first)
+        factors[()] = load_factors(scales, plane, first)
     slot = ring
-    free = ring + (STAGES - 1) * (M * slot_bytes())
+    free = ring + (STAGES - 1) * M * SLOT_BYTES
     for chunk in range(part, chunks, KS):
         wait_for_oldest()
         warp_barrier()  # all lanes see all copies, and have read the slot that is filled next
@@ -150,25 +146,28 @@ def decode_ring_4(
             copy_chunk(*tile[()], *rest[()], *step[()], free, chunk + (STAGES - 1) * KS)
         commit_copies()
         b = registers((4, 2))
+        if not X_AHEAD:
+            words[()] = load_words(column, chunk)
+            factors[()] = load_factors(scales, plane, chunk)
         factor = registers((TOKENS, 3))
         for g in static(TOKENS):
             for u in static(4 // TOKENS):
                 for h in static(2):
                     b[g * (4 // TOKENS) + u, h] = bits_and(words[g, h], mask[u])
         factor[()] = factors[()]
-        if chunk + KS < chunks:
+        if X_AHEAD and chunk + KS < chunks:
             words[()] = load_words(column, chunk + KS)
             factors[()] = load_factors(scales, plane, chunk + KS)
         for m in static(M):
             w = registers((2, 8))
             f = registers((2, 4))
             for i in static(2):
-                at = slot + m * slot_bytes()
+                at = slot + m * SLOT_BYTES
                 w[i] = UNPACK_CODES(*LOAD_CODES(at, 64, lane + 32 * i))
                 f[i] = UNPACK_SCALES(*LOAD_SCALES(at, 64, lane + 32 * i), lane)
             acc[m] = add_products(*acc[m], *w[()], *f[()], *b[()], *factor[()], own_block)
         free = slot
-        slot = slot + M * slot_bytes()
-        if slot == ring + STAGES * (M * slot_bytes()):
+        slot = slot + M * SLOT_BYTES
+        if slot == ring + STAGES * M * SLOT_BYTES:
             slot = ring
     return acc[()]

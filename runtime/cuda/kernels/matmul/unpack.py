@@ -260,6 +260,7 @@ def _reader(
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
     first, second, third = (*planes, 0)[:3]
     constants |= {"PLANE_0": first, "PLANE_1": second, "PLANE_2": third, "SUPER_PLANE": shared}
+    constants["SLOT_BYTES"] = 64 * sum(planes) + 16 * shared
     return constants | {"TWO_SCALES": halves, "MINIMUM": minimum, "UNIT": unit}
 
 
