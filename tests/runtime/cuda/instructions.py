@@ -54,8 +54,12 @@ from kukri.runtime.cuda.ptx import (
     load_long,
     load_shared,
     load_shared4,
+    load_shared_byte,
     load_shared_int,
+    load_shared_int2,
+    load_shared_int4,
     load_shared_long,
+    load_shared_short,
     load_short,
     load_stream1,
     load_stream2,
@@ -70,6 +74,7 @@ from kukri.runtime.cuda.ptx import (
     mma_s8,
     mma_s8_k16,
     multiply_add,
+    multiply_add_wide,
     pack_f16,
     permute_bytes,
     rotate_right,
@@ -97,6 +102,9 @@ from kukri.runtime.cuda.ptx import (
     to_int,
     wait_copies,
     wait_copies_all_but_1,
+    wait_copies_all_but_2,
+    wait_copies_all_but_4,
+    wait_copies_all_but_6,
     warp_barrier,
     wgmma_64,
     wgmma_128,
@@ -235,6 +243,35 @@ def shares(source, out):
     barrier()
     store_int(out + 4096 + 8 * t, load_shared_int(there))
     store_float(out + 4096 + 8 * t + 4, load_shared(there + 4))
+
+
+def ring(source, out):
+    """Eight groups of copies, each read as soon as it is there, in parts of every size. Of 32 threads."""
+    here = shared() + 16 * thread()
+    out = out + 16 * thread()
+    for k in static(8):
+        copy_async(here + 512 * k, multiply_add_wide(k, 512, source + 16 * thread()), 16)
+        commit_copies()
+    w = registers(4)
+    wait_copies_all_but_6()
+    w[()] = load_shared_int4(here)
+    store_words(out, *w[()])
+    w[0], w[1] = load_shared_int2(here + 512)
+    w[2], w[3] = load_shared_int2(here + 520)
+    store_words(out + 512, *w[()])
+    wait_copies_all_but_4()
+    for i in static(8):
+        store_short(out + 1024 + 2 * i, load_shared_short(here + 1024 + 2 * i))
+    for i in static(16):
+        store_byte(out + 1536 + i, load_shared_byte(here + 1536 + i))
+    wait_copies_all_but_2()
+    for k in static(4, 6):
+        w[()] = load_shared_int4(here + 512 * k)
+        store_words(out + 512 * k, *w[()])
+    wait_copies()
+    for k in static(6, 8):
+        w[()] = load_shared_int4(here + 512 * k)
+        store_words(out + 512 * k, *w[()])
 
 
 def fetches(source, out):
@@ -442,6 +479,13 @@ def check_shares(launch: Launch) -> None:
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 
 
+def check_ring(launch: Launch) -> None:
+    source = np.random.default_rng(7).integers(0, 256, 8 * 32 * 16, dtype=np.uint8)
+    out = np.zeros_like(source)
+    launch(ring, (1,), 32, [source, out], 8 * 512)
+    np.testing.assert_array_equal(out, source)
+
+
 def check_fetches(launch: Launch) -> None:
     source, out = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 2, 4, 2), np.uint16)
     launch(fetches, (1,), 32, [source, out], 512)
@@ -512,9 +556,10 @@ def check_group_products(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs]
+CHECKS += [check_longs, check_ring]
 WARPGROUP_CHECKS = [check_group_products]  # for cards that have these
-CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group_64, group_128, group_256]
+CHECKED = [whole, real, loads, places, shares, ring, fetches, products, longs]
+CHECKED += [group_64, group_128, group_256]
 
 
 def on_the_card(device: Any) -> Launch:
