@@ -79,8 +79,8 @@ from .shared import (
     wait_copies,
     wait_copies_all_but_1,
     wait_copies_all_but_2,
+    wait_copies_all_but_3,
     wait_copies_all_but_4,
-    wait_copies_all_but_6,
 )
 from .tensor import (
     fence_async_proxy,
@@ -207,8 +207,8 @@ __all__ = [
     "wait_copies",
     "wait_copies_all_but_1",
     "wait_copies_all_but_2",
+    "wait_copies_all_but_3",
     "wait_copies_all_but_4",
-    "wait_copies_all_but_6",
     "wait_for_grid",
     "warp_barrier",
     "wgmma_64",

@@ -36,16 +36,16 @@ def load_shared_int(address: int) -> int:
     return ctypes.c_int32.from_address(address).value
 
 
-@instruction("ld.shared.v2.u32 {$0, $1}, [$2];", "rr", "r", ordered=True)
-def load_shared_int2(address: int) -> tuple[int, ...]:
-    """Two int32, from an address that is a multiple of 8."""
-    return tuple((ctypes.c_int32 * 2).from_address(address))
-
-
 @instruction("ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True)
 def load_shared_int4(address: int) -> tuple[int, ...]:
     """Four int32, from an address that is a multiple of 16."""
     return tuple((ctypes.c_int32 * 4).from_address(address))
+
+
+@instruction("ld.shared.v2.u32 {$0, $1}, [$2];", "rr", "r", ordered=True)
+def load_shared_int2(address: int) -> tuple[int, ...]:
+    """Two int32, from an address that is a multiple of 8."""
+    return tuple((ctypes.c_int32 * 2).from_address(address))
 
 
 @instruction("{ .reg .u16 t; ld.shared.u16 t, [$1]; cvt.u32.u16 $0, t; }", "r", "r", ordered=True)
@@ -120,11 +120,11 @@ def wait_copies_all_but_2() -> None:
     """Wait for all groups of this thread except the latest two."""
 
 
+@instruction("cp.async.wait_group 3;", "", "", ordered=True)
+def wait_copies_all_but_3() -> None:
+    """Wait for all groups of this thread except the latest three."""
+
+
 @instruction("cp.async.wait_group 4;", "", "", ordered=True)
 def wait_copies_all_but_4() -> None:
     """Wait for all groups of this thread except the latest four."""
-
-
-@instruction("cp.async.wait_group 6;", "", "", ordered=True)
-def wait_copies_all_but_6() -> None:
-    """Wait for all groups of this thread except the latest six."""

@@ -19,8 +19,8 @@ from ...ptx import (
     wait_copies,
     wait_copies_all_but_1,
     wait_copies_all_but_2,
+    wait_copies_all_but_3,
     wait_copies_all_but_4,
-    wait_copies_all_but_6,
     warp_barrier,
 )
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
@@ -99,10 +99,10 @@ def wait_for_oldest():
         wait_copies_all_but_1()
     elif STAGES == 4:
         wait_copies_all_but_2()
-    elif STAGES == 6:
-        wait_copies_all_but_4()
+    elif STAGES == 5:
+        wait_copies_all_but_3()
     else:
-        wait_copies_all_but_6()
+        wait_copies_all_but_4()
 
 
 @device

@@ -13,7 +13,9 @@ number of its pieces, `piece` the index of one.
 
 Loads and unpacking are separate so that kernels can keep several loads in flight. `READERS` has these
 functions for each format, the numbers of words, TWO_SCALES (whether the halves of a block have different
-scales), MINIMUM (whether b is not always 0), and UNIT.
+scales), MINIMUM (whether b is not always 0), and UNIT. A tile is PLANE_0 bytes for each piece, then PLANE_1
+and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row; SLOT_BYTES are those of a
+chunk by itself.
 """
 
 from __future__ import annotations
@@ -243,25 +245,28 @@ def load_bytes(tile, pieces, piece):
 
 
 def _reader(
-    planes: tuple[int, ...],
     codes: tuple[Any, Any, int],
     scales: tuple[Any, Any, int],
+    *,
     halves: int = 0,
     minimum: int = 0,
     unit: int = 1,
-    shared: int = 0,
+    planes: tuple[int, ...],
+    super_block: int = 0,
 ) -> dict[str, Any]:
-    """The constants of a format.
-
-    `planes` are the bytes that a piece has in each plane of a tile, `shared` those that a super-block has in
-    the last one; `codes` and `scales` the functions that load and unpack, and words loaded.
+    """The constants of a format; `codes` and `scales` are the functions that load and unpack, and
+    words loaded.
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
-    first, second, third = (*planes, 0)[:3]
-    constants |= {"PLANE_0": first, "PLANE_1": second, "PLANE_2": third, "SUPER_PLANE": shared}
-    constants["SLOT_BYTES"] = 64 * sum(planes) + 16 * shared
-    return constants | {"TWO_SCALES": halves, "MINIMUM": minimum, "UNIT": unit}
+    constants |= {f"PLANE_{i}": size for i, size in enumerate((*planes, 0, 0)[:3])}
+    return constants | {
+        "SUPER_PLANE": super_block,
+        "SLOT_BYTES": 64 * sum(planes) + 16 * super_block,
+        "TWO_SCALES": halves,
+        "MINIMUM": minimum,
+        "UNIT": unit,
+    }
 
 
 _NIBBLES = load_nibbles, nibbles, 4
@@ -269,19 +274,26 @@ _FIVE = load_nibbles_bits, fifth_bits, 5
 _PAIRS = load_pairs, pairs, 2
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader((16, 2), (load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16),
-    "Q4_1": _reader((16, 4), _NIBBLES, (load_two_16, two_halves, 1), minimum=1),
-    "Q5_0": _reader((16, 4, 2), _FIVE, (load_half_20, q5_0_scale, 1), minimum=1),
-    "Q5_1": _reader((16, 4, 4), _FIVE, (load_two_20, two_halves, 1), minimum=1),
-    "Q8_0": _reader((32, 2), (load_bytes, q8_0, 8), (load_half_32, half_scale, 1)),
-    "Q2_K": _reader((8, 2), _PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1, shared=4),
-    "Q3_K": _reader((8, 4, 2), (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, shared=2),
-    "Q4_K": _reader((16, 2), _NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1, shared=4),
-    "Q5_K": _reader((16, 4, 2), _FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1, shared=4),
-    "Q6_K": _reader(
-        (16, 8, 2), (load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1, unit=4, shared=2
+    "Q4_0": _reader((load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16, planes=(16, 2)),
+    "Q4_1": _reader(_NIBBLES, (load_two_16, two_halves, 1), minimum=1, planes=(16, 4)),
+    "Q5_0": _reader(_FIVE, (load_half_20, q5_0_scale, 1), minimum=1, planes=(16, 4, 2)),
+    "Q5_1": _reader(_FIVE, (load_two_20, two_halves, 1), minimum=1, planes=(16, 4, 4)),
+    "Q8_0": _reader((load_bytes, q8_0, 8), (load_half_32, half_scale, 1), planes=(32, 2)),
+    "Q2_K": _reader(_PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1, planes=(8, 2), super_block=4),
+    "Q3_K": _reader(
+        (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, planes=(8, 4, 2), super_block=2
     ),
-    "IQ4_NL": _reader((16, 2), (load_nibbles, iq4, 4), (load_half_16, half_scale, 1)),
-    "IQ4_XS": _reader((16, 1), (load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), shared=2),
-    "MXFP4": _reader((16, 1), (load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1)),
+    "Q4_K": _reader(_NIBBLES, (load_minimum_16, q4_k_scale, 2), minimum=1, planes=(16, 2), super_block=4),
+    "Q5_K": _reader(_FIVE, (load_minimum_20, q4_k_scale, 2), minimum=1, planes=(16, 4, 2), super_block=4),
+    "Q6_K": _reader(
+        (load_nibbles_pairs, q6_k, 6),
+        (load_q6_k, q6_k_scale, 2),
+        halves=1,
+        unit=4,
+        planes=(16, 8, 2),
+        super_block=2,
+    ),
+    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2)),
+    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
+    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1), planes=(16, 1)),
 }
