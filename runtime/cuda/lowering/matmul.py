@@ -19,7 +19,6 @@ from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
 from ..kernels.matmul.floats import FloatMatmulArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..kernels.matmul.prefill_sm90 import GatedPrefillArguments
-from ..kernels.matmul.unpack import READERS
 from ..weights.upload import Matrix
 from .base import DECODE_ROWS, QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
@@ -178,7 +177,7 @@ class MatMulLowering(NormLowering):
         kernel = replace(kernel, resident=tile.resident)
         grid = (-(-n_out // tile.outputs(matrices)),)
         label = f"{name} {matrices * n_out}x{matrix.width}"
-        self._emit(kernel, grid, arguments, tile.shared_bytes(tokens, READERS[name]["SLOT_BYTES"]), label)
+        self._emit(kernel, grid, arguments, 64 * tile.WARPS * tile.M * tokens, label)
 
     def _prefill_matmul(
         self,

@@ -10,17 +10,12 @@ class DecodeTile:
     """The division of a decode product: M tiles of 16 matrix rows for each warp, KS warps that share the
     columns, and WARPS warps in a block (see kernels/matmul/decode_matmul.py). `resident` is the number of
     blocks that must fit on a multiprocessor at once.
-
-    A warp loads `ahead` chunks at once into registers; or, with `stages`, up to so many less one into shared
-    memory (see kernels/matmul/decode_ring.py), for up to 4 rows.
     """
 
     M: int
     KS: int
     WARPS: int
     resident: int = 1
-    ahead: int = 1
-    stages: int = 0
 
     def outputs(self, matrices: int) -> int:
         """Outputs of a block, for 1 or 2 matrices."""
@@ -29,12 +24,7 @@ class DecodeTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        found = {"M": self.M, "KS": self.KS, "WARPS": self.WARPS}
-        return found | ({"STAGES": self.stages, "SHARED": 1} if self.stages else {"AHEAD": self.ahead})
-
-    def shared_bytes(self, tokens: int, slot_bytes: int) -> int:
-        """Bytes of shared memory: partial sums of `tokens` rows, and the slots of all warps."""
-        return self.WARPS * self.M * (64 * tokens + self.stages * slot_bytes)
+        return {"M": self.M, "KS": self.KS, "WARPS": self.WARPS}
 
     def fitting(self, blocks: int) -> DecodeTile:
         """The same tile with KS reduced so that no warp is without a chunk of four blocks."""

@@ -74,7 +74,6 @@ from kukri.runtime.cuda.ptx import (
     mma_s8,
     mma_s8_k16,
     multiply_add,
-    multiply_add_wide,
     pack_f16,
     permute_bytes,
     rotate_right,
@@ -250,7 +249,7 @@ def ring(source, out):
     here = shared() + 16 * thread()
     out = out + 16 * thread()
     for k in static(5):
-        copy_async(here + 512 * k, multiply_add_wide(k, 512, source + 16 * thread()), 16)
+        copy_async(here + 512 * k, source + (512 * k + 16 * thread()), 16)
         commit_copies()
     w = registers(4)
     wait_copies_all_but_4()

@@ -21,7 +21,6 @@ from kukri.runtime.cuda.kernels.recurrent import conv, delta, delta_prefill, sca
 
 DECODE = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 DECODE |= {"STORE": 1, "KIND": 1}
-RING = {"STAGES": 4, "SHARED": 1}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "MIN_SPLIT": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
@@ -43,7 +42,6 @@ EXPERT = {
     "M": 4,
     "KS": 4,
     "WARPS": 8,
-    "AHEAD": 2,
     "GATED": 1,
     "BIAS": 1,
     "EMIT": 1,
@@ -73,7 +71,6 @@ KERNELS = [
     kernel(quantize.convert_to_f16, 256, WARPGROUPS=1, PARTS=4, NORMED=1, PDL=0),
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **DECODE),
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE),
-    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=1, **(DECODE | RING)),
     kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),

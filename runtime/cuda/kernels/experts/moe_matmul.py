@@ -27,14 +27,14 @@ from ...ptx import (
     to_int,
 )
 from ..common.common import activate, begin, gated, store_quantized, warp_sum
-from ..matmul.decode_mma import decode_mma_4, load_first_chunks
+from ..matmul.decode_mma import decode_mma_4, load_first_chunk
 from ..matmul.floats import load_four_weights
 
 # Constants of the launch. CHOSEN: a pair takes the matrix that its row has chosen, else matrix number
 # `choice`.
 # M, KS and WARPS as in decode_matmul.py. EMIT: the result is stored quantised; STORE: in float32.
 CODE_WORDS = SCALE_WORDS = CHOSEN = M = KS = WARPS = GATED = BIAS = EMIT = STORE = 0
-UNIT = AHEAD = 1
+UNIT = 1
 
 
 class PairRows(KernelArguments):
@@ -145,8 +145,8 @@ def moe_decode_matmul(args: MoeDecodeArguments):
             tile[m] = args.weights + at
         else:
             tile[m] = args.other + at
-    loaded = registers(AHEAD * M * 2 * (CODE_WORDS + SCALE_WORDS))
-    loaded[()] = load_first_chunks(*tile[()], args.experts.width, part)
+    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunk(*tile[()], args.experts.width, part)
     acc[()] = decode_mma_4(
         *tile[()],
         *loaded[()],

@@ -22,13 +22,11 @@ from ...ptx import (
     warp_barrier,
 )
 from .decode_epilogue import EpilogueArguments, decode_epilogue, load_epilogue
-from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunks
-from .decode_ring import decode_ring_4, start_ring
+from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
 
 # Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
 # TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up.
-CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = STAGES = SLOT_BYTES = PDL = 0
-AHEAD = 1
+CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = PDL = 0
 
 
 class DecodeMatmulArguments(KernelArguments):
@@ -73,13 +71,8 @@ def decode_matmul(args: DecodeMatmulArguments):
             tile[m] = args.weights + at * args.tile_bytes
         else:
             tile[m] = args.other + at * args.tile_bytes
-    # The warp's ring, behind the partial sums
-    ring = shared() + 64 * WARPS * M * TOKENS + warp * (STAGES * M * SLOT_BYTES)
-    loaded = registers(2 * M + 4 if STAGES else AHEAD * M * 2 * (CODE_WORDS + SCALE_WORDS))
-    if STAGES:
-        loaded[()] = start_ring(*tile[()], ring, args.blocks, part)
-    else:
-        loaded[()] = load_first_chunks(*tile[()], args.blocks, part)
+    loaded = registers(M * 2 * (CODE_WORDS + SCALE_WORDS))
+    loaded[()] = load_first_chunk(*tile[()], args.blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = group * (16 * M // (1 + GATED)) + shift_right(lane, 2)
     if PDL:
@@ -90,10 +83,7 @@ def decode_matmul(args: DecodeMatmulArguments):
     before[()] = load_epilogue(args.rows, outputs, args.n_out, args.epilogue)
     if TOKENS <= 4:
         acc = registers((M, 2))
-        if STAGES:
-            acc[()] = decode_ring_4(*tile[()], *loaded[()], ring, args.x, args.blocks, part)
-        else:
-            acc[()] = decode_mma_4(*tile[()], *loaded[()], args.x, args.blocks, part)
+        acc[()] = decode_mma_4(*tile[()], *loaded[()], args.x, args.blocks, part)
         for m in static(M):
             for i in static(2):
                 total = acc[m, i]

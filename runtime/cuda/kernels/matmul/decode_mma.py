@@ -13,6 +13,7 @@ from ...compile.stage import device, registers, static
 from ...ptx import (
     bits_and,
     bits_or,
+    div_u32,
     load_float,
     load_float4,
     load_int2,
@@ -27,25 +28,22 @@ from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
-AHEAD = 1  # chunks of a warp that are being loaded at once
-X_AHEAD = 0
+X_AHEAD = 1  # whether activations are loaded a chunk ahead
 
 
 @device
-def load_first_chunks(tile: registers(M), blocks, part):
-    """Load a warp's first AHEAD chunks, still packed: the codes, [AHEAD, M, 2, CODE_WORDS], then the scales
-    of its tiles.
+def load_first_chunk(tile: registers(M), blocks, part):
+    """Load a warp's first chunk, still packed: the codes, [M, 2, CODE_WORDS], then the scales of its
+    tiles.
     """
     chunks = (blocks + 3) // 4
-    codes = registers((AHEAD, M, 2, CODE_WORDS))
-    scale = registers((AHEAD, M, 2, SCALE_WORDS))
-    for a in static(AHEAD):
-        chunk = part + a * KS
-        piece = 64 * (chunk if chunk < chunks else chunks - 1) + (thread() & 31)
-        for m in static(M):
-            for i in static(2):
-                codes[a, m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
-                scale[a, m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
+    piece = 64 * (part if part < chunks else chunks - 1) + (thread() & 31)
+    codes = registers((M, 2, CODE_WORDS))
+    scale = registers((M, 2, SCALE_WORDS))
+    for m in static(M):
+        for i in static(2):
+            codes[m, i] = LOAD_CODES(tile[m], 64 * chunks, piece + 32 * i)
+            scale[m, i] = LOAD_SCALES(tile[m], 64 * chunks, piece + 32 * i)
     return codes[()] + scale[()]
 
 
@@ -115,8 +113,8 @@ def add_products(
 @device
 def decode_mma_4(
     tile: registers(M),
-    codes: registers((AHEAD, M, 2, CODE_WORDS)),
-    scale: registers((AHEAD, M, 2, SCALE_WORDS)),
+    codes: registers((M, 2, CODE_WORDS)),
+    scale: registers((M, 2, SCALE_WORDS)),
     x,
     blocks,
     part,
@@ -127,7 +125,7 @@ def decode_mma_4(
     adds up the lanes that share both. The 8 columns of B are the high and low bytes of TOKENS rows for 4 /
     TOKENS blocks at once: the columns of one block are zero in the k-range of the other blocks, so that each
     block gets a sum of its own. `tile` are the addresses of the tiles, `codes` and `scale` what
-    `load_first_chunks` returned, `x` the quantised activations.
+    `load_first_chunk` returned, `x` the quantised activations.
     """
     lane = thread() & 31
     sub = lane & 3
@@ -145,45 +143,45 @@ def decode_mma_4(
     mask = registers(4 // TOKENS)
     for u in static(4 // TOKENS):
         mask[u] = -1 if column_block == u else 0
-    words = registers((AHEAD, TOKENS, 2))
-    factors = registers((AHEAD, TOKENS, 3))
-    for a in static(AHEAD if X_AHEAD else 0):
-        chunk = part + a * KS
-        if chunk >= chunks:
-            chunk = chunks - 1
-        words[a] = load_words(column, chunk)
-        factors[a] = load_factors(scales, plane, chunk)
-    for first in range(part, chunks, KS * AHEAD):
-        for a in static(AHEAD):
-            chunk = first + a * KS
-            if a == 0 or chunk < chunks:
-                following = chunk + KS * AHEAD
-                b_word = registers((4, 2))
-                if not X_AHEAD:
-                    words[a] = load_words(column, chunk)
-                    factors[a] = load_factors(scales, plane, chunk)
-                for g in static(TOKENS):
-                    for u in static(4 // TOKENS):
-                        for h in static(2):
-                            b_word[g * (4 // TOKENS) + u, h] = bits_and(words[a, g, h], mask[u])
-                factor = registers((TOKENS, 3))
-                factor[()] = factors[a]
-                if X_AHEAD and following < chunks:
-                    words[a] = load_words(column, following)
-                    factors[a] = load_factors(scales, plane, following)
-                piece = 64 * chunk + lane
-                for m in static(M):
-                    w = registers((2, 8))
-                    f = registers((2, 4))
+    words = registers((TOKENS, 2))
+    factors = registers((TOKENS, 3))
+    # The warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so that there is
+    # no branch in either and the assembler can mix the instructions of all tiles.
+    final = chunks
+    if part < chunks:
+        final = part + div_u32(chunks - 1 - part, KS) * KS
+    if X_AHEAD:
+        first = part if part < chunks else chunks - 1
+        words[()] = load_words(column, first)
+        factors[()] = load_factors(scales, plane, first)
+    for last in static(2):
+        for chunk in range(final if last else part, chunks if last else final, KS):
+            if not X_AHEAD:
+                words[()] = load_words(column, chunk)
+                factors[()] = load_factors(scales, plane, chunk)
+            b_word = registers((4, 2))
+            for g in static(TOKENS):
+                for u in static(4 // TOKENS):
+                    for h in static(2):
+                        b_word[g * (4 // TOKENS) + u, h] = bits_and(words[g, h], mask[u])
+            factor = registers((TOKENS, 3))
+            factor[()] = factors[()]
+            if X_AHEAD and not last:
+                words[()] = load_words(column, chunk + KS)
+                factors[()] = load_factors(scales, plane, chunk + KS)
+            piece = 64 * chunk + lane
+            w = registers((M, 2, 8))
+            f = registers((M, 2, 4))
+            for m in static(M):
+                for i in static(2):
+                    w[m, i] = UNPACK_CODES(*codes[m, i])
+                    f[m, i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
+                if not last:
                     for i in static(2):
-                        w[i] = UNPACK_CODES(*codes[a, m, i])
-                        f[i] = UNPACK_SCALES(*scale[a, m, i], piece + 32 * i)
-                    if following < chunks:
-                        for i in static(2):
-                            at = piece + (64 * KS * AHEAD + 32 * i)
-                            codes[a, m, i] = LOAD_CODES(tile[m], pieces, at)
-                            scale[a, m, i] = LOAD_SCALES(tile[m], pieces, at)
-                    acc[m] = add_products(*acc[m], *w[()], *f[()], *b_word[()], *factor[()], own_block)
+                        codes[m, i] = LOAD_CODES(tile[m], pieces, piece + (64 * KS + 32 * i))
+                        scale[m, i] = LOAD_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
+            for m in static(M):
+                acc[m] = add_products(*acc[m], *w[m], *f[m], *b_word[()], *factor[()], own_block)
     return acc[()]
 
 

@@ -14,8 +14,7 @@ number of its pieces, `piece` the index of one.
 Loads and unpacking are separate so that kernels can keep several loads in flight. `READERS` has these
 functions for each format, the numbers of words, TWO_SCALES (whether the halves of a block have different
 scales), MINIMUM (whether b is not always 0), and UNIT. A tile is PLANE_0 bytes for each piece, then PLANE_1
-and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row; SLOT_BYTES are those of a
-chunk by itself.
+and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row.
 """
 
 from __future__ import annotations
@@ -262,7 +261,6 @@ def _reader(
     constants |= {f"PLANE_{i}": size for i, size in enumerate((*planes, 0, 0)[:3])}
     return constants | {
         "SUPER_PLANE": super_block,
-        "SLOT_BYTES": 64 * sum(planes) + 16 * super_block,
         "TWO_SCALES": halves,
         "MINIMUM": minimum,
         "UNIT": unit,

@@ -71,8 +71,7 @@ def multiply(n, constants, weights, n_out, x, epilogue):
     blocks = weights[0].shape[1] // 32
     constants = READERS[weights[0].format.name] | PLAIN | constants | {"TOKENS": padded(n)}
     grid = -(-n_out * len(weights) // (16 * constants["M"] * (constants["WARPS"] // constants["KS"])))
-    slots = constants["WARPS"] * constants["M"] * constants.get("STAGES", 0)
-    shared = 64 * constants["WARPS"] * constants["M"] * constants["TOKENS"] + 4096 * slots
+    shared = 64 * constants["WARPS"] * constants["M"] * constants["TOKENS"]
     arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *epilogue]
     run(decode_matmul, constants, (grid,), 32 * constants["WARPS"], arguments, shared)
 
@@ -81,7 +80,7 @@ def multiply(n, constants, weights, n_out, x, epilogue):
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 @pytest.mark.parametrize("name", READERS)
 def test_formats(name, n):
-    constants = {"M": 2, "KS": 1, "WARPS": 1, "AHEAD": 2} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
+    constants = {"M": 2, "KS": 1, "WARPS": 1} if n == 2 else {"M": 1, "KS": 2, "WARPS": 4}
     width = 512 if READERS[name]["TWO_SCALES"] or name in ("Q4_K", "Q5_K", "IQ4_XS") else 480
     rng, tensor = np.random.default_rng(2), random_tensor(name, 19, width)
     x = rng.standard_normal((n, width)).astype(np.float32)
@@ -89,22 +88,6 @@ def test_formats(name, n):
     raw, values = quantized(x, padded(n))
     out = np.full((n, 19), np.nan, np.float32)
     multiply(n, constants, [tensor], 19, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 19, 0, 0, 0])
-    expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 3])
-@pytest.mark.parametrize("name", READERS)
-def test_through_shared_memory(name, n):
-    """Rings of two and of four slots, and warps that have no chunk, or fewer than slots."""
-    constants = {"M": 2, "KS": 2, "WARPS": 2, "STAGES": 4} if n == 1 else {"M": 1, "KS": 1, "WARPS": 2}
-    rng, tensor = np.random.default_rng(2), random_tensor(name, 40, 768)
-    x = rng.standard_normal((n, 768)).astype(np.float32)
-    raw, values = quantized(x, padded(n))
-    out = np.full((n, 40), np.nan, np.float32)
-    constants = {"STAGES": 2, "SHARED": 1} | constants
-    multiply(n, constants, [tensor], 40, raw, [0, 0, 1.0, 1.0, 0, out, 4 * 40, 0, 0, 0])
     expected = values.astype(np.float64) @ tensor.dequantize().astype(np.float64).T
     np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-4)
 
