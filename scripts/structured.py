@@ -26,8 +26,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
+import regex
 
 import kukri
 from kukri.runtime.answers.structured.guided import GuidedConstraint
@@ -160,6 +160,8 @@ def batches(items: Iterator[Any], n: int) -> Iterator[list[Any]]:
 
 def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
     """Whether an answer is complete, and fits its schema."""
+    import jsonschema
+
     if not answer.stats.complete:
         return "cut"
     try:
@@ -180,11 +182,17 @@ def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
 
 def validate(value: Any, schema: Any) -> None:
     """Raises jsonschema.ValidationError for a value that does not fit."""
+    import jsonschema
+
+    for module in (jsonschema._keywords, jsonschema._utils):
+        module.re = regex  # patterns are ECMAScript's, and `re` has no \p
     default = jsonschema.Draft202012Validator
     jsonschema.validators.validator_for(schema, default=default)(schema).validate(value)
 
 
 def _fits(value: Any, schema: Any) -> bool:
+    import jsonschema
+
     try:
         validate(value, schema)
     except jsonschema.ValidationError:

@@ -43,6 +43,12 @@ class Speculate(StrEnum):
     mtp = "mtp"
 
 
+class SplitMode(StrEnum):
+    auto = "auto"
+    layers = "layers"
+    tensors = "tensors"
+
+
 class KvType(StrEnum):
     auto = "auto"
     f16 = "f16"
@@ -65,6 +71,14 @@ GpuLayers = Annotated[
         min=0,
         help="Layers that run on the card, the last ones; the others run on the CPU; default: all.",
     ),
+]
+Devices = Annotated[
+    str | None,
+    flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
+]
+
+SplitModeFlag = Annotated[
+    SplitMode, flag("--split-mode", help="How cards share a model; auto: tensors where that is possible.")
 ]
 
 

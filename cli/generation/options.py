@@ -14,10 +14,13 @@ from ..console.options import (
     MAX_CONTEXT,
     Device,
     DeviceFlag,
+    Devices,
     GpuLayers,
     KvType,
     KvTypeFlag,
     Speculate,
+    SplitMode,
+    SplitModeFlag,
     TextOrJson,
     Threads,
     flag,
@@ -200,6 +203,8 @@ class GenerationOptions(
     threads: Threads = None
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
+    devices: Devices = None
+    split_mode: SplitModeFlag = SplitMode.auto
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
     ] = False
@@ -285,7 +290,7 @@ class GenerationOptions(
     ) -> LoadOptions:
         """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions
+        from ...runtime.model.options import LoadOptions, device_numbers
         from ..console.progress import Progress
 
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
@@ -302,6 +307,8 @@ class GenerationOptions(
             speculate=self.speculate.value,
             draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             adapters=adapters,
+            devices=device_numbers(self.devices),
+            split_mode=self.split_mode.value,
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,

@@ -20,6 +20,7 @@ from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .lowering.base import DECODE_ROWS, Capacity
+from .lowering.cards import CardGroup
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
 from .lowering.support import check_supported, matrices, weight_groups
@@ -51,14 +52,25 @@ class TopKRequest(NamedTuple):
     n_tokens: int
 
 
+class Step(NamedTuple):
+    """A step that is ready to start: `graph`, or single launches if there is none. `n_sums`: over cards."""
+
+    batch: Batch
+    shape: StepShape
+    graph: Graph | None
+    top_k: TopKPlan | None
+    n_sums: int = 0
+
+
 class CudaMachine:
-    """Runs a Program on the first NVIDIA GPU, with the calls and, up to rounding, the results of
+    """Runs a Program on an NVIDIA GPU, with the calls and, up to rounding, the results of
     ReferenceMachine.
 
     The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
     as for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16.
     Raises UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and
-    CudaOutOfMemory. A machine must not be used by two threads at once.
+    CudaOutOfMemory. With a `group`, the machine is one of several that share a program: see CudaTeam. A
+    machine must not be used by two threads at once.
     """
 
     def __init__(
@@ -73,6 +85,7 @@ class CudaMachine:
         max_sequences: int = 1,
         device: Device | None = None,
         kernels: Kernels | None = None,
+        group: CardGroup | None = None,
     ) -> None:
         check_supported(program)
         self.program = program
@@ -81,6 +94,8 @@ class CudaMachine:
         self.max_rows = max_rows
         self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.kv_type = cache_type(program, kv_type)
+        # Whether other GPUs fill `boundary_in` and read `boundary_out`, and not the host.
+        self.takes_on_card = self.leaves_on_card = False
         self.device = device or Device()
         self._closed = False
         try:
@@ -88,9 +103,9 @@ class CudaMachine:
             bits = CACHE_BITS[self.kv_type]
             capacity = Capacity(n_pages, page_size, max_rows, self.max_logits, max_sequences, bits)
             self._kernels = kernels or Kernels(self.device, progress)
-            self._prepare(cuda_ops, capacity, memory, release, progress)
-            self._compile()
-            self.plan(1, 1)
+            self._prepare(cuda_ops, capacity, memory, group, release, progress)
+            if group is None:
+                self.make_ready()
         except BaseException:
             self.device.close()
             raise
@@ -100,6 +115,7 @@ class CudaMachine:
         cuda_ops: list[CudaOp],
         capacity: Capacity,
         memory: Memory,
+        group: CardGroup | None,
         release: Callable[[QTensor], None] | None,
         progress: Callable[[str, int, int], None] | None,
     ) -> None:
@@ -109,7 +125,16 @@ class CudaMachine:
         threads = min(16, os.cpu_count() or 1)
         weights = upload_weights(device, weight_groups(cuda_ops), threads, release, progress)
         self.lowering = Lowering(
-            program, cuda_ops, capacity, device, self._kernels, memory, weights, self._inputs.addresses
+            program,
+            cuda_ops,
+            capacity,
+            device,
+            self._kernels,
+            memory,
+            weights,
+            self._inputs.addresses,
+            group=group,
+            rank=len(group.members) if group else 0,
         )
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
@@ -120,11 +145,23 @@ class CudaMachine:
             device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
             for b in program.boundary_in
         ]
+        self._boundary_out = [
+            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in program.boundary_out
+        ]
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
         self._plans: dict[StepShape, list[Launch]] = {}
+        self._left: dict[StepShape, list[Region]] = {}
+        self._sums: dict[StepShape, int] = {}  # over the cards of a group
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
+
+    def make_ready(self) -> None:
+        """Compile kernels, and plan a decode step: of machines of a group, when all of them are made."""
+        self.device.use()
+        self._compile()
+        self.plan(1, 1)
 
     def _compile(self) -> None:
         """Compile the kernels of the usual steps, several at a time."""
@@ -146,7 +183,7 @@ class CudaMachine:
         of rows are out of range.
         """
         self._step_with(batch, table, None)
-        return self._logits[: len(batch.logits_indices)]
+        return self.logits(len(batch.logits_indices))
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run the rows of `batch`; the top k of the first `n_tokens` logits of each row in `logits_indices`,
@@ -155,12 +192,25 @@ class CudaMachine:
         The GPU selects them, and only they are copied to the host, if k is at most MAX_TOP_K and there are at
         most MAX_ROWS rows with logits.
         """
-        n_tokens = min(n_tokens, self.program.logits.width)
-        if k > MAX_TOP_K or len(batch.logits_indices) > MAX_ROWS:
+        request = self.top_k_request(len(batch.logits_indices), k, n_tokens)
+        if request is None:
             return top_k_of(self.step(batch, table)[:, :n_tokens], k)
-        request = TopKRequest(size_for(k), n_tokens)
         self._step_with(batch, table, request)
-        return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
+        return self.selected(len(batch.logits_indices), k, request)
+
+    def top_k_request(self, n_logits: int, k: int, n_tokens: int) -> TopKRequest | None:
+        """What the GPU selects for `top_k`; None if the host selects."""
+        if k > MAX_TOP_K or n_logits > MAX_ROWS:
+            return None
+        return TopKRequest(size_for(k), min(n_tokens, self.program.logits.width))
+
+    def logits(self, n_logits: int) -> np.ndarray:
+        """The logits of the completed step, float32 [n_logits, vocab]."""
+        return self._logits[:n_logits]
+
+    def selected(self, n_logits: int, k: int, request: TopKRequest) -> list[TopK]:
+        """The top `k` of each row of the completed step, which `request` asked for."""
+        return read_top_k(self._top_k[:n_logits], request.k, k, request.n_tokens)
 
     def _page_parts(self) -> list[tuple[int, int]]:
         """(address of page 0, bytes of a page) of the keys and the values of each layer."""
@@ -205,6 +255,11 @@ class CudaMachine:
         """
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
+
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each: of
+        its rows with logits only, if a buffer has these. Valid until the next step."""
+        return [rows[:n_rows] for rows in self._boundary_out]
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -261,13 +316,59 @@ class CudaMachine:
         return values
 
     def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
+        step = self.prepare(batch, table, request)
+        if step is not None:
+            self.start(step)
+            self.complete(step)
+
+    def prepare(self, batch: Batch, table: PageTable, request: TopKRequest | None = None) -> Step | None:
+        """Check a step, write its inputs, and have ready what it launches; None if it has no rows.
+
+        No earlier step may be running. A step is captured as a graph when its shape first occurs, or for a
+        prefill shape at the second time, since many of those occur only once.
+        """
         n, m = len(batch.tokens), len(batch.logits_indices)
         if not self._begin(batch, table):
-            return
+            return None
         shape = StepShape(n, m, self._all_logits(batch), _one_prompt(batch))
-        self._run(shape, request if m else None, batch)
+        request = request if m else None
+        known = shape in self._plans
+        launches = self.plan(*shape)
+        self._upload_inputs(batch)
+        graph = self._graphs.get((shape, request))
+        top_k = self._top_k_plan(m, request) if request and graph is None else None
+        if graph is None and (known or n <= DECODE_ROWS or self.lowering.group):
+            while len(self._graphs) >= MAX_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs))).close()
+            with self.device.capture() as graph:
+                self._enqueue(launches, shape, top_k)
+            self._graphs[shape, request] = graph
+        return Step(batch, shape, graph, top_k, self._sums[shape])
+
+    def number_sums(self, first: int) -> None:
+        """Set the number of the first sum of the step that `prepare` has made ready, the same on all cards of
+        the group, and one more than that of the last sum before it.
+        """
+        self._inputs.number_sums(first)
+
+    def start(self, step: Step) -> None:
+        """Enqueue a prepared step."""
+        if step.graph is None:
+            self._enqueue(self._plans[step.shape], step.shape, step.top_k)
+        else:
+            self.device.run(step.graph)
+
+    def wait(self) -> None:
+        """Wait until the GPU has nothing left to do."""
+        if self._closed:
+            raise ModelClosed("the machine is closed")
+        self.device.use()
         self.device.wait()
-        self.states.end(batch)
+
+    def complete(self, step: Step) -> None:
+        """Wait until a step has ended."""
+        self.device.wait()
+        self.states.end(step.batch)
 
     def _begin(self, batch: Batch, table: PageTable) -> bool:
         """Check a step, and write its inputs; False if it has no rows."""
@@ -291,26 +392,6 @@ class CudaMachine:
         """Whether all rows of a step have logits, in their order."""
         n, m = len(batch.tokens), len(batch.logits_indices)
         return m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
-
-    def _run(self, shape: StepShape, request: TopKRequest | None, batch: Batch) -> None:
-        """Enqueue a step: as a graph, which is captured at the shape's first step, or at the second one of a
-        prefill shape, since many of those occur only once.
-        """
-        known = shape in self._plans
-        launches = self.plan(*shape)
-        self._upload_inputs(batch)
-        graph = self._graphs.get((shape, request))
-        if graph is None:
-            top_k = self._top_k_plan(shape.n_logits, request) if request else None
-            if shape.n_rows > DECODE_ROWS and not known:
-                self._enqueue(launches, shape, top_k)
-                return
-            while len(self._graphs) >= MAX_GRAPHS:
-                self._graphs.pop(next(iter(self._graphs))).close()
-            with self.device.capture() as graph:
-                self._enqueue(launches, shape, top_k)
-            self._graphs[shape, request] = graph
-        self.device.run(graph)
 
     def _upload_inputs(self, batch: Batch) -> None:
         """Upload the inputs of a step that few models have."""
@@ -344,24 +425,37 @@ class CudaMachine:
         shape = StepShape(n, m, all_logits, one_prompt)
         if shape not in self._plans:
             while len(self._plans) >= 2 * MAX_GRAPHS:
-                self._plans.pop(next(iter(self._plans)))
+                oldest = next(iter(self._plans))
+                del self._plans[oldest], self._left[oldest], self._sums[oldest]
             self._plans[shape] = self.lowering.launches(*shape)
+            self._left[shape] = self.lowering.boundary_out()
+            self._sums[shape] = self.lowering.n_sums
             self.device.wait()  # until the vectors that the lowering uploads are copied
         return self._plans[shape]
 
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
         self._inputs.send()
-        self._send_boundary(shape.n_rows)
+        if not self.takes_on_card:
+            self._send_boundary(shape.n_rows)
         for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
-        if shape.n_logits and not top_k:
+        if not self.leaves_on_card:
+            self._fetch_boundary(shape)
+        if shape.n_logits and not top_k and self.lowering.rank == 0:
             self._download_logits(self._logits[: shape.n_logits])
 
     def _send_boundary(self, n_rows: int) -> None:
         """Enqueue copies of what the part before has left."""
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
             _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
+
+    def _fetch_boundary(self, shape: StepShape) -> None:
+        """Enqueue copies of what the part behind reads."""
+        left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
+        for b, rows, region in left:
+            n = shape.n_logits if b.logits_rows else shape.n_rows
+            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
@@ -382,7 +476,8 @@ class CudaMachine:
             self._graphs.clear()
             del self._inputs  # it refers to pinned memory, as the arrays below do
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._top_k = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._boundary_out = [], []
+            self._top_k = np.empty((0, 0), np.int32)
             self.device.close()
 
 

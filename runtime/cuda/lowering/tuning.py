@@ -113,11 +113,12 @@ class Tuning:
             tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else one_matrix
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
+            warps = (4 if name == "Q8_0" and tokens > 1 else 2) * parts
+            tile = DecodeTile(2, parts, warps, max(1, 16 // warps))
         elif name == "Q8_0":
-            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
+            tile = DecodeTile(1, 4, 4, 4) if large else DecodeTile(1, 8, 8, 2)
         else:
-            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
+            tile = DecodeTile(2, 2, 4, 4) if large else DecodeTile(2, 8, 8, 2)
         return tile.fitting(blocks)
 
     def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:

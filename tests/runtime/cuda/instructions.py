@@ -40,11 +40,14 @@ from kukri.runtime.cuda.ptx import (
     exp2,
     fence,
     fence_async_proxy,
+    fence_system,
     fma_f16x2,
     high_f16,
     ldmatrix,
     ldmatrix_transposed,
+    load_acquire,
     load_constant,
+    load_flagged,
     load_float,
     load_float2,
     load_float4,
@@ -54,12 +57,8 @@ from kukri.runtime.cuda.ptx import (
     load_long,
     load_shared,
     load_shared4,
-    load_shared_byte,
     load_shared_int,
-    load_shared_int2,
-    load_shared_int4,
     load_shared_long,
-    load_shared_short,
     load_short,
     load_stream1,
     load_stream2,
@@ -87,10 +86,12 @@ from kukri.runtime.cuda.ptx import (
     sine,
     sqrt,
     store_byte,
+    store_flagged,
     store_float,
     store_float4,
     store_int,
     store_long,
+    store_release,
     store_shared,
     store_shared_int,
     store_shared_int4,
@@ -99,11 +100,9 @@ from kukri.runtime.cuda.ptx import (
     thread,
     to_float,
     to_int,
+    trap,
     wait_copies,
     wait_copies_all_but_1,
-    wait_copies_all_but_2,
-    wait_copies_all_but_3,
-    wait_copies_all_but_4,
     warp_barrier,
     wgmma_64,
     wgmma_128,
@@ -242,32 +241,6 @@ def shares(source, out):
     barrier()
     store_int(out + 4096 + 8 * t, load_shared_int(there))
     store_float(out + 4096 + 8 * t + 4, load_shared(there + 4))
-
-
-def ring(source, out):
-    """Five groups of copies, each read as soon as it is there, in parts of every size. Of 32 threads."""
-    here = shared() + 16 * thread()
-    out = out + 16 * thread()
-    for k in static(5):
-        copy_async(here + 512 * k, source + (512 * k + 16 * thread()), 16)
-        commit_copies()
-    w = registers(4)
-    wait_copies_all_but_4()
-    w[()] = load_shared_int4(here)
-    store_words(out, *w[()])
-    wait_copies_all_but_3()
-    w[0], w[1] = load_shared_int2(here + 512)
-    w[2], w[3] = load_shared_int2(here + 520)
-    store_words(out + 512, *w[()])
-    wait_copies_all_but_2()
-    for i in static(8):
-        store_short(out + 1024 + 2 * i, load_shared_short(here + 1024 + 2 * i))
-    wait_copies_all_but_1()
-    for i in static(16):
-        store_byte(out + 1536 + i, load_shared_byte(here + 1536 + i))
-    wait_copies()
-    w[()] = load_shared_int4(here + 2048)
-    store_words(out + 2048, *w[()])
 
 
 def fetches(source, out):
@@ -475,13 +448,6 @@ def check_shares(launch: Launch) -> None:
     np.testing.assert_array_equal(out[:1024].reshape(64, 16), expected)
 
 
-def check_ring(launch: Launch) -> None:
-    source = np.random.default_rng(7).integers(0, 256, 5 * 32 * 16, dtype=np.uint8)
-    out = np.zeros_like(source)
-    launch(ring, (1,), 32, [source, out], 5 * 512)
-    np.testing.assert_array_equal(out, source)
-
-
 def check_fetches(launch: Launch) -> None:
     source, out = np.arange(256, dtype=np.uint16).reshape(4, 8, 8), np.zeros((32, 2, 4, 2), np.uint16)
     launch(fetches, (1,), 32, [source, out], 512)
@@ -551,11 +517,46 @@ def check_group_products(launch: Launch) -> None:
         np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
 
 
+def flagged(values, room, flags, out):
+    """What cards send each other: through `room` to the next thread but one. Of 2 threads."""
+    t = thread()
+    store_flagged(room + 8 * (t ^ 1), load_float(values + 4 * t), 7 + t)
+    fence_system()
+    store_release(flags + 4 * (t ^ 1), 5)
+    if load_acquire(flags + 4 * (t ^ 1)) != 5:
+        trap()
+    barrier()
+    value, flag = load_flagged(room + 8 * t)
+    store_float(out + 8 * t, value)
+    store_int(out + 8 * t + 4, flag)
+
+
+def check_flagged(launch: Launch) -> None:
+    values, room, flags = np.array([1.5, -np.inf], np.float32), np.zeros(2, np.uint64), np.zeros(2, np.int32)
+    out = np.zeros((2, 2), np.int32)
+    launch(flagged, (1,), 2, [values, room, flags, out], 0)
+    np.testing.assert_array_equal(out[:, 0].view(np.float32), values[::-1])
+    np.testing.assert_array_equal(out[:, 1], [8, 7])
+    np.testing.assert_array_equal(flags, 5)
+
+
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_ring]
+CHECKS += [check_longs, check_flagged]
 WARPGROUP_CHECKS = [check_group_products]  # for cards that have these
-CHECKED = [whole, real, loads, places, shares, ring, fetches, products, longs]
-CHECKED += [group_64, group_128, group_256]
+CHECKED = [
+    whole,
+    real,
+    loads,
+    places,
+    shares,
+    fetches,
+    products,
+    longs,
+    flagged,
+    group_64,
+    group_128,
+    group_256,
+]
 
 
 def on_the_card(device: Any) -> Launch:

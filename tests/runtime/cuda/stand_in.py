@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,13 @@ from kukri.runtime.cuda.compile.stage import parameter_types
 from kukri.runtime.cuda.driver.launch import Launch
 
 from .simulator import run
+
+
+class StandInEvent:
+    recorded = False
+
+    def record(self) -> None:
+        self.recorded = True
 
 
 class StandInDevice:
@@ -27,6 +35,7 @@ class StandInDevice:
     def __init__(self) -> None:
         self.kernels: list[CudaKernel] = []
         self.launched: list[str] = []
+        self.copies: list[tuple[StandInDevice, int]] = []  # from other devices
         self._memory: list[np.ndarray] = []
 
     def use(self) -> None: ...
@@ -48,6 +57,22 @@ class StandInDevice:
 
     def download(self, out: np.ndarray, address: int) -> None:
         out.reshape(-1).view(np.uint8)[:] = self._at(address, out.nbytes)
+
+    def copy(self, address: int, source: int, n_bytes: int) -> None:
+        self._at(address, n_bytes)[:] = self._at(source, n_bytes)
+
+    def copy_from(self, other: StandInDevice, address: int, source: int, n_bytes: int) -> None:
+        self.copies.append((other, n_bytes))
+        self.copy(address, source, n_bytes)
+
+    def reaches(self, other: StandInDevice) -> bool:
+        return True
+
+    def event(self, timed: bool = True) -> StandInEvent:
+        return StandInEvent()
+
+    def wait_for(self, event: StandInEvent) -> None:
+        assert event.recorded
 
     def clear(self, address: int, n_bytes: int) -> None:
         self._at(address, n_bytes)[:] = 0
@@ -85,6 +110,24 @@ class StandInDevice:
         import ctypes
 
         return np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), np.uint8)
+
+
+class ThreadedDevice(StandInDevice):
+    """One of several devices whose kernels wait for each other: it runs graphs in a thread."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self._stream = ThreadPoolExecutor(1)
+        self._running: list[Future[None]] = []
+
+    def run(self, graph: list[Any]) -> None:
+        self._running.append(self._stream.submit(super().run, graph))
+
+    def wait(self) -> None:
+        for work in self._running:
+            work.result(timeout=600)
+        self._running.clear()
 
 
 class StandInKernels:
