@@ -173,19 +173,19 @@ class LaunchBuilder:
         arguments: Arguments,
         shared: int = 0,
         label: str = "",
+        cluster: int = 1,
     ) -> None:
         """Add a launch to the step. `arguments` is the kernel's argument record, or a list of its parameters
-        where there are few; `shared` the bytes of shared memory; `label` is for profiles."""
+        where there are few; `shared` the bytes of shared memory; `label` is for profiles; `cluster` the
+        blocks of a cluster."""
         # The first launch waits until the inputs of the step are copied, so that all kernels may read them at
         # any time.
         early = self.device.capability >= (9, 0) and bool(self._launches)
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(kernel, shared)
-        packed = pack_arguments(*arguments)
+        packed, name = pack_arguments(*arguments), f"{kernel.name} {label}".strip()
         self._launches.append(
-            Launch(
-                f"{kernel.name} {label}".strip(), function, (x, y, z), kernel.threads, shared, packed, early
-            )
+            Launch(name, function, (x, y, z), kernel.threads, shared, packed, early, cluster)
         )
 
     @overload

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..kernels.matmul.unpack import READERS
+
 
 @dataclass(frozen=True)
 class DecodeTile:
@@ -72,6 +74,9 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
+MAX_SPLIT = 8  # blocks of a cluster that every card has
+BATCH_ROWS = 128  # the most rows that one BatchTile takes
+
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
 GATED_TILE = PrefillTile(2, 128, 1, 0.96)  # for gated products
 PREFILL_TILES = (
@@ -80,6 +85,43 @@ PREFILL_TILES = (
     PrefillTile(1, 128, 1, 0.64),
     PrefillTile(1, 128, 2, 0.97),
 )
+
+
+@dataclass(frozen=True)
+class BatchTile:
+    """The tile of a product of 16 … 128 rows with wgmma: 64 outputs of ROWS rows for each of the GROUPS
+    warpgroups of a block, STAGES buffers of 128 columns, and SPLIT blocks that share the columns (see
+    kernels/matmul/batch_sm90.py). `resident` is the number of blocks that must fit on a multiprocessor.
+    """
+
+    ROWS: int
+    GROUPS: int
+    STAGES: int
+    SPLIT: int
+    resident: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * self.GROUPS
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Constants of the kernel."""
+        sizes = {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SPLIT": self.SPLIT}
+        return sizes | {"IN_SHARED": 1}
+
+    def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
+        """Blocks for so many rows, and outputs of one or two matrices."""
+        return self.SPLIT, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
+
+    def shared_bytes(self, name: str) -> int:
+        """Bytes of shared memory for a format: buffers of x and of packed weights, or the sums."""
+        reader = READERS[name]
+        piece, super_block = sum(reader[f"PLANE_{i}"] for i in range(3)), reader["SUPER"]
+        weights = 4 * self.GROUPS * (64 * piece + 16 * super_block)
+        sums = 4 * self.ROWS * (64 * self.GROUPS + 4)
+        return 1024 + max(self.STAGES * (256 * self.ROWS + weights), sums)
 
 
 class Tuning:
@@ -124,6 +166,17 @@ class Tuning:
         """The tile for a pair of a row and an expert, of about eight in a launch."""
         parts = 8 if matrices == 2 and n_out < 1024 else 4
         return DecodeTile(2 * matrices, parts, parts).fitting(blocks)
+
+    def batch(
+        self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
+    ) -> BatchTile:
+        """The tile of a product of up to BATCH_ROWS rows with wgmma."""
+        tile_rows = max(16, 1 << (min(rows, BATCH_ROWS) - 1).bit_length())
+        steps = -(-blocks // 4)
+        groups, resident = (4, 1) if tile_rows == 128 else (2, 2)
+        tiles = -(-n_out * matrices // (64 * groups))
+        splits = max(1, min(MAX_SPLIT, steps, multiprocessors * resident // tiles))
+        return BatchTile(tile_rows, groups, 4, splits, resident)
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""
