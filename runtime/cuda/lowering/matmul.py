@@ -246,7 +246,7 @@ class MatMulLowering(NormLowering):
         kernel = replace(kernel, resident=tile.resident)
         label = f"{name} {n_out * matrices}x{matrix.width}"
         grid, shared = tile.grid(n, n_out, matrices), tile.shared_bytes(name)
-        self._emit(kernel, grid, arguments, shared, label, tile.SPLIT)
+        self._emit(kernel, grid, arguments, shared, label, tile.splits)
 
     def _emit_prefill(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..kernels.matmul.batch_sm90 import MAX_SPLIT
 from ..kernels.matmul.unpack import READERS
 
 
@@ -74,7 +75,6 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
-MAX_SPLIT = 8  # blocks of a cluster that every card has
 BATCH_ROWS = 128  # the most rows that one BatchTile takes
 
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
@@ -90,14 +90,14 @@ PREFILL_TILES = (
 @dataclass(frozen=True)
 class BatchTile:
     """The tile of a product of 16 … 128 rows with wgmma: 64 outputs of ROWS rows for each of the GROUPS
-    warpgroups of a block, STAGES buffers of 128 columns, and SPLIT blocks that share the columns (see
+    warpgroups of a block, STAGES buffers of 128 columns, and `splits` blocks that share the columns (see
     kernels/matmul/batch_sm90.py). `resident` is the number of blocks that must fit on a multiprocessor.
     """
 
     ROWS: int
     GROUPS: int
     STAGES: int
-    SPLIT: int
+    splits: int
     resident: int = 1
 
     @property
@@ -108,12 +108,11 @@ class BatchTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        sizes = {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SPLIT": self.SPLIT}
-        return sizes | {"IN_SHARED": 1}
+        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "IN_SHARED": 1}
 
     def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
         """Blocks for so many rows, and outputs of one or two matrices."""
-        return self.SPLIT, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
+        return self.splits, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
 
     def shared_bytes(self, name: str) -> int:
         """Bytes of shared memory for a format: buffers of x and of packed weights, or the sums."""

@@ -79,7 +79,7 @@ KERNELS = [
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE),
     kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
-    kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, SPLIT=3, **BATCH),
+    kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, **BATCH),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
     kernel(simt.simt_attention, 64, PDL=0, **(ATTEND | {"BOTH_WAYS": 1, "WINDOW": 1})),

@@ -3,7 +3,7 @@
 So few rows leave the tensor cores idle while weights come from memory: what counts is that every
 multiprocessor always waits for enough of them. `cp.async` therefore copies weights, packed as they are,
 STAGES - 1 steps of 128 columns ahead to shared memory, together with the activations, and the columns of a
-tile are divided among the SPLIT blocks of a cluster, so that matrices with few rows occupy all
+tile are divided among the blocks of a cluster, so that matrices with few rows occupy all
 multiprocessors too. In the end each block of the cluster adds up its share of the sums, from the shared
 memory of all of them, always in the same order.
 
@@ -21,6 +21,7 @@ from ...ptx import (
     block_x,
     block_y,
     block_z,
+    blocks_x,
     cluster_barrier,
     commit_copies,
     copy_async,
@@ -31,7 +32,6 @@ from ...ptx import (
     load_constant,
     load_float,
     load_float4,
-    load_shared4,
     shared,
     shared_of_block,
     shift_right,
@@ -62,7 +62,8 @@ LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
 # Constants of the launch: of the format, see unpack.py, and of the product.
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PLANE_0 = PLANE_1 = PLANE_2 = SUPER = 1
 UNIT = BIAS = ACCUMULATE = GATED = VECTORS = PDL = 0
-ROWS = GROUPS = STAGES = SPLIT = 1
+ROWS = GROUPS = STAGES = 1
+MAX_SPLIT = 8  # blocks of a cluster that every card has
 
 
 class BatchMatmulArguments(KernelArguments):
@@ -175,19 +176,20 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     """out = (x @ weightsᵀ) · scales + bias, plus the previous `out` with ACCUMULATE; with GATED
     f((x @ weightsᵀ) · scales) · ((x @ otherᵀ) · scales).
 
-    Grid: (SPLIT, ⌈n_out / outputs⌉, ⌈rows / ROWS⌉) in clusters of SPLIT blocks of 128 · GROUPS threads, where
-    outputs = 64 · GROUPS / (1 + GATED). Each of the GROUPS warpgroups of a block computes 64 outputs of ROWS
-    rows; with GATED the first half of them has the gate's. Shared memory: 1024 bytes for the alignment and
-    the larger of STAGES · (256 · ROWS + 4 · GROUPS · bytes of a warp's weights) and the sums, float32 [ROWS,
-    64 · GROUPS + 4]. VECTORS: rows of `out` and `bias` begin at multiples of 16 bytes and n_out is one of 4.
+    Grid: (splits, ⌈n_out / outputs⌉, ⌈rows / ROWS⌉) in clusters of `splits` blocks, MAX_SPLIT at most and no
+    more than there are steps of 128 columns, of 128 · GROUPS threads, where outputs = 64 · GROUPS / (1 +
+    GATED). Each of the GROUPS warpgroups of a block computes 64 outputs of ROWS rows; with GATED the first
+    half of them has the gate's. Shared memory: 1024 bytes for the alignment and the larger of STAGES · (256 ·
+    ROWS + 4 · GROUPS · bytes of a warp's weights) and the sums, float32 [ROWS, 64 · GROUPS + 4]. VECTORS:
+    rows of `out` begin at multiples of 16 bytes, and n_out is a multiple of 4.
     """
     t = thread()
     lane = t & 31
     warp = shift_right(t, 5)
     steps = (args.blocks + 3) // 4
     pieces = 64 * steps
-    begin = div_u32(block_x() * steps, SPLIT)
-    end = div_u32((block_x() + 1) * steps, SPLIT)
+    begin = div_u32(block_x() * steps, blocks_x())
+    end = div_u32((block_x() + 1) * steps, blocks_x())
     base = block_z() * ROWS
     of_matrix = warp & (4 * GROUPS // (1 + GATED) - 1)
     at = block_y() * (4 * GROUPS // (1 + GATED)) + of_matrix
@@ -302,14 +304,13 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     for n in static(ROWS // 8):
         for j in static(4):
             store_shared(sums + 4 * ((8 * n + j % 2) * (64 * GROUPS + 4) + 8 * (j // 2)), acc[4 * n + j])
-    if SPLIT > 1:
-        cluster_barrier()
-    else:
-        barrier()
+    cluster_barrier()
     n = args.rows - base
     if n > ROWS:
         n = ROWS
-    for item in range(block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), 128 * GROUPS * SPLIT):
+    for item in range(
+        block_x() * (128 * GROUPS) + t, n * (16 * GROUPS // (1 + GATED)), blocks_x() * (128 * GROUPS)
+    ):
         row = div_u32(item, 16 * GROUPS // (1 + GATED))
         column = 4 * (item & (16 * GROUPS // (1 + GATED) - 1))
         output = block_y() * (64 * GROUPS // (1 + GATED)) + column
@@ -322,13 +323,11 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         value = registers((2, 4), 0.0)  # [gate or up, element]
         for k in static(1 + GATED):
             local = x_tiles + 4 * (row * (64 * GROUPS + 4) + k * (32 * GROUPS) + column)
-            part = registers((SPLIT, 4))
-            for s in static(SPLIT):  # all loads are issued before the first use
-                if SPLIT > 1:
+            part = registers((MAX_SPLIT, 4), 0.0)
+            for s in static(MAX_SPLIT):  # all loads are issued before the first use
+                if s < blocks_x():
                     part[s] = load_cluster4(shared_of_block(local, s))
-                else:
-                    part[s] = load_shared4(local)
-            for s in static(SPLIT):
+            for s in static(MAX_SPLIT):
                 for j in static(4):
                     value[k, j] = value[k, j] + part[s, j]
             for j in static(4):
@@ -344,5 +343,4 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
                 result[j] = gated(value[0, j], value[1, j])
             result[j] = result[j] + before[j]
         store_row(target, inside, *result[()])
-    if SPLIT > 1:
-        cluster_barrier()  # until all have read this block's sums
+    cluster_barrier()  # until all have read this block's sums

@@ -26,7 +26,7 @@ def product(tensors, x, tile, out, bias=None, **constants):
     constants = READERS[name] | {"BIAS": int(bias is not None), "PDL": 0, "VECTORS": vectors} | constants
     constants |= {"GATED": len(tensors) - 1, **tile.constants}
     grid, threads = tile.grid(len(x), n_out, len(tensors)), tile.threads
-    run(batch_matmul_sm90, constants, grid, threads, arguments, tile.shared_bytes(name), tile.SPLIT)
+    run(batch_matmul_sm90, constants, grid, threads, arguments, tile.shared_bytes(name), tile.splits)
 
 
 @pytest.mark.slow
