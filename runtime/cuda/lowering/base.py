@@ -92,8 +92,8 @@ class LaunchBuilder:
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
-    quantised rows, `_f16_current` names those whose float16 copy is current, and `_angles_written` the tables
-    of RoPE angles that are filled.
+    quantised rows, `_f16_current` names those whose float16 copy is current, `_angles_written` the tables of
+    RoPE angles that are filled, and `_plans_written` the plans of splits that are made.
     """
 
     program: ops.Program
@@ -157,6 +157,7 @@ class LaunchBuilder:
         self._quantized: dict[str, QuantizedRows] = {}
         self._f16_current: set[str] = set()
         self._angles_written: set[str] = set()
+        self._plans_written: set[str] = set()
 
     def _at(self, buffer: ops.Buffer) -> Region:
         """The rows that hold the contents of a buffer in this step."""
