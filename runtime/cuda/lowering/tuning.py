@@ -108,7 +108,7 @@ class BatchTile:
     @property
     def constants(self) -> dict[str, int]:
         """Constants of the kernel."""
-        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "IN_SHARED": 1}
+        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SHARED": 1}
 
     def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
         """Blocks for so many rows, and outputs of one or two matrices."""
@@ -117,7 +117,7 @@ class BatchTile:
     def shared_bytes(self, name: str) -> int:
         """Bytes of shared memory for a format: buffers of x and of packed weights, or the sums."""
         reader = READERS[name]
-        piece, super_block = sum(reader[f"PLANE_{i}"] for i in range(3)), reader["SUPER"]
+        piece, super_block = sum(reader[f"PLANE_{i}"] for i in range(3)), reader["SUPER_PLANE"]
         weights = 4 * self.GROUPS * (64 * piece + 16 * super_block)
         sums = 4 * self.ROWS * (64 * self.GROUPS + 4)
         return 1024 + max(self.STAGES * (256 * self.ROWS + weights), sums)

@@ -64,7 +64,7 @@ PROMPT = {
     "SINKS": 1,
 }
 PREFILL = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
-BATCH = {"FORMAT": "Q6_K", "BIAS": 1, "ACCUMULATE": 1, "GATED": 1, "KIND": 1, "VECTORS": 0, "IN_SHARED": 1}
+BATCH = {"FORMAT": "Q6_K", "BIAS": 1, "ACCUMULATE": 1, "GATED": 1, "KIND": 1, "VECTORS": 0, "SHARED": 1}
 MLA = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "SWIZZLE": 3, "M_TILES": 2, "TILE": 64}
 MLA |= {"WARPS": 8, "HEAD_WARPS": 4, "Q_KEPT": 5, "V_TILES": 5, "WARP_V_TILES": 1, "N_TILES": 2}
 MLA |= {"SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}

@@ -56,11 +56,11 @@ from ...ptx import (
     wgmma_wait_all_but_1,
 )
 from ..common.common import activate, gated
-from .prefill_mma import dequantize_block, interleave_rows, pack_scales
+from .prefill_mma import dequantize_back, dequantize_front, interleave_rows, pack_scales
 
-LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
+LOAD_CODES = LOAD_SCALES = activate
 # Constants of the launch: of the format, see unpack.py, and of the product.
-CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PLANE_0 = PLANE_1 = PLANE_2 = SUPER = 1
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PLANE_0 = PLANE_1 = PLANE_2 = SUPER_PLANE = 1
 UNIT = BIAS = ACCUMULATE = GATED = VECTORS = PDL = 0
 ROWS = GROUPS = STAGES = 1
 MAX_SPLIT = 8  # blocks of a cluster that every card has
@@ -104,9 +104,11 @@ def copy_weights(tile, pieces, to, step):
         if lane + 32 * i < 4 * PLANE_2:
             source = tile + ((PLANE_0 + PLANE_1) * pieces + 64 * PLANE_2 * step + 16 * (lane + 32 * i))
             copy_async(to + (64 * (PLANE_0 + PLANE_1) + 16 * (lane + 32 * i)), source, 16)
-    if SUPER:
-        if lane < SUPER:
-            source = tile + ((PLANE_0 + PLANE_1 + PLANE_2) * pieces + 16 * SUPER * (step >> 1) + 16 * lane)
+    if SUPER_PLANE:
+        if lane < SUPER_PLANE:
+            source = tile + (
+                (PLANE_0 + PLANE_1 + PLANE_2) * pieces + 16 * SUPER_PLANE * (step >> 1) + 16 * lane
+            )
             copy_async(to + (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * lane), source, 16)
 
 
@@ -200,8 +202,8 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         if warp >= 2 * GROUPS:
             tile = args.other + at * args.tile_bytes
     x_tiles = (shared() + 1023) & -1024
-    w_stage = 4 * GROUPS * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER)
-    w_tiles = x_tiles + STAGES * (256 * ROWS) + warp * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER)
+    w_stage = 4 * GROUPS * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER_PLANE)
+    w_tiles = x_tiles + STAGES * (256 * ROWS) + warp * (64 * (PLANE_0 + PLANE_1 + PLANE_2) + 16 * SUPER_PLANE)
     for s in static(STAGES - 1):
         if begin + s < end:
             copy_weights(tile, pieces, w_tiles + s * w_stage, begin + s)
@@ -227,7 +229,6 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
     codes = registers((2, CODE_WORDS))
     scale = registers((2, SCALE_WORDS))
     own = registers((2, 2))
-    w = registers(8)
     quad = lane & 28  # the first of the four lanes that share a row
     if STAGES == 3:
         wait_copies_all_but_1()
@@ -244,20 +245,14 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
         scale[i] = LOAD_SCALES(w_tiles, 64, lane + 32 * i)
     for i in static(2):
         own[i] = pack_scales(*scale[i], 64 * begin + lane + 32 * i)
-        w[()] = UNPACK_CODES(*codes[i])
-        f[0, i] = dequantize_block(w[0], w[1], *own[i], quad) + dequantize_block(
-            w[2], w[3], *own[i], quad + 1
-        )
+        f[0, i] = dequantize_front(*codes[i], *own[i], quad)
     stage = 0
     for step in range(begin, end):
         b = x_tiles + stage * (256 * ROWS)
         acc[()] = multiply(*acc[()], *f[0], b)
         wgmma_wait_all_but_1()
         for i in static(2):
-            w[()] = UNPACK_CODES(*codes[i])
-            f[1, i] = dequantize_block(w[4], w[5], *own[i], quad + 2) + dequantize_block(
-                w[6], w[7], *own[i], quad + 3
-            )
+            f[1, i] = dequantize_back(*codes[i], *own[i], quad)
         acc[()] = multiply(*acc[()], *f[1], b + 128 * ROWS)
         wgmma_wait_all_but_1()
         if STAGES == 3:  # for the next step
@@ -287,10 +282,7 @@ def batch_matmul_sm90(args: BatchMatmulArguments):
             scale[i] = LOAD_SCALES(w_tiles + stage * w_stage, 64, lane + 32 * i)
         for i in static(2):
             own[i] = pack_scales(*scale[i], 64 * step + 64 + lane + 32 * i)
-            w[()] = UNPACK_CODES(*codes[i])
-            f[0, i] = dequantize_block(w[0], w[1], *own[i], quad) + dequantize_block(
-                w[2], w[3], *own[i], quad + 1
-            )
+            f[0, i] = dequantize_front(*codes[i], *own[i], quad)
     if ROWS == 16:
         acc[()] = wgmma_result_16(*acc[()])
     elif ROWS == 32:
