@@ -193,13 +193,14 @@ def load(
     control_vectors: Sequence[str | os.PathLike[str] | tuple[str | os.PathLike[str], float]] = (),
     control_layers: tuple[int, int] | None = None,
     deterministic: bool = False,
+    devices: Sequence[int] | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
     """Load a model: a GGUF file, a Hugging Face folder, a short name (`smollm2`), or `org/repo[:quant]` on
     the Hugging Face Hub. A model that is not on this machine yet is downloaded.
 
-    - `device`: "cpu", "cuda" (the first NVIDIA GPU), "reference" (NumPy in float32: slow, for comparison), or
+    - `device`: "cpu", "cuda" (NVIDIA GPUs), "reference" (NumPy in float32: slow, for comparison), or
       "auto": the GPU if there is one that can run the model, with as many of the last layers as its memory
       holds, else the CPU.
     - `context`: the most tokens that prompt and answer may have together. Default: what the model was trained
@@ -229,6 +230,8 @@ def load(
       Default: all that they have directions for.
     - `deterministic`: compute every generation by itself, one after the other, so that what runs beside it
       cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
+    - `devices`: the GPUs that share the model, by number: "0,1" or [0, 1]. Default: the first one, and where
+      it has no room for the model all there are.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -248,7 +251,7 @@ def load(
     from .runtime.hub.progress import CallbackProgress, NoProgress
     from .runtime.hub.resolve import resolve
     from .runtime.model.loading import load_model
-    from .runtime.model.options import LoadOptions
+    from .runtime.model.options import LoadOptions, device_numbers
 
     shown = NoProgress if progress is None else partial(CallbackProgress, progress)
     small = None if draft is None else str(resolve(str(draft), shown))
@@ -257,6 +260,7 @@ def load(
         adapters=Adapters(adapter_files(lora), adapter_files(control_vectors), control_layers),
         draft=small,
         deterministic=deterministic,
+        devices=device_numbers(devices),
     )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)

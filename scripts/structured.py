@@ -28,6 +28,7 @@ from typing import Any
 
 import jsonschema
 import numpy as np
+import regex
 
 import kukri
 from kukri.runtime.answers.structured.guided import GuidedConstraint
@@ -180,6 +181,8 @@ def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
 
 def validate(value: Any, schema: Any) -> None:
     """Raises jsonschema.ValidationError for a value that does not fit."""
+    for module in (jsonschema._keywords, jsonschema._utils):
+        module.re = regex  # patterns are ECMAScript's, and `re` has no \p
     default = jsonschema.Draft202012Validator
     jsonschema.validators.validator_for(schema, default=default)(schema).validate(value)
 

@@ -90,7 +90,7 @@ def test_signatures():
 
     assert names(kukri.load) == [
         "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate", "task",
-        "draft", "lora", "control_vectors", "control_layers", "deterministic", "progress", "warn"
+        "draft", "lora", "control_vectors", "control_layers", "deterministic", "devices", "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

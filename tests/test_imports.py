@@ -107,7 +107,7 @@ ROOMS = {  # room → the rooms that it may import beside itself
     f"runtime.adapters {_ANSWERS} runtime.embedding runtime.inspection runtime.reference "
     "runtime.cpu runtime.cuda runtime.cuda.compile runtime.cuda.driver runtime.cuda.lowering",
     "runtime.model.speculation": f"quant {_PROGRAM} {_ENGINE} runtime.engine.speculation runtime.model "
-    "runtime.program runtime.weights runtime.cpu runtime.reference",
+    "runtime.program runtime.weights runtime.cpu runtime.cuda runtime.reference",
     "runtime.embedding": "untrusted quant quant.checkpoint runtime.config runtime.engine tokenizer",
     "runtime.sessions": f"untrusted quant runtime.answers runtime.model {_ENGINE} runtime.engine.scheduling",
     "runtime.inspection": f"quant {_PROGRAM} {_ENGINE}",

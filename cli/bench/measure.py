@@ -31,6 +31,7 @@ class Used:
     cuda_device: Device | None = None
     gpu_layers: int = 0
     both: bool = False  # the CPU and the GPU share the layers
+    gpu_names: tuple[str, ...] = ()
 
     @property
     def backend(self) -> str:
@@ -39,12 +40,17 @@ class Used:
 
 
 def used_devices(machine: Any) -> Used:
-    """The devices of a machine, or of both parts of a SplitMachine."""
+    """The devices of a machine, of all machines of several GPUs, or of both parts of a SplitMachine."""
+    if cards := getattr(machine, "machines", ()):
+        names = tuple(card.device.name for card in cards)
+        n_layers = len(machine.program.layers) - 1
+        return Used(machine.program, 1, machine.kv_type, cards[0].device, n_layers, gpu_names=names)
     front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
     cuda_device: Device | None = getattr(back, "device", None)
     layers = len(back.program.layers) - 1 if cuda_device else 0
     threads = int(getattr(front or back, "n_threads", 1))
-    return Used(back.program, threads, back.kv_type, cuda_device, layers, front is not None)
+    names = (cuda_device.name,) if cuda_device else ()
+    return Used(back.program, threads, back.kv_type, cuda_device, layers, front is not None, names)
 
 
 def random_ids(n: int, vocab_size: int) -> np.ndarray:

@@ -57,6 +57,7 @@ class Plan:
     cold: bool
     adapters: Adapters | None = None
     speculate: str = "off"
+    devices: str | None = None  # numbers of cards
     draft: str | None = None  # file or folder of a draft model
 
 

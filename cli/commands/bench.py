@@ -23,6 +23,7 @@ from ..console.options import (
     THREADS_HELP,
     Device,
     DeviceFlag,
+    Devices,
     GpuLayers,
     KvType,
     Speculate,
@@ -84,6 +85,7 @@ class BenchOptions(AdapterOptions):
     ] = KvType.auto
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
+    devices: Devices = None
     draft: Annotated[
         str | None,
         flag("--draft", metavar="MODEL", help="Measure decoding with drafts of this model as well."),
@@ -173,6 +175,7 @@ def _bench_server(options: BenchOptions, models: list[str] | None) -> None:
         check_plot(options.plot)
     flags = ["--kv-type", options.kv_type.value, "--device", options.device.value]
     flags += [] if options.gpu_layers is None else ["--gpu-layers", str(options.gpu_layers)]
+    flags += ["--devices", options.devices] if options.devices else []
     flags += ["--threads", *options.threads] if options.threads else []
     if options.lora or options.control_vector or options.draft or options.speculate is not Speculate.off:
         raise typer.BadParameter("--serve goes without adapters and drafts")
@@ -216,6 +219,7 @@ def _plan(options: BenchOptions) -> Plan:
         kv_type=options.kv_type.value,
         device=options.device.value,
         gpu_layers=options.gpu_layers,
+        devices=options.devices,
         warm_up=not options.no_warmup,
         cold=not options.no_cold,
         adapters=options.adapters or None,
@@ -303,13 +307,14 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
     with terminal.status(f"loading {name} …"):
         from ...runtime.adapters.stored import NO_ADAPTERS
         from ...runtime.model.loading import load_model
-        from ...runtime.model.options import LoadOptions
+        from ...runtime.model.options import LoadOptions, device_numbers
 
         with LoadTimes(cache_folder()) as times:
             parallel = max(test.n_parallel for test in plan.tests)
             options = LoadOptions(
                 plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
+                devices=device_numbers(plan.devices),
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)
@@ -340,7 +345,7 @@ def _about_model(about: Description, used: Used, test: Test, times: LoadTimes) -
         "build_commit": __version__,
         "cpu_info": cpu_name(),
         "simd": level_in_use(),
-        "gpu_info": used.cuda_device.name if used.cuda_device else "",
+        "gpu_info": ", ".join(used.gpu_names),
         "backend": used.backend,
         "backends": used.backend,
         "model_filename": str(about.paths[0]),

@@ -18,6 +18,7 @@ from ..console.options import (
     MAX_CONTEXT,
     Device,
     DeviceFlag,
+    Devices,
     GpuLayers,
     KvType,
     KvTypeFlag,
@@ -104,6 +105,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     threads: Threads = None
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
+    devices: Devices = None
     speculate: Annotated[
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
@@ -133,7 +135,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             raise typer.BadParameter(str(problem)) from None
 
     def loading(self) -> LoadOptions:
-        from ...runtime.model.options import LoadOptions
+        from ...runtime.model.options import LoadOptions, device_numbers
 
         return LoadOptions(
             device=self.device.value,
@@ -141,6 +143,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             threads=self.threads,
             kv_type=self.kv_type.value,
             gpu_layers=self.gpu_layers,
+            devices=device_numbers(self.devices),
             parallel=self.parallel,
             speculate=self.speculate.value,
             adapters=self.adapters,

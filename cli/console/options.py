@@ -66,6 +66,10 @@ GpuLayers = Annotated[
         help="Layers that run on the card, the last ones; the others run on the CPU; default: all.",
     ),
 ]
+Devices = Annotated[
+    str | None,
+    flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
+]
 
 
 class TextOrJson(StrEnum):

@@ -14,6 +14,7 @@ from ..console.options import (
     MAX_CONTEXT,
     Device,
     DeviceFlag,
+    Devices,
     GpuLayers,
     KvType,
     KvTypeFlag,
@@ -200,6 +201,7 @@ class GenerationOptions(
     threads: Threads = None
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
+    devices: Devices = None
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
     ] = False
@@ -285,7 +287,7 @@ class GenerationOptions(
     ) -> LoadOptions:
         """How a model is loaded; a draft model is downloaded first. A usage error for a missing one."""
         from ...runtime.hub.resolve import resolve
-        from ...runtime.model.options import LoadOptions
+        from ...runtime.model.options import LoadOptions, device_numbers
         from ..console.progress import Progress
 
         drafts = self.draft is not None and self.speculate in (Speculate.auto, Speculate.draft)
@@ -302,6 +304,7 @@ class GenerationOptions(
             speculate=self.speculate.value,
             draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             adapters=adapters,
+            devices=device_numbers(self.devices),
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,

@@ -52,8 +52,17 @@ class TopKRequest(NamedTuple):
     n_tokens: int
 
 
+class Step(NamedTuple):
+    """A step that is ready to start: `graph`, or single launches if there is none."""
+
+    batch: Batch
+    shape: StepShape
+    graph: Graph | None
+    top_k: TopKPlan | None
+
+
 class CudaMachine:
-    """Runs a Program on the first NVIDIA GPU, with the calls and, up to rounding, the results of
+    """Runs a Program on an NVIDIA GPU, with the calls and, up to rounding, the results of
     ReferenceMachine.
 
     The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
@@ -82,6 +91,8 @@ class CudaMachine:
         self.max_rows = max_rows
         self.max_logits = max(1, min(max_rows, LOGITS_BYTES // (4 * program.logits.width)))
         self.kv_type = cache_type(program, kv_type)
+        # Whether other GPUs fill `boundary_in` and read `boundary_out`, and not the host.
+        self.takes_on_card = self.leaves_on_card = False
         self.device = device or Device()
         self._closed = False
         try:
@@ -121,11 +132,16 @@ class CudaMachine:
             device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
             for b in program.boundary_in
         ]
+        self._boundary_out = [
+            device.pinned(4 * self.max_rows * b.width).view(np.float32).reshape(self.max_rows, b.width)
+            for b in program.boundary_out
+        ]
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
         self._may_pad = allows_padding(program)
         self._plans: dict[StepShape, list[Launch]] = {}
+        self._left: dict[StepShape, list[Region]] = {}
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
 
     def _compile(self) -> None:
@@ -150,7 +166,7 @@ class CudaMachine:
         of rows are out of range.
         """
         self._step_with(batch, table, None)
-        return self._logits[: len(batch.logits_indices)]
+        return self.logits(len(batch.logits_indices))
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run the rows of `batch`; the top k of the first `n_tokens` logits of each row in `logits_indices`,
@@ -159,12 +175,25 @@ class CudaMachine:
         The GPU selects them, and only they are copied to the host, if k is at most MAX_TOP_K and there are at
         most MAX_ROWS rows with logits.
         """
-        n_tokens = min(n_tokens, self.program.logits.width)
-        if k > MAX_TOP_K or len(batch.logits_indices) > MAX_ROWS:
+        request = self.top_k_request(len(batch.logits_indices), k, n_tokens)
+        if request is None:
             return top_k_of(self.step(batch, table)[:, :n_tokens], k)
-        request = TopKRequest(size_for(k), n_tokens)
         self._step_with(batch, table, request)
-        return read_top_k(self._top_k[: len(batch.logits_indices)], request.k, k, n_tokens)
+        return self.selected(len(batch.logits_indices), k, request)
+
+    def top_k_request(self, n_logits: int, k: int, n_tokens: int) -> TopKRequest | None:
+        """What the GPU selects for `top_k`; None if the host selects."""
+        if k > MAX_TOP_K or n_logits > MAX_ROWS:
+            return None
+        return TopKRequest(size_for(k), min(n_tokens, self.program.logits.width))
+
+    def logits(self, n_logits: int) -> np.ndarray:
+        """The logits of the completed step, float32 [n_logits, vocab]."""
+        return self._logits[:n_logits]
+
+    def selected(self, n_logits: int, k: int, request: TopKRequest) -> list[TopK]:
+        """The top `k` of each row of the completed step, which `request` asked for."""
+        return read_top_k(self._top_k[:n_logits], request.k, k, request.n_tokens)
 
     def _page_parts(self) -> list[tuple[int, int]]:
         """(address of page 0, bytes of a page) of the keys and the values of each layer."""
@@ -209,6 +238,11 @@ class CudaMachine:
         """
         for rows, boundary_in in zip(values, self._boundary_in, strict=True):
             boundary_in[: len(rows)] = rows
+
+    def read_boundary(self, n_rows: int) -> list[np.ndarray]:
+        """The `boundary_out` buffers after a step of `n_rows` rows, float32 [n_rows, width] each: of
+        its rows with logits only, if a buffer has these. Valid until the next step."""
+        return [rows[:n_rows] for rows in self._boundary_out]
 
     @property
     def page_bytes(self) -> tuple[int, ...]:
@@ -266,17 +300,58 @@ class CudaMachine:
         return values
 
     def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
+        step = self.prepare(batch, table, request)
+        if step is not None:
+            self.start(step)
+            self.complete(step)
+
+    def prepare(self, batch: Batch, table: PageTable, request: TopKRequest | None = None) -> Step | None:
+        """Check a step, write its inputs, and have ready what it launches; None if it has no rows.
+
+        No earlier step may be running. A step is captured as a graph when its shape first occurs, or for a
+        prefill shape at the second time, since many of those occur only once.
+        """
         if not self._begin(batch, table):
-            return
+            return None
         one_prompt, run = _one_prompt(batch), batch
         if self._may_pad and not one_prompt:
             run = padded(batch, self.max_rows, self.max_logits)
         self._inputs.write(run, table)
         n, m = len(run.tokens), len(run.logits_indices)
         shape = StepShape(n, m, self._all_logits(run), one_prompt)
-        self._run(shape, request if m else None, run)
+        request = request if m else None
+        occurs_again = n <= DECODE_ROWS or (shape.all_logits and not one_prompt) or shape in self._plans
+        launches = self.plan(*shape)
+        self._upload_inputs(run)
+        graph = self._graphs.pop((shape, request), None)
+        top_k = self._top_k_plan(m, request) if request and graph is None else None
+        if graph is None and occurs_again:
+            while len(self._graphs) >= MAX_GRAPHS:
+                self._graphs.pop(next(iter(self._graphs))).close()
+            with self.device.capture() as graph:
+                self._enqueue(launches, shape, top_k)
+        if graph is not None:
+            self._graphs[shape, request] = graph  # behind those that were used before
+        return Step(batch, shape, graph, top_k)
+
+    def start(self, step: Step) -> None:
+        """Enqueue a prepared step."""
+        if step.graph is None:
+            self._enqueue(self._plans[step.shape], step.shape, step.top_k)
+        else:
+            self.device.run(step.graph)
+
+    def wait(self) -> None:
+        """Wait until the GPU has nothing left to do."""
+        if self._closed:
+            raise ModelClosed("the machine is closed")
+        self.device.use()
         self.device.wait()
-        self.states.end(batch)
+
+    def complete(self, step: Step) -> None:
+        """Wait until a step has ended."""
+        self.device.wait()
+        self.states.end(step.batch)
 
     def _begin(self, batch: Batch, table: PageTable) -> bool:
         """Check a step, and begin its states; False if it has no rows."""
@@ -299,27 +374,6 @@ class CudaMachine:
         """Whether all rows of a step have logits, in their order."""
         n, m = len(batch.tokens), len(batch.logits_indices)
         return m == n and (n == 1 or bool((batch.logits_indices == np.arange(n)).all()))
-
-    def _run(self, shape: StepShape, request: TopKRequest | None, batch: Batch) -> None:
-        """Enqueue a step: as a graph, which is captured at the shape's first step, or at the second one of a
-        prefill shape, since many of those occur only once.
-        """
-        known = shape in self._plans
-        launches = self.plan(*shape)
-        self._upload_inputs(batch)
-        graph = self._graphs.pop((shape, request), None)
-        if graph is None:
-            top_k = self._top_k_plan(shape.n_logits, request) if request else None
-            decodes = shape.n_rows <= DECODE_ROWS or (shape.all_logits and not shape.one_prompt)
-            if not decodes and not known:
-                self._enqueue(launches, shape, top_k)
-                return
-            while len(self._graphs) >= MAX_GRAPHS:
-                self._graphs.pop(next(iter(self._graphs))).close()
-            with self.device.capture() as graph:
-                self._enqueue(launches, shape, top_k)
-        self._graphs[shape, request] = graph  # behind those that were used before
-        self.device.run(graph)
 
     def _upload_inputs(self, batch: Batch) -> None:
         """Upload the inputs of a step that few models have."""
@@ -354,8 +408,10 @@ class CudaMachine:
         launches = self._plans.pop(shape, None)
         if launches is None:
             while len(self._plans) >= 2 * MAX_GRAPHS:
-                self._plans.pop(next(iter(self._plans)))
+                oldest = next(iter(self._plans))
+                del self._plans[oldest], self._left[oldest]
             launches = self.lowering.launches(*shape)
+            self._left[shape] = self.lowering.boundary_out()
             self.device.wait()  # until the vectors that the lowering uploads are copied
         self._plans[shape] = launches  # behind those that were used before
         return launches
@@ -363,9 +419,12 @@ class CudaMachine:
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
         """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
         self._inputs.send()
-        self._send_boundary(shape.n_rows)
+        if not self.takes_on_card:
+            self._send_boundary(shape.n_rows)
         for launch in [*launches, *(top_k.launches if top_k else ())]:
             self.device.launch(launch)
+        if not self.leaves_on_card:
+            self._fetch_boundary(shape)
         if shape.n_logits and not top_k:
             self._download_logits(self._logits[: shape.n_logits])
 
@@ -373,6 +432,13 @@ class CudaMachine:
         """Enqueue copies of what the part before has left."""
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
             _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
+
+    def _fetch_boundary(self, shape: StepShape) -> None:
+        """Enqueue copies of what the part behind reads."""
+        left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
+        for b, rows, region in left:
+            n = shape.n_logits if b.logits_rows else shape.n_rows
+            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
@@ -393,7 +459,8 @@ class CudaMachine:
             self._graphs.clear()
             del self._inputs  # it refers to pinned memory, as the arrays below do
             self._logits = np.empty((0, self.program.logits.width), np.float32)
-            self._boundary_in, self._top_k = [], np.empty((0, 0), np.int32)
+            self._boundary_in, self._boundary_out = [], []
+            self._top_k = np.empty((0, 0), np.int32)
             self.device.close()
 
 

@@ -17,8 +17,10 @@ from .lowering.base import DECODE_ROWS
 
 
 def allows_padding(program: ops.Program) -> bool:
-    """Whether rows may be repeated: they must not move a state on, and need all their inputs in the batch."""
-    return not program.state_layers and not program.boundary_in
+    """Whether rows may be repeated: they must not move a state on, and come from the batch alone and go
+    nowhere else.
+    """
+    return not (program.state_layers or program.boundary_in or program.boundary_out)
 
 
 def padded(batch: Batch, max_rows: int, max_logits: int) -> Batch:

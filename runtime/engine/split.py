@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Protocol
+from itertools import accumulate, pairwise
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,12 +52,57 @@ def split(program: Program, layer: int) -> tuple[Program, Program]:
     """The program of the layers in front of `layer`, one of `cuts`, and that of the other layers.
 
     The residual buffers at the cut are `boundary_out` of the first part and `boundary_in` of the second. The
-    first part computes no logits; its `logits` is the first residual buffer.
+    first part computes no logits; its `logits` is the first residual buffer. Parts can be split again.
     """
     at, residual = program.layers[layer], program.residual
     first = _part(program, program.ops[:at], program.layers[: layer + 1])
     second = _part(program, program.ops[at:], tuple(start - at for start in program.layers[layer:]))
-    return replace(first, logits=residual[0], boundary_out=residual), replace(second, boundary_in=residual)
+    return (
+        replace(first, logits=residual[0], boundary_in=program.boundary_in, boundary_out=residual),
+        replace(second, boundary_in=residual, boundary_out=program.boundary_out),
+    )
+
+
+def split_at(program: Program, layers: Sequence[int]) -> list[Program]:
+    """The parts of a program that begin at its first layer and at these, some of `cuts`, in order."""
+    parts, rest, done = [], program, 0
+    for layer in layers:
+        first, rest = split(rest, layer - done)
+        parts.append(first)
+        done = layer
+    return [*parts, rest]
+
+
+def balanced_cuts(costs: Sequence[float], possible: Sequence[int], n: int) -> tuple[int, ...]:
+    """The n - 1 of the `possible` cuts for which the costliest of n parts costs least, and among those the
+    ones with the most even parts. `costs` are those of the layers. All cuts if there are not enough.
+    """
+    before, end = [0.0, *accumulate(costs)], len(costs)
+
+    def extended(part: _Cuts, last: int, upto: int) -> _Cuts:
+        cost = before[upto] - before[last]
+        return _Cuts(max(part.most, cost), part.squares + cost * cost, (*part.cuts, last))
+
+    # The best cuts of the layers in front of each cut, into one part, then two, …
+    best = {cut: _Cuts(before[cut], before[cut] ** 2) for cut in possible}
+    found: tuple[int, ...] = ()
+    for _ in range(1, n):
+        following: dict[int, _Cuts] = {}
+        for upto in [*possible, end]:
+            parts = [extended(part, last, upto) for last, part in best.items() if last < upto]
+            if parts:
+                following[upto] = min(parts)
+        found = following.pop(end).cuts if end in following else found
+        best = following
+    return found
+
+
+class _Cuts(NamedTuple):
+    """Cuts, and the cost of the costliest part and the squares of all costs."""
+
+    most: float
+    squares: float
+    cuts: tuple[int, ...] = ()
 
 
 def _part(program: Program, ops: Sequence[Op], layers: tuple[int, ...]) -> Program:
@@ -110,7 +156,7 @@ def joined(first: Program, second: Program) -> Program:
         cache_layers=(*first.cache_layers, *second.cache_layers),
         state_layers=(*first.state_layers, *second.state_layers),
         layers=(*first.layers[:-1], *(n + start for start in second.layers)),
-        boundary_in=(),
+        boundary_in=first.boundary_in,
     )
 
 
@@ -231,10 +277,21 @@ class JoinedStates:
                 states.restore(sequence, SavedState(saved.length, arrays))
 
 
+def layer_bytes(program: Program) -> list[int]:
+    """The bytes of matrices that a step reads for each layer, with those behind the last layer in its sum."""
+    starts = [*program.layers[:-1], len(program.ops)]
+    return [matrix_bytes(program.ops[a:b]) for a, b in pairwise(starts)]
+
+
 def weight_bytes(program: Program) -> int:
     """The size in bytes of all matrices of a program, each counted once."""
+    return matrix_bytes(program.ops)
+
+
+def matrix_bytes(ops: Sequence[Op]) -> int:
+    """The size in bytes of all matrices of some ops, each counted once."""
     sizes: dict[int, int] = {}
-    for op in program.ops:
+    for op in ops:
         for field in fields(op):
             value = getattr(op, field.name)
             if isinstance(value, LowRankExperts):

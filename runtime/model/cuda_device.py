@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 CUDA_OVERHEAD = 700_000_000  # bytes of GPU memory for activations, kernels and the driver
 
 
+def open_device(index: int) -> Device:
+    """The GPU of that number. Raises CudaError."""
+    from ..cuda.driver.device import Device
+
+    return Device(index=index) if index else Device()
+
+
 def cuda_memory_need(program: Program, kv_type: str) -> MemoryNeed:
     """The GPU memory that a program needs. ValueError for a KV cache type that the CUDA machine has not."""
     from ..cuda.machine import cache_type
@@ -27,7 +34,7 @@ def cuda_memory_need(program: Program, kv_type: str) -> MemoryNeed:
 
 
 def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str], None]) -> Device | None:
-    """The GPU that is to run `program`, or None if the CPU runs it.
+    """The GPU that is to run `program`, the first one that the options name, or None if the CPU runs it.
 
     With device "auto", a GPU that cannot be used, or not for this program, is a warning; so is a missing one,
     if `options.gpu_layers` asks for it. With "cuda" these are errors: CudaUnavailable, UnsupportedModel, or
@@ -35,10 +42,10 @@ def open_cuda_device(options: LoadOptions, program: Program, warn: Callable[[str
     """
     if options.device not in ("auto", "cuda"):
         return None
-    from ..cuda.driver.device import CudaError, CudaUnavailable, Device, NoCudaDevice
+    from ..cuda.driver.errors import CudaError, CudaUnavailable, NoCudaDevice
 
     try:
-        device = Device()
+        device = open_device(options.devices[0] if options.devices else 0)
     except CudaError as problem:
         if options.device == "cuda":
             raise CudaUnavailable(f"{problem}; --device cpu runs on the CPU") from None

@@ -36,6 +36,7 @@ from .source import Source, check_embedded
 
 if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
+    from ..cuda.chain import CudaChain
     from ..cuda.machine import CudaMachine
     from ..embedding.reranker import Reranker
     from ..embedding.scoring import TextScore
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from ..inspection.observed import ObservedAnswer
     from ..reference.machine import ReferenceMachine
 
-    AnyMachine: TypeAlias = CpuMachine | CudaMachine | ReferenceMachine | SplitMachine
+    AnyMachine: TypeAlias = CpuMachine | CudaMachine | CudaChain | ReferenceMachine | SplitMachine
 
 
 class Model:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..adapters.stored import NO_ADAPTERS, Adapters
@@ -18,7 +19,7 @@ MAX_PARALLEL = 1024
 class LoadOptions:
     """The options of `load_model`. Values out of range raise ValueError.
 
-    - `device`: "cpu", "cuda" (the first NVIDIA GPU), "reference" (NumPy in float32: slow, for comparison), or
+    - `device`: "cpu", "cuda" (NVIDIA GPUs), "reference" (NumPy in float32: slow, for comparison), or
       "auto": the GPU if there is one that can run the model, with as many of the last layers as its memory
       holds, else the CPU.
     - `context`: the most tokens that prompt and answer may have together. Default: what the model was trained
@@ -34,7 +35,7 @@ class LoadOptions:
       fewer, generations wait for each other where all are long.
     - `speculate`: whether decode steps compute tokens along that are likely to follow, where that pays:
       "ngram" looks them up in prompt and answer, "draft" asks the draft model, "auto" does both, "off"
-      neither; "mtp" asks the model's own layer for multi-token prediction, on the CPU.
+      neither; "mtp" asks the model's own layer for multi-token prediction.
     - `draft`: file or folder of a draft model, a smaller one, best with the same vocabulary.
     - `task`: what the model is loaded for: "text" to write some, "embed" for vectors of texts, "rerank"
       for scores of documents, or "auto": what its files say that it is made for.
@@ -43,6 +44,8 @@ class LoadOptions:
       even by rounding; nothing is shared, drafted or batched.
     - `gpu_layers`: how many layers, the last ones, run on the GPU with the logits; the others run on the
       CPU. Default: all, or with "auto" as many as fit.
+    - `devices`: the numbers of the GPUs that share the model, as the driver counts them, which then run all
+      of it. Default: the first one, and where it has no room for the model all there are.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
@@ -59,6 +62,7 @@ class LoadOptions:
     beams: int = 1
     deterministic: bool = False
     contexts: int | None = None
+    devices: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -69,8 +73,10 @@ class LoadOptions:
             raise ValueError(f"threads must be from 1 to {MAX_THREADS}, not {self.threads}")
         if self.speculate not in SPECULATE:
             raise ValueError(f"unknown speculation {self.speculate!r}; there are {', '.join(SPECULATE)}")
-        if self.speculate == "mtp" and self.device == "cuda":
-            raise ValueError("multi-token prediction does not run on the GPU yet")
+        if self.speculate == "mtp" and self.gpu_layers:
+            raise ValueError(
+                "multi-token prediction needs all layers on one device: without gpu_layers (--gpu-layers)"
+            )
         if self.speculate == "draft" and self.draft is None:
             raise ValueError("speculation by a draft model needs one")
         if self.task not in TASKS:
@@ -83,3 +89,27 @@ class LoadOptions:
             raise ValueError(f"contexts must be from 1 to {MAX_PARALLEL}, not {self.contexts}")
         if self.gpu_layers is not None and self.gpu_layers < 0:
             raise ValueError(f"there cannot be {self.gpu_layers} layers on the GPU")
+        self._check_devices()
+
+    def _check_devices(self) -> None:
+        devices = self.devices
+        if devices is None:
+            return
+        if self.device not in ("auto", "cuda"):
+            raise ValueError(f"there are no cards to choose for device {self.device!r}")
+        if not devices or len(set(devices)) < len(devices) or min(devices) < 0:
+            raise ValueError("devices are numbers of cards, each once, such as 0,1")
+        if len(devices) > 1 and self.gpu_layers is not None:
+            raise ValueError("the CPU shares layers with one card only: devices or gpu_layers, not both")
+        if len(devices) > 1 and self.speculate == "mtp":
+            raise ValueError("multi-token prediction runs on one card only")
+
+
+def device_numbers(devices: str | Sequence[int] | None) -> tuple[int, ...] | None:
+    """The numbers of GPUs, written "0,1" or listed; None for None. Raises ValueError."""
+    if not isinstance(devices, str):
+        return None if devices is None else tuple(int(number) for number in devices)
+    try:
+        return tuple(int(number) for number in devices.split(","))
+    except ValueError:
+        raise ValueError(f"devices are numbers of cards, such as 0,1, not {devices!r}") from None

@@ -16,6 +16,7 @@ from ..engine.speculation.drafter import Drafter
 from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program
+from .cards import on_all_cards, on_cards
 from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
 from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
@@ -45,7 +46,7 @@ class Placing:
     `context` is the number of tokens to make room for; it may shrink if `options` names none. `warn` and
     `progress` as for `load_model`. `draft` is a draft model to be loaded with it, whose memory counts as
     well. `max_sequences` and `team` are for a draft model, which has those of its model.
-    `mtp` is the program of a layer for multi-token prediction; such a model runs on the CPU.
+    `mtp` is the program of a layer for multi-token prediction, which runs on the device of all other layers.
     """
 
     source: Source
@@ -68,7 +69,7 @@ class Placing:
             return self._on_reference()
         gpu_layers, n_layers = self.options.gpu_layers, self._n_layers
         cut = 0 if gpu_layers is None else _cut(self.program, n_layers - gpu_layers)
-        if self.options.device == "cpu" or cut >= n_layers or self.mtp is not None:
+        if self.options.device == "cpu" or cut >= n_layers:
             return self._on_cpu()
         part = split(self.program, cut)[1] if cut else self.program
         device = open_cuda_device(self.options, part, self.warn)
@@ -111,7 +112,8 @@ class Placing:
         """Bytes of the recurrent states of all sequences and of their saved copies."""
         return self.sequences * (1 + SAVED_STATES) * state_bytes(part.state_layers)
 
-    def _cuda_need(self, part: Program) -> MemoryNeed:
+    def cuda_need(self, part: Program) -> MemoryNeed:
+        """The memory of a GPU that a part of the program needs."""
         need = cuda_memory_need(part, self.options.kv_type)
         per_token = need.per_token + self._row_bytes(part)
         states = need.states * self.sequences
@@ -133,14 +135,14 @@ class Placing:
     def _on_reference(self) -> Model:
         from ..reference.machine import ReferenceMachine
 
-        context = self._fitting_context(self._with_draft(Placing._reference_need), available_memory())
+        context = self.fitting_context(self._with_draft(Placing._reference_need), available_memory())
         n_pages, n_sequences = self._pages(context), self.sequences
         kept = self._reference_copies
         rows = self._max_rows(context, _prefill_rows(self.program, 1))
         machine = ReferenceMachine(
             self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences, max_rows=max(rows, 512)
         )
-        return self._model(machine, context, rows)
+        return self.model(machine, context, rows)
 
     @property
     def _reference_copies(self) -> int:
@@ -166,26 +168,32 @@ class Placing:
 
     def _on_cpu(self) -> Model:
         need = self._with_draft(lambda placing: placing._cpu_need(placing.program))
-        context = self._fitting_context(need, available_memory())
+        context = self.fitting_context(need, available_memory())
         machine = self._cpu_machine(self.program, context)
         rows = self._max_rows(context, _prefill_rows(self.program, machine.n_threads))
-        return self._model(machine, context, rows)
+        return self.model(machine, context, rows)
 
     def _on_cuda(self, device: Device) -> Model:
-        need = self._with_draft(lambda placing: placing._cuda_need(placing.program))
-        context = self._fitting_context(need, device.memory()[0], f"memory of the {device.name}")
+        need = self._with_draft(lambda placing: placing.cuda_need(placing.program))
+        context = self.fitting_context(need, device.memory()[0], f"memory of the {device.name}")
         rows = self._max_rows(context, CUDA_PREFILL_ROWS)
-        machine = self._cuda_machine(device, self.program, context, rows)
-        return self._model(machine, context, machine.max_rows)
+        machine = self.cuda_machine(device, self.program, context, rows)
+        return self.model(machine, context, machine.max_rows)
 
     def _on_cuda_or_both(self, device: Device) -> Model:
-        """All layers on the GPU or, if the options leave that open, as many of the last ones as fit."""
+        """All layers on the GPU, or on several of them, or as many of the last ones as fit, as the options
+        leave it open."""
+        numbers = self.options.devices
+        if numbers is not None and len(numbers) > 1:
+            return on_cards(self, device, numbers)
         try:
             return self._on_cuda(device)
         except NotEnoughMemory as problem:
+            if (model := on_all_cards(self, device)) is not None:
+                return model
             cut = self._fitting_cut(device)
             n, n_layers = self._n_layers - cut, self._n_layers
-            if not n or self.options.gpu_layers is not None:
+            if not n or self.options.gpu_layers is not None or self.mtp is not None:
                 raise
             if self.options.device == "cuda":
                 raise NotEnoughMemory(f"{problem}; or --gpu-layers {n}, and the rest on the CPU") from None
@@ -201,26 +209,26 @@ class Placing:
         NotEnoughMemory."""
         context = self.context
         front, back = split(self.program, cut)
-        self._cuda_need(back).check(
+        self.cuda_need(back).check(
             self._part_name(back), context, device.memory()[0], f"memory of the {device.name}"
         )
         if (available := available_memory()) is not None:
             self._cpu_need(front).check(self._part_name(front), context, available)
-        cuda_machine = self._cuda_machine(device, back, context, SPLIT_PREFILL_ROWS)
+        cuda_machine = self.cuda_machine(device, back, context, SPLIT_PREFILL_ROWS)
         cpu_machine = self._cpu_machine(front, context)
         rows = _prefill_rows(front, cpu_machine.n_threads)
-        return self._model(SplitMachine(cpu_machine, cuda_machine), context, rows)
+        return self.model(SplitMachine(cpu_machine, cuda_machine), context, rows)
 
     def _fitting_cut(self, device: Device) -> int:
         """The first of the layers that the GPU's memory holds; the number of layers if it holds none."""
         free = device.memory()[0]
         for cut in cuts(self.program):
             part = split(self.program, cut)[1]
-            if self._cuda_need(part).total(self.context) <= free:
+            if self.cuda_need(part).total(self.context) <= free:
                 return cut
         return self._n_layers
 
-    def _fitting_context(self, need: MemoryNeed, available: int | None, memory: str = "memory") -> int:
+    def fitting_context(self, need: MemoryNeed, available: int | None, memory: str = "memory") -> int:
         """The context in tokens, shrunk if the options allow that and `available` bytes of `memory` hold only
         less. Raises NotEnoughMemory."""
         context = self.context
@@ -269,7 +277,8 @@ class Placing:
             team=self.team,
         )
 
-    def _cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
+    def cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
+        """A GPU with a part of the program. Raises CudaError."""
         from ..cuda.machine import CudaMachine
 
         return CudaMachine(
@@ -283,7 +292,7 @@ class Placing:
             device=device,
         )
 
-    def _model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
+    def model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:
         """The model with an engine that feeds `machine` prompts in steps of `prefill_rows` tokens."""
         source = self.source
         draft: Model | AnyMachine | None

@@ -1,4 +1,4 @@
-"""The first NVIDIA GPU, through the CUDA driver: one device, its primary context and one stream.
+"""An NVIDIA GPU, through the CUDA driver: one device, its primary context and one stream.
 
 Every failed driver call raises `CudaError` with the call's name (see `library.py`).
 
@@ -24,6 +24,7 @@ _CUBIN, _PTX = 0, 1  # CUjitInputType
 _ERROR_LOG, _ERROR_LOG_BYTES, _TARGET = 5, 6, 9  # CUjit_option
 _COMPUTE_90A = 0x10000 + 90  # CUjit_target
 _NO_DEVICE = 100
+_PEER_ACCESS_ENABLED = 704
 
 MIN_CAPABILITY = (8, 0)  # the first with mma.sync of int8 m16n8k32 and with cp.async
 WARPGROUP_DRIVER = (12, 0)  # CUDA version that knows wgmma, which only compute capability 9.0 has
@@ -52,16 +53,26 @@ def total_memory() -> int | None:
     return n_bytes.value if count.value and major.value >= MIN_CAPABILITY[0] else None
 
 
-class Device:
-    """The first GPU, with a stream, allocations, modules and pinned host memory that `close` frees.
+def count_devices() -> int:
+    """The number of GPUs that this process may use; 0 without a driver. Makes no context."""
+    functions, count = driver_functions(), c_int()
+    if functions is None:
+        return 0
+    library = Library(functions)
+    failed = library.code("cuInit", 0) or library.code("cuDeviceGetCount", byref(count))
+    return 0 if failed else count.value
 
-    `waiting` is SCHEDULE_AUTO, SPIN or BLOCK: how a thread waits for the GPU; a spinning thread wakes up
-    sooner. It has no effect if another user in this process has activated the primary context. `warpgroups`
-    says whether wgmma can be used. Raises NoCudaDevice, or CudaUnavailable if the GPU or its driver is too
-    old.
+
+class Device:
+    """A GPU, with a stream, allocations, modules and pinned host memory that `close` frees.
+
+    `index` is its number among those that the process may use. `waiting` is SCHEDULE_AUTO, SPIN or BLOCK: how
+    a thread waits for the GPU; a spinning thread wakes up sooner. It has no effect if another user in this
+    process has activated the primary context. `warpgroups` says whether wgmma can be used. Raises
+    NoCudaDevice, or CudaUnavailable if the GPU or its driver is too old.
     """
 
-    def __init__(self, waiting: int = SPIN) -> None:
+    def __init__(self, waiting: int = SPIN, index: int = 0) -> None:
         functions = driver_functions()
         if functions is None:
             raise NoCudaDevice("no NVIDIA driver was found on this machine")
@@ -75,8 +86,10 @@ class Device:
         self._call("cuDeviceGetCount", byref(count))
         if not count.value:
             raise NoCudaDevice("there is no NVIDIA card that this process may use")
-        self._call("cuDeviceGet", byref(device), 0)
-        self._device = device
+        if index >= count.value:
+            raise NoCudaDevice(f"there is no NVIDIA card {index}: they are numbered 0 to {count.value - 1}")
+        self._call("cuDeviceGet", byref(device), index)
+        self._device, self.index = device, index
         self.capability = self._attribute(_COMPUTE_MAJOR), self._attribute(_COMPUTE_MINOR)
         self._check_versions()
         flags, active = c_uint(), c_int()
@@ -177,6 +190,26 @@ class Device:
             "cuMemcpyDtoDAsync_v2", c_uint64(address), c_uint64(source), c_size_t(n_bytes), self._stream
         )
 
+    def reaches(self, other: Device) -> bool:
+        """Whether kernels of this GPU may read and write the memory of `other`, which the call turns on."""
+        if self.index == other.index:
+            return True
+        able = c_int()
+        self._call("cuDeviceCanAccessPeer", byref(able), self._device, other._device)
+        if not able.value:
+            return False
+        self.use()
+        return self._library.code("cuCtxEnablePeerAccess", other._context, 0) in (0, _PEER_ACCESS_ENABLED)
+
+    def copy_from(self, other: Device, address: int, source: int, n_bytes: int) -> None:
+        """Enqueue a copy from the memory of another GPU, by way of the host if neither reaches the other."""
+        to, origin, size = c_uint64(address), c_uint64(source), c_size_t(n_bytes)
+        self._call("cuMemcpyPeerAsync", to, self._context, origin, other._context, size, self._stream)
+
+    def wait_for(self, event: Event) -> None:
+        """Let later work of the stream start only when `event`, of any GPU, has been reached."""
+        event.hold(self._stream)
+
     def clear(self, address: int, n_bytes: int) -> None:
         """Enqueue filling GPU memory with zeros."""
         self._call("cuMemsetD8Async", c_uint64(address), 0, c_size_t(n_bytes), self._stream)
@@ -258,9 +291,9 @@ class Device:
         """Enqueue a graph."""
         self._call("cuGraphLaunch", graph.executable, self._stream)
 
-    def event(self) -> Event:
-        """A new event of the stream."""
-        return Event(self._library, self._stream)
+    def event(self, timed: bool = True) -> Event:
+        """A new event of the stream; one that is not `timed` costs less."""
+        return Event(self._library, self._stream, timed)
 
     def close(self) -> None:
         """Free all GPU and pinned memory, modules, the stream and the context."""

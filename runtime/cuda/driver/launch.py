@@ -11,6 +11,7 @@ from .library import Library
 
 _CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
 
 
@@ -86,16 +87,22 @@ class Graph:
 
 
 class Event:
-    """A CUDA event: a time stamp that the GPU takes when the stream reaches it."""
+    """A CUDA event: a time stamp that the GPU takes when the stream reaches it; without `timed`, a mark only,
+    for which other streams can wait.
+    """
 
-    def __init__(self, library: Library, stream: c_void_p) -> None:
+    def __init__(self, library: Library, stream: c_void_p, timed: bool = True) -> None:
         self._library, self._stream = library, stream
         self._event = c_void_p()
-        library.call("cuEventCreate", byref(self._event), 0)
+        library.call("cuEventCreate", byref(self._event), 0 if timed else _DISABLE_TIMING)
 
     def record(self) -> None:
         """Enqueue the event."""
         self._library.call("cuEventRecord", self._event, self._stream)
+
+    def hold(self, stream: c_void_p) -> None:
+        """Let the later work of another stream wait for the event."""
+        self._library.call("cuStreamWaitEvent", stream, self._event, 0)
 
     def seconds_since(self, start: Event) -> float:
         """Wait for both events; returns the seconds between them by the GPU's clock."""

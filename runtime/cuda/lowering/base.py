@@ -219,6 +219,8 @@ class LaunchBuilder:
         """Whether only matrix products with block-quantised weights read what op number `i` writes to
         a buffer.
         """
+        if buffer in self.program.boundary_out:
+            return False
         all_readers = readers(self.cuda_ops, i, buffer)
         return bool(all_readers) and all(
             (isinstance(r, GatedMatMul) or (isinstance(r, JoinedMatMul) and not r.weights[0].format.is_float))

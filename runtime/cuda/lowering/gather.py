@@ -43,7 +43,7 @@ class RowLowering(LaunchBuilder):
         self._invalidate(op.x)
 
     def _select(self, op: ops.SelectRows) -> None:
-        if self._all_logits:
+        if self._all_logits and op.x not in self.program.boundary_out:  # which stays as it is
             self._alias[op.out.name] = self._resolve(op.x)
             return
         x, out = self._at(op.x), self._at(op.out)

@@ -48,6 +48,10 @@ class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
                 self._lower(i, op)
         return self._launches
 
+    def boundary_out(self) -> list[Region]:
+        """Where the rows of the program's `boundary_out` buffers are behind the launches made last."""
+        return [self._at(b) for b in self.program.boundary_out]
+
     def observed(
         self,
         n_rows: int,

@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from functools import cached_property
 
 import numpy as np
 
+from .top_k import GROUPS, TopK, largest
 
-class Mask(NamedTuple):
-    """The ids that may be drawn, or where these are most of the vocabulary, the others: int [n], ascending.
+FEW = 4096  # allowed ids at most, whose logits are gathered faster than anything else is done about a mask
 
-    Few logits are gathered faster than all are changed, and few are changed faster than most are gathered.
+
+class Mask:
+    """The ids that may be drawn, of the first `n_tokens` ones: `bits`, uint8 [at least n_tokens / 8] without
+    others.
+
+    Most masks are of two kinds: few ids are allowed between the values of a form, and most of the vocabulary
+    within a string. The likeliest ids tell then what is drawn, so that nothing is done about all the others.
     """
 
-    allowed: np.ndarray | None
-    banned: np.ndarray | None
+    def __init__(self, bits: np.ndarray, n_tokens: int) -> None:
+        self._bits = bits
+        self.n_tokens = n_tokens
+        words = bits if len(bits) % 8 else np.ascontiguousarray(bits).view(np.uint64)
+        self.n_allowed = int(np.bitwise_count(words).sum(dtype=np.int64))
+
+    @property
+    def few(self) -> bool:
+        """Whether the ids that may be drawn are few."""
+        return self.n_allowed <= min(FEW, self.n_tokens // 2)
+
+    def allows(self, id_: int) -> bool:
+        """Whether an id may be drawn."""
+        return bool(self._bits[id_ >> 3] >> (id_ & 7) & 1)
+
+    def among(self, ids: np.ndarray) -> np.ndarray:
+        """Which of `ids` may be drawn: bool [n]."""
+        return (self._bits[ids >> 3] >> (ids & 7).astype(np.uint8) & 1).astype(bool)
+
+    @cached_property
+    def allowed(self) -> np.ndarray | None:
+        """The ids that may be drawn, int [n], ascending; None if these are most of the vocabulary: few logits
+        are gathered faster than all are changed, and few are changed faster than most are gathered."""
+        return _set_bits(self._bits) if 2 * self.n_allowed <= self.n_tokens else None
+
+    @cached_property
+    def banned(self) -> np.ndarray:
+        """The ids that may not be drawn, int [n], ascending."""
+        banned = _set_bits(~self._bits)
+        return banned[: banned.searchsorted(self.n_tokens)]
 
 
 def mask_of(bits: np.ndarray | None, n_tokens: int) -> Mask | None:
@@ -28,11 +63,36 @@ def mask_of(bits: np.ndarray | None, n_tokens: int) -> Mask | None:
         used = np.zeros(n_bytes, np.uint8)
         used[: len(bits)] = bits[:n_bytes]
         used[-1] &= (1 << (n_tokens - 8 * (n_bytes - 1))) - 1
-    words = used if n_bytes % 8 else np.ascontiguousarray(used).view(np.uint64)
-    if 2 * int(np.bitwise_count(words).sum(dtype=np.int64)) <= n_tokens:
-        return Mask(_set_bits(used), None)
-    banned = _set_bits(~used)
-    return Mask(None, banned[: banned.searchsorted(n_tokens)])
+    mask = Mask(used, n_tokens)
+    if mask.few:
+        _ = mask.allowed  # which is found here: while the machine runs
+    return mask
+
+
+def best_allowed(logits: np.ndarray, mask: Mask) -> int | None:
+    """The id with the largest logit that a mask allows, the lowest of equals; None if it takes longer to
+    find, or is not finite."""
+    if mask.few and (ids := mask.allowed) is not None and len(ids):
+        best = int(ids[logits[ids].argmax()])
+    elif not mask.allows(best := int(logits.argmax())):
+        return None
+    return best if math.isfinite(logits[best]) else None
+
+
+def top_k_allowed(logits: np.ndarray, mask: Mask, k: int) -> TopK | None:
+    """The `k` largest of the logits that a mask allows, or all of them if they are fewer; None if it takes
+    longer to find them than to strike out the others, or if they are not finite."""
+    if mask.n_allowed < 2:
+        return None
+    if mask.few and (ids := mask.allowed) is not None:
+        values = logits[ids]
+        order = np.argsort(-values, kind="stable")[:k]
+        return TopK(ids[order], values[order]) if np.isfinite(values.max()) else None
+    if not math.isfinite(logits[int(logits.argmax())]):
+        return None
+    ids = largest(logits, max(k, GROUPS // 4))
+    ids = ids[mask.among(ids)][:k]
+    return TopK(ids, logits[ids]) if len(ids) == k else None
 
 
 def _set_bits(bits: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ from ..errors import BadLogits
 from .candidates import Candidates
 from .dry import Dry
 from .edits import Bias, Edit, LaterEdit, Penalties, edit_all, edited
-from .mask import Mask
+from .mask import Mask, best_allowed, top_k_allowed
 from .mirostat import Mirostat
 from .params import SamplingParams
 from .steps import DynamicTemperature, Step, Temperature, TopNSigma, Truncation, Typical, Xtc
@@ -92,10 +92,13 @@ class Sampler:
         """
         if mask is not None:
             assert isinstance(logits, np.ndarray)
+            if self._takes_first and not self._edits and (best := best_allowed(logits, mask)) is not None:
+                return best
+            k = self.top_k_needed(len(logits), len(history))
+            if k and (likeliest := top_k_allowed(logits, mask, k)) is not None:
+                return self.sample(likeliest, history)
             if mask.allowed is not None:
                 return self._sample_among(mask.allowed, logits, history)
-            if self._takes_first and not self._edits and (best := _best_of(logits, mask)) is not None:
-                return best
             logits = self._edited(logits, history, mask.banned)
             first = int(logits.argmax())
             peak = float(logits[first])
@@ -201,17 +204,6 @@ class Sampler:
             if (change := edit.change(history)) is not None:
                 ids, values = edited(ids, values, change, ordered=True)
         return TopK(ids, values)
-
-
-def _best_of(logits: np.ndarray, mask: Mask) -> int | None:
-    """The most likely id, if a mask of banned ids leaves it, which spares a copy; None if not, or if it is
-    not finite."""
-    best, banned = int(logits.argmax()), mask.banned
-    assert banned is not None
-    place = int(banned.searchsorted(best))
-    if (place < len(banned) and banned[place] == best) or not math.isfinite(logits[best]):
-        return None
-    return best
 
 
 def is_repeatable(params: SamplingParams) -> bool:

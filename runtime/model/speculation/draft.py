@@ -27,11 +27,12 @@ def open_draft(target: Placing) -> Placing | None:
     source = open_source(Path(options.draft), target.source.tokenizer is not None)
     check_tokenizers(source, target.source)
     program = build_program(source.config, Weights(source.config, source.tensors))
+    first = options.devices[:1] if options.devices else None
     return replace(
         target,
         source=source,
         program=program,
-        options=replace(options, speculate="off", draft=None, gpu_layers=None),
+        options=replace(options, speculate="off", draft=None, gpu_layers=None, devices=first),
         context=min(target.context, source.config.max_context or target.context),
         max_sequences=target.sequences,
     )

@@ -35,14 +35,14 @@ def open_mtp(source: Source) -> tuple[Program, Literal["normed", "residual"]]:
 def load_mtp(placing: Placing, program: Program, machine: Any, table: PageTable) -> tuple[Any, MtpDrafter]:
     """A machine for the layer of `program`, of the kind of the model's `machine` and with the pages of the
     same table, and what drafts by it."""
+    from ...cpu.machine import CpuMachine
+
     own: Any
     if placing.options.device == "reference":
         from ...reference.machine import ReferenceMachine
 
         own = ReferenceMachine(program, table.n_pages, max_sequences=table.max_sequences)
-    else:
-        from ...cpu.machine import CpuMachine
-
+    elif isinstance(machine, CpuMachine):
         own = CpuMachine(
             program,
             table.n_pages,
@@ -51,6 +51,17 @@ def load_mtp(placing: Placing, program: Program, machine: Any, table: PageTable)
             release=placing.source.release,
             progress=placing.progress,
             team=machine.team,
+        )
+    else:
+        from ...cuda.machine import CudaMachine
+
+        own = CudaMachine(
+            program,
+            table.n_pages,
+            max_sequences=table.max_sequences,
+            kv_type=machine.kv_type,
+            release=placing.source.release,
+            progress=placing.progress,
         )
     tokenizer = placing.source.tokenizer
     vocab = placing.source.config.vocab_size

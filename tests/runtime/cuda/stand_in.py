@@ -16,6 +16,13 @@ from kukri.runtime.cuda.driver.launch import Launch
 from .simulator import run
 
 
+class StandInEvent:
+    recorded = False
+
+    def record(self) -> None:
+        self.recorded = True
+
+
 class StandInDevice:
     """The interface of `driver.device.Device`. Memory is filled with NaN until it is cleared or written."""
 
@@ -27,6 +34,7 @@ class StandInDevice:
     def __init__(self) -> None:
         self.kernels: list[CudaKernel] = []
         self.launched: list[str] = []
+        self.copies: list[tuple[StandInDevice, int]] = []  # from other devices
         self._memory: list[np.ndarray] = []
 
     def use(self) -> None: ...
@@ -48,6 +56,19 @@ class StandInDevice:
 
     def download(self, out: np.ndarray, address: int) -> None:
         out.reshape(-1).view(np.uint8)[:] = self._at(address, out.nbytes)
+
+    def copy(self, address: int, source: int, n_bytes: int) -> None:
+        self._at(address, n_bytes)[:] = self._at(source, n_bytes)
+
+    def copy_from(self, other: StandInDevice, address: int, source: int, n_bytes: int) -> None:
+        self.copies.append((other, n_bytes))
+        self.copy(address, source, n_bytes)
+
+    def event(self, timed: bool = True) -> StandInEvent:
+        return StandInEvent()
+
+    def wait_for(self, event: StandInEvent) -> None:
+        assert event.recorded
 
     def clear(self, address: int, n_bytes: int) -> None:
         self._at(address, n_bytes)[:] = 0

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kukri.quant.checkpoint.folder import Checkpoint
+from kukri.runtime.config.from_gguf import config_from_gguf
 from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import Device
@@ -105,6 +106,28 @@ def test_inspection(program):
     np.testing.assert_array_equal(got.lens.top.ids[-1, :, 0], got.top.ids[:, 0])
     np.testing.assert_allclose(got.lens.top.probabilities[-1], got.top.probabilities, rtol=1e-2)
     assert sum(got.cache.page_bytes.values()) == len(machine.read_page(0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["normed", "residual"])
+def test_hidden_states_for_multi_token_prediction(hidden):
+    """Those of all rows, whether all of them have logits or a few: of prefill kernels, and of decode ones."""
+    metadata, tensors = models().random_tensors("tiny", "Q8_0")
+    config = config_from_gguf(metadata, tensors)
+    program = build_program(config, Weights(config, tensors), hidden=hidden)
+    device = StandInDevice()
+    cuda = CudaMachine(program, 1, max_rows=17, device=device, kernels=StandInKernels(device))
+    found = []
+    for machine in (cuda, ReferenceMachine(program, 1)):
+        table, states = PageTable(1), []
+        for first, n, chosen in ((0, 17, [16]), (17, 3, [0, 1, 2]), (20, 3, [1]), (23, 3, [0, 1, 2])):
+            table.extend(0, n)
+            rows = np.arange(n, dtype=np.int32)
+            batch = Batch(rows + 3, np.zeros_like(rows), rows + first, np.array(chosen, np.int32))
+            machine.step(batch, table)
+            states.append(machine.read_boundary(n)[0].copy())
+        found.append(np.concatenate(states))
+    np.testing.assert_allclose(found[0], found[1], atol=0.03 * np.abs(found[1]).max())
 
 
 @pytest.mark.slow

@@ -16,7 +16,16 @@ from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
-from kukri.runtime.engine.split import JoinedStates, SplitMachine, cuts, split, weight_bytes
+from kukri.runtime.engine.split import (
+    JoinedStates,
+    SplitMachine,
+    balanced_cuts,
+    cuts,
+    layer_bytes,
+    split,
+    split_at,
+    weight_bytes,
+)
 from kukri.runtime.engine.state import UNKNOWN, SavedState, SequenceStates
 from kukri.runtime.ops import (
     Attend,
@@ -158,6 +167,39 @@ def test_layers_of_a_part_begin_at_its_first_op(by_hand):
     first, second = split(by_hand, 1)
     assert (first.layers, second.layers) == ((1, 3), (0, 1, 3, 5))
     assert cuts(second) == [2]
+
+
+def test_three_parts(by_hand):
+    first, second, third = split_at(by_hand, [1, 3])
+    assert [len(part.ops) for part in (first, second, third)] == [3, 3, 3]
+    assert (first.boundary_in, first.boundary_out) == ((), (X, PER_LAYER))
+    assert second.boundary_in == second.boundary_out == (X, PER_LAYER)
+    assert (third.boundary_in, third.boundary_out) == ((X, PER_LAYER), ())
+    assert (second.layers, third.layers) == ((0, 1, 3), (0, 2))
+    assert split_at(by_hand, [])[0] is by_hand
+
+
+@pytest.mark.parametrize(
+    ("costs", "possible", "n", "expected"),
+    [
+        ([1, 1, 1, 1], [1, 2, 3], 2, (2,)),
+        ([1, 1, 1, 3], [1, 2, 3], 2, (3,)),
+        ([5, 1, 1, 1, 1, 1], [1, 2, 3, 4, 5], 3, (1, 3)),
+        ([5, 1, 1, 1, 1], [1, 2, 3, 4], 3, (1, 3)),
+        ([1, 1, 1, 1], [1, 3], 2, (1,)),
+        ([2, 2], [1], 4, (1,)),
+        ([1, 1], [], 2, ()),
+        ([1, 1, 1], [1, 2], 1, ()),
+    ],
+)
+def test_cuts_where_the_costliest_part_costs_least(costs, possible, n, expected):
+    assert balanced_cuts(costs, possible, n) == expected
+
+
+def test_bytes_of_layers_are_those_of_the_steps(by_hand):
+    sizes = layer_bytes(by_hand)
+    assert len(sizes) == 4
+    assert sizes == [0, 0, 0, 320]  # the output matrix belongs to the last layer's part
 
 
 def test_weight_bytes_count_each_matrix_once():

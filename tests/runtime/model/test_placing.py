@@ -16,7 +16,7 @@ from kukri.runtime.engine.split import SplitMachine, split
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
-from kukri.runtime.model.options import LoadOptions
+from kukri.runtime.model.options import LoadOptions, device_numbers
 from kukri.runtime.model.source import open_source
 from kukri.runtime.program.build import build_program
 from kukri.runtime.reference.machine import ReferenceMachine
@@ -25,12 +25,15 @@ from kukri.runtime.weights.binding import Weights
 
 class StandInDevice(SimpleNamespace):
     name = "Stand-in 100"
+    index = 0
     capability = 9, 0
     free = 10**12
     closed = 0
 
     def memory(self):
         return self.free, 10**12
+
+    def use(self): ...
 
     def close(self):
         self.closed += 1
@@ -194,3 +197,90 @@ def test_a_gpu_that_cannot_be_used(folder, monkeypatch):
 def test_a_negative_number_of_layers(folder):
     with pytest.raises(ValueError, match="-1 layers"):
         load(folder, gpu_layers=-1)
+
+
+class StandInChain(SplitMachine):
+    """In place of CudaChain."""
+
+    def __init__(self, machines):
+        super().__init__(machines[0], machines[1] if len(machines) == 2 else StandInChain(machines[1:]))
+        self.machines = machines
+
+
+@pytest.fixture
+def two_gpus(gpu, monkeypatch):
+    gpus = [gpu, StandInDevice(index=1)]
+
+    def open_device(index=0):
+        if index >= len(gpus):
+            raise NoCudaDevice(f"there is no NVIDIA card {index}")
+        return gpus[index]
+
+    monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", open_device)
+    monkeypatch.setattr("kukri.runtime.cuda.driver.device.count_devices", lambda: 2)
+    monkeypatch.setattr("kukri.runtime.cuda.chain.CudaChain", StandInChain)
+    return gpus
+
+
+def test_two_gpus_share_the_layers(two_gpus, folder):
+    model, said = load(folder, devices=(0, 1))
+    assert [machine.device for machine in model._machine.machines] == two_gpus
+    counts = [len(machine.program.layers) - 1 for machine in model._machine.machines]
+    assert sum(counts) == n_layers(model)
+    assert abs(counts[0] - counts[1]) <= 1
+    assert not said
+    expected, _ = load(folder, device="reference")
+    ids = list(range(2, 12))
+    np.testing.assert_allclose(model.logits(ids), expected.logits(ids), atol=1e-4)
+
+
+def test_one_of_two_gpus(two_gpus, folder):
+    model, _ = load(folder, devices=(1,))
+    assert model._machine.device is two_gpus[1]
+    assert load(folder)[0]._machine.device is two_gpus[0]
+    with pytest.raises(CudaUnavailable, match="no NVIDIA card 2"):
+        load(folder, device="cuda", devices=(2,))
+
+
+def test_auto_takes_both_gpus_where_one_has_no_room(two_gpus, folder):
+    for gpu in two_gpus:
+        gpu.free = room_for(folder, 6) - 1
+    model, said = load(folder)
+    assert len(model._machine.machines) == 2
+    assert len(said) == 1
+    assert "runs on all 2 cards" in said[0]
+
+
+def test_what_two_gpus_have_no_room_for(two_gpus, folder):
+    for gpu in two_gpus:
+        gpu.free = room_for(folder, 1) + 100
+    model, said = load(folder)
+    assert layers_on_gpu(model) == 1  # and the others are on the CPU
+    assert "the last 1 of" in said[-1]
+    with pytest.raises(NotEnoughMemory, match="memory of the Stand-in 100"):
+        load(folder, device="cuda", devices=(0, 1))
+    assert all(gpu.closed for gpu in two_gpus)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": ()}, "such as 0,1"),
+        ({"devices": (0, 0)}, "each once"),
+        ({"devices": (-1,)}, "such as 0,1"),
+        ({"devices": (0, 1), "gpu_layers": 2}, "one card only"),
+        ({"devices": (0, 1), "speculate": "mtp"}, "one card only"),
+        ({"devices": (0,), "device": "cpu"}, "no cards to choose"),
+    ],
+)
+def test_devices_that_cannot_be(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        load(folder, **options)
+
+
+def test_numbers_of_devices():
+    assert device_numbers("0,1") == (0, 1)
+    assert device_numbers([1, 0]) == (1, 0)
+    assert device_numbers(None) is None
+    with pytest.raises(ValueError, match="not 'a'"):
+        device_numbers("a")

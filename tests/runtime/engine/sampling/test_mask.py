@@ -29,24 +29,42 @@ CHAINS = [
 ]
 
 
-@pytest.mark.parametrize("share", [0.001, 0.02, 0.3, 0.7, 0.999])
+LARGER = 20011  # of which the most allowed ids that count as few are less than a half
+
+
+@pytest.mark.parametrize(
+    ("size", "share"),
+    [(VOCAB, 0.001), (VOCAB, 0.02), (VOCAB, 0.3), (VOCAB, 0.7), (VOCAB, 0.999), (LARGER, 0.4), (LARGER, 0.9)],
+)
 @pytest.mark.parametrize("chain", CHAINS, ids=str)
-def test_banned_ids_are_as_if_their_logits_were_minus_infinity(chain, share):
+def test_banned_ids_are_as_if_their_logits_were_minus_infinity(chain, size, share):
     random = np.random.default_rng(1)
     params = SamplingParams(seed=3, **chain)
     masked, plain = Sampler(params), Sampler(params)
     history = [5, 9, 100, 5, 9]
     for _ in range(20):
-        logits = random.normal(0, 3, VOCAB).astype(np.float32)
-        flags = random.random(VOCAB) < share
-        flags[random.integers(VOCAB)] = True
-        mask = mask_of(np.packbits(flags, bitorder="little"), VOCAB)
+        logits = random.normal(0, 3, size).astype(np.float32)
+        flags = random.random(size) < share
+        flags[random.integers(size)] = True
+        mask = mask_of(np.packbits(flags, bitorder="little"), size)
         before = logits.copy()
         token = masked.sample(logits, history, mask)
         assert flags[token]
         assert token == plain.sample(np.where(flags, logits, -np.inf).astype(np.float32), history)
         assert (logits == before).all()
         history = [*history, token]
+
+
+@pytest.mark.parametrize("size", [VOCAB, LARGER])
+def test_likeliest_ids_that_are_all_banned(size):
+    logits = np.arange(size, dtype=np.float32)
+    flags = np.arange(size) < size - 600
+    mask = mask_of(np.packbits(flags, bitorder="little"), size)
+    assert Sampler(SamplingParams(temperature=0)).sample(logits, (), mask) == size - 601
+    drawn = {
+        Sampler(SamplingParams(top_k=2, seed=i, temperature=9)).sample(logits, (), mask) for i in range(9)
+    }
+    assert drawn == {size - 601, size - 602}
 
 
 def test_ids_beyond_the_bits_are_banned():

@@ -1,0 +1,101 @@
+"""Placing a model on several NVIDIA GPUs: which of them, and how its work is divided among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..engine.split import balanced_cuts, cuts, layer_bytes, split_at
+from ..ops import Program
+from .cuda_device import open_device
+from .memory_check import NotEnoughMemory
+
+if TYPE_CHECKING:
+    from ..cuda.chain import CudaChain
+    from ..cuda.driver.device import Device
+    from .model import Model
+    from .placing import Placing
+
+LAYERS_PREFILL_ROWS = 512  # of a step where GPUs have a share of the layers: while one computes a chunk of
+# a prompt, the one in front computes the next chunk
+
+
+def on_cards(placing: Placing, first: Device, numbers: Sequence[int]) -> Model:
+    """The model on the GPUs of these numbers, of which the first is open already.
+
+    Raises NotEnoughMemory and CudaError; then all of them are closed.
+    """
+    devices = [first]
+    try:
+        devices += [open_device(number) for number in numbers[1:]]
+        return _by_layers(placing, devices)
+    except BaseException:
+        for device in devices:
+            device.close()
+        raise
+
+
+def on_all_cards(placing: Placing, first: Device) -> Model | None:
+    """The model on all GPUs there are, if these are several and together have room for it; else None.
+
+    `first` stays open then. Raises CudaError.
+    """
+    from ..cuda.driver.device import count_devices
+
+    numbers = range(count_devices())
+    if placing.options.devices is not None or placing.mtp is not None or len(numbers) < 2:
+        return None
+    if not _fits_together(placing, [open_device(number) for number in numbers[1:]], first):
+        return None
+    placing.warn(
+        f"the {first.name} has no room for all of {placing.source.name}: it runs on all {len(numbers)} cards"
+    )
+    return on_cards(placing, first, numbers)
+
+
+def _fits_together(placing: Placing, others: Sequence[Device], first: Device) -> bool:
+    """Whether GPUs have room for parts of the model. Closes the `others`."""
+    try:
+        contexts(placing, by_layers(placing.program, 1 + len(others)), [first, *others])
+    except NotEnoughMemory:
+        return False
+    finally:
+        for device in others:
+            device.close()
+        first.use()
+    return True
+
+
+def by_layers(program: Program, n: int) -> list[Program]:
+    """A program in up to n parts of consecutive layers that take about the same time."""
+    return split_at(program, balanced_cuts(layer_bytes(program), cuts(program), n))
+
+
+def contexts(placing: Placing, parts: Sequence[Program], devices: Sequence[Device]) -> int:
+    """The context for which each part fits on its GPU; the first one has the draft model as well. Raises
+    NotEnoughMemory."""
+    context = placing.context
+    for part, device in zip(parts, devices, strict=False):
+        need = placing.cuda_need(part)
+        if placing.draft is not None and device is devices[0]:
+            need = need.beside(placing.draft.cuda_need(placing.draft.program))
+        device.use()
+        memory = f"memory of the {device.name} {device.index}"
+        context = min(context, placing.fitting_context(need, device.memory()[0], memory))
+    return context
+
+
+def _by_layers(placing: Placing, devices: Sequence[Device]) -> Model:
+    from ..cuda.chain import CudaChain
+
+    parts = by_layers(placing.program, len(devices))
+    context = contexts(placing, parts, devices)
+    for device in devices[len(parts) :]:
+        device.close()
+    if len(parts) == 1:  # of a model that cannot be cut
+        machine = placing.cuda_machine(devices[0], parts[0], context, LAYERS_PREFILL_ROWS)
+        return placing.model(machine, context, machine.max_rows)
+    pairs = zip(parts, devices, strict=False)
+    machines = [placing.cuda_machine(device, part, context, LAYERS_PREFILL_ROWS) for part, device in pairs]
+    chain: CudaChain = CudaChain(machines)
+    return placing.model(chain, context, chain.max_rows)

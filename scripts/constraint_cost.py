@@ -1,0 +1,177 @@
+"""What does a form of the answer cost for each token?
+
+    python scripts/constraint_cost.py FOLDER… -m MODEL [--steps 2000] [--temperature 0] [--device cpu]
+
+FOLDER has JSON schemas, as for structured.py. Answers that keep to a schema and plain ones to the same prompt
+take turns, as long as each other, so that whatever else happens on the machine meets both. Printed are the
+time of a step (the machine's part), and the time between a step's logits and the next step (waiting for the
+mask, applying it, sampling, forced tokens, the scheduler), each in microseconds, and what a form adds as a
+share of a plain token. A random model has no text: `--vocabulary MODEL` makes its masks then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from structured import supported
+
+import kukri
+from kukri.runtime.answers.structured.guided import GuidedConstraint
+from kukri.runtime.answers.structured.vocabulary import Vocabulary
+from kukri.runtime.engine.constraint import Constraint
+from kukri.runtime.engine.engine import Engine
+from kukri.runtime.engine.sampling.params import SamplingParams
+from kukri.runtime.engine.scheduling import scheduler
+from kukri.runtime.engine.scheduling.constrained import ConstrainedAnswer
+
+
+@dataclass
+class Times:
+    """What was measured of one kind of answers, in seconds."""
+
+    steps: list[float] = field(default_factory=list)  # of a single row
+    gaps: list[float] = field(default_factory=list)  # between two steps
+    busy: list[float] = field(default_factory=list)  # the same, as the processor's time of the thread
+    waits: list[float] = field(default_factory=list)  # for masks
+    n_tokens: int = 0
+    seconds: float = 0.0  # behind the prompt
+
+
+class Clock:
+    """Notes when steps begin and end, in the list of the kind of answers that is running."""
+
+    def __init__(self) -> None:
+        self.times = Times()
+        self._ended: tuple[float, float] | None = None  # the latest step's end: clock, processor's time
+        self._run: Callable[..., Any] = scheduler.run_step
+        self._masks: Callable[..., Any] = ConstrainedAnswer.masks
+
+    def install(self) -> None:
+        scheduler.run_step = self.run_step  # type: ignore[assignment]
+        clock = self
+
+        def masks(answer: ConstrainedAnswer) -> Any:
+            start = time.perf_counter()
+            found = clock._masks(answer)
+            clock.times.waits.append(time.perf_counter() - start)
+            return found
+
+        ConstrainedAnswer.masks = masks  # type: ignore[method-assign]
+
+    def begin(self, times: Times) -> None:
+        """An answer begins, of the kind that `times` is for."""
+        self.times, self._ended = times, None
+
+    def run_step(self, machine: Any, table: Any, plan: Any, n_tokens: int) -> Any:
+        start = time.perf_counter()
+        if self._ended is not None:
+            self.times.gaps.append(start - self._ended[0])
+            self.times.busy.append(time.thread_time() - self._ended[1])
+        results = self._run(machine, table, plan, n_tokens)
+        now = time.perf_counter()
+        if self._ended is not None and sum(rows.n for rows in plan) == 1:
+            self.times.steps.append(now - start)
+        self._ended = now, time.thread_time()
+        return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("-m", "--model", required=True)
+    parser.add_argument("--vocabulary", help="the model that tokens are those of, if not MODEL")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--max-tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    tokenizer = kukri.load_tokenizer(options.vocabulary or options.model)
+    vocabulary = Vocabulary(tokenizer, tokenizer.end_ids)
+    prompt = tokenizer.encode("Write an example of that in JSON:\n")
+    with kukri.load(options.model, device=options.device, context=1024, speculate="off") as model:
+        measure(model.engine, vocabulary, prompt, options)
+    return 0
+
+
+def measure(engine: Engine, vocabulary: Vocabulary, prompt: list[int], options: argparse.Namespace) -> None:
+    """Answers of both kinds by turns, until there are enough steps."""
+    kinds = {"plain": Times(), "form": Times()}
+    forms = [form for _, _, form in supported(SimpleNamespace(**vars(options), count=40))]
+    clock = Clock()
+    clock.install()
+    for turn in range(10_000):
+        constraint = GuidedConstraint(vocabulary, forms[turn % len(forms)].grammar)
+        params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, seed=turn)
+        ids = prompt if turn else prompt * 2  # what is put off until the first step is not counted
+        n = answer(engine, ids, params, constraint, clock, kinds["form"] if turn else Times())
+        params = SamplingParams(
+            temperature=options.temperature, max_tokens=max(2, n), seed=turn, ignore_eos=True
+        )
+        answer(engine, ids, params, None, clock, kinds["plain"] if turn else Times())
+        if len(kinds["plain"].gaps) >= options.steps:
+            break
+    report(kinds)
+
+
+def answer(
+    engine: Engine,
+    prompt: list[int],
+    params: SamplingParams,
+    constraint: Constraint | None,
+    clock: Clock,
+    times: Times,
+) -> int:
+    """Run one answer; how many tokens it has."""
+    clock.begin(times)
+    generation = engine.submit(prompt, params, constraint=constraint)
+    next(generation, None)
+    start = time.perf_counter()
+    n = len(list(generation))
+    times.seconds += time.perf_counter() - start
+    times.n_tokens += n
+    return n + 1
+
+
+def report(kinds: dict[str, Times]) -> None:
+    """A line for each kind and what was measured of it, then what a form adds."""
+    print(f"{'':24}" + "".join(f"{what:>10}" for what in ("n", "mean", "median", "95 %", "99 %", "trimmed")))
+    for kind, times in kinds.items():
+        for what, seconds in (
+            ("step", times.steps),
+            ("between steps", times.gaps),
+            ("… processor", times.busy),
+            ("… waiting for masks", times.waits),
+        ):
+            if seconds:
+                micro = 1e6 * np.array(seconds)
+                numbers = [micro.mean(), *np.percentile(micro, [50, 95, 99]), trimmed(micro)]
+                print(f"{kind:6}{what:18}{len(micro):10}" + "".join(f"{x:10.0f}" for x in numbers))
+        print(f"{kind:6}a token, all in all: {1e6 * times.seconds / times.n_tokens:.0f}")
+    plain, form = kinds["plain"], kinds["form"]
+    for what, of in (("median", np.median), ("mean", np.mean), ("trimmed mean", trimmed)):
+        token = of(np.array(plain.steps)) + of(np.array(plain.gaps))
+        between = of(np.array(form.gaps)) - of(np.array(plain.gaps))
+        within = of(np.array(form.steps)) - of(np.array(plain.steps))
+        print(
+            f"a form adds, of a plain token ({1e6 * token:.0f} µs), {what}: "
+            f"{between / token:.2%} between steps, {within / token:.2%} within them"
+        )
+
+
+def trimmed(values: np.ndarray) -> float:
+    """The mean without the highest and the lowest hundredth, in which other programs on the machine show."""
+    low, high = np.percentile(values, [1, 99])
+    return float(values[(values >= low) & (values <= high)].mean())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
