@@ -103,10 +103,11 @@ class AttentionLowering(PrepareLowering):
     def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
         """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
         dims, n = op.head_dim, self._n_rows[False]
-        many = n > DECODE_ROWS  # blocks enough, so that several small ones on a multiprocessor are better
-        stages = 3 if dims <= 128 and not many else 2
+        stages = 3 if dims <= 128 else 2
         warp_bytes = stages * 64 * dims
-        warps = 2 * WARPS if not many and 2 * WARPS * warp_bytes <= self._shared_limit else WARPS
+        warps = 2 * WARPS if 2 * WARPS * warp_bytes <= self._shared_limit else WARPS
+        if n > DECODE_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
+            warps = WARPS // 2
         heads = greatest_divisor(op.heads // op.kv_heads, 16)
         shared = warps * warp_bytes
         constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}

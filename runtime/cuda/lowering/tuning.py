@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..kernels.matmul.batch_sm90 import MAX_SPLIT
 from ..kernels.matmul.unpack import READERS
 
 
@@ -75,7 +74,7 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
-BATCH_ROWS = 128  # the most rows that one BatchTile takes
+BATCH_SHARED = 228 << 10  # bytes of shared memory of a multiprocessor with wgmma
 
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
 GATED_TILE = PrefillTile(2, 128, 1, 0.96)  # for gated products
@@ -114,6 +113,17 @@ class BatchTile:
         """Blocks for so many rows, and outputs of one or two matrices."""
         return self.splits, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
 
+    def cost(self, parts: int, steps: int, multiprocessors: int) -> int:
+        """The time of a product of `parts` tiles and `steps` steps of 128 columns, in steps; what a block
+        does before and behind its steps takes as long as five of them.
+        """
+        waves = -(-parts * self.splits // (multiprocessors * self.resident))
+        return waves * (-(-steps // self.splits) + 5)
+
+    def fits(self, name: str) -> bool:
+        """Whether so many blocks have enough shared memory."""
+        return self.resident * (self.shared_bytes(name) + 1024) <= BATCH_SHARED
+
     def shared_bytes(self, name: str) -> int:
         """Bytes of shared memory for a format: buffers of x and of packed weights, or the sums."""
         reader = READERS[name]
@@ -121,6 +131,21 @@ class BatchTile:
         weights = 4 * self.GROUPS * (64 * piece + 16 * super_block)
         sums = 4 * self.ROWS * (64 * self.GROUPS + 4)
         return 1024 + max(self.STAGES * (256 * self.ROWS + weights), sums)
+
+
+# On an H200; behind each tile one for formats of which fewer steps fit into shared memory.
+BATCH_TILES = (
+    BatchTile(16, 2, 6, 1, 2),
+    BatchTile(16, 2, 4, 1, 2),
+    BatchTile(32, 2, 6, 1, 2),
+    BatchTile(32, 2, 4, 1, 2),
+    BatchTile(64, 2, 4, 1, 2),
+    BatchTile(64, 2, 3, 1, 2),
+    BatchTile(128, 4, 4, 1),
+    BatchTile(128, 4, 3, 1),
+)
+BATCH_ROWS = max(tile.ROWS for tile in BATCH_TILES)
+BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's parts badly
 
 
 class Tuning:
@@ -170,12 +195,13 @@ class Tuning:
         self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
     ) -> BatchTile:
         """The tile of a product of up to BATCH_ROWS rows with wgmma."""
-        tile_rows = max(16, 1 << (min(rows, BATCH_ROWS) - 1).bit_length())
-        steps = -(-blocks // 4)
-        groups, resident = (4, 1) if tile_rows == 128 else (2, 2)
-        tiles = -(-n_out * matrices // (64 * groups))
-        splits = max(1, min(MAX_SPLIT, steps, multiprocessors * resident // tiles))
-        return BatchTile(tile_rows, groups, 4, splits, resident)
+        fitting = [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)]
+        tile = min(fitting, key=lambda tile: tile.ROWS)
+        steps, parts = -(-blocks // 4), tile.grid(rows, n_out, matrices)[1]
+        return min(
+            (replace(tile, splits=n) for n in BATCH_SPLITS if n <= steps),
+            key=lambda each: each.cost(parts, steps, multiprocessors),
+        )
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

@@ -9,13 +9,11 @@ import pytest
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
 from kukri.runtime.cuda.kernels.attention import decode, mla, mla_merge, prefill, prepare_qk, simt
 from kukri.runtime.cuda.kernels.common import altup, gather, mapped, pointwise, top_k
+from kukri.runtime.cuda.kernels.experts import moe_matmul, moe_permute, moe_routing
 from kukri.runtime.cuda.kernels.matmul import (
     batch_sm90,
     decode_matmul,
     floats,
-    moe_matmul,
-    moe_permute,
-    moe_routing,
     prefill_sm80,
     prefill_sm90,
     quantize,
