@@ -239,10 +239,9 @@ class MatMulLowering(NormLowering):
             out=out,
         )
         vectors = int(n_out % 4 == 0 and out.address % 16 == 0 and out.stride % 16 == 0)
-        constants = {**constants, **(up.activation if up else {}), **tile.constants, "VECTORS": vectors}
-        kernel = self._kernel(
-            batch_sm90.batch_matmul_sm90, tile.threads, FORMAT=name, GATED=matrices - 1, **constants
-        )
+        more: dict[str, int | float] = {**tile.constants, "VECTORS": vectors, "GATED": matrices - 1}
+        more |= up.activation if up else {}
+        kernel = self._kernel(batch_sm90.batch_matmul_sm90, tile.threads, FORMAT=name, **constants, **more)
         kernel = replace(kernel, resident=tile.resident)
         label = f"{name} {n_out * matrices}x{matrix.width}"
         grid, shared = tile.grid(n, n_out, matrices), tile.shared_bytes(name)

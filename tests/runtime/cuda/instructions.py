@@ -18,6 +18,7 @@ from kukri.runtime.cuda.ptx import (
     absolute,
     add_f16x2,
     add_words,
+    and_or,
     and_xor,
     as_float,
     as_int,
@@ -121,7 +122,7 @@ from kukri.runtime.cuda.ptx import (
 
 Launch = Callable[..., None]
 ROWS = 0  # constant of `group`
-WORDS, FLOATS = 14, 17  # results that a thread of `whole` and of `real` has
+WORDS, FLOATS = 15, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -137,7 +138,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 14 * i
+    out = out + 15 * i
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -152,6 +153,7 @@ def whole(a, b, c, out):
     store_int(out + 44, add_f16x2(x, y))
     store_int(out + 48, fma_f16x2(x, y, z))
     store_int(out + 52, and_xor(x, y, z))
+    store_int(out + 56, and_or(x, y, z))
 
 
 def real(a, b, c, out):
@@ -416,6 +418,7 @@ def check_whole(launch: Launch) -> None:
         (three[0] + three[1]).astype(np.float16).view(np.uint32)[:, 0],
         (three[0] * three[1] + three[2]).astype(np.float16).view(np.uint32)[:, 0],
         (a & b) ^ c,
+        (a & b) | c,
     ]
     for k, e in enumerate(expected):
         wrapped = np.asarray(e).astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
