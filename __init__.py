@@ -194,6 +194,7 @@ def load(
     control_layers: tuple[int, int] | None = None,
     deterministic: bool = False,
     devices: Sequence[int] | str | None = None,
+    split_mode: str = "auto",
     progress: Callable[[str, int, int], None] | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Model:
@@ -232,6 +233,8 @@ def load(
       cannot change its tokens even where batches round otherwise. Nothing is shared or drafted then.
     - `devices`: the GPUs that share the model, by number: "0,1" or [0, 1]. Default: the first one, and where
       it has no room for the model all there are.
+    - `split_mode`: how several GPUs share it: by "layers", a part of them each, or by "tensors", where every
+      layer's work is divided, so that a token takes less time; "auto" is by tensors if model and GPUs can.
     - `progress`: called with a stage ("downloading smollm2", "repacking weights"), the bytes or units done,
       and those in all (0: unknown), while the model is downloaded and loaded.
     - `warn`: called with one line for each thing that the user should know: a context beyond the trained one,
@@ -261,6 +264,7 @@ def load(
         draft=small,
         deterministic=deterministic,
         devices=device_numbers(devices),
+        split_mode=split_mode,
     )
     path = resolve(str(model), shown)
     return load_model(path, options, warn=warn, progress=progress)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -66,3 +67,14 @@ class QTensor:
         """Rows `index` of a matrix as float32 `[len(index), width]`; no other row is read."""
         blocks = np.asarray(self.data[index]).reshape(-1, self.format.type_size)
         return self.format.dequantize(blocks).reshape(len(index), self.shape[-1])
+
+    def part_of_rows(self, start: int, stop: int) -> QTensor:
+        """Rows start … stop - 1 of a matrix."""
+        return replace(self, shape=(stop - start, self.shape[1]), data=self.data[start:stop])
+
+    def part_of_columns(self, start: int, stop: int) -> QTensor:
+        """Columns start … stop - 1 of a matrix, which are whole blocks: ValueError if they are not."""
+        first, end = self.format.row_bytes(start), self.format.row_bytes(stop)
+        cut: Any = self.data
+        cut = cut[:, first:end] if isinstance(cut, np.ndarray) else cut.columns(first, end)
+        return replace(self, shape=(self.shape[0], stop - start), data=cut)

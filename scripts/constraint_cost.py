@@ -1,12 +1,13 @@
 """What does a form of the answer cost for each token?
 
-    python scripts/constraint_cost.py FOLDER… -m MODEL [--steps 2000] [--temperature 0] [--device cpu]
+    python scripts/constraint_cost.py FOLDER… -m MODEL [--steps 2000] [--random llama-3.1-8b:Q4_0]
 
 FOLDER has JSON schemas, as for structured.py. Answers that keep to a schema and plain ones to the same prompt
 take turns, as long as each other, so that whatever else happens on the machine meets both. Printed are the
 time of a step (the machine's part), and the time between a step's logits and the next step (waiting for the
 mask, applying it, sampling, forced tokens, the scheduler), each in microseconds, and what a form adds as a
-share of a plain token. A random model has no text: `--vocabulary MODEL` makes its masks then.
+share of a plain token. `--random` runs random weights of a published shape on the card, with the vocabulary
+of MODEL.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from structured import supported
 import kukri
 from kukri.runtime.answers.structured.guided import GuidedConstraint
 from kukri.runtime.answers.structured.vocabulary import Vocabulary
+from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.constraint import Constraint
 from kukri.runtime.engine.engine import Engine
 from kukri.runtime.engine.sampling.params import SamplingParams
@@ -87,19 +89,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path)
     parser.add_argument("-m", "--model", required=True)
-    parser.add_argument("--vocabulary", help="the model that tokens are those of, if not MODEL")
+    parser.add_argument("--random", help="a shape of cuda_bench/models.py and a block format: SHAPE:FORMAT")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    tokenizer = kukri.load_tokenizer(options.vocabulary or options.model)
+    tokenizer = kukri.load_tokenizer(options.model)
     vocabulary = Vocabulary(tokenizer, tokenizer.end_ids)
     prompt = tokenizer.encode("Write an example of that in JSON:\n")
-    with kukri.load(options.model, device=options.device, context=1024, speculate="off") as model:
+    if options.random:
+        measure(random_engine(*options.random.split(":"), tokenizer), vocabulary, prompt, options)
+        return 0
+    with kukri.load(options.model, context=1024, speculate="off") as model:
         measure(model.engine, vocabulary, prompt, options)
     return 0
+
+
+def random_engine(shape: str, kind: str, tokenizer: kukri.Tokenizer) -> Engine:
+    """An engine on the card, with random weights."""
+    from cuda_bench import models
+
+    from kukri.runtime.cuda.machine import CudaMachine
+
+    models.SHAPES[shape] = (*models.SHAPES[shape][:6], tokenizer.vocab_size, models.SHAPES[shape][7])
+    machine = CudaMachine(models.random_model(shape, kind), 1024 // 64)
+    config: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size)
+    table = PageTable(1024 // 64)
+    return Engine(machine, table, config, tokenizer.end_ids, context=1000, speculate=False)
 
 
 def measure(engine: Engine, vocabulary: Vocabulary, prompt: list[int], options: argparse.Namespace) -> None:

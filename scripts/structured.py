@@ -26,7 +26,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import regex
 
@@ -161,6 +160,8 @@ def batches(items: Iterator[Any], n: int) -> Iterator[list[Any]]:
 
 def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
     """Whether an answer is complete, and fits its schema."""
+    import jsonschema
+
     if not answer.stats.complete:
         return "cut"
     try:
@@ -181,6 +182,8 @@ def verdict(name: str, schema: Any, answer: kukri.Answer) -> str:
 
 def validate(value: Any, schema: Any) -> None:
     """Raises jsonschema.ValidationError for a value that does not fit."""
+    import jsonschema
+
     for module in (jsonschema._keywords, jsonschema._utils):
         module.re = regex  # patterns are ECMAScript's, and `re` has no \p
     default = jsonschema.Draft202012Validator
@@ -188,6 +191,8 @@ def validate(value: Any, schema: Any) -> None:
 
 
 def _fits(value: Any, schema: Any) -> bool:
+    import jsonschema
+
     try:
         validate(value, schema)
     except jsonschema.ValidationError:

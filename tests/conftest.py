@@ -20,9 +20,9 @@ import pytest
 
 from kukri.runtime.engine.cache import Batch, PageTable
 
+from . import side_by_side
 from .ray_cluster import ray_cluster
 from .running import endless, environment, llm, llm_inside, tiny
-from .side_by_side import add_markers, choose_groups, put_into_groups, share_compiling, without_group
 
 __all__ = ["endless", "environment", "llm", "llm_inside", "ray_cluster", "tiny"]
 
@@ -45,28 +45,41 @@ REAL_MODELS = {
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare for several processes, before pytest-xdist is configured."""
-    choose_groups(config)
+    side_by_side.choose_groups(config)
     if WORKER:
-        share_compiling()
+        side_by_side.share_compiling()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Prepare a process that pytest-xdist is about to start."""
+    side_by_side.tell_worker(node)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Which process runs which tests."""
+    return side_by_side.scheduler_by_groups(config, log)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no files behind."""
+    side_by_side.forget_groups(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests by their fixtures, before `-m` chooses by the markers."""
-    add_markers(items)
+    side_by_side.add_markers(items)
     if WORKER:
-        put_into_groups(items)
+        side_by_side.put_into_groups(items)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Name a failed test so that the name can be given to pytest again."""
-    if not WORKER:
-        report.nodeid = without_group(report.nodeid)
-
-
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare the garbage collector what lives until the end: it takes a sixth of the time of compiling PTX."""
+    if WORKER:
+        side_by_side.write_groups(session)
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)

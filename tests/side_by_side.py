@@ -11,11 +11,13 @@ processors, others that need kernels of a model wait for it: with the same list 
 
 from __future__ import annotations
 
+import json
 import os
-import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,8 @@ IN_A_PROCESS_OF_ITS_OWN = {
     "environment",
 }  # fixtures for commands, each of which takes a second to start
 REAL_MODEL = "real_model"
+FILE = pytest.StashKey[Path]()  # with the group of each test that has one, JSON
+WORKERS_FILE = "kukri_groups"  # the same file, in a worker's input
 
 
 def add_markers(items: list[pytest.Item]) -> None:
@@ -45,10 +49,57 @@ def add_markers(items: list[pytest.Item]) -> None:
 
 
 def choose_groups(config: pytest.Config) -> None:
-    """Set the options of pytest-xdist, if it is there and nothing else was asked for by `--dist`."""
+    """In the process that starts the workers: let tests go by groups, unless `--dist` asks for something
+    else.
+
+    pytest-xdist has that as well (`--dist=loadgroup`), but up to 3.8 it writes the groups into the tests'
+    names, which pytest 9.2 no longer lets it do. So the workers write them into a file.
+    """
     if getattr(config.option, "dist", "no") == "load":
-        config.option.dist = "loadgroup"
+        config.stash[FILE] = Path(tempfile.mkdtemp(prefix="kukri-tests-")) / "groups.json"
         config.option.loadscopereorder = False
+
+
+def tell_worker(node: Any) -> None:
+    """Tell a worker that is about to start where to write the groups."""
+    if FILE in node.config.stash:
+        node.workerinput[WORKERS_FILE] = str(node.config.stash[FILE])
+
+
+def write_groups(session: pytest.Session) -> None:
+    """In a worker: write the group of each test, before it says which tests there are. All write the same."""
+    if (path := session.config.workerinput.get(WORKERS_FILE)) is None:  # type: ignore[attr-defined]
+        return
+    groups = {}
+    for item in session.items:
+        if (marker := item.get_closest_marker("xdist_group")) is not None:
+            groups[item.nodeid] = str(marker.args[0])
+    own = Path(f"{path}.{os.getpid()}")
+    own.write_text(json.dumps(groups))
+    own.replace(path)
+
+
+def scheduler_by_groups(config: pytest.Config, log: Any) -> Any:
+    """What deals tests out by groups, in the order in which the workers have them; None without groups."""
+    if FILE not in config.stash:
+        return None
+    from xdist.scheduler.loadscope import LoadScopeScheduling
+
+    class ByGroups(LoadScopeScheduling):
+        @cached_property
+        def groups(self) -> dict[str, str]:
+            return json.loads(config.stash[FILE].read_text())
+
+        def _split_scope(self, nodeid: str) -> str:
+            return self.groups.get(nodeid, nodeid)
+
+    return ByGroups(config, log)
+
+
+def forget_groups(config: pytest.Config) -> None:
+    """Remove the file of groups."""
+    if FILE in config.stash:
+        shutil.rmtree(config.stash[FILE].parent, ignore_errors=True)
 
 
 def put_into_groups(items: list[pytest.Item]) -> None:
@@ -57,11 +108,6 @@ def put_into_groups(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") is None and item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
-def without_group(node_id: str) -> str:
-    """A test's name as pytest knows it, without the "@group" that pytest-xdist appends."""
-    return re.sub(r"@[^@\]]*$", "", node_id)
 
 
 def share_compiling() -> None:

@@ -90,7 +90,8 @@ def test_signatures():
 
     assert names(kukri.load) == [
         "model", "device", "context", "threads", "kv_type", "gpu_layers", "parallel", "speculate", "task",
-        "draft", "lora", "control_vectors", "control_layers", "deterministic", "devices", "progress", "warn"
+        "draft", "lora", "control_vectors", "control_layers", "deterministic", "devices", "split_mode",
+        "progress", "warn"
     ]  # fmt: skip
     assert names(kukri.load_tokenizer) == ["source"]
     assert names(kukri.render_chat) == [

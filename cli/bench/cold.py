@@ -1,6 +1,6 @@
 """The cold time to first token: a new process loads the model and generates one token.
 
-    python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS DEVICES
+    python -m kukri.cli.bench.cold MODEL PROMPT_TOKENS THREADS KV_TYPE DEVICE GPU_LAYERS DEVICES SPLIT
 
 loads, generates one token after a prompt of pseudo-random ids, and writes a line as soon as it has it.
 """
@@ -27,7 +27,7 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
     """
     layers = "all" if plan.gpu_layers is None else str(plan.gpu_layers)
     arguments = [str(path.resolve()), str(n_prompt), str(threads), plan.kv_type, plan.device, layers]
-    arguments.append(plan.devices or "auto")
+    arguments += [plan.devices or "auto", plan.split_mode]
     start = perf_counter()
     process = start_python(f"{__name__}:main", arguments, stdout=subprocess.PIPE)
     if process is None:
@@ -45,7 +45,7 @@ def cold_start(path: Path, n_prompt: int, threads: int, plan: Plan) -> float | N
 
 def main(arguments: list[str]) -> None:
     """The new process: load, generate one token, write a line."""
-    path, kv_type, device, layers, cards = arguments[0], *arguments[3:]
+    path, kv_type, device, layers, cards, split_mode = arguments[0], *arguments[3:]
     n_prompt, threads = map(int, arguments[1:3])
     from ...runtime.engine.sampling.params import SamplingParams
     from ...runtime.model.loading import load_model
@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> None:
         *(device, context, threads, kv_type),
         gpu_layers=None if layers == "all" else int(layers),
         devices=None if cards == "auto" else device_numbers(cards),
+        split_mode=split_mode,
     )
     with load_model(path, options, warn=lambda _: None, text=False) as model:
         for _ in model.generate(random_ids(n_prompt, model.config.vocab_size).tolist(), greedy):

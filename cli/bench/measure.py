@@ -30,7 +30,7 @@ class Used:
     kv_type: str
     cuda_device: Device | None = None
     gpu_layers: int = 0
-    both: bool = False  # the CPU and the GPU share the layers
+    both: bool = False  # several memories are read at once or in turn
     gpu_names: tuple[str, ...] = ()
 
     @property
@@ -41,11 +41,12 @@ class Used:
 
 def used_devices(machine: Any) -> Used:
     """The devices of a machine, of all machines of several GPUs, or of both parts of a SplitMachine."""
+    front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
     if cards := getattr(machine, "machines", ()):
         names = tuple(card.device.name for card in cards)
         n_layers = len(machine.program.layers) - 1
-        return Used(machine.program, 1, machine.kv_type, cards[0].device, n_layers, gpu_names=names)
-    front, back = getattr(machine, "front", None), getattr(machine, "back", machine)
+        together = front is None  # they read their memories at the same time
+        return Used(machine.program, 1, machine.kv_type, cards[0].device, n_layers, together, names)
     cuda_device: Device | None = getattr(back, "device", None)
     layers = len(back.program.layers) - 1 if cuda_device else 0
     threads = int(getattr(front or back, "n_threads", 1))

@@ -58,6 +58,7 @@ class Plan:
     adapters: Adapters | None = None
     speculate: str = "off"
     devices: str | None = None  # numbers of cards
+    split_mode: str = "auto"
     draft: str | None = None  # file or folder of a draft model
 
 

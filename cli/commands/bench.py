@@ -27,6 +27,8 @@ from ..console.options import (
     GpuLayers,
     KvType,
     Speculate,
+    SplitMode,
+    SplitModeFlag,
     flag,
     with_options,
 )
@@ -86,6 +88,7 @@ class BenchOptions(AdapterOptions):
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     devices: Devices = None
+    split_mode: SplitModeFlag = SplitMode.auto
     draft: Annotated[
         str | None,
         flag("--draft", metavar="MODEL", help="Measure decoding with drafts of this model as well."),
@@ -176,6 +179,7 @@ def _bench_server(options: BenchOptions, models: list[str] | None) -> None:
     flags = ["--kv-type", options.kv_type.value, "--device", options.device.value]
     flags += [] if options.gpu_layers is None else ["--gpu-layers", str(options.gpu_layers)]
     flags += ["--devices", options.devices] if options.devices else []
+    flags += ["--split-mode", options.split_mode.value]
     flags += ["--threads", *options.threads] if options.threads else []
     if options.lora or options.control_vector or options.draft or options.speculate is not Speculate.off:
         raise typer.BadParameter("--serve goes without adapters and drafts")
@@ -220,6 +224,7 @@ def _plan(options: BenchOptions) -> Plan:
         device=options.device.value,
         gpu_layers=options.gpu_layers,
         devices=options.devices,
+        split_mode=options.split_mode.value,
         warm_up=not options.no_warmup,
         cold=not options.no_cold,
         adapters=options.adapters or None,
@@ -314,7 +319,7 @@ def _load(name: str, path: Path, context: int, n_threads: int | None, plan: Plan
             options = LoadOptions(
                 plan.device, context, n_threads, plan.kv_type, plan.gpu_layers, parallel,
                 speculate=plan.speculate, draft=plan.draft, adapters=plan.adapters or NO_ADAPTERS,
-                devices=device_numbers(plan.devices),
+                devices=device_numbers(plan.devices), split_mode=plan.split_mode,
             )  # fmt: skip
             text = plan.speculate != "off"
             model = load_model(path, options, warn=warnings.append, progress=times.stage, text=text)

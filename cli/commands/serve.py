@@ -23,6 +23,8 @@ from ..console.options import (
     KvType,
     KvTypeFlag,
     Speculate,
+    SplitMode,
+    SplitModeFlag,
     Threads,
     flag,
     with_options,
@@ -106,6 +108,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     devices: Devices = None
+    split_mode: SplitModeFlag = SplitMode.auto
     speculate: Annotated[
         Speculate,
         flag("--speculate", help="Look likely tokens up in prompt and answer, and compute them along."),
@@ -144,6 +147,7 @@ class ServeFlags(AdapterOptions, AnswerCacheOptions, RouteOptions):
             kv_type=self.kv_type.value,
             gpu_layers=self.gpu_layers,
             devices=device_numbers(self.devices),
+            split_mode=self.split_mode.value,
             parallel=self.parallel,
             speculate=self.speculate.value,
             adapters=self.adapters,

@@ -43,6 +43,12 @@ class Speculate(StrEnum):
     mtp = "mtp"
 
 
+class SplitMode(StrEnum):
+    auto = "auto"
+    layers = "layers"
+    tensors = "tensors"
+
+
 class KvType(StrEnum):
     auto = "auto"
     f16 = "f16"
@@ -69,6 +75,10 @@ GpuLayers = Annotated[
 Devices = Annotated[
     str | None,
     flag("--devices", metavar="N,…", help="Cards that share the model, by number; default: as needed."),
+]
+
+SplitModeFlag = Annotated[
+    SplitMode, flag("--split-mode", help="How cards share a model; auto: tensors where that is possible.")
 ]
 
 

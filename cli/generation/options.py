@@ -19,6 +19,8 @@ from ..console.options import (
     KvType,
     KvTypeFlag,
     Speculate,
+    SplitMode,
+    SplitModeFlag,
     TextOrJson,
     Threads,
     flag,
@@ -202,6 +204,7 @@ class GenerationOptions(
     device: DeviceFlag = Device.auto
     gpu_layers: GpuLayers = None
     devices: Devices = None
+    split_mode: SplitModeFlag = SplitMode.auto
     no_wrap: Annotated[
         bool, flag("--no-wrap", help="On a terminal, do not break the answer's lines between words.")
     ] = False
@@ -305,6 +308,7 @@ class GenerationOptions(
             draft=str(resolve(self.draft, Progress)) if self.draft and drafts else None,
             adapters=adapters,
             devices=device_numbers(self.devices),
+            split_mode=self.split_mode.value,
             beams=beams,
             deterministic=self.deterministic,
             contexts=contexts,

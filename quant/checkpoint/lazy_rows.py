@@ -66,6 +66,14 @@ class LazyRows:
             out[start : start + step] = self.decode(slice(part.start, part.stop, part.step))
         return out if dtype is None else out.astype(dtype, copy=False)
 
+    def columns(self, start: int, stop: int) -> LazyRows:
+        """Bytes start … stop - 1 of each row; the rows are decoded as a whole."""
+
+        def decode(index: Index) -> np.ndarray:
+            return np.ascontiguousarray(self.decode(index)[:, start:stop])
+
+        return replace(self, decode=decode, row_bytes=stop - start)
+
     def reshape(self, *shape: Any) -> LazyRows | np.ndarray:
         """Itself if that is its shape already, otherwise the decoded rows as an array of `shape`."""
         target = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape

@@ -20,6 +20,7 @@ from .driver.allocator import Memory
 from .driver.device import Device
 from .driver.launch import Graph, Launch
 from .lowering.base import DECODE_ROWS, Capacity
+from .lowering.cards import CardGroup
 from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
 from .lowering.support import check_supported, matrices, weight_groups
@@ -53,12 +54,13 @@ class TopKRequest(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that is ready to start: `graph`, or single launches if there is none."""
+    """A step that is ready to start: `graph`, or single launches if there is none. `n_sums`: over cards."""
 
     batch: Batch
     shape: StepShape
     graph: Graph | None
     top_k: TopKPlan | None
+    n_sums: int = 0
 
 
 class CudaMachine:
@@ -68,7 +70,8 @@ class CudaMachine:
     The constructor copies the weights to the GPU and compiles missing kernels; `release` and `progress` are
     as for CpuMachine. `kv_type` is one of `CACHE_BITS` or "auto": f32 if all weights are floats, else f16.
     Raises UnsupportedModel for an op without a CUDA kernel, CudaUnavailable without a GPU, and
-    CudaOutOfMemory. A machine must not be used by two threads at once.
+    CudaOutOfMemory. With a `group`, the machine is one of several that share a program: see CudaTeam. A
+    machine must not be used by two threads at once.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class CudaMachine:
         max_sequences: int = 1,
         device: Device | None = None,
         kernels: Kernels | None = None,
+        group: CardGroup | None = None,
     ) -> None:
         check_supported(program)
         self.program = program
@@ -93,6 +97,7 @@ class CudaMachine:
         self.kv_type = cache_type(program, kv_type)
         # Whether other GPUs fill `boundary_in` and read `boundary_out`, and not the host.
         self.takes_on_card = self.leaves_on_card = False
+        self.gives_logits = True  # whether the host reads them
         self.device = device or Device()
         self._closed = False
         try:
@@ -100,9 +105,9 @@ class CudaMachine:
             bits = CACHE_BITS[self.kv_type]
             capacity = Capacity(n_pages, page_size, max_rows, self.max_logits, max_sequences, bits)
             self._kernels = kernels or Kernels(self.device, progress)
-            self._prepare(cuda_ops, capacity, memory, release, progress)
-            self._compile()
-            self.plan(1, 1)
+            self._prepare(cuda_ops, capacity, memory, group, release, progress)
+            if group is None:
+                self.make_ready()
         except BaseException:
             self.device.close()
             raise
@@ -112,6 +117,7 @@ class CudaMachine:
         cuda_ops: list[CudaOp],
         capacity: Capacity,
         memory: Memory,
+        group: CardGroup | None,
         release: Callable[[QTensor], None] | None,
         progress: Callable[[str, int, int], None] | None,
     ) -> None:
@@ -121,7 +127,16 @@ class CudaMachine:
         threads = min(16, os.cpu_count() or 1)
         weights = upload_weights(device, weight_groups(cuda_ops), threads, release, progress)
         self.lowering = Lowering(
-            program, cuda_ops, capacity, device, self._kernels, memory, weights, self._inputs.addresses
+            program,
+            cuda_ops,
+            capacity,
+            device,
+            self._kernels,
+            memory,
+            weights,
+            self._inputs.addresses,
+            group=group,
+            rank=len(group.members) if group else 0,
         )
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
@@ -142,7 +157,14 @@ class CudaMachine:
         self._may_pad = allows_padding(program)
         self._plans: dict[StepShape, list[Launch]] = {}
         self._left: dict[StepShape, list[Region]] = {}
+        self._sums: dict[StepShape, int] = {}  # over the cards of a group
         self._graphs: dict[tuple[StepShape, TopKRequest | None], Graph] = {}
+
+    def make_ready(self) -> None:
+        """Compile kernels, and plan a decode step: of machines of a group, when all of them are made."""
+        self.device.use()
+        self._compile()
+        self.plan(1, 1)
 
     def _compile(self) -> None:
         """Compile the kernels of the usual steps, several at a time."""
@@ -325,14 +347,20 @@ class CudaMachine:
         self._upload_inputs(run)
         graph = self._graphs.pop((shape, request), None)
         top_k = self._top_k_plan(m, request) if request and graph is None else None
-        if graph is None and occurs_again:
+        if graph is None and (occurs_again or self.lowering.group):
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
             with self.device.capture() as graph:
                 self._enqueue(launches, shape, top_k)
         if graph is not None:
             self._graphs[shape, request] = graph  # behind those that were used before
-        return Step(batch, shape, graph, top_k)
+        return Step(batch, shape, graph, top_k, self._sums[shape])
+
+    def number_sums(self, first: int) -> None:
+        """Set the number of the first sum of the step that `prepare` has made ready, the same on all cards of
+        the group, and one more than that of the last sum before it.
+        """
+        self._inputs.number_sums(first)
 
     def start(self, step: Step) -> None:
         """Enqueue a prepared step."""
@@ -409,9 +437,10 @@ class CudaMachine:
         if launches is None:
             while len(self._plans) >= 2 * MAX_GRAPHS:
                 oldest = next(iter(self._plans))
-                del self._plans[oldest], self._left[oldest]
+                del self._plans[oldest], self._left[oldest], self._sums[oldest]
             launches = self.lowering.launches(*shape)
             self._left[shape] = self.lowering.boundary_out()
+            self._sums[shape] = self.lowering.n_sums
             self.device.wait()  # until the vectors that the lowering uploads are copied
         self._plans[shape] = launches  # behind those that were used before
         return launches
@@ -425,7 +454,7 @@ class CudaMachine:
             self.device.launch(launch)
         if not self.leaves_on_card:
             self._fetch_boundary(shape)
-        if shape.n_logits and not top_k:
+        if shape.n_logits and not top_k and self.gives_logits:
             self._download_logits(self._logits[: shape.n_logits])
 
     def _send_boundary(self, n_rows: int) -> None:

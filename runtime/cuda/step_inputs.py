@@ -27,6 +27,7 @@ class StepInputs:
             "sequences": capacity.max_rows,
             "positions": capacity.max_rows,
             "logits_indices": capacity.max_logits,
+            "sums": 1,
             "table": capacity.max_sequences * capacity.n_pages,
         }
         self._device, self._kernels = device, kernels
@@ -53,6 +54,10 @@ class StepInputs:
         fields["logits_indices"][: len(batch.logits_indices)] = batch.logits_indices
         sequences, pages = table.blocks.shape
         self._table[:sequences, :pages] = table.blocks
+
+    def number_sums(self, first: int) -> None:
+        """Set the number of the next step's first sum over several cards."""
+        self._fields["sums"][0] = first
 
     def send(self) -> None:
         """Enqueue the copy to GPU memory."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...quant.errors import UnsupportedModel
 from ..engine.split import balanced_cuts, cuts, layer_bytes, split_at
+from ..engine.tensor_split import tensor_parts
 from ..ops import Program
 from .cuda_device import open_device
 from .memory_check import NotEnoughMemory
@@ -13,9 +16,12 @@ from .memory_check import NotEnoughMemory
 if TYPE_CHECKING:
     from ..cuda.chain import CudaChain
     from ..cuda.driver.device import Device
+    from ..cuda.lowering.cards import CardGroup
+    from ..cuda.machine import CudaMachine
     from .model import Model
     from .placing import Placing
 
+CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on one GPU, or on several that share every layer
 LAYERS_PREFILL_ROWS = 512  # of a step where GPUs have a share of the layers: while one computes a chunk of
 # a prompt, the one in front computes the next chunk
 
@@ -23,11 +29,21 @@ LAYERS_PREFILL_ROWS = 512  # of a step where GPUs have a share of the layers: wh
 def on_cards(placing: Placing, first: Device, numbers: Sequence[int]) -> Model:
     """The model on the GPUs of these numbers, of which the first is open already.
 
-    Raises NotEnoughMemory and CudaError; then all of them are closed.
+    They share the work of every layer, where the options leave that open and the model, the cards and their
+    memory allow it; else they have a share of the layers each. Raises NotEnoughMemory, CudaError, and
+    UnsupportedModel if the options want what cannot be; then all of them are closed.
     """
-    devices = [first]
+    devices, mode = [first], placing.options.split_mode
     try:
         devices += [open_device(number) for number in numbers[1:]]
+        if mode == "layers":
+            return _by_layers(placing, devices)
+        try:
+            return _by_tensors(placing, devices)
+        except (UnsupportedModel, NotEnoughMemory) as problem:
+            if mode == "tensors":
+                raise
+            placing.warn(f"{problem}; each card has a part of the layers instead")
         return _by_layers(placing, devices)
     except BaseException:
         for device in devices:
@@ -74,15 +90,48 @@ def by_layers(program: Program, n: int) -> list[Program]:
 def contexts(placing: Placing, parts: Sequence[Program], devices: Sequence[Device]) -> int:
     """The context for which each part fits on its GPU; the first one has the draft model as well. Raises
     NotEnoughMemory."""
-    context = placing.context
+    context, said = placing.context, ""
+
+    def warn(text: str) -> None:
+        nonlocal said
+        said = text
+
     for part, device in zip(parts, devices, strict=False):
         need = placing.cuda_need(part)
         if placing.draft is not None and device is devices[0]:
             need = need.beside(placing.draft.cuda_need(placing.draft.program))
         device.use()
-        memory = f"memory of the {device.name} {device.index}"
-        context = min(context, placing.fitting_context(need, device.memory()[0], memory))
+        # One line is enough: it is about the card that has least room.
+        memory, shrunk = (
+            f"memory of the {device.name} {device.index}",
+            replace(placing, context=context, warn=warn),
+        )
+        context = shrunk.fitting_context(need, device.memory()[0], memory)
+    if said:
+        placing.warn(said)
     return context
+
+
+def _by_tensors(placing: Placing, devices: Sequence[Device]) -> Model:
+    from ..cuda.team import CudaTeam
+
+    parts = tensor_parts(placing.program, len(devices))
+    for device in devices:
+        for other in devices:
+            if not device.reaches(other):
+                raise UnsupportedModel(
+                    f"cards {device.index} and {other.index} cannot share the layers of a model: they do not "
+                    "reach each other's memory"
+                )
+    context = contexts(placing, parts, devices)
+    rows = placing.max_rows(context, CUDA_PREFILL_ROWS)
+
+    def make(part: Program, device: Device, group: CardGroup) -> CudaMachine:
+        device.use()
+        return placing.cuda_machine(device, part, context, rows, group)
+
+    team = CudaTeam(placing.program, parts, devices, make)
+    return placing.model(team, context, team.max_rows)
 
 
 def _by_layers(placing: Placing, devices: Sequence[Device]) -> Model:
@@ -90,12 +139,16 @@ def _by_layers(placing: Placing, devices: Sequence[Device]) -> Model:
 
     parts = by_layers(placing.program, len(devices))
     context = contexts(placing, parts, devices)
+    rows = placing.max_rows(context, LAYERS_PREFILL_ROWS)
     for device in devices[len(parts) :]:
         device.close()
     if len(parts) == 1:  # of a model that cannot be cut
-        machine = placing.cuda_machine(devices[0], parts[0], context, LAYERS_PREFILL_ROWS)
+        machine = placing.cuda_machine(devices[0], parts[0], context, rows)
         return placing.model(machine, context, machine.max_rows)
     pairs = zip(parts, devices, strict=False)
-    machines = [placing.cuda_machine(device, part, context, LAYERS_PREFILL_ROWS) for part, device in pairs]
+    machines = []
+    for part, device in pairs:
+        device.use()
+        machines.append(placing.cuda_machine(device, part, context, rows))
     chain: CudaChain = CudaChain(machines)
     return placing.model(chain, context, chain.max_rows)

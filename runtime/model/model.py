@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cuda.chain import CudaChain
     from ..cuda.machine import CudaMachine
+    from ..cuda.team import CudaTeam
     from ..embedding.reranker import Reranker
     from ..embedding.scoring import TextScore
     from ..embedding.texts import TextVectors, VectorKeywords
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from ..inspection.observed import ObservedAnswer
     from ..reference.machine import ReferenceMachine
 
-    AnyMachine: TypeAlias = CpuMachine | CudaMachine | CudaChain | ReferenceMachine | SplitMachine
+    AnyMachine: TypeAlias = CpuMachine | CudaMachine | CudaChain | CudaTeam | ReferenceMachine | SplitMachine
 
 
 class Model:

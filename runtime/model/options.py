@@ -9,6 +9,7 @@ from ..adapters.stored import NO_ADAPTERS, Adapters
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
 TASKS = ("auto", "text", "embed", "rerank")
+SPLIT_MODES = ("auto", "layers", "tensors")
 SPECULATE = ("auto", "off", "ngram", "draft", "mtp")
 MAX_THREADS = 1024
 DEFAULT_PARALLEL = 4
@@ -46,6 +47,8 @@ class LoadOptions:
       CPU. Default: all, or with "auto" as many as fit.
     - `devices`: the numbers of the GPUs that share the model, as the driver counts them, which then run all
       of it. Default: the first one, and where it has no room for the model all there are.
+    - `split_mode`: how several GPUs share a model: by "layers", one part of them each, or by "tensors", where
+      every layer's work is divided. "auto" is by tensors if model and cards allow it.
     - `adapters`: LoRA adapters and control vectors; their effects add up.
     """
 
@@ -63,6 +66,7 @@ class LoadOptions:
     deterministic: bool = False
     contexts: int | None = None
     devices: tuple[int, ...] | None = None
+    split_mode: str = "auto"
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -93,6 +97,8 @@ class LoadOptions:
 
     def _check_devices(self) -> None:
         devices = self.devices
+        if self.split_mode not in SPLIT_MODES:
+            raise ValueError(f"unknown split {self.split_mode!r}; there are {', '.join(SPLIT_MODES)}")
         if devices is None:
             return
         if self.device not in ("auto", "cuda"):

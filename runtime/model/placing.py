@@ -16,7 +16,7 @@ from ..engine.speculation.drafter import Drafter
 from ..engine.split import SplitMachine, cuts, split, weight_bytes
 from ..engine.state import state_bytes
 from ..ops import MatMul, MoE, Program
-from .cards import on_all_cards, on_cards
+from .cards import CUDA_PREFILL_ROWS, on_all_cards, on_cards
 from .cuda_device import cpu_instead, cuda_memory_need, open_cuda_device
 from .memory_check import MemoryNeed, NotEnoughMemory, available_memory, cache_bytes_per_token
 from .model import Model
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from ..cpu.machine import CpuMachine
     from ..cpu.team import Team
     from ..cuda.driver.device import Device
+    from ..cuda.lowering.cards import CardGroup
     from ..cuda.machine import CudaMachine
     from .model import AnyMachine
 
 LEAST_DEFAULT_CONTEXT = 1024  # tokens, down to which the default context shrinks where memory is short
 TEXTS_AT_ONCE = 32  # in a step that makes vectors
 PREFILL_WORK = 2.5e10  # multiply-adds a thread in one prefill step: about a quarter of a second
-CUDA_PREFILL_ROWS = 1024  # rows of a prefill step on the GPU
 CPU_ROWS = 512  # of a step on the CPU, at most
 SPLIT_PREFILL_ROWS = 512  # the same where the CPU runs the first layers
 REFERENCE_BYTES = 3 << 30  # of float32 copies of matrices that the reference machine keeps
@@ -119,7 +119,7 @@ class Placing:
         states = need.states * self.sequences
         return replace(need, per_token=per_token, states=states, contexts=self._contexts)
 
-    def _max_rows(self, context: int, rows: int) -> int:
+    def max_rows(self, context: int, rows: int) -> int:
         """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
         return max(rows, context) if self.program.both_ways else rows
 
@@ -138,7 +138,7 @@ class Placing:
         context = self.fitting_context(self._with_draft(Placing._reference_need), available_memory())
         n_pages, n_sequences = self._pages(context), self.sequences
         kept = self._reference_copies
-        rows = self._max_rows(context, _prefill_rows(self.program, 1))
+        rows = self.max_rows(context, _prefill_rows(self.program, 1))
         machine = ReferenceMachine(
             self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences, max_rows=max(rows, 512)
         )
@@ -170,13 +170,13 @@ class Placing:
         need = self._with_draft(lambda placing: placing._cpu_need(placing.program))
         context = self.fitting_context(need, available_memory())
         machine = self._cpu_machine(self.program, context)
-        rows = self._max_rows(context, _prefill_rows(self.program, machine.n_threads))
+        rows = self.max_rows(context, _prefill_rows(self.program, machine.n_threads))
         return self.model(machine, context, rows)
 
     def _on_cuda(self, device: Device) -> Model:
         need = self._with_draft(lambda placing: placing.cuda_need(placing.program))
         context = self.fitting_context(need, device.memory()[0], f"memory of the {device.name}")
-        rows = self._max_rows(context, CUDA_PREFILL_ROWS)
+        rows = self.max_rows(context, CUDA_PREFILL_ROWS)
         machine = self.cuda_machine(device, self.program, context, rows)
         return self.model(machine, context, machine.max_rows)
 
@@ -271,13 +271,15 @@ class Placing:
             max_sequences=self.sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
-            max_rows=self._max_rows(context, CPU_ROWS),
+            max_rows=self.max_rows(context, CPU_ROWS),
             release=self.source.release,
             progress=self.progress,
             team=self.team,
         )
 
-    def cuda_machine(self, device: Device, part: Program, context: int, max_rows: int) -> CudaMachine:
+    def cuda_machine(
+        self, device: Device, part: Program, context: int, max_rows: int, group: CardGroup | None = None
+    ) -> CudaMachine:
         """A GPU with a part of the program. Raises CudaError."""
         from ..cuda.machine import CudaMachine
 
@@ -290,6 +292,7 @@ class Placing:
             release=self.source.release,
             progress=self.progress,
             device=device,
+            group=group,
         )
 
     def model(self, machine: AnyMachine, context: int, prefill_rows: int) -> Model:

@@ -14,6 +14,7 @@ from .buffer import Buffer
 from .dense import AddPositions, Embed, HeadMatMul, MatMul
 from .moe import LowRankExperts, MoE, Route
 from .norm import LayerNorm, RMSNorm
+from .parallel import AllReduce
 from .pointwise import Add, SelectRows, SoftCap
 from .program import CacheLayer, Op, Program
 from .recurrent import CausalConv, DeltaRule, StateLayer, StateScan
@@ -22,6 +23,7 @@ __all__ = [
     "Activation",
     "Add",
     "AddPositions",
+    "AllReduce",
     "AltUpCorrect",
     "AltUpPredict",
     "Attend",

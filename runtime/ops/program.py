@@ -12,6 +12,7 @@ from .buffer import Buffer
 from .dense import AddPositions, Embed, HeadMatMul, MatMul
 from .moe import MoE, Route
 from .norm import LayerNorm, RMSNorm
+from .parallel import AllReduce
 from .pointwise import Add, SelectRows, SoftCap
 from .recurrent import CausalConv, DeltaRule, StateLayer, StateScan
 
@@ -40,6 +41,7 @@ Op = (
     | CausalConv
     | DeltaRule
     | StateScan
+    | AllReduce
 )
 
 

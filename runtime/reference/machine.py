@@ -198,6 +198,8 @@ class ReferenceMachine:
                 self._recur(op, recurrent.delta_rule, op.qkv, op.beta, op.step)
             case ops.StateScan():
                 self._recur(op, recurrent.state_scan, op.xbc, op.step)
+            case ops.AllReduce():
+                pass  # who runs several machines in step, by `trace`, sums their buffers
 
     def embed(self, op: ops.Embed) -> None:
         """Run an Embed; a method so that other machines can override it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from ..kernels.common.common import GELU, GELU_TANH, IDENTITY, RELU2, SILU, TANH
 from ..weights.upload import Matrix
 from .fusing import CudaOp, JoinedMatMul, joined_buffers, readers, stream_groups
 from .tuning import Tuning
+
+if TYPE_CHECKING:
+    from .cards import CardGroup
 
 DECODE_ROWS = 16  # the most rows of a step that decode kernels take; steps of more rows are prefill
 ACTIVATIONS = {
@@ -57,7 +60,7 @@ class InputAddresses:
 
     `tokens`, `sequences` and `positions` have a number for each row, `logits_indices` the rows that get
     logits, and `table` the KV cache's pages of each sequence, `table_stride` bytes from one sequence to the
-    next.
+    next. `sums` is the number of the first sum over several cards.
     """
 
     tokens: int
@@ -66,6 +69,7 @@ class InputAddresses:
     logits_indices: int
     table: int
     table_stride: int
+    sums: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,9 @@ class LaunchBuilder:
     tuning: Tuning = field(default_factory=Tuning)
     by_length: dict[int, tuple[ops.RoPE, Region]] = field(default_factory=dict)
     row_inputs: dict[str, Region] = field(default_factory=dict)
+    group: CardGroup | None = None
+    rank: int = 0
+    n_sums: int = field(default=0, init=False)
     _launches: list[Launch] = field(default_factory=list, init=False)
     _scaled_sinks: dict[int, np.ndarray] = field(default_factory=dict, init=False)
 
@@ -158,6 +165,7 @@ class LaunchBuilder:
         self._f16_current: set[str] = set()
         self._angles_written: set[str] = set()
         self._plans_written: set[str] = set()
+        self.n_sums = 0
 
     def _at(self, buffer: ops.Buffer) -> Region:
         """The rows that hold the contents of a buffer in this step."""

@@ -235,7 +235,7 @@ def writes(op: CudaOp) -> list[ops.Buffer]:
             return list(op.outs)
         case ops.RoPE() | ops.SoftCap() | ops.SigmoidGate() | ops.AddPositions() | ops.GaussianTopK():
             return [op.x]
-        case ops.MatchMagnitude():
+        case ops.MatchMagnitude() | ops.AllReduce():
             return [op.x]
         case ops.ScaleQueries():
             return [op.q]

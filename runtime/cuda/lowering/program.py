@@ -14,6 +14,7 @@ from ...engine.observing import Tap
 from ...ops.fused import GatedMatMul
 from ..abi.arguments import Region
 from ..driver.launch import Launch
+from .cards import SumLowering
 from .fusing import CudaOp, JoinedMatMul, PreparedAttend, sources, writes
 from .gather import RowLowering
 from .mla import MLALowering
@@ -31,7 +32,7 @@ class TappedRows:
     n_rows: int
 
 
-class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
+class Lowering(SumLowering, ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
     """Turns the fused ops of a program into launches."""
 
     def launches(
@@ -114,6 +115,8 @@ class Lowering(ExpertLowering, MLALowering, RecurrentLowering, RowLowering):
             case ops.Attend():
                 self._append(op)
                 self._attend(i, op)
+            case ops.AllReduce():
+                self._all_reduce(i, op)
             case ops.RoPE():
                 self._rope(op)
             case ops.SelectRows():

@@ -41,12 +41,15 @@ from kukri.runtime.cuda.ptx import (
     exp2,
     fence,
     fence_async_proxy,
+    fence_system,
     fma_f16x2,
     high_f16,
     ldmatrix,
     ldmatrix_transposed,
+    load_acquire,
     load_cluster4,
     load_constant,
+    load_flagged,
     load_float,
     load_float2,
     load_float4,
@@ -89,10 +92,12 @@ from kukri.runtime.cuda.ptx import (
     sine,
     sqrt,
     store_byte,
+    store_flagged,
     store_float,
     store_float4,
     store_int,
     store_long,
+    store_release,
     store_shared,
     store_shared_int,
     store_shared_int4,
@@ -101,6 +106,7 @@ from kukri.runtime.cuda.ptx import (
     thread,
     to_float,
     to_int,
+    trap,
     wait_copies,
     wait_copies_all_but_1,
     wait_copies_all_but_2,
@@ -550,6 +556,29 @@ def check_group_products(launch: Launch) -> None:
         np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
 
 
+def flagged(values, room, flags, out):
+    """What cards send each other: through `room` to the next thread but one. Of 2 threads."""
+    t = thread()
+    store_flagged(room + 8 * (t ^ 1), load_float(values + 4 * t), 7 + t)
+    fence_system()
+    store_release(flags + 4 * (t ^ 1), 5)
+    if load_acquire(flags + 4 * (t ^ 1)) != 5:
+        trap()
+    barrier()
+    value, flag = load_flagged(room + 8 * t)
+    store_float(out + 8 * t, value)
+    store_int(out + 8 * t + 4, flag)
+
+
+def check_flagged(launch: Launch) -> None:
+    values, room, flags = np.array([1.5, -np.inf], np.float32), np.zeros(2, np.uint64), np.zeros(2, np.int32)
+    out = np.zeros((2, 2), np.int32)
+    launch(flagged, (1,), 2, [values, room, flags, out], 0)
+    np.testing.assert_array_equal(out[:, 0].view(np.float32), values[::-1])
+    np.testing.assert_array_equal(out[:, 1], [8, 7])
+    np.testing.assert_array_equal(flags, 5)
+
+
 def check_awaits(launch: Launch) -> None:
     source = np.random.default_rng(7).integers(-99, 99, (32, 5, 4)).astype(np.float32)
     out = np.zeros(32, np.float32)
@@ -574,10 +603,11 @@ def check_neighbours(launch: Launch) -> None:
 
 
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_awaits, check_narrow]
+CHECKS += [check_longs, check_awaits, check_narrow, check_flagged]
 # For cards of compute capability 9.0.
 WARPGROUP_CHECKS = [check_group_products, check_neighbours]
 CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
+CHECKED += [flagged]
 
 
 def on_the_card(device: Any) -> Launch:

@@ -255,6 +255,7 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "wait_for_grid": lambda: None,
     "launch_dependents": lambda: None,
     "fence": lambda: None,
+    "fence_system": lambda: None,
     "commit_copies": lambda: None,
     "wait_copies": lambda: None,
     "wait_copies_all_but_1": lambda: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +65,9 @@ class StandInDevice:
         self.copies.append((other, n_bytes))
         self.copy(address, source, n_bytes)
 
+    def reaches(self, other: StandInDevice) -> bool:
+        return True
+
     def event(self, timed: bool = True) -> StandInEvent:
         return StandInEvent()
 
@@ -107,6 +111,24 @@ class StandInDevice:
         import ctypes
 
         return np.frombuffer((ctypes.c_uint8 * n_bytes).from_address(address), np.uint8)
+
+
+class ThreadedDevice(StandInDevice):
+    """One of several devices whose kernels wait for each other: it runs graphs in a thread."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__()
+        self.index = index
+        self._stream = ThreadPoolExecutor(1)
+        self._running: list[Future[None]] = []
+
+    def run(self, graph: list[Any]) -> None:
+        self._running.append(self._stream.submit(super().run, graph))
+
+    def wait(self) -> None:
+        for work in self._running:
+            work.result(timeout=600)
+        self._running.clear()
 
 
 class StandInKernels:

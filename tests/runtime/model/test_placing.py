@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from kukri.quant.errors import UnsupportedModel
 from kukri.quant.extras import how_to_install
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
 from kukri.runtime.engine.split import SplitMachine, split
+from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
@@ -26,6 +28,7 @@ from kukri.runtime.weights.binding import Weights
 class StandInDevice(SimpleNamespace):
     name = "Stand-in 100"
     index = 0
+    reaching = True
     capability = 9, 0
     free = 10**12
     closed = 0
@@ -34,6 +37,9 @@ class StandInDevice(SimpleNamespace):
         return self.free, 10**12
 
     def use(self): ...
+
+    def reaches(self, other):
+        return self.reaching
 
     def close(self):
         self.closed += 1
@@ -44,7 +50,7 @@ class StandInMachine(ReferenceMachine):
 
     problem: Exception | None = None
 
-    def __init__(self, program, n_pages, device, max_rows, **_):
+    def __init__(self, program, n_pages, device, max_rows, group=None, **_):
         if self.problem:
             raise self.problem
         super().__init__(program, n_pages)
@@ -207,6 +213,14 @@ class StandInChain(SplitMachine):
         self.machines = machines
 
 
+class StandInTeam(ReferenceMachine):
+    """In place of CudaTeam."""
+
+    def __init__(self, program, parts, devices, make):
+        super().__init__(program, 64)
+        self.machines = [make(part, device, None) for part, device in zip(parts, devices, strict=True)]
+
+
 @pytest.fixture
 def two_gpus(gpu, monkeypatch):
     gpus = [gpu, StandInDevice(index=1)]
@@ -219,11 +233,12 @@ def two_gpus(gpu, monkeypatch):
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.Device", open_device)
     monkeypatch.setattr("kukri.runtime.cuda.driver.device.count_devices", lambda: 2)
     monkeypatch.setattr("kukri.runtime.cuda.chain.CudaChain", StandInChain)
+    monkeypatch.setattr("kukri.runtime.cuda.team.CudaTeam", StandInTeam)
     return gpus
 
 
 def test_two_gpus_share_the_layers(two_gpus, folder):
-    model, said = load(folder, devices=(0, 1))
+    model, said = load(folder, devices=(0, 1), split_mode="layers")
     assert [machine.device for machine in model._machine.machines] == two_gpus
     counts = [len(machine.program.layers) - 1 for machine in model._machine.machines]
     assert sum(counts) == n_layers(model)
@@ -232,6 +247,45 @@ def test_two_gpus_share_the_layers(two_gpus, folder):
     expected, _ = load(folder, device="reference")
     ids = list(range(2, 12))
     np.testing.assert_allclose(model.logits(ids), expected.logits(ids), atol=1e-4)
+
+
+def test_two_gpus_share_every_layer(two_gpus, conformance):
+    folder = conformance("llama")
+    model, said = load(folder, devices=(0, 1))
+    machine = model._machine
+    assert isinstance(machine, StandInTeam)
+    assert [part.device for part in machine.machines] == two_gpus
+    assert all(len(part.program.layers) == len(machine.program.layers) for part in machine.machines)
+    assert not said
+
+
+def test_gpus_that_cannot_share_every_layer_say_why(two_gpus, folder, conformance):
+    model, said = load(folder, devices=(0, 1))
+    assert isinstance(model._machine, StandInChain)
+    assert len(said) == 1
+    assert "1 key and value heads cannot be divided by 2; each card has a part of the layers" in said[0]
+    with pytest.raises(UnsupportedModel, match="cannot be divided by 2"):
+        load(folder, device="cuda", devices=(0, 1), split_mode="tensors")
+    two_gpus[1].reaching = False
+    model, said = load(conformance("llama"), devices=(0, 1))
+    assert isinstance(model._machine, StandInChain)
+    assert "cards 1 and 0 cannot share the layers of a model" in said[0]
+
+
+def test_a_context_that_shrinks_on_two_gpus(two_gpus, conformance, monkeypatch):
+    monkeypatch.setattr("kukri.runtime.model.placing.LEAST_DEFAULT_CONTEXT", 64)
+    folder = conformance("llama")
+    source = open_source(folder, text=False)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    for gpu, more in zip(two_gpus, (256, 128), strict=True):
+        parts = tensor_parts(program, 2)
+        gpu.free = cuda_memory_need(parts[0], "auto").total(more)
+    said: list[str] = []
+    options = LoadOptions(threads=1, devices=(0, 1), parallel=1)
+    model = load_model(folder, options, warn=said.append, text=False)
+    assert model.context == 128
+    assert len(said) == 1
+    assert "the context is 128 tokens" in said[0]
 
 
 def test_one_of_two_gpus(two_gpus, folder):
@@ -247,14 +301,13 @@ def test_auto_takes_both_gpus_where_one_has_no_room(two_gpus, folder):
         gpu.free = room_for(folder, 6) - 1
     model, said = load(folder)
     assert len(model._machine.machines) == 2
-    assert len(said) == 1
     assert "runs on all 2 cards" in said[0]
 
 
 def test_what_two_gpus_have_no_room_for(two_gpus, folder):
     for gpu in two_gpus:
         gpu.free = room_for(folder, 1) + 100
-    model, said = load(folder)
+    model, said = load(folder, split_mode="layers")
     assert layers_on_gpu(model) == 1  # and the others are on the CPU
     assert "the last 1 of" in said[-1]
     with pytest.raises(NotEnoughMemory, match="memory of the Stand-in 100"):
@@ -269,6 +322,7 @@ def test_what_two_gpus_have_no_room_for(two_gpus, folder):
         ({"devices": (0, 0)}, "each once"),
         ({"devices": (-1,)}, "such as 0,1"),
         ({"devices": (0, 1), "gpu_layers": 2}, "one card only"),
+        ({"split_mode": "rows"}, "there are auto, layers, tensors"),
         ({"devices": (0, 1), "speculate": "mtp"}, "one card only"),
         ({"devices": (0,), "device": "cpu"}, "no cards to choose"),
     ],
