@@ -27,8 +27,7 @@ from ...ptx import (
 from ..common.common import code_plane_bytes, join_bytes, scale_plane_bytes
 
 LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = join_bytes  # of the weights' format: see unpack.py
-CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = M = KS = TOKENS = 0  # constants of the launch
-X_AHEAD = 1  # whether activations are loaded a chunk ahead
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = PEELED = M = KS = TOKENS = 0  # constants of the launch
 
 
 @device
@@ -48,30 +47,19 @@ def load_first_chunk(tile: registers(M), blocks, part):
 
 
 @device
-def load_words(column, chunk):
-    """The words of B of the lane's column for a chunk: [TOKENS, 2]. `column` is the address for chunk 0."""
-    words = registers((TOKENS, 2))
-    for g in static(TOKENS):
-        words[g] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
-    return words[()]
-
-
-@device
-def load_factors(scales, plane, chunk):
-    """The factors d, s and s' of the blocks whose results the lane holds, for a chunk: [TOKENS, 3].
-
-    `scales` is the address for chunk 0, `plane` the bytes of a plane of scales.
+def load_factors(at, plane):
+    """The factors d, s and s' of activations, those that the format needs. `plane` is the bytes of a plane of
+    scales.
     """
-    factors = registers((TOKENS, 3), 0.0)
-    for g in static(TOKENS):
-        at = scales + (16 * TOKENS * chunk + 16 // TOKENS * g)
-        factors[g, 0] = load_float(at)
-        if MINIMUM and TWO_SCALES:
-            factors[g, 1] = load_float(at + 2 * plane)
-            factors[g, 2] = load_float(at + 3 * plane)
-        elif MINIMUM:
-            factors[g, 1] = load_float(at + plane)
-    return factors[()]
+    d = load_float(at)
+    s = 0.0
+    s2 = 0.0
+    if MINIMUM and TWO_SCALES:
+        s = load_float(at + 2 * plane)
+        s2 = load_float(at + 3 * plane)
+    elif MINIMUM:
+        s = load_float(at + plane)
+    return d, s, s2
 
 
 @device
@@ -143,32 +131,22 @@ def decode_mma_4(
     mask = registers(4 // TOKENS)
     for u in static(4 // TOKENS):
         mask[u] = -1 if column_block == u else 0
-    words = registers((TOKENS, 2))
-    factors = registers((TOKENS, 3))
-    # The warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so that there is
-    # no branch in either and the assembler can mix the instructions of all tiles.
+    # With PEELED the warp's last chunk, during which nothing is loaded, is in a second copy of the loop, so
+    # that there is no branch in either and the assembler can mix the instructions of all tiles.
     final = chunks
-    if part < chunks:
+    if PEELED and part < chunks:
         final = part + div_u32(chunks - 1 - part, KS) * KS
-    if X_AHEAD:
-        first = part if part < chunks else chunks - 1
-        words[()] = load_words(column, first)
-        factors[()] = load_factors(scales, plane, first)
-    for last in static(2):
+    for last in static(1 + PEELED):
         for chunk in range(final if last else part, chunks if last else final, KS):
-            if not X_AHEAD:
-                words[()] = load_words(column, chunk)
-                factors[()] = load_factors(scales, plane, chunk)
             b_word = registers((4, 2))
+            factor = registers((TOKENS, 3))
             for g in static(TOKENS):
+                words = registers(2)
+                words[()] = load_int2(column + (64 * TOKENS * chunk + 64 * g))
                 for u in static(4 // TOKENS):
                     for h in static(2):
-                        b_word[g * (4 // TOKENS) + u, h] = bits_and(words[g, h], mask[u])
-            factor = registers((TOKENS, 3))
-            factor[()] = factors[()]
-            if X_AHEAD and not last:
-                words[()] = load_words(column, chunk + KS)
-                factors[()] = load_factors(scales, plane, chunk + KS)
+                        b_word[g * (4 // TOKENS) + u, h] = bits_and(words[h], mask[u])
+                factor[g] = load_factors(scales + (16 * TOKENS * chunk + 16 // TOKENS * g), plane)
             piece = 64 * chunk + lane
             w = registers((M, 2, 8))
             f = registers((M, 2, 4))
@@ -176,10 +154,11 @@ def decode_mma_4(
                 for i in static(2):
                     w[m, i] = UNPACK_CODES(*codes[m, i])
                     f[m, i] = UNPACK_SCALES(*scale[m, i], piece + 32 * i)
-                if not last:
+                if not last and (PEELED or chunk + KS < chunks):
                     for i in static(2):
-                        codes[m, i] = LOAD_CODES(tile[m], pieces, piece + (64 * KS + 32 * i))
-                        scale[m, i] = LOAD_SCALES(tile[m], pieces, piece + (64 * KS + 32 * i))
+                        at = piece + (64 * KS + 32 * i)
+                        codes[m, i] = LOAD_CODES(tile[m], pieces, at)
+                        scale[m, i] = LOAD_SCALES(tile[m], pieces, at)
             for m in static(M):
                 acc[m] = add_products(*acc[m], *w[m], *f[m], *b_word[()], *factor[()], own_block)
     return acc[()]
