@@ -13,7 +13,9 @@ from ...ops.fused import GatedMatMul
 from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.pointwise import GatedActivationArguments
-from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
+from ..kernels.common.sums import SumArguments
+from ..kernels.matmul import batch_sm90, decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
+from ..kernels.matmul.batch_sm90 import BatchMatmulArguments
 from ..kernels.matmul.decode_epilogue import EpilogueArguments
 from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
 from ..kernels.matmul.floats import FloatMatmulArguments
@@ -23,7 +25,7 @@ from ..weights.upload import Matrix
 from .base import DECODE_ROWS, QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import GATED_TILE, PrefillTile
+from .tuning import BATCH_ROWS, GATED_TILE, PrefillTile
 
 SM80_TILE = 128  # outputs and rows of a block of prefill_matmul_sm80
 SM80_SHARED_BYTES = 65536
@@ -41,10 +43,18 @@ class UpMatrix:
 
 
 @dataclass(frozen=True)
+class SentSum:
+    """The part that a decode product has in a sum over cards: constants, and arguments of its epilogue."""
+
+    constants: Mapping[str, int]
+    arguments: SumArguments
+
+
+@dataclass(frozen=True)
 class DecodeOutput:
     """What the epilogue of a decode product does: constants (BIAS, ACCUMULATE, STORE, KIND), the address of
-    the bias, the float32 result, the address for the quantised result (or 0), and the norm that follows with
-    the address for its sums of squares.
+    the bias, the float32 result, the address for the quantised result (or 0), the norm that follows with the
+    address for its sums of squares, and the sum over cards that it sends its result for.
     """
 
     constants: Mapping[str, int]
@@ -53,6 +63,7 @@ class DecodeOutput:
     codes: int = 0
     norm: ops.RMSNorm | None = None
     partials: int = 0
+    sums: SumArguments | None = None
 
 
 class MatMulLowering(NormLowering):
@@ -86,6 +97,8 @@ class MatMulLowering(NormLowering):
         partials = self._partials(norm.out) if norm else 0
         bias = self.memory.vector(*op.biases) if op.biases else 0
         output = DecodeOutput(constants | {"STORE": 1, "KIND": 0}, out, bias, codes, norm, partials)
+        if (sums := self._sum_behind(i, op)) is not None:
+            output = replace(output, constants={**output.constants, **sums.constants}, sums=sums.arguments)
         self._decode_matmul(matrix, None, n_out, x, n, output)
         self._invalidate(*op.outs)
         if norm and codes:
@@ -94,6 +107,10 @@ class MatMulLowering(NormLowering):
     def _following_norm(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
         """The RMSNorm that reads a product's result next, if the product's epilogue can begin it."""
         return self._norm_behind(i, op.outs[0]) if len(op.outs) == 1 else None
+
+    def _sum_behind(self, i: int, op: JoinedMatMul) -> SentSum | None:
+        """What a product sends for a sum over cards that follows at once; `SumLowering` has these."""
+        return None
 
     def _norm_behind(self, i: int, buffer: ops.Buffer) -> ops.RMSNorm | None:
         """The RMSNorm that reads next what op number `i` has written to a buffer, if it is one whose division
@@ -165,6 +182,7 @@ class MatMulLowering(NormLowering):
             codes=output.codes,
             norm_weight=self.memory.vector(output.norm.weight) if output.norm else 0,
             out_partials=output.partials,
+            sums=output.sums or SumArguments(),
         )
         arguments = DecodeMatmulArguments(
             weights=matrix.address,
@@ -194,6 +212,9 @@ class MatMulLowering(NormLowering):
         up: UpMatrix | None = None,
     ) -> None:
         """The product of more than DECODE_ROWS rows of `x`; with `up` a gated product, only with wgmma."""
+        if self.device.warpgroups and n <= BATCH_ROWS:
+            self._batch_matmul(matrix, n_out, x, out, n, biases, constants, up)
+            return
         rows, scales = self._as_f16(x)
         name = matrix.weight.format.name
         arguments = PrefillArguments(
@@ -209,6 +230,42 @@ class MatMulLowering(NormLowering):
         )
         label = f"{name} {n_out * (2 if up else 1)}x{matrix.width}"
         self._emit_prefill({"EXPERTS": 0, "FORMAT": name, **constants}, n, arguments, label, up=up)
+
+    def _batch_matmul(
+        self,
+        matrix: Matrix,
+        n_out: int,
+        x: ops.Buffer,
+        out: Region,
+        n: int,
+        biases: tuple[np.ndarray, ...],
+        constants: Mapping[str, int],
+        up: UpMatrix | None,
+    ) -> None:
+        """The product of up to BATCH_ROWS rows of `x`, with wgmma; with `up` a gated product."""
+        rows, scales = self._as_f16(x)
+        name, matrices = matrix.weight.format.name, 2 if up else 1
+        tile = self.tuning.batch(name, n, n_out, matrix.blocks, matrices, self.device.multiprocessors)
+        arguments = BatchMatmulArguments(
+            weights=matrix.address,
+            other=up.address if up else 0,
+            tile_bytes=matrix.tile_bytes,
+            blocks=matrix.blocks,
+            n_out=n_out,
+            x=rows,
+            scales=scales.address,
+            rows=n,
+            bias=self.memory.vector(*biases) if biases else 0,
+            out=out,
+        )
+        vectors = int(n_out % 4 == 0 and out.address % 16 == 0 and out.stride % 16 == 0)
+        more: dict[str, int | float] = {**tile.constants, "VECTORS": vectors, "GATED": matrices - 1}
+        more |= up.activation if up else {}
+        kernel = self._kernel(batch_sm90.batch_matmul_sm90, tile.threads, FORMAT=name, **constants, **more)
+        kernel = replace(kernel, resident=tile.resident)
+        label = f"{name} {n_out * matrices}x{matrix.width}"
+        grid, shared = tile.grid(n, n_out, matrices), tile.shared_bytes(name)
+        self._emit(kernel, grid, arguments, shared, label, tile.splits)
 
     def _emit_prefill(
         self,
