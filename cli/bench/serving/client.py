@@ -84,7 +84,7 @@ class Target:
         port = address.port or (443 if secure else 80)
         loop = asyncio.get_running_loop()
         transport, received = await loop.create_connection(
-            _Received, address.hostname, port, ssl=secure or None
+            _Received, address.hostname or "", port, ssl=secure or None
         )
         try:
             key = f"authorization: Bearer {self.api_key}\r\n" if self.api_key else ""

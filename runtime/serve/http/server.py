@@ -141,7 +141,7 @@ class _Connection(h11.Connection):
 
     _chunked = False
 
-    def send(self, event: h11.Event) -> bytes | None:
+    def send(self, event: h11.Event) -> bytes | None:  # type: ignore[override]  # it is what all of them are
         if type(event) is h11.Data and self._chunked and event.data and self.our_state is h11.SEND_BODY:
             return b"%x\r\n%b\r\n" % (len(event.data), event.data)  # RFC 9112, section 7.1
         sent = super().send(event)
