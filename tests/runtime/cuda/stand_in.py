@@ -88,7 +88,8 @@ class StandInDevice:
             at += struct.calcsize(kind)
         assert at == len(launch.arguments), launch.name
         self.launched.append(kernel.name)
-        run(kernel.function(), kernel.values(), launch.grid, launch.threads, values, launch.shared_bytes)
+        how = launch.grid, launch.threads, values, launch.shared_bytes, launch.cluster
+        run(kernel.function(), kernel.values(), *how)
 
     @contextmanager
     def capture(self) -> Iterator[list[Launch]]:
