@@ -44,7 +44,7 @@ class Session:
         self.show_stats = options.stats
         self.wrap = not options.no_wrap
         self.hide_thinking = options.hide_thinking
-        self.tools = ToolUse(options.offered_tools, options.yes)
+        self.tools = ToolUse(options.offered_tools, options.yes, options.tool_timeout)
         self.last: Reply | None = None
         self.attached = [*attached]
         self.draft: str | None = None  # the next message is written in an editor, beginning with this

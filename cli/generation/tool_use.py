@@ -20,10 +20,12 @@ REFUSED = "error: the user does not want this function to be called"
 
 
 class ToolUse:
-    """The tools of a command, and which of them may run without a question. `yes`: all may."""
+    """The tools of a command, and which of them may run without a question. `yes`: all may. A function may
+    take so many `seconds`."""
 
-    def __init__(self, tools: Sequence[Tool], yes: bool) -> None:
+    def __init__(self, tools: Sequence[Tool], yes: bool, seconds: float) -> None:
         self._tools = {tool.name: tool for tool in tools}
+        self._seconds = seconds
         self._yes = yes
         self._always: set[str] = set()
 
@@ -44,7 +46,7 @@ class ToolUse:
                 result = REFUSED
             else:
                 with terminal.status(f"running {call.name} …"):
-                    result = run_call(call, self._tools.get(call.name))
+                    result = run_call(call, self._tools.get(call.name), self._seconds)
             shown = one_line(result)
             terminal.remark(f"← {shown[:SHOWN]}{'…' if len(shown) > SHOWN else ''}")
             messages.append(result_message(call, result))

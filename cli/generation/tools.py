@@ -58,6 +58,10 @@ class ToolOptions:
         str | None,
         flag("--tool-choice", metavar="X", help="auto, none, required, or the function it must call."),
     ] = None
+    tool_timeout: Annotated[
+        float,
+        flag("--tool-timeout", metavar="SECONDS", min=0.01, help="What a function may take."),
+    ] = 60.0
     yes: Annotated[bool, flag("--yes", help="Run the functions that the model calls without asking.")] = False
 
     @cached_property

@@ -26,7 +26,7 @@ def write_reply(loaded: Model, name: str, request: GenerationRequest, options: G
     JSON object in each line.
     """
     plain = options.output is TextOrJson.text
-    use = ToolUse(options.offered_tools, options.yes)
+    use = ToolUse(options.offered_tools, options.yes, options.tool_timeout)
     steps: list[dict[str, Any]] = []
     reply = _write(loaded, request, options)
     for n in range(MOST_ROUNDS + 1):

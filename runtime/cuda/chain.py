@@ -30,6 +30,7 @@ class CudaChain(SplitMachine):
         super().__init__(front, others[0] if len(others) == 1 else CudaChain(others))
         self.machines = tuple(machines)
         for source, target in pairwise(machines):
+            target.device.reaches(source.device)  # if so, copies do not go through the host
             source.leaves_on_card = target.takes_on_card = True
         # The marks of each GPU but the last: its part of a step is computed; the next GPU has taken it.
         self._computed = [machine.device.event(timed=False) for machine in machines[:-1]]

@@ -10,8 +10,10 @@ from ... import ops
 from ..abi.arguments import Region
 from ..kernels.common import all_reduce
 from ..kernels.common.all_reduce import FLAG_BYTES, FewRowsArguments, ManyRowsArguments
+from ..kernels.common.sums import SumArguments
 from .base import DECODE_ROWS, QuantizedRows
-from .matmul import MatMulLowering
+from .fusing import JoinedMatMul
+from .matmul import MatMulLowering, SentSum
 
 SUM_BLOCKS = 1  # of `all_reduce_many`, for each multiprocessor
 
@@ -34,6 +36,7 @@ class SumLowering(MatMulLowering):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._tables: dict[str, int] = {}
+        self._sent = False  # whether the product in front has sent its result for the next sum
         if self.group is not None:
             self.room()
             self.flags()
@@ -76,22 +79,38 @@ class SumLowering(MatMulLowering):
         arguments = FewRowsArguments(
             x=self._at(op.x),
             width=op.x.width,
-            rank=self.rank,
-            number=self.inputs.sums,
-            index=index,
-            rooms=self._table("room", [member.room() for member in group.members]),
-            width_room=self._room_width,
+            sums=self._sum_arguments(index),
             codes=codes,
             norm_weight=self.memory.vector(norm.weight) if norm else 0,
             out_partials=partials,
         )
         constants = {"EMIT": 2 if norm else 0, "TOKENS": self._padded_rows(op.x), "ROWS": DECODE_ROWS}
-        constants |= {"CARDS": group.n, "SHARED": int(group.shared)}
+        constants |= {"CARDS": group.n, "SHARED": int(group.shared), "SENT": int(self._sent)}
+        self._sent = False
         kernel = self._kernel(all_reduce.all_reduce_few, 128, **constants)
         self._emit(kernel, (-(-op.x.width // 128), n), arguments, 0, str(op.x.width))
         self._invalidate(op.x)
         if norm:
             self._quantized[self._resolve(norm.x).name + " normed"] = QuantizedRows(codes, partials, norm)
+
+    def _sum_arguments(self, index: int) -> SumArguments:
+        assert self.group
+        return SumArguments(
+            number=self.inputs.sums,
+            index=index,
+            rank=self.rank,
+            rooms=self._table("room", [member.room() for member in self.group.members]),
+            width=self._room_width,
+        )
+
+    def _sum_behind(self, i: int, op: JoinedMatMul) -> SentSum | None:
+        """What a product sends for the sum that follows at once. The float32 result is not stored then."""
+        following = self.cuda_ops[i + 1] if i + 1 < len(self.cuda_ops) else None
+        if self.group is None or not isinstance(following, ops.AllReduce) or op.outs != (following.x,):
+            return None
+        self._sent = True
+        constants = {"CARDS": self.group.n, "ROWS": DECODE_ROWS, "STORE": 0}
+        return SentSum(constants, self._sum_arguments(self.n_sums))
 
     def _sum_many(self, op: ops.AllReduce, n: int, index: int) -> None:
         group, x = self.group, self._resolve(op.x)

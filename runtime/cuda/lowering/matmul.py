@@ -13,6 +13,7 @@ from ...ops.fused import GatedMatMul
 from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.pointwise import GatedActivationArguments
+from ..kernels.common.sums import SumArguments
 from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
 from ..kernels.matmul.decode_epilogue import EpilogueArguments
 from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
@@ -41,10 +42,18 @@ class UpMatrix:
 
 
 @dataclass(frozen=True)
+class SentSum:
+    """The part that a decode product has in a sum over cards: constants, and arguments of its epilogue."""
+
+    constants: Mapping[str, int]
+    arguments: SumArguments
+
+
+@dataclass(frozen=True)
 class DecodeOutput:
     """What the epilogue of a decode product does: constants (BIAS, ACCUMULATE, STORE, KIND), the address of
-    the bias, the float32 result, the address for the quantised result (or 0), and the norm that follows with
-    the address for its sums of squares.
+    the bias, the float32 result, the address for the quantised result (or 0), the norm that follows with the
+    address for its sums of squares, and the sum over cards that it sends its result for.
     """
 
     constants: Mapping[str, int]
@@ -53,6 +62,7 @@ class DecodeOutput:
     codes: int = 0
     norm: ops.RMSNorm | None = None
     partials: int = 0
+    sums: SumArguments | None = None
 
 
 class MatMulLowering(NormLowering):
@@ -86,6 +96,8 @@ class MatMulLowering(NormLowering):
         partials = self._partials(norm.out) if norm else 0
         bias = self.memory.vector(*op.biases) if op.biases else 0
         output = DecodeOutput(constants | {"STORE": 1, "KIND": 0}, out, bias, codes, norm, partials)
+        if (sums := self._sum_behind(i, op)) is not None:
+            output = replace(output, constants={**output.constants, **sums.constants}, sums=sums.arguments)
         self._decode_matmul(matrix, None, n_out, x, n, output)
         self._invalidate(*op.outs)
         if norm and codes:
@@ -94,6 +106,10 @@ class MatMulLowering(NormLowering):
     def _following_norm(self, i: int, op: JoinedMatMul) -> ops.RMSNorm | None:
         """The RMSNorm that reads a product's result next, if the product's epilogue can begin it."""
         return self._norm_behind(i, op.outs[0]) if len(op.outs) == 1 else None
+
+    def _sum_behind(self, i: int, op: JoinedMatMul) -> SentSum | None:
+        """What a product sends for a sum over cards that follows at once; `SumLowering` has these."""
+        return None
 
     def _norm_behind(self, i: int, buffer: ops.Buffer) -> ops.RMSNorm | None:
         """The RMSNorm that reads next what op number `i` has written to a buffer, if it is one whose division
@@ -165,6 +181,7 @@ class MatMulLowering(NormLowering):
             codes=output.codes,
             norm_weight=self.memory.vector(output.norm.weight) if output.norm else 0,
             out_partials=output.partials,
+            sums=output.sums or SumArguments(),
         )
         arguments = DecodeMatmulArguments(
             weights=matrix.address,

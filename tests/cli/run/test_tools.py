@@ -158,7 +158,7 @@ def test_it_asks_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     answers = iter(["what\n", "y\n", "n\n", "a\n", ""])
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
     monkeypatch.setattr(tool_use.sys, "stdin", type("In", (), {"readline": lambda self: next(answers)})())
-    use = ToolUse([Tool.of(add)], yes=False)
+    use = ToolUse([Tool.of(add)], yes=False, seconds=60)
     contents = [use.results([call()])[0]["content"] for _ in range(4)]
     assert contents[0] == "3"
     assert "does not want" in contents[1]
@@ -166,8 +166,8 @@ def test_it_asks_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert use.can_run([call()])
     monkeypatch.setattr(terminal, "is_terminal", lambda stream: False)
     assert not use.can_run([call()])
-    assert ToolUse([Tool.of(add)], yes=True).can_run([call()])
-    assert not ToolUse([Tool.of({"name": "add"})], yes=True).can_run([call()])
+    assert ToolUse([Tool.of(add)], yes=True, seconds=60).can_run([call()])
+    assert not ToolUse([Tool.of({"name": "add"})], yes=True, seconds=60).can_run([call()])
     capsys.readouterr()
 
 

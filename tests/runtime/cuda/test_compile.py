@@ -23,6 +23,7 @@ from kukri.runtime.cuda.kernels.recurrent import conv, delta, delta_prefill, sca
 
 DECODE = {"KS": 2, "WARPS": 4, "GATED": 1, "NORMED": 1, "BIAS": 0, "ACCUMULATE": 0, "EMIT": 0}
 DECODE |= {"STORE": 1, "KIND": 1}
+SENDS = DECODE | {"CARDS": 2, "ROWS": 16, "STORE": 0}
 ATTEND = {"G": 1, "HD": 64, "DP": 64, "LANES": 8, "LANE_BITS": 3, "VEC": 1, "U": 1, "KV": 16, "WARPS": 2}
 ATTEND |= {"CHUNKS": 1, "PAGE": 6, "MIN_SPLIT": 64, "SOFTCAP": 0, "SINKS": 0, "WINDOW": 0, "EMIT": 1}
 ATTEND |= {"VD": 64, "VP": 64, "LATENT": 0, "TOKENS": 1}
@@ -98,7 +99,8 @@ KERNELS = [
     kernel(top_k.top_1, 256, FROM_LOGITS=0, FINAL=1, K=1, WARPS=8, PDL=0),
     kernel(pointwise.copy_rest, 256, PDL=0),
     kernel(mapped.copy_words, 256, PDL=0),
-    kernel(all_reduce.all_reduce_few, 128, CARDS=2, ROWS=16, EMIT=2, TOKENS=1, SHARED=0, PDL=0),
+    kernel(all_reduce.all_reduce_few, 128, CARDS=2, ROWS=16, SENT=1, EMIT=2, TOKENS=1, SHARED=0, PDL=0),
+    kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q4_0", M=2, TOKENS=1, **SENDS),
     kernel(all_reduce.all_reduce_many, 512, CARDS=4, SHARED=0, PDL=0),
     kernel(moe_routing.route, 32, PDL=0, **ROUTE),
     kernel(moe_matmul.moe_decode_matmul, 256, FORMAT="MXFP4", LIMIT=7.0, ALPHA=1.702, PDL=0, **EXPERT),

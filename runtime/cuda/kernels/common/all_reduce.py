@@ -25,7 +25,6 @@ from ...ptx import (
     load_int,
     load_long,
     shift_right,
-    store_flagged,
     store_float,
     store_float4,
     store_int,
@@ -35,23 +34,15 @@ from ...ptx import (
     wait_for_grid,
 )
 from .common import store_quantized, warp_sum
+from .sums import SumArguments, begin_sum, send
 
 # Constants of the launch. CARDS: their number. ROWS: rows of the room for values of a card. EMIT: 2 if the
 # result is multiplied by the weight of the next RMSNorm and quantised, else 0. SHARED: the cards are one
 # card, in a test, so that the next launch must not take multiprocessors while this one waits.
-CARDS = ROWS = EMIT = TOKENS = SHARED = PDL = 0
+CARDS = ROWS = SENT = EMIT = TOKENS = SHARED = PDL = 0
 
 PATIENCE = 1 << 24  # times that a thread looks for what another card sends, more than ten seconds
 FLAG_BYTES = 128  # from one flag to the next: a line of the cache
-
-
-@device
-def before_sum():
-    """The beginning of the kernel, like `common.begin`."""
-    if PDL:
-        if not SHARED:
-            launch_dependents()
-        wait_for_grid()
 
 
 @device
@@ -65,19 +56,13 @@ def wait_for_flag(address, number):
 
 
 class FewRowsArguments(KernelArguments):
-    """Arguments of `all_reduce_few`. x is float32 [rows, width], `number` the address of the number of the
-    step's first sum, int32, and `index` what this one has on top of it. `rooms` are addresses, int64 [CARDS],
-    of the cards' room for values, [2, CARDS, ROWS, width_room] of 8 bytes. `codes` has the layout of
-    `store_quantized`, `norm_weight` is float32 [width], and `out_partials` float32 [rows, width / 32].
+    """Arguments of `all_reduce_few`. x is float32 [rows, width]. `codes` has the layout of `store_quantized`,
+    `norm_weight` is float32 [width], and `out_partials` float32 [rows, width / 32].
     """
 
     x: Region
     width: int
-    rank: int
-    number: int
-    index: int
-    rooms: int
-    width_room: int
+    sums: SumArguments
     codes: int = 0
     norm_weight: int = 0
     out_partials: int = 0
@@ -87,49 +72,51 @@ def all_reduce_few(args: FewRowsArguments):
     """x = Σ of x over the cards, for few rows.
 
     Grid: (⌈width / 128⌉, rows), blocks of 128 threads: a warp takes 32 values of a row. Each thread sends its
-    value to all cards, together with the number of the sum, and looks for the values that these send. Two
-    rooms are used in turn: whoever sends for sum n + 2 has the values for sum n + 1 of all cards, which have
-    read those of sum n by then.
+    value to all cards, together with the number of the sum, and looks for the values that these send. With
+    SENT the product in front has sent them, and they may come while it still runs. Two rooms are used in
+    turn: whoever sends for sum n + 2 has the values for sum n + 1 of all cards, which have read those of sum
+    n by then.
     """
     lane = thread() & 31
     i = 128 * block_x() + thread()
-    number = load_int(args.number) + args.index
-    room = ((number & 1) * CARDS * ROWS + block_y()) * args.width_room + i
-    to = registers(CARDS)
-    for j in static(CARDS):
-        to[j] = load_long(args.rooms + 8 * j) + 8 * room
-    here = load_long(args.rooms + 8 * args.rank) + 8 * room
+    sent = registers(1 + CARDS)
+    sent[()] = begin_sum(args.sums)
+    here = load_long(args.sums.rooms + 8 * args.sums.rank)
+    here = here + 8 * (((sent[0] & 1) * CARDS * ROWS + block_y()) * args.sums.width + i)
     weight = 0.0
     if EMIT and i < args.width:
         weight = load_constant(args.norm_weight + 4 * i)
-    before_sum()
+    if PDL and not SHARED:
+        launch_dependents()
     total = 0.0
     at = args.x.address + block_y() * args.x.stride + 4 * i
+    if not SENT:
+        if PDL:
+            wait_for_grid()
+        if i < args.width:
+            send(*sent[()], block_y(), i, load_float(at), args.sums)
     if i < args.width:
-        own = load_float(at)
         for j in static(CARDS):
-            if j != args.rank:
-                store_flagged(to[j] + 8 * args.rank * ROWS * args.width_room, own, number)
-        for j in static(CARDS):
-            value = own
-            if j != args.rank:
-                value, flag = load_flagged(here + 8 * j * ROWS * args.width_room)
-                left = PATIENCE
-                while flag != number:
-                    value, flag = load_flagged(here + 8 * j * ROWS * args.width_room)
-                    left = left - 1
-                    if left == 0:
-                        trap()
+            value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
+            left = PATIENCE
+            while flag != sent[0]:
+                value, flag = load_flagged(here + 8 * j * ROWS * args.sums.width)
+                left = left - 1
+                if left == 0:
+                    trap()
             total = total + value
         store_float(at, total)
-    if PDL and SHARED:
-        launch_dependents()
     if EMIT and i < args.width:  # uniform in a warp, since the width is a multiple of 32
         squares = warp_sum(total * total)
         blocks = shift_right(args.width, 5)
         if lane == 0:
             store_float(args.out_partials + 4 * (block_y() * blocks + shift_right(i, 5)), squares)
         store_quantized(args.codes, blocks, block_y(), i, total * weight)
+    if PDL:
+        if SENT:
+            wait_for_grid()
+        if SHARED:
+            launch_dependents()
 
 
 class ManyRowsArguments(KernelArguments):
@@ -168,7 +155,10 @@ def all_reduce_many(args: ManyRowsArguments):
     for j in static(CARDS):
         x[j] = load_long(args.xs + 8 * j)
     own = load_long(args.flags + 8 * args.rank)
-    before_sum()
+    if PDL:
+        if not SHARED:
+            launch_dependents()
+        wait_for_grid()
     if block_x() == 0:
         tell_and_wait(args.flags, own, args.rank, 0, number)
     elif thread() < CARDS and thread() != args.rank:

@@ -23,11 +23,13 @@ from ...ptx import (
     thread,
 )
 from ..common.common import activate, store_quantized, warp_sum
+from ..common.sums import SumArguments, send
 
 # Constants of the launch. NORMED: x must still be divided by its root mean square. EMIT: 0 the result is not
 # quantised, 1 it is, 2 it is multiplied by the weight of the next RMSNorm and quantised. STORE: the result is
-# stored in float32. UNIT: divisor of all products.
-WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = 0
+# stored in float32. UNIT: divisor of all products. CARDS: if not 0, the result is a part of a sum, which is
+# sent to so many cards.
+WARPS = KS = GATED = NORMED = BIAS = ACCUMULATE = EMIT = STORE = UNIT = CARDS = 0
 
 
 class EpilogueArguments(KernelArguments):
@@ -47,6 +49,7 @@ class EpilogueArguments(KernelArguments):
     codes: int = 0
     norm_weight: int = 0
     out_partials: int = 0
+    sums: SumArguments = SumArguments()
 
 
 @device
@@ -76,11 +79,13 @@ def load_epilogue(rows, outputs, n_out, args: EpilogueArguments):
 
 
 @device
-def decode_epilogue(loaded: registers(7), rows, outputs, n_out, args: EpilogueArguments):
+def decode_epilogue(
+    loaded: registers(7), sent: registers(1 + CARDS), rows, outputs, n_out, args: EpilogueArguments
+):
     """Finish this block's `outputs` outputs of all rows; warp w takes rows w, w + WARPS, ….
 
     The partial sums are in shared memory: float32 [rows, KS, 1 + GATED, outputs]. `loaded` is what
-    `load_epilogue` returned.
+    `load_epilogue` returned, `sent` what `begin_sum` did.
     """
     lane = thread() & 31
     warp = shift_right(thread(), 5)
@@ -117,6 +122,8 @@ def decode_epilogue(loaded: registers(7), rows, outputs, n_out, args: EpilogueAr
                         value = value + loaded[4]
                     else:
                         value = value + load_float(args.out.address + n * args.out.stride + 4 * at)
+                if CARDS:
+                    send(*sent[()], n, at, value, args.sums)
                 if STORE:
                     store_float(args.out.address + n * args.out.stride + 4 * at, value)
             if EMIT and at < n_out:  # uniform in a warp, since n_out is a multiple of 32

@@ -21,12 +21,14 @@ from ...ptx import (
     wait_for_grid,
     warp_barrier,
 )
+from ..common.sums import begin_sum
 from .decode_epilogue import EpilogueArguments, decode_epilogue, load_epilogue
 from .decode_mma import decode_mma_4, decode_mma_8, load_first_chunk
 
 # Constants of the launch. M: tiles of a warp; KS: warps that share the columns; WARPS: warps of a block;
-# TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up.
-CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = PDL = 0
+# TOKENS: rows of activations, rounded up to a power of two; GATED: two matrices, gate and up;
+# CARDS: as in decode_epilogue.py.
+CODE_WORDS = SCALE_WORDS = M = KS = WARPS = GATED = TOKENS = CARDS = PDL = 0
 
 
 class DecodeMatmulArguments(KernelArguments):
@@ -75,6 +77,9 @@ def decode_matmul(args: DecodeMatmulArguments):
     loaded[()] = load_first_chunk(*tile[()], args.blocks, part)
     outputs = (WARPS // KS) * (16 * M // (1 + GATED))
     first = group * (16 * M // (1 + GATED)) + shift_right(lane, 2)
+    sent = registers(1 + CARDS, 0)
+    if CARDS:
+        sent[()] = begin_sum(args.epilogue.sums)
     if PDL:
         wait_for_grid()
     else:
@@ -106,4 +111,4 @@ def decode_matmul(args: DecodeMatmulArguments):
                     at = at * outputs + first + (16 * (m % (M // (1 + GATED))) + 8 * (i // 2))
                     store_shared(shared() + 4 * at, acc[m, n, i])
     barrier()
-    decode_epilogue(*before[()], args.rows, outputs, args.n_out, args.epilogue)
+    decode_epilogue(*before[()], *sent[()], args.rows, outputs, args.n_out, args.epilogue)

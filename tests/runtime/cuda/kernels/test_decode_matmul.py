@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kukri.runtime.cuda.kernels.common.common import SILU
+from kukri.runtime.cuda.kernels.common.sums import SumArguments
 from kukri.runtime.cuda.kernels.matmul.decode_matmul import decode_matmul
 from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16, quantize
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS
@@ -65,14 +66,14 @@ def padded(n):
 
 
 def multiply(n, constants, weights, n_out, x, epilogue):
-    """A product of n rows; `epilogue` are the fields of EpilogueArguments."""
+    """A product of n rows; `epilogue` are the fields of EpilogueArguments but the last."""
     rows = packed(weights[0])
     others = packed(weights[1]) if len(weights) > 1 else 0
     blocks = weights[0].shape[1] // 32
     constants = READERS[weights[0].format.name] | PLAIN | constants | {"TOKENS": padded(n)}
     grid = -(-n_out * len(weights) // (16 * constants["M"] * (constants["WARPS"] // constants["KS"])))
     shared = 64 * constants["WARPS"] * constants["M"] * constants["TOKENS"]
-    arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *epilogue]
+    arguments = [rows, others, rows.shape[1], blocks, n_out, x, n, *epilogue, *SumArguments()]
     run(decode_matmul, constants, (grid,), 32 * constants["WARPS"], arguments, shared)
 
 
