@@ -49,7 +49,7 @@ def hosted(program):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [1, 2])
 def test_logits(program, hosted, feed, conformance, n):
-    """A prompt in two steps, the second short enough for decode kernels, then tokens; twice, the same bits."""
+    """A prompt in two steps, the second short enough for decode kernels, then tokens; twice, the same."""
     ids = np.load(conformance("mixtral") / "reference.npz")["input_ids"][:23].astype(np.int32)
     machine, device = hosted(n)
     n_mixtures = sum(isinstance(op, MoE) for op in program.ops)
