@@ -98,6 +98,7 @@ class CudaMachine:
         self.kv_type = cache_type(program, kv_type)
         # Whether other GPUs fill `boundary_in` and read `boundary_out`, and not the host.
         self.takes_on_card = self.leaves_on_card = False
+        self.gives_logits = True  # whether the host reads them
         self.device = device or Device()
         self._closed = False
         try:
@@ -467,7 +468,7 @@ class CudaMachine:
             self.device.launch(launch)
         if not self.leaves_on_card:
             self._fetch_boundary(shape)
-        if shape.n_logits and not top_k and self.lowering.rank == 0:
+        if shape.n_logits and not top_k and self.gives_logits:
             self._download_logits(self._logits[: shape.n_logits])
 
     def _send_boundary(self, n_rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, zip_longest
 
 import numpy as np
 
@@ -23,8 +24,8 @@ class CudaTeam:
     """CudaMachines for the parts that `tensor_parts` makes of a program, with the interface of one machine.
 
     `make` makes the machine of a part of the program on one of the devices, which must reach each other's
-    memory. The machines run their graphs at the same time, and kernels in these exchange sums. Logits are
-    those of the first machine. Not thread-safe.
+    memory. The machines run their graphs at the same time, and kernels in these exchange sums. Each has the
+    logits of a part of the vocabulary, or all have all. Not thread-safe.
     """
 
     def __init__(
@@ -46,9 +47,14 @@ class CudaTeam:
             self.close()
             raise
         self.max_rows = self.machines[0].max_rows
-        self.max_logits = self.machines[0].max_logits
+        self.max_logits = min(machine.max_logits for machine in self.machines)
         self.kv_type = self.machines[0].kv_type
         self._next_sum = 1
+        widths = [part.logits.width for part in parts]
+        self._divided = sum(widths) == program.logits.width  # the logits
+        self._starts = [0, *accumulate(widths[:-1])] if self._divided else [0]
+        for machine in self.machines[len(self._starts) :]:
+            machine.gives_logits = False
 
     @property
     def states(self) -> States:
@@ -57,23 +63,38 @@ class CudaTeam:
 
     def step(self, batch: Batch, table: PageTable) -> np.ndarray:
         """Run the rows of `batch`; float32 logits [len(logits_indices), vocab], valid until the next step."""
-        self._run(batch, table, None)
-        return self.machines[0].logits(len(batch.logits_indices))
+        self._run(batch, table, [])
+        m = len(batch.logits_indices)
+        if not self._divided:
+            return self.machines[0].logits(m)
+        return np.concatenate([machine.logits(m) for machine in self.machines], axis=1)
 
     def top_k(self, batch: Batch, table: PageTable, k: int, n_tokens: int) -> list[TopK]:
         """Run the rows of `batch`; the top k of the first `n_tokens` ids for each row in `logits_indices`."""
-        first, m = self.machines[0], len(batch.logits_indices)
-        request = first.top_k_request(m, k, n_tokens)
-        if request is None:
-            return top_k_of(self.step(batch, table)[:, :n_tokens], k)
-        self._run(batch, table, request)
-        return first.selected(m, k, request)
+        m, requests = len(batch.logits_indices), list[TopKRequest]()
+        # A machine that has none of these ids selects one that nobody reads.
+        for machine, start in zip(self.machines, self._starts, strict=False):
+            request = machine.top_k_request(m, k, max(1, n_tokens - start))
+            if request is None:
+                return top_k_of(self.step(batch, table)[:, :n_tokens], k)
+            requests.append(request)
+        self._run(batch, table, requests)
+        found = [
+            machine.selected(m, k, request)
+            for machine, request, start in zip(self.machines, requests, self._starts, strict=False)
+            if start < n_tokens
+        ]
+        return (
+            found[0]
+            if len(found) == 1
+            else [merged(row, self._starts, k) for row in zip(*found, strict=True)]
+        )
 
-    def _run(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
+    def _run(self, batch: Batch, table: PageTable, requests: Sequence[TopKRequest]) -> None:
         # Nothing starts before all is ready: a GPU that waits for another one holds up its own allocations.
         steps: list[Step] = []
-        for machine in self.machines:
-            step = machine.prepare(batch, table, None if steps else request)
+        for machine, request in zip_longest(self.machines, requests):
+            step = machine.prepare(batch, table, request)
             if step is None:
                 return
             steps.append(step)
@@ -128,6 +149,20 @@ class CudaTeam:
         """Free all memory. Later steps raise RuntimeError."""
         for machine in self.machines:
             machine.close()
+
+
+def merged(parts: Sequence[TopK], starts: Sequence[int], k: int) -> TopK:
+    """The top `k` of a row, of those of parts of the vocabulary that begin at these ids."""
+    for part in parts:
+        if np.isnan(part.logits[0]):
+            return part
+    if k == 1:
+        best = max(range(len(parts)), key=lambda i: parts[i].logits[0])  # the first among equals
+        return TopK(parts[best].ids + starts[best], parts[best].logits)
+    ids = np.concatenate([part.ids + start for part, start in zip(parts, starts, strict=False)])
+    logits = np.concatenate([part.logits for part in parts])
+    order = np.argsort(-logits, kind="stable")[:k]
+    return TopK(ids[order], logits[order])
 
 
 _NO_INSPECTION = "cards that share every layer cannot be inspected; load the model on one card for that"

@@ -3,7 +3,8 @@
 Machine i has some of the attention heads with their part of the KV cache, and some of the columns of each FFN
 and of each expert. The matrices that lead there are cut by rows, those that lead back by columns. The product
 with the latter is a part of the sum over all columns: an AllReduce in front of the next op that reads it adds
-up the parts of all machines. Everything else is computed by every machine.
+up the parts of all machines. The output matrix is cut by rows, unless it is the embedding table as well: each
+machine has the logits of some of the vocabulary. Everything else is computed by every machine.
 
 Shoeybi et al. 2019, "Megatron-LM".
 """
@@ -25,6 +26,7 @@ from ..ops import (
     AllReduce,
     Attend,
     Buffer,
+    Embed,
     GatedActivation,
     LowRankExperts,
     MatMul,
@@ -36,11 +38,13 @@ from ..ops import (
     ScaleQueries,
     SelectRows,
     SigmoidGate,
+    SoftCap,
 )
 from ..ops.buffer import buffers_of
 
 Ends = tuple[int, ...]  # where the columns of each machine begin, and the width
 
+TILE = 16  # rows of a matrix, by which the vocabulary is divided
 LEAST_COLUMNS = 4  # by which widths are divided: 16 bytes of float32
 
 WHOLE = ["AddPositions", "Embed", "LayerNorm", "MatchMagnitude", "Route", "SoftCap", "GaussianTopK"]
@@ -68,7 +72,21 @@ def column_ends(program: Program, n: int) -> dict[str, Ends]:
             ends[op.gate.name] = ends[op.x.name]
         if isinstance(op, SelectRows) and op.x.name in ends:
             ends[op.out.name] = ends[op.x.name]
-    return ends | _ffn_ends(program, n)
+    return ends | _ffn_ends(program, n) | _logits_ends(program, n)
+
+
+def _logits_ends(program: Program, n: int) -> dict[str, Ends]:
+    """The columns of the logits of each machine, if they are divided."""
+    logits, tables = program.logits, [op.table for op in program.ops if isinstance(op, Embed)]
+    users = [op for op in program.ops if logits in buffers_of([op])]
+    outputs = [op for op in users if isinstance(op, MatMul)]
+    others = [op for op in users if not isinstance(op, MatMul | SoftCap)]
+    if len(outputs) != 1 or others or logits.width < n * TILE:
+        return {}
+    if any(outputs[0].weight is table for table in tables):
+        return {}
+    tiles = -(-logits.width // TILE)
+    return {logits.name: (*(TILE * round(tiles * i / n) for i in range(n)), logits.width)}
 
 
 def _check_attention(op: Attend, program: Program, n: int) -> None:
@@ -146,7 +164,8 @@ class _Part:
         for op in self.whole.ops:
             starts.append(len(self._ops))
             self._add(op)
-        for buffer in (self.whole.logits, *self.whole.boundary_out):
+        logits = self.whole.logits
+        for buffer in (logits, *self.whole.boundary_out):
             self._reduce(buffer)
         starts.append(len(self._ops))
         n = len(next(iter(self.ends.values()))) - 1
@@ -154,6 +173,7 @@ class _Part:
             self.whole,
             ops=tuple(self._ops),
             buffers=buffers_of(self._ops),
+            logits=self._narrow(logits) if logits.name in self.ends else logits,
             cache_layers=tuple(replace(c, kv_heads=c.kv_heads // n) for c in self.whole.cache_layers),
             layers=tuple(starts[at] for at in self.whole.layers),
         )
@@ -175,7 +195,7 @@ class _Part:
             case RoPE():
                 n = len(self.ends[op.x.name]) - 1
                 self._emit(replace(op, heads=op.heads // n))
-            case Activation() | GatedActivation() | ScaleQueries() | SelectRows() | SigmoidGate():
+            case Activation() | GatedActivation() | ScaleQueries() | SelectRows() | SigmoidGate() | SoftCap():
                 self._reduce(*buffers_of([op]))
                 self._emit(op)
             case Add():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...quant.errors import UnsupportedModel
@@ -89,14 +90,25 @@ def by_layers(program: Program, n: int) -> list[Program]:
 def contexts(placing: Placing, parts: Sequence[Program], devices: Sequence[Device]) -> int:
     """The context for which each part fits on its GPU; the first one has the draft model as well. Raises
     NotEnoughMemory."""
-    context = placing.context
+    context, said = placing.context, ""
+
+    def warn(text: str) -> None:
+        nonlocal said
+        said = text
+
     for part, device in zip(parts, devices, strict=False):
         need = placing.cuda_need(part)
         if placing.draft is not None and device is devices[0]:
             need = need.beside(placing.draft.cuda_need(placing.draft.program))
         device.use()
-        memory = f"memory of the {device.name} {device.index}"
-        context = min(context, placing.fitting_context(need, device.memory()[0], memory))
+        # One line is enough: it is about the card that has least room.
+        memory, shrunk = (
+            f"memory of the {device.name} {device.index}",
+            replace(placing, context=context, warn=warn),
+        )
+        context = shrunk.fitting_context(need, device.memory()[0], memory)
+    if said:
+        placing.warn(said)
     return context
 
 
@@ -112,10 +124,11 @@ def _by_tensors(placing: Placing, devices: Sequence[Device]) -> Model:
                     "reach each other's memory"
                 )
     context = contexts(placing, parts, devices)
+    rows = placing.max_rows(context, CUDA_PREFILL_ROWS)
 
     def make(part: Program, device: Device, group: CardGroup) -> CudaMachine:
         device.use()
-        return placing.cuda_machine(device, part, context, CUDA_PREFILL_ROWS, group)
+        return placing.cuda_machine(device, part, context, rows, group)
 
     team = CudaTeam(placing.program, parts, devices, make)
     return placing.model(team, context, team.max_rows)
@@ -126,15 +139,16 @@ def _by_layers(placing: Placing, devices: Sequence[Device]) -> Model:
 
     parts = by_layers(placing.program, len(devices))
     context = contexts(placing, parts, devices)
+    rows = placing.max_rows(context, LAYERS_PREFILL_ROWS)
     for device in devices[len(parts) :]:
         device.close()
     if len(parts) == 1:  # of a model that cannot be cut
-        machine = placing.cuda_machine(devices[0], parts[0], context, LAYERS_PREFILL_ROWS)
+        machine = placing.cuda_machine(devices[0], parts[0], context, rows)
         return placing.model(machine, context, machine.max_rows)
     pairs = zip(parts, devices, strict=False)
     machines = []
     for part, device in pairs:
         device.use()
-        machines.append(placing.cuda_machine(device, part, context, LAYERS_PREFILL_ROWS))
+        machines.append(placing.cuda_machine(device, part, context, rows))
     chain: CudaChain = CudaChain(machines)
     return placing.model(chain, context, chain.max_rows)

@@ -122,7 +122,7 @@ class Placing:
         states = need.states * self.sequences
         return replace(need, per_token=per_token, states=states, contexts=self._contexts)
 
-    def _max_rows(self, context: int, rows: int) -> int:
+    def max_rows(self, context: int, rows: int) -> int:
         """Rows of a step: `rows`, but the whole text where its tokens see each other in both directions."""
         return max(rows, context) if self.program.both_ways else rows
 
@@ -141,7 +141,7 @@ class Placing:
         context = self.fitting_context(self._with_draft(Placing._reference_need), available_memory())
         n_pages, n_sequences = self.pages(context), self.sequences
         kept = self._reference_copies
-        rows = self._max_rows(context, _prefill_rows(self.program, 1))
+        rows = self.max_rows(context, _prefill_rows(self.program, 1))
         machine = ReferenceMachine(
             self.program, n_pages, keep_bytes=kept, max_sequences=n_sequences, max_rows=max(rows, 512)
         )
@@ -173,13 +173,13 @@ class Placing:
         need = self._with_draft(lambda placing: placing._cpu_need(placing.program))
         context = self.fitting_context(need, available_memory())
         machine = self._cpu_machine(self.program, context)
-        rows = self._max_rows(context, _prefill_rows(self.program, machine.n_threads))
+        rows = self.max_rows(context, _prefill_rows(self.program, machine.n_threads))
         return self.model(machine, context, rows)
 
     def _on_cuda(self, device: Device) -> Model:
         need = self._with_draft(lambda placing: placing.cuda_need(placing.program))
         context = self.fitting_context(need, device.memory()[0], f"memory of the {device.name}")
-        rows = self._max_rows(context, CUDA_PREFILL_ROWS)
+        rows = self.max_rows(context, CUDA_PREFILL_ROWS)
         machine = self.cuda_machine(device, self.program, context, rows)
         return self.model(machine, context, machine.max_rows)
 
@@ -274,7 +274,7 @@ class Placing:
             max_sequences=self.sequences,
             threads=self.options.threads or default_threads(),
             kv_type=self.options.kv_type,
-            max_rows=self._max_rows(context, CPU_ROWS),
+            max_rows=self.max_rows(context, CPU_ROWS),
             release=self.source.release,
             progress=self.progress,
             team=self.team,

@@ -7,8 +7,9 @@ import pytest
 
 from kukri.quant.errors import UnsupportedModel
 from kukri.runtime.cuda.machine import CudaMachine
-from kukri.runtime.cuda.team import CudaTeam
+from kukri.runtime.cuda.team import CudaTeam, merged
 from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.engine.sampling.top_k import top_k_of
 from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.reference.machine import ReferenceMachine
 
@@ -18,7 +19,7 @@ from .test_machine import models
 
 @pytest.fixture(scope="module")
 def program():
-    models().SHAPES["shared"] = (64, 2, 2, 2, 32, 64, 64, True)
+    models().SHAPES["shared"] = (64, 2, 2, 2, 32, 64, 72, False)
     return models().random_model("shared", "Q8_0")
 
 
@@ -62,6 +63,9 @@ def test_pages_and_top_k(program):
     table = PageTable(1)
     table.extend(0, 2)
     logits = team.step(Batch(rows, rows * 0, rows, rows), table).copy()
+    assert logits.shape == (2, 72)
+    (few,) = team.top_k(Batch(rows[:1], rows[:1] * 0, rows[:1], rows[:1]), table, 1, 10)
+    assert few.ids[0] == logits[0, :10].argmax()
     (got, other) = team.top_k(Batch(rows, rows * 0, rows, rows), table, 3, 50)
     np.testing.assert_array_equal(got.ids, np.argsort(-logits[0, :50], kind="stable")[:3])
     np.testing.assert_array_equal(other.logits, np.sort(logits[1, :50])[::-1][:3])
@@ -70,6 +74,20 @@ def test_pages_and_top_k(program):
     team.write_page(0, page[::-1].copy())
     np.testing.assert_array_equal(team.read_page(0), page[::-1])
     team.close()
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_the_top_of_parts_of_the_vocabulary(k):
+    rng = np.random.default_rng(k)
+    logits = rng.integers(0, 6, 12).astype(np.float32)
+    parts = [*top_k_of(logits[None, :5], k), *top_k_of(logits[None, 5:], k)]
+    (expected,) = top_k_of(logits[None], k)
+    got = merged(parts, [0, 5], k)
+    np.testing.assert_array_equal(got.ids, expected.ids)
+    np.testing.assert_array_equal(got.logits, expected.logits)
+    logits[7] = np.nan
+    parts = [*top_k_of(logits[None, :5], k), *top_k_of(logits[None, 5:], k)]
+    assert np.isnan(merged(parts, [0, 5], k).logits[0])
 
 
 def test_what_a_team_cannot(program):

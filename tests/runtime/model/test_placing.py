@@ -14,11 +14,12 @@ from kukri.quant.extras import how_to_install
 from kukri.runtime.cuda.compile.kernel import CudaKernel, Kernels
 from kukri.runtime.cuda.driver.errors import CudaError, CudaOutOfMemory, CudaUnavailable, NoCudaDevice
 from kukri.runtime.engine.split import SplitMachine, split, weight_bytes
+from kukri.runtime.engine.tensor_split import tensor_parts
 from kukri.runtime.model.cpu_experts import apart
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
-from kukri.runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
+from kukri.runtime.model.options import LoadOptions, device_numbers
 from kukri.runtime.model.source import open_source
 from kukri.runtime.ops import MoE
 from kukri.runtime.program.build import build_program
@@ -271,6 +272,22 @@ def test_gpus_that_cannot_share_every_layer_say_why(two_gpus, folder, conformanc
     model, said = load(conformance("llama"), devices=(0, 1))
     assert isinstance(model._machine, StandInChain)
     assert "cards 1 and 0 cannot share the layers of a model" in said[0]
+
+
+def test_a_context_that_shrinks_on_two_gpus(two_gpus, conformance, monkeypatch):
+    monkeypatch.setattr("kukri.runtime.model.placing.LEAST_DEFAULT_CONTEXT", 64)
+    folder = conformance("llama")
+    source = open_source(folder, text=False)
+    program = build_program(source.config, Weights(source.config, source.tensors))
+    for gpu, more in zip(two_gpus, (256, 128), strict=True):
+        parts = tensor_parts(program, 2)
+        gpu.free = cuda_memory_need(parts[0], "auto").total(more)
+    said: list[str] = []
+    options = LoadOptions(threads=1, devices=(0, 1), parallel=1)
+    model = load_model(folder, options, warn=said.append, text=False)
+    assert model.context == 128
+    assert len(said) == 1
+    assert "the context is 128 tokens" in said[0]
 
 
 def test_one_of_two_gpus(two_gpus, folder):
