@@ -19,7 +19,7 @@ from kukri.runtime.model.cpu_experts import apart
 from kukri.runtime.model.cuda_device import cuda_memory_need
 from kukri.runtime.model.loading import load_model
 from kukri.runtime.model.memory_check import NotEnoughMemory
-from kukri.runtime.model.options import LoadOptions, device_numbers
+from kukri.runtime.model.options import ALL_LAYERS, LoadOptions, device_numbers
 from kukri.runtime.model.source import open_source
 from kukri.runtime.ops import MoE
 from kukri.runtime.program.build import build_program
