@@ -26,6 +26,7 @@ from structured import supported
 
 import kukri
 from kukri.runtime.answers.structured.guided import GuidedConstraint
+from kukri.runtime.answers.structured.response_format import ResponseFormat
 from kukri.runtime.answers.structured.vocabulary import Vocabulary
 from kukri.runtime.engine.cache import PageTable
 from kukri.runtime.engine.constraint import Constraint
@@ -91,8 +92,9 @@ def main() -> int:
     parser.add_argument("-m", "--model", required=True)
     parser.add_argument("--random", help="a shape of cuda_bench/models.py and a block format: SHAPE:FORMAT")
     parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=600, help="at most")
     parser.add_argument("--max-tokens", type=int, default=96, help="of an answer")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperature", type=float, default=[0.0], nargs="+")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     tokenizer = kukri.load_tokenizer(options.model)
@@ -113,30 +115,50 @@ def random_engine(shape: str, kind: str, tokenizer: kukri.Tokenizer) -> Engine:
     from kukri.runtime.cuda.machine import CudaMachine
 
     models.SHAPES[shape] = (*models.SHAPES[shape][:6], tokenizer.vocab_size, models.SHAPES[shape][7])
+    start = time.perf_counter()
     machine = CudaMachine(models.random_model(shape, kind), 1024 // 64)
+    print(f"loaded within {time.perf_counter() - start:.1f} s", flush=True)
     config: Any = SimpleNamespace(vocab_size=tokenizer.vocab_size)
     table = PageTable(1024 // 64)
     return Engine(machine, table, config, tokenizer.end_ids, context=1000, speculate=False)
 
 
 def measure(engine: Engine, vocabulary: Vocabulary, prompt: list[int], options: argparse.Namespace) -> None:
-    """Answers of both kinds by turns, until there are enough steps."""
-    kinds = {"plain": Times(), "form": Times()}
+    """Answers of both kinds by turns, until there are enough steps, at each temperature."""
     forms = [form for _, _, form in supported(SimpleNamespace(**vars(options), count=40))]
     clock = Clock()
     clock.install()
+    for temperature in options.temperature:
+        print(f"\ntemperature {temperature:g}")
+        kinds = {"plain": Times(), "form": Times()}
+        take_turns(engine, vocabulary, prompt, forms, temperature, clock, kinds, options)
+        report(kinds)
+
+
+def take_turns(
+    engine: Engine,
+    vocabulary: Vocabulary,
+    prompt: list[int],
+    forms: list[ResponseFormat],
+    temperature: float,
+    clock: Clock,
+    kinds: dict[str, Times],
+    options: argparse.Namespace,
+) -> None:
+    """Answers with a form and without one."""
+    start = time.perf_counter()
     for turn in range(10_000):
         constraint = GuidedConstraint(vocabulary, forms[turn % len(forms)].grammar)
-        params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, seed=turn)
+        params = SamplingParams(temperature=temperature, max_tokens=options.max_tokens, seed=turn)
         ids = prompt if turn else prompt * 2  # what is put off until the first step is not counted
         n = answer(engine, ids, params, constraint, clock, kinds["form"] if turn else Times())
-        params = SamplingParams(
-            temperature=options.temperature, max_tokens=max(2, n), seed=turn, ignore_eos=True
-        )
+        params = SamplingParams(temperature=temperature, max_tokens=max(2, n), seed=turn, ignore_eos=True)
         answer(engine, ids, params, None, clock, kinds["plain"] if turn else Times())
-        if len(kinds["plain"].gaps) >= options.steps:
+        if turn == 0:
+            print(f"the first answers: {time.perf_counter() - start:.1f} s", flush=True)
+            start = time.perf_counter()
+        if len(kinds["plain"].gaps) >= options.steps or time.perf_counter() - start > options.seconds:
             break
-    report(kinds)
 
 
 def answer(

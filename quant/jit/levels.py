@@ -13,6 +13,7 @@ avxvnni        8      vpdpbusd ymm
 avx2           8      vpmaddubsw + vpmaddwd ymm
 neon           4      sdot
 plain          8      widening multiplications; any CPU that LLVM knows
+plain16        16     the same in the layouts of AVX-512: slow, to test them on any CPU
 =============  =====  =================================================
 
 Level `amx` is `avx512vnni` in all kernels but the products of prompts (`runtime/cpu/matrix_tiles.py`), so
@@ -29,7 +30,16 @@ from typing import Any
 import llvmlite.binding as llvm
 
 # level → lanes
-LEVELS = {"amx": 16, "avx512vnni": 16, "avx512": 16, "avxvnni": 8, "avx2": 8, "neon": 4, "plain": 8}
+LEVELS = {
+    "amx": 16,
+    "avx512vnni": 16,
+    "avx512": 16,
+    "avxvnni": 8,
+    "avx2": 8,
+    "neon": 4,
+    "plain": 8,
+    "plain16": 16,
+}
 
 
 def cpu_features() -> Any:
@@ -66,7 +76,7 @@ def supported_levels() -> list[str]:
         levels += ["avx2"] if avx2 else []
     elif platform.machine().lower() in ("aarch64", "arm64"):
         levels += ["neon"] if has.get("dotprod") else []
-    return [*levels, "plain"]
+    return [*levels, "plain", "plain16"]
 
 
 def pick_level(forced: str | None) -> str:

@@ -125,7 +125,8 @@ class CpuMachine:
         rows = np.arange(n, dtype=np.int32)
         for buffer, content in values.items():
             self._lowered.arena.floats(buffer.name)[:n, : buffer.width] = content
-        step["n_rows"], step["n_logits"], step["row_tile"] = n, n, run.row_tile
+        step["n_rows"] = step["n_logits"] = n
+        step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         for name in ("tokens", "sequences", "positions", "logits_indices"):
             step[name] = rows.ctypes.data
         self._run(run.piece(at, len(self.program.ops)))
@@ -160,7 +161,8 @@ class CpuMachine:
         held = tokens, sequences, positions, indices = [np.ascontiguousarray(a, np.int32) for a in inputs]
         self._fill_inputs(batch, tokens)
         step = self._step
-        step["n_rows"], step["n_logits"], step["row_tile"] = len(tokens), len(indices), run.row_tile
+        step["n_rows"], step["n_logits"] = len(tokens), len(indices)
+        step["row_tile"], step["expert_tile"] = run.row_tile, run.expert_tile
         step["tokens"], step["sequences"] = tokens.ctypes.data, sequences.ctypes.data
         step["positions"], step["logits_indices"] = positions.ctypes.data, indices.ctypes.data
         step["blocks"], step["blocks_stride"] = table.blocks.ctypes.data, table.blocks.strides[0]

@@ -108,7 +108,8 @@ def _product(gemm: CpuKernel, weights: QTensor, x: np.ndarray) -> np.ndarray:
     tiles = aligned_empty(matrix_tile_bytes(width, len(x)))
     out = np.full((len(x), n_panels * LANES), np.nan, np.float32)
     step, rows, product = np.zeros(1, STEP), np.zeros(1, QUANTIZE), np.zeros(1, MATMUL)
-    step["n_rows"], step["n_threads"], step["row_tile"] = len(x), 1, 1
+    step["n_rows"] = len(x)
+    step["n_threads"] = step["row_tile"] = 1
     rows["x"], rows["x_stride"], rows["width"] = x.ctypes.data, x.strides[0], width
     rows["out"] = product["x"] = tiles.ctypes.data
     product["weights"], product["n_panels"] = panels.ctypes.data, n_panels

@@ -37,6 +37,7 @@ class Instructions:
         self._kernels: list[tuple[CpuKernel, np.ndarray]] = []
         self._barriers: list[bool] = []
         self._pending: list[_Access] = []  # accesses since the last barrier
+        self._ahead: list[np.ndarray | None] = []  # of each instruction, the memory that its threads read
 
     def append(
         self,
@@ -63,7 +64,15 @@ class Instructions:
             arguments[name] = value
         self._kernels.append((kernel, arguments))
         self._barriers.append(False)
+        self._ahead.append(None)
         self.names.append(f"{kernel} → {writes[0].name.split()[0] if writes else ''}")
+
+    def read_ahead(self, runs: np.ndarray) -> None:
+        """Let threads prefetch for the last instruction while they wait at barriers before it.
+
+        `runs`, int64 [n_threads, 4], are the bounds of two runs of memory that each thread reads first.
+        """
+        self._ahead[-1] = self.arena.keep(runs)
 
     @property
     def kernels(self) -> list[CpuKernel]:
@@ -77,7 +86,17 @@ class Instructions:
             row["kernel"], row["arguments"] = kernel.address, arguments.ctypes.data
             row["barrier"] = barrier
         table[-1]["barrier"] = True  # thread 0 returns only when all threads have finished
+        self._look_ahead(table)
         return table
+
+    def _look_ahead(self, table: np.ndarray) -> None:
+        """Let the threads that wait at a barrier prefetch for the next instruction that says what it reads;
+        behind the last one that is the first one of the next step."""
+        ahead = next((memory for memory in self._ahead if memory is not None), None)
+        for row, memory in zip(reversed(table), reversed(self._ahead), strict=True):
+            if row["barrier"] and ahead is not None:
+                row["ahead"] = ahead.ctypes.data
+            ahead = ahead if memory is None else memory
 
 
 def _shared_names(regions: list[Region]) -> set[str]:

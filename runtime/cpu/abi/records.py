@@ -36,7 +36,8 @@ STEP = record(
     "blocks",  # int32 [sequences, pages]: the block table of the paged KV cache
     "blocks_stride",
     "page_size",  # tokens a page
-    "row_tile",  # rows are partitioned, and padded for experts, in tiles of so many: TOKENS; few rows: 1
+    "row_tile",  # rows are partitioned in tiles of so many: TOKENS, or 1
+    "expert_tile",  # rows of an expert are padded to tiles of so many: TOKENS, ROWS of matrix tiles, or 1
 )
 
 # One call of a kernel.
@@ -44,6 +45,9 @@ INSTRUCTION = record(
     "kernel",  # address of the kernel's machine code
     "arguments",  # address of its argument record
     "barrier",  # boolean: all threads meet at a barrier after this instruction
+    # int64 [n_threads, 4]: bounds of two runs of memory that each thread reads soon, to be prefetched while
+    # it waits at the barrier; 0: none.
+    "ahead",
 )
 
 # Values of the field `gate`: the activation f of out = f(x) · y. 0: not gated, or GELU by erf.
@@ -65,6 +69,7 @@ MATMUL = record(
     "x",
     "x_stride",  # float32 rows and SKINNY_GEMMS only
     "x_thread_stride",
+    "x_rest",  # TILE_GEMMS of float weights: bytes from x in bfloat16 to what that lacks
     "residuals",  # GEMMS: int8 residual codes of the tiles
     "residual_lists",  # GEMMS: int32 [groups, 1 + rows], which rows have residual codes
     "residual_list_stride",  # bytes from the list of one group to the next
@@ -76,13 +81,16 @@ MATMUL = record(
     "gate",  # activation f of out = f(x · gateᵀ) · (x · upᵀ); 0: out = x · Wᵀ
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: number of rows, known only during the step; 0: as many as the step has
+    # SKINNY_, FLOAT_ and TILE_GEMMS: fewer or more rows than these are left to another kernel; 0: no limit.
+    "min_rows",
+    "max_rows",
     "scratch",  # uint8 [n_threads, gemm_scratch_bytes], SKINNY_GEMMS: [n_threads, skinny_scratch_bytes]
     "scratch_stride",
     # Mixtures of experts: the matrices of all experts lie one behind the other.
     "expert_stride",  # bytes from the matrix of one expert to the next
     "bias_stride",  # bytes from the bias of one expert to the next
     "n_experts",  # several rows: experts whose rows are grouped in x; 0: one matrix for all rows
-    # Several rows: int32 [n_experts + 1]; expert e has tiles expert_tiles[e] … [e+1] - 1 of row_tile rows.
+    # Several rows: int32 [n_experts + 1]; expert e has tiles expert_tiles[e] … [e+1] - 1 of expert_tile rows.
     "expert_tiles",
     "expert",  # decode: float32 [1], the expert's number; 0: there is one matrix
     "routing_weight",  # decode: float32 [1], the factor of the product
@@ -142,7 +150,7 @@ POINTWISE = record(
 )
 
 # QUANTIZE_ROW, QUANTIZE_ROWS, QUANTIZE_TILES, LIST_RESIDUALS: activations in 8 bits
-# (kernels/matmul/quantize.py).
+# (kernels/matmul/quantize.py); TILE_ROWS: in bfloat16 (kernels/matmul/tile_gemm.py).
 QUANTIZE = record(
     "x",  # float32 [rows, width]
     "x_stride",
@@ -156,6 +164,9 @@ QUANTIZE = record(
     "on_logits_rows",  # boolean: only the rows whose logits are computed
     "n_rows_address",  # int32 [1]: see MATMUL
     "out_stride",  # QUANTIZE_ROWS only
+    "min_rows",  # QUANTIZE_ROWS and TILE_ROWS: see MATMUL
+    "max_rows",
+    "rest",  # TILE_ROWS: bytes from x in bfloat16 to what that lacks; 0: x is rounded
 )
 
 # ROUTE_ROWS: the top-k experts of each row and their routing weights.
@@ -186,7 +197,7 @@ ROUTE = record(
 )
 
 # SORT_BY_EXPERT, PERMUTE_ROWS, UNPERMUTE_ROWS: copies of rows grouped by expert. The rows of each expert fill
-# whole tiles of row_tile rows, padded with rows of zeros.
+# whole tiles of expert_tile rows, padded with rows of zeros.
 PERMUTE = record(
     "experts",  # float32 [rows, top], whole numbers
     "experts_stride",

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ....quant.jit.decorators import jit
 from ....quant.jit.levels import LANES
-from ..simd.amx_sizes import BLOCK_ROWS, BLOCKS, GROUPS, PAIRS, STEP_BYTES, SUM_BYTES, UNIT_BYTES
+from ..simd.amx_sizes import BLOCKS, GROUPS, PAIRS, STEP_BYTES, SUM_BYTES, TILE, UNIT_BYTES
+from ..simd.amx_sizes import ROWS as TILE_ROWS
 from ..simd.tile_sizes import (
     GROUP,
     GROUP_STATS,
@@ -69,7 +70,7 @@ def skinny_scratch_bytes() -> int:
 
 def matrix_tile_bytes(width: int, max_rows: int) -> int:
     """Bytes of `max_rows` rows in bfloat16 tiles (kernels/matmul/tile_gemm.py)."""
-    return -(-max_rows // BLOCK_ROWS) * (width // GROUP) * STEP_BYTES
+    return -(-max_rows // TILE_ROWS) * (width // GROUP) * TILE
 
 
 def tile_gemm_scratch_bytes() -> int:
@@ -93,9 +94,9 @@ def route_scratch_bytes(n_experts: int) -> int:
 
 def max_permuted_rows(rows: int, top: int, n_experts: int) -> int:
     """The most rows there are when each of `rows` rows is copied to `top` experts and every expert's rows are
-    padded to whole tiles."""
-    full = rows * top + min(n_experts, rows * top) * (TOKENS - 1)
-    return full // TOKENS * TOKENS
+    padded to whole tiles, whichever kernels multiply them."""
+    tile = TILE_ROWS if LANES == 16 else TOKENS
+    return rows * top + min(n_experts, rows * top) * (tile - 1)
 
 
 # --- recurrent ops (kernels/common/recurrent.py) ---------------------------------------------------------

@@ -31,11 +31,12 @@ GEMVS = _kernels("matmul.gemv", "GEMVS", PLANES)
 GEMMS = _kernels("matmul.gemm", "GEMMS", _BLOCKS)
 SKINNY_GEMMS = _kernels("matmul.skinny_gemm", "SKINNY_GEMMS", _BLOCKS)
 FLOAT_GEMMS = _kernels("matmul.float_gemm", "FLOAT_GEMMS", FLOAT_BYTES)
-TILE_GEMMS = _kernels("matmul.tile_gemm", "TILE_GEMMS", _BLOCKS)
+TILE_GEMMS = _kernels("matmul.tile_gemm", "TILE_GEMMS", PLANES)
 
 # By cache type.
 KV_STORES = _kernels("attention.kv_store", "KV_STORES", CACHE_TYPES)
 PREFILL_ATTENTIONS = _kernels("attention.prefill", "PREFILL_ATTENTIONS", CACHE_TYPES)
+TILE_ATTENTIONS = _kernels("attention.tile_prefill", "TILE_ATTENTIONS", CACHE_TYPES)
 DECODE_ATTENTIONS = _kernels("attention.decode", "DECODE_ATTENTIONS", CACHE_TYPES)
 MERGE_ROWS = _kernel("attention.prefill", "merge_rows")
 MERGE_SPLITS = _kernel("attention.decode", "merge_splits")

@@ -59,6 +59,9 @@ class BaseLowering(ABC):
     `matrices` holds the repacked weights by the identity (`id`) of their tensors.
     """
 
+    row_tile = 1  # the fields of STEP
+    expert_tile = 1
+
     def __init__(
         self,
         program: ops.Program,

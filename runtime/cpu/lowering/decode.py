@@ -19,6 +19,7 @@ from ..arena import Region
 from ..kernels import ADD, GEMVS, QUANTIZE_ROW, ROPE, SOFT_CAP
 from .base import rope_fields
 from .decode_attention import DecodeAttentionLowering
+from .weight_panels import read_first
 
 
 class DecodeLowering(DecodeAttentionLowering):
@@ -168,6 +169,7 @@ class DecodeLowering(DecodeAttentionLowering):
             out_stride=out.stride,
             **values,
         )
+        self._list.read_ahead(read_first(values, self._config.n_threads))
 
     def _quantize(self, x: ops.Buffer) -> Region:
         """The present contents of a buffer in 8 bits, made once for all readers."""

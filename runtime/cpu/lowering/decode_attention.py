@@ -11,7 +11,7 @@ from ..arena import Region
 from ..kernels import DECODE_ATTENTIONS, MERGE_SPLITS
 from .attention_record import attention_fields, kv_pools
 from .base import angle_key
-from .decode_moe import DecodeMoELowering
+from .moe import DecodeMoELowering
 
 Deferred = ops.RMSNorm | ops.RoPE
 

@@ -18,14 +18,19 @@ from ..kernels import MERGE_ROWS, PREFILL_ATTENTIONS, QUANTIZE_ROWS, SKINNY_GEMM
 from .prefill import PrefillLowering
 
 
-class FewRowsLowering(PrefillLowering):
-    """Lowers a program for steps of up to FEW_ROWS rows. STEP's `row_tile` must be 1."""
+class SkinnyLowering(PrefillLowering):
+    """What lowering for few rows and for prompts on matrix tiles, of which few rows have logits, share."""
 
-    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
-        if kind not in SKINNY_GEMMS:
-            super()._matmul(x, out, kind, values)
-            return
-        source, target = self._quantized_rows(x), self._shared(out)
+    row_tile = 1
+
+    def _skinny_matmul(
+        self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any], max_rows: int = 0
+    ) -> None:
+        """Append out = x · Wᵀ for at most FEW_ROWS rows.
+
+        A step of more than `max_rows` rows skips it, unless that is 0.
+        """
+        source, target = self._quantized_rows(x, max_rows), self._shared(out)
         scratch = self._arena.per_thread("skinny gemm", sizes.skinny_scratch_bytes())
         self._list.append(
             SKINNY_GEMMS[kind],
@@ -39,13 +44,13 @@ class FewRowsLowering(PrefillLowering):
             out_stride=target.stride,
             on_logits_rows=out.logits_rows,
             n_rows_address=self._n_rows_address(out),
+            max_rows=max_rows,
             scratch=scratch.address,
             scratch_stride=scratch.thread_stride,
             **values,
         )
-        self._output(out)
 
-    def _quantized_rows(self, x: ops.Buffer) -> Region:
+    def _quantized_rows(self, x: ops.Buffer, max_rows: int) -> Region:
         """The present contents of a buffer in 8 bits, row by row; made once for all readers."""
         most = min(sizes.FEW_ROWS * self._copies(x), self._max_rows(x))
         region = self._arena.rows(f"{x.name} in 8 bits", most, sizes.row_bytes(x.width))
@@ -64,9 +69,23 @@ class FewRowsLowering(PrefillLowering):
                 width=x.width,
                 on_logits_rows=x.logits_rows,
                 n_rows_address=self._n_rows_address(x),
+                max_rows=max_rows,
             )
             self._quantized.add(x.name)
         return region
+
+
+class FewRowsLowering(SkinnyLowering):
+    """Lowers a program for steps of up to FEW_ROWS rows."""
+
+    expert_tile = 1
+
+    def _matmul(self, x: ops.Buffer, out: ops.Buffer, kind: str, values: dict[str, Any]) -> None:
+        if kind not in SKINNY_GEMMS:
+            super()._matmul(x, out, kind, values)
+            return
+        self._skinny_matmul(x, out, kind, values)
+        self._output(out)
 
     def _attend_to_cache(
         self, op: ops.Attend, reads: list[Region], out: Region, fields: dict[str, Any]

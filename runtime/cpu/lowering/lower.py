@@ -20,12 +20,12 @@ from ..arena import Arena, Region
 from ..kernels import TEAM_KERNELS
 from ..matrix_tiles import usable_tiles
 from ..simd.panels import aligned_empty, repack, repacked_bytes
-from ..simd.tile_sizes import TOKENS
 from .attention_record import sequence_ends
 from .base import BaseLowering, MachineConfig
 from .decode import DecodeLowering
 from .few_rows import FewRowsLowering
-from .prefill import PrefillLowering, TilePrefillLowering
+from .matrix_tiles import TilePrefillLowering
+from .prefill import PrefillLowering
 from .weight_panels import WeightPanels, in_kernel_format, weight_matrices
 
 REPACK_BYTES = 2 << 20  # bytes of a weight that are repacked at a time
@@ -39,15 +39,17 @@ class StepList:
     names: list[str]  # a readable name for each instruction
     boundary_out: list[Region]  # where the step leaves `Program.boundary_out`
     result: np.ndarray  # where it leaves `Program.logits`, float32 [rows, width]
-    row_tile: int  # the field of STEP
+    row_tile: int  # the fields of STEP
+    expert_tile: int
     starts: list[int]  # of each op of the program the first instruction, and the number of instructions
 
     @classmethod
-    def of(cls, lowering: BaseLowering, row_tile: int = 1) -> StepList:
+    def of(cls, lowering: BaseLowering) -> StepList:
         """The list that a lowering makes; its kernels are compiled if they are not yet."""
         made = lowering.instructions
         result = lowering.result_rows()
-        return cls(made.table(), made.names, lowering.boundary_out, result, row_tile, lowering.starts)
+        tiles = lowering.row_tile, lowering.expert_tile
+        return cls(made.table(), made.names, lowering.boundary_out, result, *tiles, lowering.starts)
 
     def piece(self, start: int, end: int) -> np.ndarray:
         """The instructions of ops number `start` to `end` - 1, to be run by themselves.
@@ -127,7 +129,7 @@ class Lowering:
         length_dependent = prefill.length_dependent | decode.length_dependent
         embeds = [op for op in self.program.ops if isinstance(op, ops.Embed) and id(op.table) not in matrices]
         return Lowered(
-            StepList.of(prefill, row_tile=TOKENS),
+            StepList.of(prefill),
             StepList.of(decode),
             lambda: StepList.of(few_rows),
             arena,

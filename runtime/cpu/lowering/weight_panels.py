@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +13,8 @@ from ....quant.formats import FORMATS
 from ....quant.jit.levels import LANES
 from ... import ops
 from .fusing import GATES
+
+AHEAD_BYTES = 128 << 10  # bytes of a thread's weights that are prefetched at most while it waits
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,24 @@ class ExpertPanels:
             "pair_stride": first.panel_bytes,
             "second_offset": second.address - first.address,
         }
+
+
+def read_first(fields: Mapping[str, int], n_threads: int) -> np.ndarray:
+    """The bounds of two runs that each thread of a gemv reads first of its matrix, int64 [n_threads, 4].
+
+    `fields` are MATMUL fields; zeros for an expert's matrix, which is known only during the step.
+    """
+    bounds = fields["n_panels"] * np.arange(n_threads + 1, dtype=np.int64) // n_threads
+    runs = np.zeros((n_threads, 4), np.int64)
+    if "expert" in fields:
+        return runs
+    gated = bool(fields.get("gate"))
+    edges = fields["weights"] + fields["pair_stride" if gated else "panel_bytes"] * bounds
+    most = AHEAD_BYTES // (2 if gated else 1)
+    runs[:, 0], runs[:, 1] = edges[:-1], np.minimum(edges[:-1] + most, edges[1:])
+    if gated:
+        runs[:, 2:] = runs[:, :2] + fields["second_offset"]
+    return runs
 
 
 def weight_matrices(program: ops.Program) -> Iterator[tuple[ops.Op, QTensor]]:

@@ -6,14 +6,14 @@ load as eight registers allow. Operands lie in memory as the registers hold them
 gap:
 
 * weights, a tile a group of a panel: bfloat16 [16 pairs of columns, LANES outputs, 2];
-* activations, a tile a group of 16 rows: bfloat16 [16 rows, 32 columns];
+* activations, a tile a group of 16 rows: bfloat16 [16 rows, 32 columns], a row of tiles behind the other;
 * sums, float32 [16 rows, LANES outputs]; first the rows' first tile with both panels, then their second.
 
 `unpack` gives words of four columns. Their first and third column make a pair and so do the second and the
 fourth, which needs no shuffle of bytes; COLUMNS is the order of the activations that goes with it.
 
 The instructions are emitted by a `TileUnit`. `AMX` is the CPU's own; tests have another whose registers are
-in memory, so that the same kernels run on any CPU with `avx512bf16`.
+in memory, so that the same kernels run on any CPU, at level `plain16` where there is no `avx512bf16`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numba import types
 from numba.core import cgutils
 from numba.core.typing.templates import signature
 
+from ....quant.jit.levels import LEVEL
 from ....quant.jit.llvm_ir import F32V, I8, I32_, I32V, I64, all_lanes, beside, call, multiply_add, store
 from ....quant.jit.simd.vectors import F32, instruction, intrinsic
 from .amx_sizes import ROWS, TILE, UNIT_BYTES
@@ -122,7 +123,8 @@ class TileFunctions(NamedTuple):
     zero_sums: Any  # (state)
     load_sums: Any  # (state, sums)
     store_sums: Any  # (state, sums)
-    multiply: Any  # (state, x, w): add the products of one group
+    multiply: Any  # (state, x, second, w): add the products of one group; `second`: the second tile of rows
+    multiply_first: Any  # (state, x, w): the same for the first tile of rows alone
 
 
 def tile_functions(unit: TileUnit) -> TileFunctions:
@@ -152,25 +154,47 @@ def tile_functions(unit: TileUnit) -> TileFunctions:
         for i, tile in enumerate((*SUMS[0], *SUMS[1])):
             unit.store(builder, state, tile, beside(builder, sums, i * TILE))
 
-    @instruction(nothing, number, number, number)
-    def multiply(builder: Any, state: Any, x: Any, w: Any) -> None:
+    def add_products(builder: Any, state: Any, rows: list, w: Any) -> None:
+        for i, x in enumerate(rows):
+            unit.load(builder, state, X[i], x)
         for i in range(2):
-            unit.load(builder, state, X[i], beside(builder, x, i * TILE))
             unit.load(builder, state, W[i], beside(builder, w, i * TILE))
-        for i in range(2):
+        for i in range(len(rows)):
             for j in range(2):
                 unit.dot(builder, state, SUMS[i][j], X[i], W[j])
 
-    return TileFunctions(begin, end, zero_sums, load_sums, store_sums, multiply)
+    @instruction(nothing, number, number, number, number)
+    def multiply(builder: Any, state: Any, x: Any, second: Any, w: Any) -> None:
+        add_products(builder, state, [x, second], w)
+
+    @instruction(nothing, number, number, number)
+    def multiply_first(builder: Any, state: Any, x: Any, w: Any) -> None:
+        add_products(builder, state, [x], w)
+
+    return TileFunctions(begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first)
 
 
-def _rounded(builder: Any, low: Any, high: Any) -> Any:
+def rounded(builder: Any, low: Any, high: Any) -> Any:
     """Two F32 rounded to bfloat16, to even, one behind the other: 32 words; vcvtne2ps2bf16."""
+    if LEVEL == "plain16":
+        order = ir.Constant(ir.VectorType(I32_, 32), [ir.Constant(I32_, i) for i in range(32)])
+        return builder.shuffle_vector(*(_rounded_by_integers(builder, x) for x in (low, high)), order)
     pairs = ir.VectorType(_BFloat(), 32)
     return builder.bitcast(call(builder, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", pairs, high, low), WORDS)
 
 
-def _in_order(builder: Any, words: Any, order: list[int]) -> Any:
+def _rounded_by_integers(builder: Any, x: Any) -> Any:
+    """An F32 rounded to bfloat16, to even, where the CPU has no instruction for it: 16 words."""
+    bits = builder.bitcast(x, I32V)
+    high = builder.lshr(bits, all_lanes(I32V, 16))
+    odd = builder.and_(high, all_lanes(I32V, 1))
+    even = builder.lshr(builder.add(builder.add(bits, odd), all_lanes(I32V, 0x7FFF)), all_lanes(I32V, 16))
+    quiet = builder.or_(high, all_lanes(I32V, 0x40))
+    words = builder.select(builder.fcmp_unordered("uno", x, x), quiet, even)
+    return builder.trunc(words, ir.VectorType(ir.IntType(16), 16))
+
+
+def in_order(builder: Any, words: Any, order: list[int]) -> Any:
     """The 32 words in another order; vpermw."""
     index = ir.Constant(ir.VectorType(I32_, 32), [ir.Constant(I32_, i) for i in order])
     return builder.shuffle_vector(words, words, index)
@@ -179,7 +203,7 @@ def _in_order(builder: Any, words: Any, order: list[int]) -> Any:
 @instruction(types.none, types.int64, F32, F32)
 def store_columns(builder: Any, address: Any, low: Any, high: Any) -> None:
     """Store the 32 columns of a group of a row, `low` and `high`, as bfloat16 in the order of COLUMNS."""
-    store(builder, _in_order(builder, _rounded(builder, low, high), COLUMNS), address, 64)
+    store(builder, in_order(builder, rounded(builder, low, high), COLUMNS), address, 64)
 
 
 @intrinsic
@@ -204,7 +228,7 @@ def store_weights(typingctx: Any, address: Any, weights: Any, codes: Any) -> Any
             for word in cgutils.unpack_tuple(builder, members[part], kinds[part].count):
                 first, second, third, fourth = numbers.of(word)
                 for low, high in ((first, third), (second, fourth)):
-                    pairs = _in_order(builder, _rounded(builder, low, high), _INTERLEAVED)
+                    pairs = in_order(builder, rounded(builder, low, high), INTERLEAVED)
                     store(builder, pairs, beside(builder, at, 64 * row), 64)
                     row += 1
         return context.get_dummy_value()
@@ -212,7 +236,7 @@ def store_weights(typingctx: Any, address: Any, weights: Any, codes: Any) -> Any
     return signature(types.none, types.int64, weights, codes), codegen
 
 
-_INTERLEAVED = [i // 2 + 16 * (i % 2) for i in range(32)]
+INTERLEAVED = [i // 2 + 16 * (i % 2) for i in range(32)]
 
 
 class _Numbers:

@@ -5,9 +5,7 @@ from __future__ import annotations
 ROWS = 16  # rows of activations in a tile
 TILE = 1024  # bytes of a tile
 BLOCK_ROWS = 2 * ROWS  # rows that are multiplied at once
-STEP_BYTES = (
-    2 * TILE
-)  # bytes of a group of activations of BLOCK_ROWS rows, and of a group of a pair of panels
+STEP_BYTES = 2 * TILE  # bytes of a group of BLOCK_ROWS rows of activations, and of a pair of panels
 SUM_BYTES = 4 * TILE  # bytes of the sums of BLOCK_ROWS rows and a pair of panels
 UNIT_BYTES = 8 * TILE  # bytes that a `TileUnit` may use for each thread
 GROUPS = 16  # groups of a pair of panels whose weights fit into the L1 data cache

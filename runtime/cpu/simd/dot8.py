@@ -9,7 +9,7 @@ level                  acc + Σ of 4 products a lane
 avx512vnni, avxvnni    vpdpbusd
 avx512, avx2           vpmaddubsw, vpaddw, later vpmaddwd
 neon                   sdot
-plain                  widening multiplications
+plain, plain16         widening multiplications
 =====================  ========================================
 """
 
@@ -28,7 +28,7 @@ from ....quant.jit.llvm_ir import F32V, I8, I8V, I16V, I32_, I32V, all_lanes, be
 from ....quant.jit.simd.vectors import F32, I32, compile_time, intrinsic
 
 VNNI = LEVEL in ("avx512vnni", "avxvnni")
-REGISTER = {"neon": "w", "plain": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
+REGISTER = {"neon": "w", "plain": "", "plain16": ""}.get(LEVEL, "v")  # LLVM's name for a vector register
 
 
 @compile_time
@@ -61,7 +61,7 @@ def keep_order(builder: Any, values: list) -> list:
 
     An empty inline assembly that claims to change the values; it adds no instruction.
     """
-    if not REGISTER:  # level plain: vectors may be split over registers
+    if not REGISTER:  # levels plain and plain16: vectors may be split over registers
         return values
     n, kinds = len(values), [v.type for v in values]
     result = ir.LiteralStructType(kinds)
@@ -121,7 +121,13 @@ def _add_plain(builder: Any, total: Any, word: Any, x: Any, signed: bool) -> Any
     return total
 
 
-_ADDS = {"avx512vnni": _add_vnni, "avxvnni": _add_vnni, "neon": _add_neon, "plain": _add_plain}
+_ADDS = {
+    "avx512vnni": _add_vnni,
+    "avxvnni": _add_vnni,
+    "neon": _add_neon,
+    "plain": _add_plain,
+    "plain16": _add_plain,
+}
 
 
 class _PairSums:
@@ -225,7 +231,7 @@ def lookup16(typingctx: Any, table: Any, index: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         entries = [builder.trunc(v, I8) for v in cgutils.unpack_tuple(builder, values[0], 16)]
         where = builder.bitcast(values[1], I8V)
-        if LEVEL == "plain":
+        if LEVEL in ("plain", "plain16"):
             result = all_lanes(I8V, 0)
             for i, entry in enumerate(entries):
                 hit = builder.icmp_unsigned("==", where, all_lanes(I8V, i))

@@ -39,3 +39,21 @@ def exp2(builder: Any, x: Any) -> Any:
 def coarse_exp2(builder: Any, x: Any) -> Any:
     """2^x for x < 128, to 3e-6 relative: a fifth of the rounding error of a 15-bit number."""
     return _power_of_two(builder, x, (*_DEGREE_4, 0.6931241934169263))
+
+
+@instruction(F32, F32)
+def flushed_exp2(builder: Any, x: Any) -> Any:
+    """2^x as `exp2` gives it, but 0 for x < -126, -inf among them."""
+    return _flushed(builder, x, _power_of_two(builder, x, (*_DEGREE_5, 0.6931469775991551)))
+
+
+@instruction(F32, F32)
+def flushed_coarse_exp2(builder: Any, x: Any) -> Any:
+    """2^x as `coarse_exp2` gives it, but 0 for x < -126, -inf among them."""
+    return _flushed(builder, x, _power_of_two(builder, x, (*_DEGREE_4, 0.6931241934169263)))
+
+
+def _flushed(builder: Any, x: Any, power: Any) -> Any:
+    """`power`, or 0 where x < -126."""
+    tiny = builder.fcmp_ordered("<", x, all_lanes(F32V, -126.0))
+    return builder.select(tiny, all_lanes(F32V, 0.0), power)

@@ -6,7 +6,7 @@ from ....quant.jit.levels import LANES, LEVEL
 
 PANELS = 2  # panels of weights in a tile
 # Rows of activations in a tile: as many as the level's vector registers have room for.
-TOKENS = {"avx512vnni": 6, "avx512": 6, "avxvnni": 3, "avx2": 3, "neon": 6, "plain": 3}[LEVEL]
+TOKENS = 3 if LEVEL in ("avxvnni", "avx2", "plain") else 6
 GROUP = 32  # columns whose products are summed as integers, and whose activations share a scale
 VECTOR = 4 * LANES  # bytes of a vector register
 RECORD = TOKENS * (GROUP + 16)  # bytes of a group of activations

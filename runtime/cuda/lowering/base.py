@@ -110,8 +110,8 @@ class LaunchBuilder:
 
     While a step is lowered, these fields describe what earlier launches of the step have left behind:
     `_alias` maps names of buffers to the buffers that hold their contents, `_quantized` names to their
-    quantised rows, `_f16_current` names those whose float16 copy is current, and `_angles_written` the tables
-    of RoPE angles that are filled.
+    quantised rows, `_f16_current` names those whose float16 copy is current, `_angles_written` the tables of
+    RoPE angles that are filled, and `_plans_written` the plans of splits that are made.
     """
 
     program: ops.Program
@@ -181,6 +181,7 @@ class LaunchBuilder:
         self._quantized: dict[str, QuantizedRows] = {}
         self._f16_current: set[str] = set()
         self._angles_written: set[str] = set()
+        self._plans_written: set[str] = set()
         self.n_sums = 0
 
     def _at(self, buffer: ops.Buffer) -> Region:
@@ -198,20 +199,20 @@ class LaunchBuilder:
         arguments: Arguments,
         shared: int = 0,
         label: str = "",
+        cluster: int = 1,
     ) -> None:
         """Add a launch to the step. `arguments` is the kernel's argument record, or a list of its parameters
-        where there are few; `shared` the bytes of shared memory; `label` is for profiles."""
+        where there are few; `shared` the bytes of shared memory; `label` is for profiles; `cluster` the
+        blocks of a cluster."""
         # The first launch waits until the inputs of the step are copied, so that all kernels may read them at
         # any time; that behind the host's work waits for its result.
         follows = bool(self._launches) and len(self._launches) not in [m.n_launches for m in self.mixtures]
         early = self.device.capability >= (9, 0) and follows
         x, y, z = (*grid, 1, 1)[:3]
         function = self.kernels.function(kernel, shared)
-        packed = pack_arguments(*arguments)
+        packed, name = pack_arguments(*arguments), f"{kernel.name} {label}".strip()
         self._launches.append(
-            Launch(
-                f"{kernel.name} {label}".strip(), function, (x, y, z), kernel.threads, shared, packed, early
-            )
+            Launch(name, function, (x, y, z), kernel.threads, shared, packed, early, cluster)
         )
 
     @overload

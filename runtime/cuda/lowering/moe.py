@@ -12,9 +12,9 @@ import numpy as np
 from ....quant.block import QTensor
 from ... import ops
 from ..abi.arguments import Region
-from ..kernels.matmul import moe_permute, moe_routing
-from ..kernels.matmul.moe_permute import PermuteArguments
-from ..kernels.matmul.moe_routing import RouteArguments
+from ..kernels.experts import moe_permute, moe_routing
+from ..kernels.experts.moe_permute import PermuteArguments
+from ..kernels.experts.moe_routing import RouteArguments
 from ..kernels.matmul.prefill_epilogue import PrefillArguments
 from ..weights.packing import packed_bytes
 from .base import DECODE_ROWS, HostMixture

@@ -71,6 +71,12 @@ def and_xor(a: int, b: int, c: int) -> int:
     return _signed((a & b) ^ c)
 
 
+@instruction("lop3.b32 $0, $1, $2, $3, 0xEA;", "r", "rrr")
+def and_or(a: int, b: int, c: int) -> int:
+    """(a & b) | c."""
+    return _signed((a & b) | c)
+
+
 @instruction("shr.u32 $0, $1, $2;", "r", "rr")
 def shift_right(a: int, n: int) -> int:
     """a >> n of an unsigned word."""

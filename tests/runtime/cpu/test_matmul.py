@@ -67,7 +67,8 @@ def random_weights(name: str, rows: int, width: int, exponents=(118, 132)) -> QT
 def call(kernel, arguments: np.ndarray, n_rows: int, n_threads: int = 1) -> None:
     """Run a kernel on all threads, one after the other."""
     step = np.zeros(1, STEP)
-    step["n_rows"], step["n_threads"], step["row_tile"] = n_rows, n_threads, 1
+    step["n_rows"], step["n_threads"] = n_rows, n_threads
+    step["row_tile"] = step["expert_tile"] = 1
     for thread in range(n_threads):
         kernel.compiled.ctypes(arguments.ctypes.data, step.ctypes.data, thread)
 

@@ -18,8 +18,9 @@ from kukri.quant.jit.levels import LANES, LEVEL, cpu_features, supported_levels
 from kukri.runtime.cpu import matrix_tiles
 from kukri.runtime.cpu.abi.records import GELU_TANH, MATMUL, QUANTIZE, SILU
 from kukri.runtime.cpu.abi.sizes import matrix_tile_bytes, tile_gemm_scratch_bytes
-from kukri.runtime.cpu.kernels import TILE_ROWS
-from kukri.runtime.cpu.lowering import lower, prefill
+from kukri.runtime.cpu.kernels import TILE_GEMMS, TILE_ROWS
+from kukri.runtime.cpu.lowering import lower
+from kukri.runtime.cpu.lowering import matrix_tiles as tile_lowering
 from kukri.runtime.cpu.machine import CpuMachine
 from kukri.runtime.cpu.simd.panels import aligned_empty, repack
 from kukri.runtime.engine.cache import Batch, PageTable
@@ -27,13 +28,22 @@ from kukri.runtime.reference.machine import ReferenceMachine
 
 from .test_machine import VOCAB, program
 from .test_matmul import call, random_weights
+from .test_moe import VOCAB as EXPERTS_VOCAB
+from .test_moe import program as experts_program
 
-if LANES != 16 or not cpu_features().get("avx512bf16"):
-    pytest.skip("needs AVX-512 BF16", allow_module_level=True)
+if LEVEL != "plain16" and (LANES != 16 or not cpu_features().get("avx512bf16")):
+    pytest.skip("needs AVX-512 BF16, or level plain16", allow_module_level=True)
 
-from .simd.tile_unit import KERNELS
+from .simd.tile_unit import ATTENTIONS, KERNELS
 
 RNG = np.random.default_rng(5)
+UNITS = {"memory": KERNELS} | ({"AMX": TILE_GEMMS} if matrix_tiles.usable_tiles() else {})
+
+
+@pytest.fixture(params=UNITS, autouse=True)
+def unit(request, monkeypatch):
+    """The kernels with registers in memory, and those of this CPU if it has them."""
+    monkeypatch.setattr(sys.modules[__name__], "KERNELS", UNITS[request.param])
 
 
 def rounded(x: np.ndarray) -> np.ndarray:
@@ -43,24 +53,26 @@ def rounded(x: np.ndarray) -> np.ndarray:
     return bits.view(np.float32)
 
 
-def tiles_of(x: np.ndarray, n_threads: int = 1) -> np.ndarray:
-    """Rows as `tile_rows` makes them."""
-    out = aligned_empty(matrix_tile_bytes(x.shape[1], len(x)))
+def tiles_of(x: np.ndarray, n_threads: int = 1, split: bool = False) -> np.ndarray:
+    """Rows as `tile_rows` makes them; with `split`, what bfloat16 lacks is behind them."""
+    n_bytes = matrix_tile_bytes(x.shape[1], len(x))
+    out = aligned_empty((1 + split) * n_bytes)
     out[:] = 0xAA
     arguments = np.zeros(1, QUANTIZE)
     arguments["x"], arguments["x_stride"] = x.ctypes.data, x.strides[0]
     arguments["width"], arguments["out"] = x.shape[1], out.ctypes.data
+    arguments["rest"] = n_bytes if split else 0
     call(TILE_ROWS, arguments, len(x), n_threads)
     return out
 
 
 def product(
-    weights, x: np.ndarray, n_threads: int = 1, up=None, gate: int = 0, bias=None, out=None
+    weights, x: np.ndarray, n_threads: int = 1, up=None, gate: int = 0, bias=None, out=None, limits=(0, 0)
 ) -> np.ndarray:
     """out = x · Wᵀ by the kernel, with all that an epilogue can do."""
     n_out = -(-weights.shape[0] // LANES) * LANES
     panels = [repack(w, LANES) for w in ([weights] if up is None else [weights, up])]
-    tiles = tiles_of(x)
+    tiles = tiles_of(x, split=weights.format.is_float)
     scratch_bytes = tile_gemm_scratch_bytes()
     scratch = aligned_empty(n_threads * scratch_bytes)
     scratch[:] = 0xFF
@@ -82,6 +94,8 @@ def product(
     arguments["n_blocks"] = x.shape[1] // weights.format.block_size
     arguments["width"], arguments["x"] = x.shape[1], tiles.ctypes.data
     arguments["out"], arguments["out_stride"] = result.ctypes.data, result.strides[0]
+    arguments["min_rows"], arguments["max_rows"] = limits
+    arguments["x_rest"] = matrix_tile_bytes(x.shape[1], len(x))
     arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, scratch_bytes
     call(KERNELS[weights.format.name], arguments, len(x), n_threads)
     return result[:, : weights.shape[0]]
@@ -106,8 +120,8 @@ def test_rows_are_rounded_and_laid_out_in_tiles():
     x[3, 5], x[36, 95] = np.nan, np.inf
     tiles = tiles_of(x)
     np.testing.assert_array_equal(tiles, tiles_of(x, n_threads=3))
-    bits = tiles.view(np.uint16).reshape(2, 3, 2, 16, 8, 4)[..., [0, 2, 1, 3]]
-    values = (bits.astype(np.uint32) << 16).view(np.float32).transpose(0, 2, 3, 1, 4, 5).reshape(64, 96)
+    bits = tiles.view(np.uint16).reshape(3, 3, 16, 8, 4)[..., [0, 2, 1, 3]]
+    values = (bits.astype(np.uint32) << 16).view(np.float32).transpose(0, 2, 1, 3, 4).reshape(48, 96)
     assert np.isnan(values[3, 5])
     assert values[36, 95] == np.inf
     x[3, 5] = values[3, 5] = 0
@@ -131,6 +145,19 @@ def test_other_formats(name):
     assert_close(product(weights, x), expected(weights, x), weights, x)
 
 
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
+def test_floats(name):
+    """Float weights and activations are not rounded to bfloat16."""
+    weights = random_weights(name, 40, 1056)
+    x = RNG.normal(size=(83, 1056)).astype(np.float32)
+    bias = RNG.normal(size=40).astype(np.float32)
+    exact = x.astype(np.float64) @ weights.dequantize().astype(np.float64).T
+    size = np.abs(x) @ np.abs(weights.dequantize()).T
+    error = np.abs(product(weights, x, n_threads=2, bias=bias) - bias - exact) / size
+    assert error.max() < 4e-6
+    assert error.mean() < 5e-7
+
+
 @pytest.mark.parametrize(
     ("rows", "outputs", "width"),
     [(1, 16, 32), (16, 17, 64), (32, 33, 544), (65, 300, 1056), (515, 40, 1120), (1060, 18, 2048)],
@@ -150,6 +177,44 @@ def test_a_row_is_the_same_beside_others():
     weights = random_weights("Q4_0", 48, 640)
     x = RNG.normal(size=(70, 640)).astype(np.float32)
     np.testing.assert_array_equal(product(weights, x)[5:40], product(weights, x[5:40].copy()))
+
+
+def test_experts():
+    """Each matrix and bias on its own rows: none, one tile, a block and a half, more than are multiplied at a
+    time."""
+    counts, outputs, width = [0, 16, 48, 0, 544, 32], 40, 96
+    experts = [random_weights("Q4_0", outputs, width) for _ in counts]
+    x = RNG.normal(size=(sum(counts), width)).astype(np.float32)
+    bias = RNG.normal(size=(len(counts), 48)).astype(np.float32)
+    panels = np.stack([repack(w, LANES) for w in experts])
+    ends, tiles = np.cumsum([0, *counts]).astype(np.int32), tiles_of(x)
+    first_tiles, count = ends // 16, np.array([len(x)], np.int32)
+    arguments = np.zeros(1, MATMUL)
+    arguments["weights"], arguments["n_panels"] = panels.ctypes.data, 3
+    size = panels.shape[2]
+    arguments["pair_stride"], arguments["second_offset"] = 2 * size, size
+    arguments["n_blocks"], arguments["width"], arguments["x"] = width // 32, width, tiles.ctypes.data
+    arguments["n_experts"], arguments["expert_stride"] = len(counts), panels.strides[0]
+    arguments["bias"], arguments["bias_stride"] = bias.ctypes.data, bias.strides[0]
+    arguments["expert_tiles"], arguments["n_rows_address"] = first_tiles.ctypes.data, count.ctypes.data
+    for n_threads in (1, 2, 5):
+        out = np.full((len(x), 48), np.nan, np.float32)
+        scratch = aligned_empty(n_threads * tile_gemm_scratch_bytes())
+        arguments["out"], arguments["out_stride"] = out.ctypes.data, out.strides[0]
+        arguments["scratch"], arguments["scratch_stride"] = scratch.ctypes.data, tile_gemm_scratch_bytes()
+        call(KERNELS["Q4_0"], arguments, 1, n_threads)
+        for e, weights in enumerate(experts):
+            rows = slice(ends[e], ends[e + 1])
+            if counts[e]:
+                found = out[rows, :outputs] - bias[e, :outputs]
+                assert_close(found, expected(weights, x[rows]), weights, x[rows])
+
+
+def test_rows_left_to_another_kernel():
+    """No output is written where there are more or fewer rows than the kernel takes."""
+    weights, x = random_weights("Q4_0", 16, 32), RNG.normal(size=(17, 32)).astype(np.float32)
+    for limits, runs in (((18, 0), False), ((0, 16), False), ((17, 17), True)):
+        assert np.isfinite(product(weights, x, limits=limits)).all() == runs
 
 
 def test_bias_and_accumulation():
@@ -205,32 +270,76 @@ def test_trial_without_the_instructions(tmp_path):
     assert matrix_tiles.verdict_of_trial(tmp_path) == has
 
 
-def test_prompts_use_tiles(monkeypatch):
-    """A machine with tiles against the reference machine; the same bits with any number of threads."""
+@pytest.fixture
+def tile_machines(monkeypatch):
+    """Machines use tiles, those of the unit."""
     monkeypatch.setattr(lower, "usable_tiles", lambda: True)
-    monkeypatch.setattr(prefill, "TILE_GEMMS", KERNELS)
+    monkeypatch.setattr(tile_lowering, "TILE_GEMMS", KERNELS)
+    if KERNELS is UNITS["memory"]:
+        monkeypatch.setattr(tile_lowering, "TILE_ATTENTIONS", ATTENTIONS)
+
+
+def logits_of(machine, ids: np.ndarray, indices: np.ndarray, n_pages: int = 3) -> np.ndarray:
+    table = PageTable(n_pages)
+    table.extend(0, len(ids))
+    rows = np.arange(len(ids), dtype=np.int32)
+    return machine.step(Batch(ids, 0 * rows, rows, indices), table).copy()
+
+
+def test_prompts_use_tiles(tile_machines):
+    """A machine with tiles against the reference machine; the same bits with any number of threads; few and
+    many logits."""
     model = program(3, "Q8_0")
     n = 150
     ids = RNG.integers(0, VOCAB, n).astype(np.int32)
     rows = np.arange(n, dtype=np.int32)
-    batch = Batch(ids, 0 * rows, rows, rows)
-    logits = {}
+    few = rows[5::10]
+    logits, some = {}, {}
     for threads in (1, 3):
         machine = CpuMachine(model, n_pages=3, threads=threads, kv_type="f32")
         names = machine._lowered.prefill.names
-        assert sum("TILE_GEMMS" in name for name in names) == 12
-        assert sum(".GEMMS" in name for name in names) == 1  # the logits
-        table = PageTable(3)
-        table.extend(0, n)
-        logits[threads] = machine.step(batch, table).copy()
+        assert sum("TILE_GEMMS" in name for name in names) == 13
+        assert sum("SKINNY_GEMMS" in name for name in names) == 1  # few logits
+        logits[threads], some[threads] = logits_of(machine, ids, rows), logits_of(machine, ids, few)
         machine.close()
     np.testing.assert_array_equal(logits[1], logits[3])
-    reference = ReferenceMachine(model, n_pages=3)
-    table = PageTable(3)
-    table.extend(0, n)
-    exact = reference.step(batch, table)
+    np.testing.assert_array_equal(some[1], some[3])
+    exact = logits_of(ReferenceMachine(model, n_pages=3), ids, rows)
+    for found, wanted in ((logits[1], exact), (some[1], exact[few])):
+        assert np.abs(found - wanted).max() < 0.15
+        assert np.abs(found - wanted).mean() < 0.01
+
+
+def test_float_models_use_tiles(tile_machines):
+    """A model of floats is not rounded: against the reference machine."""
+    model = program(4, "F32")
+    ids = RNG.integers(0, VOCAB, 150).astype(np.int32)
+    for indices in (np.arange(150, dtype=np.int32), np.array([3, 149], np.int32)):
+        machine = CpuMachine(model, n_pages=3, threads=2)
+        assert machine.kv_type == "f32"
+        assert any("TILE_GEMMS" in name for name in machine._lowered.prefill.names)
+        found = logits_of(machine, ids, indices)
+        machine.close()
+        exact = logits_of(ReferenceMachine(model, n_pages=3), ids, indices)
+        assert np.abs(found - exact).max() < 2e-3 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("options", [{}, {"biases": True, "limit": 7.0}, {"up_kind": "Q4_0"}])
+def test_experts_use_tiles(tile_machines, options):
+    """Mixtures of experts on a machine with tiles against the reference machine."""
+    model = experts_program("Q8_0", **options)
+    ids = RNG.integers(0, EXPERTS_VOCAB, 150).astype(np.int32)
+    last = np.array([70, 149], np.int32)
+    logits = {}
+    for threads in (1, 3):
+        machine = CpuMachine(model, n_pages=3, threads=threads, kv_type="f32")
+        assert not any(".GEMMS" in name for name in machine._lowered.prefill.names)
+        logits[threads] = logits_of(machine, ids, last)
+        machine.close()
+    np.testing.assert_array_equal(logits[1], logits[3])
+    exact = logits_of(ReferenceMachine(model, n_pages=3), ids, last)
     assert np.abs(logits[1] - exact).max() < 0.15
-    assert np.abs(logits[1] - exact).mean() < 0.01
+    assert np.abs(logits[1] - exact).mean() < 0.02
 
 
 @pytest.mark.slow
@@ -243,9 +352,9 @@ def test_code_of_amx():
         "ldtilecfg": 1,
         "tilerelease": 1,
         "tilezero": 4,  # where sums begin
-        "tileloadd": 8,  # sums that go on, and a step
+        "tileloadd": 4 + 4 + 3,  # sums that go on, a step, and one of a single tile of rows
         "tilestored": 4,
-        "tdpbf16ps": 4,
+        "tdpbf16ps": 4 + 2,
     }
     products = [re.findall(r"%tmm(\d)", operands) for name, operands in used if name == "tdpbf16ps"]
     # Weights, activations, sums.

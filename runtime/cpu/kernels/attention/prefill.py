@@ -34,7 +34,7 @@ def _alone(a: Any, s: Any) -> bool:
 
 
 @jit
-def _visible_end(a: Any, row: int, position: int) -> Any:
+def visible_end(a: Any, row: int, position: int) -> Any:
     """The position behind the last one that a row sees."""
     if a.ends == 0:
         return position + 1
@@ -43,23 +43,23 @@ def _visible_end(a: Any, row: int, position: int) -> Any:
 
 
 @jit
-def _run(a: Any, s: Any, row: int) -> Any:
+def run_of_rows(a: Any, s: Any, row: int, queries: int) -> Any:
     """The rows from number `row` on that share a tile: (how many, sequence, lowest position of a row, highest
     position that a row sees).
 
-    They are consecutive rows of one sequence, as many as have room in a tile with the heads of a group. In
-    steps of a few rows with `partials` each row is alone: what follows it would change the roundings of its
-    tile, and checked drafts would not be what decode steps give.
+    They are consecutive rows of one sequence, as many as have room in a tile of `queries` queries with the
+    heads of a group. In steps of a few rows with `partials` each row is alone: what follows it would change
+    the roundings of its tile, and checked drafts would not be what decode steps give.
     """
     sequence = load_i32(s.sequences + 4 * row)
     lowest = np.int64(load_i32(s.positions + 4 * row))
-    highest = _visible_end(a, row, lowest) - 1
-    n, most = 1, min(MAX_QUERIES // min(a.heads // a.kv_heads, MAX_QUERIES), s.n_rows - row)
+    highest = visible_end(a, row, lowest) - 1
+    n, most = 1, min(queries // min(a.heads // a.kv_heads, queries), s.n_rows - row)
     if _alone(a, s):
         most = 1
     while n < most and load_i32(s.sequences + 4 * (row + n)) == sequence:
         position = np.int64(load_i32(s.positions + 4 * (row + n)))
-        lowest, highest = min(lowest, position), max(highest, _visible_end(a, row + n, position) - 1)
+        lowest, highest = min(lowest, position), max(highest, visible_end(a, row + n, position) - 1)
         n += 1
     return n, sequence, lowest, highest
 
@@ -97,7 +97,7 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
         m = scratch_at(a.scratch + thread * a.scratch_stride, MAX_QUERIES, padded_dim(a))
         task, row, dim = 0, 0, padded_dim(a)
         while row < s.n_rows:
-            n, sequence, lowest, highest = _run(a, s, row)
+            n, sequence, lowest, highest = run_of_rows(a, s, row, MAX_QUERIES)
             begin, length, first, last = _splits(a, s, lowest, highest)
             splits = last - first + 1
             for part in range(a.kv_heads * parts * splits):
@@ -111,7 +111,7 @@ def _prefill_kernel(kind: Codes) -> EntryPoint:
                     t, h = row + i // heads, head + i % heads
                     copy_padded(a.q + t * a.q_stride + 4 * h * a.head_dim, m.staging, a.head_dim, dim)
                     position = np.int64(load_i32(s.positions + 4 * t))
-                    prepare_query(kind, a, m, i, m.staging, position, _visible_end(a, t, position))
+                    prepare_query(kind, a, m, i, m.staging, position, visible_end(a, t, position))
                     reset_sums(a, m, i, h if a.partials == 0 else -1)
                 low, high = max(begin, split * length), min(highest + 1, (split + 1) * length)
                 attend_tile(kind, FULL, a, s, m, n * heads, sequence, kv_head, low, high, highest + 1)
@@ -140,7 +140,7 @@ def merge_rows(arguments: int, step: int, thread: int) -> None:
     begin, end = partition_rows(s.n_rows, thread, s)
     row = 0
     while row < end:
-        n, _, lowest, highest = _run(a, s, row)
+        n, _, lowest, highest = run_of_rows(a, s, row, MAX_QUERIES)
         _, _, first, last = _splits(a, s, lowest, highest)
         for t in range(max(row, begin), min(row + n, end)):
             merge_heads(a, a.partials + t * a.partials_stride, last - first + 1, a.out + t * a.out_stride)

@@ -111,6 +111,14 @@ def update_softmax(kind: Codes, a: Any, m: Scratch, i: int, count: int, first: i
 
 
 @jit
+def capped(a: Any, x: Any) -> Any:
+    """softcap · tanh(x / softcap) of scores, in units of ln 2; tanh y = 1 - 2 / (e^2y + 1)."""
+    cap = splat_f32(np.float32(a.softcap * LOG2_E))
+    x = x * splat_f32(np.float32(2.0 * LOG2_E / a.softcap))
+    return cap - (cap + cap) / (exp2(minimum(constant(126.0), x)) + constant(1.0))
+
+
+@jit
 def _cap_and_mask(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> None:
     """Soft-cap the scores of a query, softcap · tanh(score / softcap); keys outside low … high-1 get -inf.
 
@@ -120,10 +128,8 @@ def _cap_and_mask(a: Any, m: Scratch, row: int, low: int, high: int, n: int) -> 
     highest = splat_f32(LOWEST)
     for j in range(0, n, LANES):
         x = loadv_f32(scores + 4 * j)
-        if a.softcap > 0:  # tanh y = 1 - 2 / (e^2y + 1)
-            cap = splat_f32(np.float32(a.softcap * LOG2_E))
-            x = x * splat_f32(np.float32(2.0 * LOG2_E / a.softcap))
-            x = cap - (cap + cap) / (exp2(minimum(constant(126.0), x)) + constant(1.0))
+        if a.softcap > 0:
+            x = capped(a, x)
         x = keep_lanes(x, low - j, high - j, np.float32(-np.inf))
         storev_f32(scores + 4 * j, x)
         highest = maximum(x, highest)

@@ -17,6 +17,13 @@ def n_rows_of(a: Any, s: Any) -> int:
 
 
 @jit
+def rows_within(a: Any, s: Any) -> int:
+    """The same; none if there are fewer than `a.min_rows` or, unless that is 0, more than `a.max_rows`."""
+    n = n_rows_of(a, s)
+    return n if n >= a.min_rows and (a.max_rows == 0 or n <= a.max_rows) else 0
+
+
+@jit
 def partition(n: int, thread: int, n_threads: int) -> Any:
     """The range [first, last) of n items that belongs to a thread; ranges differ in size by at most one."""
     return n * thread // n_threads, n * (thread + 1) // n_threads

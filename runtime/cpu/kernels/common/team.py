@@ -9,15 +9,19 @@ and a decode step has hundreds of them; `runtime.cpu.team` explains when workers
 from __future__ import annotations
 
 from .....quant.jit.decorators import jit, kernel
+from .....quant.jit.simd.memory import prefetch
 from .....quant.jit.simd.threads import atomic_add, atomic_load, call_kernel, pause
 from ...abi.records import INSTRUCTION, TEAM
+from ...simd.dot16 import load_i64
 from .access import record_reader, step_at
 
 team_at = record_reader(TEAM)
 instruction_at = record_reader(INSTRUCTION)
 POSTED, ARRIVED = TEAM.fields["posted"][1], TEAM.fields["arrived"][1]  # type: ignore[index]  # byte offsets
+INSTRUCTION_BYTES = INSTRUCTION.itemsize
 
 SPINS = 2000  # reads of a barrier's counter before yielding the processor, which another thread may need
+LINES = 16  # cache lines prefetched between two reads of a barrier's counter
 IDLE_SPINS = 4000  # reads of the posted counter before a worker goes to sleep: about 100 microseconds
 
 
@@ -36,6 +40,24 @@ def _wait_until(counter: int, value: int, give_way: int) -> None:
 
 
 @jit
+def _prefetch_until(counter: int, value: int, ahead: int) -> None:
+    """Prefetch two runs of memory, whose bounds are int64 [4] at address `ahead`, line by line in turn, while
+    the int64 at address `counter` is less than `value`; the first lines in any case."""
+    first, end = load_i64(ahead), load_i64(ahead + 8)
+    second, second_end = load_i64(ahead + 16), load_i64(ahead + 24)
+    while first < end or second < second_end:
+        for _ in range(LINES):
+            if first < end:
+                prefetch(first)
+                first += 64
+            if second < second_end:
+                prefetch(second)
+                second += 64
+        if atomic_load(counter) >= value:
+            return
+
+
+@jit
 def _run(team: int, step: int, thread: int, arrivals: int) -> None:
     """Call all instructions of the step as thread number `thread`.
 
@@ -44,11 +66,13 @@ def _run(team: int, step: int, thread: int, arrivals: int) -> None:
     """
     s, shared = step_at(step), team_at(team)
     for i in range(s.n_instructions):
-        instruction = instruction_at(s.instructions + 24 * i)
+        instruction = instruction_at(s.instructions + INSTRUCTION_BYTES * i)
         call_kernel(instruction.kernel, instruction.arguments, step, thread)
         if instruction.barrier:
             arrivals += s.n_threads
             atomic_add(team + ARRIVED, 1)
+            if instruction.ahead != 0:
+                _prefetch_until(team + ARRIVED, arrivals, instruction.ahead + 32 * thread)
             _wait_until(team + ARRIVED, arrivals, shared.give_way)
 
 

@@ -78,5 +78,5 @@ def expert_tiles(a: Any, e: int, n_tiles: int) -> Any:
 @jit
 def expert_rows(a: Any, s: Any, e: int, n: int) -> Any:
     """The rows [first, last) of the n rows of x that meet expert `e`; `s` is the STEP record."""
-    first, last = expert_tiles(a, e, (n + s.row_tile - 1) // s.row_tile)
-    return first * s.row_tile, min(n, last * s.row_tile)
+    first, last = expert_tiles(a, e, (n + s.expert_tile - 1) // s.expert_tile)
+    return first * s.expert_tile, min(n, last * s.expert_tile)

@@ -16,7 +16,7 @@ from ...abi.sizes import FLOAT_BYTES
 from ...simd.dot8 import Codes
 from ..common.access import step_at
 from ..common.float_types import FLOATS, load_floats
-from ..common.partition import n_rows_of, partition
+from ..common.partition import partition, rows_within
 from ..common.vector_math import constant
 from .epilogue import expert_rows, finish, matmul_at
 
@@ -61,7 +61,7 @@ def _float_gemm(kind: Codes) -> EntryPoint:
         """out [rows, n_panels · LANES] = x [rows, width] · Wᵀ, float32; each expert on its own rows."""
         a, s = matmul_at(arguments), step_at(step)
         first, last = partition(a.n_panels, thread, s.n_threads)
-        n = n_rows_of(a, s)
+        n = rows_within(a, s)
         for e in range(max(1, a.n_experts)):
             start, end = expert_rows(a, s, e, n)
             weights = a.weights + e * a.expert_stride

@@ -4,7 +4,8 @@ W lies in panels of LANES rows side by side: each lane accumulates its own row, 
 to all lanes, so that no sum crosses lanes. Block-quantised weights are multiplied with the activations that
 `quantize_row` made, as integers within a group of 32 columns and float32 across groups, in the order and with
 the roundings of `simd/row_products.py`, so that a row is the same bits alone and beside others; float weights
-with float32 activations. Threads partition the panels, and prefetch AHEAD bytes of weights.
+with float32 activations. Threads partition the panels, and prefetch weights AHEAD bytes before they use them,
+but no other thread's.
 """
 
 from __future__ import annotations
@@ -103,10 +104,14 @@ def _step(
 
 
 @jit
-def _by_group(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any:
-    """Products of a panel with the quantised row at `x`, for formats with blocks of 32 (one group)."""
-    stats, acc, ahead = x + 2 * a.width, constant(0.0), panel + AHEAD
+def _by_group(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
+    """Products of a panel with the quantised row at `x`, for formats with blocks of 32 (one group).
+
+    `end` is the address behind the thread's part of the matrix.
+    """
+    stats, acc, ahead, last = x + 2 * a.width, constant(0.0), panel + AHEAD, end - group_bytes
     for g in range(a.n_blocks):
+        ahead = min(ahead, last)
         for line in range(0, group_bytes, 64):
             prefetch(ahead + line)
         ahead += group_bytes
@@ -115,14 +120,15 @@ def _by_group(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any
 
 
 @jit
-def _by_block(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any:
-    """Products of a panel with the quantised row at `x`, for formats with blocks of 256 (8 groups).
+def _by_block(codes: Codes, panel: int, end: int, a: Any, x: int, group_bytes: int) -> Any:
+    """The same for formats with blocks of 256 (8 groups).
 
     The groups are unrolled, so that LLVM loads the shared parts of a block once.
     """
     n, width = a.n_blocks, a.width
-    stats, acc, ahead = x + 2 * width, constant(0.0), panel + AHEAD
+    stats, acc, ahead, last = x + 2 * width, constant(0.0), panel + AHEAD, end - 8 * group_bytes
     for block in range(n):
+        ahead = min(ahead, last)
         for line in range(0, 8 * group_bytes, 64):
             prefetch(ahead + line)
         ahead += 8 * group_bytes
@@ -139,7 +145,7 @@ def _by_block(codes: Codes, panel: int, a: Any, x: int, group_bytes: int) -> Any
 
 
 @jit
-def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
+def _float_row(kind: Codes, panel: int, end: int, a: Any, x: int, stride: int) -> Any:
     """Products of a panel of floats with float32 [width] at `x`; a column of the panel has `stride` bytes.
 
     Four accumulators hide the latency of the multiply-adds.
@@ -148,7 +154,7 @@ def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
     k = 0
     while k + 4 <= a.width:
         at = panel + k * stride
-        prefetch(at + AHEAD)
+        prefetch(min(at + AHEAD, end - 64))
         acc0 = fma(load_floats(kind, at), splat_f32(load_f32(x + 4 * k)), acc0)
         acc1 = fma(load_floats(kind, at + stride), splat_f32(load_f32(x + 4 * k + 4)), acc1)
         acc2 = fma(load_floats(kind, at + 2 * stride), splat_f32(load_f32(x + 4 * k + 8)), acc2)
@@ -160,13 +166,13 @@ def _float_row(kind: Codes, panel: int, a: Any, x: int, stride: int) -> Any:
     return (acc0 + acc1) + (acc2 + acc3)
 
 
-def _product(codes: Codes, panel: int, a: Any, x: int) -> Any:
-    """Products of a panel with the row at `x`, F32: one output a lane."""
+def _product(codes: Codes, panel: int, end: int, a: Any, x: int) -> Any:
+    """Products of a panel with the row at `x`, F32: one output a lane; `end` as in `_by_group`."""
     raise TypeError("for compiled code")
 
 
 @overload(_product, jit_options={"forceinline": True})
-def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
+def _choose_product(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
     name = codes.value.name
     if name in FLOATS:
         product, size = _float_row, FLOAT_BYTES[name] * LANES
@@ -175,8 +181,8 @@ def _choose_product(codes: Any, panel: Any, a: Any, x: Any) -> Any:
         product = _by_group if block == GROUP else _by_block
         size = LANES * sum(p.n_bytes for p in PLANES[name]) * GROUP // block
 
-    def row(codes: Any, panel: Any, a: Any, x: Any) -> Any:
-        return product(codes, panel, a, x, size)
+    def row(codes: Any, panel: Any, end: Any, a: Any, x: Any) -> Any:
+        return product(codes, panel, end, a, x, size)
 
     return row
 
@@ -201,15 +207,16 @@ def _gemv(codes: Codes) -> EntryPoint:
         if a.routing_weight != 0:
             weight_address = a.routing_weight + thread * a.expert_thread_stride
         weights, bias = a.weights + e * a.expert_stride, e * a.bias_stride
+        end = weights + last * (a.pair_stride if a.gate else a.panel_bytes)
         for panel in range(first, last):
             column = panel * VECTOR
             if a.gate:
                 at = weights + panel * a.pair_stride
-                value = _product(codes, at, a, x)
-                other = _product(codes, at + a.second_offset, a, x)
+                value = _product(codes, at, end, a, x)
+                other = _product(codes, at + a.second_offset, end + a.second_offset, a, x)
                 storev_f32(a.out + column, gated_outputs(a, column, bias, value, other))
             else:
-                value = _product(codes, weights + panel * a.panel_bytes, a, x)
+                value = _product(codes, weights + panel * a.panel_bytes, end, a, x)
                 finish(a, a.out, column, bias, weight_address, value)
 
     return gemv

@@ -2,7 +2,7 @@
 
 In a decode step the gemv reads the matrices of the chosen experts in place. In a step of more rows they are
 permuted by expert: each expert gets copies of the rows that chose it, contiguous and padded to whole tiles of
-`row_tile` rows, so that a gemm reads the weights of each expert once (Gale et al. 2022, "MegaBlocks").
+`expert_tile` rows, so that a gemm reads the weights of each expert once (Gale et al. 2022, "MegaBlocks").
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def sort_by_expert(arguments: int, step: int, thread: int) -> None:
     a, s = permute_at(arguments), step_at(step)
     if thread > 0:
         return
-    n, tile = s.n_logits if a.on_logits_rows else s.n_rows, s.row_tile
+    n, tile = s.n_logits if a.on_logits_rows else s.n_rows, s.expert_tile
     for e in range(a.n_experts + 1):
         store_i32(a.expert_tiles + 4 * e, 0)
     for t in range(n):

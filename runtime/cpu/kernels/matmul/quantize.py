@@ -56,7 +56,7 @@ from ...simd.tile_sizes import (
     TOKENS,
 )
 from ..common.access import record_reader, step_at
-from ..common.partition import n_rows_of, partition, partition_rows
+from ..common.partition import n_rows_of, partition, partition_rows, rows_within
 from ..common.vector_math import constant
 
 OUTLIER = 5.0  # in root mean squares of the row
@@ -155,7 +155,7 @@ def quantize_row(arguments: int, step: int, thread: int) -> None:
 def quantize_rows(arguments: int, step: int, thread: int) -> None:
     """Quantise x, float32 [rows, width], each row as `quantize_row` does. Threads partition the rows."""
     a, s = quantize_at(arguments), step_at(step)
-    first, last = partition_rows(n_rows_of(a, s), thread, s)
+    first, last = partition_rows(rows_within(a, s), thread, s)
     for row in range(first, last):
         _quantize_row(a.x + row * a.x_stride, a.width, a.out + row * a.out_stride)
 

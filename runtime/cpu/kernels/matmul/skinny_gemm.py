@@ -20,7 +20,7 @@ from ...simd.panels import PLANES
 from ...simd.row_products import add_row_products
 from ...simd.tile_sizes import GROUP, PANELS, VECTOR
 from ..common.access import step_at
-from ..common.partition import n_rows_of, partition
+from ..common.partition import partition, rows_within
 from ..common.vector_math import constant
 from .epilogue import expert_rows, finish, gated_outputs, matmul_at
 from .gemv import AHEAD, STATS_BYTES
@@ -88,7 +88,7 @@ def _skinny_gemm(codes: Codes) -> EntryPoint:
         Each expert is multiplied with its own rows.
         """
         a, s = matmul_at(arguments), step_at(step)
-        n_rows = n_rows_of(a, s)
+        n_rows = rows_within(a, s)
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
         first, last = partition(pairs, thread, s.n_threads)
         sums = a.scratch + thread * a.scratch_stride

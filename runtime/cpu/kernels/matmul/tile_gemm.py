@@ -1,22 +1,26 @@
-"""Matrix products (gemm) of block-quantised weights in matrix tiles, for prefill steps.
+"""Matrix products (gemm) in matrix tiles, for prefill steps.
 
 out = x · Wᵀ + bias, or with a gated activation f out = f(x · Wᵀ) · (x · Vᵀ), as `gemm` computes it, but with
-weights and activations rounded to bfloat16, products and sums in float32.
+weights and activations rounded to bfloat16, products and sums in float32. For float weights, activations are
+split in two bfloat16, and weights too unless they are bfloat16; the products of what is left of both are
+dropped (2⁻¹⁶).
 
 `tile_rows` rounds activations. A thread unpacks a pair of panels, GROUPS groups of 32 columns at a time, to
-bfloat16 that stays in its L1 cache, and multiplies it with all blocks of rows. Where the rows do not fit into
-the L2 cache, PAIRS pairs meet one part of their columns before the next, and their sums are kept meanwhile.
-Threads partition the pairs of panels, and the blocks of rows too where there are few pairs. The order of sums
-does not depend on that.
+bfloat16 that stays in its L1 cache, and multiplies it with all its blocks of rows. Where the rows do not fit
+into the L2 cache, PAIRS pairs meet one part of their columns before the next, and their sums are kept
+meanwhile. Threads partition the blocks of rows, as far as that keeps each thread's rows in its cache or there
+are too few pairs of panels for all, and then the pairs. The order of sums does not depend on that.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from .....quant.jit.decorators import EntryPoint, jit, kernel
 from .....quant.jit.simd.memory import loadv_f32, storev_f32
-from ...simd.amx import AMX, TileUnit, store_columns, store_weights, tile_functions
+from ...abi.sizes import FLOAT_BYTES
+from ...simd.amx import AMX, TileUnit, store_columns, tile_functions
+from ...simd.amx_operands import high_part
 from ...simd.amx_sizes import (
     BLOCK_ROWS,
     BLOCKS,
@@ -32,121 +36,211 @@ from ...simd.amx_sizes import (
 from ...simd.dot8 import Codes
 from ...simd.tile_sizes import GROUP, VECTOR
 from ..common.access import step_at
-from ..common.partition import n_rows_of, partition, partition_rows
+from ..common.partition import partition, partition_rows, rows_within
 from ..common.vector_math import constant
-from .epilogue import finish, gated_outputs, matmul_at
+from .epilogue import expert_tiles, finish, gated_outputs, matmul_at
 from .quantize import quantize_at
-from .unpack import CODES, unpack
+from .tile_weights import TILE_KINDS, unpack_tile
 
 MIN_BLOCKS = 4  # blocks of rows that an unpacked pair of panels should at least be multiplied with
+UNPACKING = 2  # blocks of rows that take as long to multiply as a pair of panels takes to unpack
+
+
+class Matrix(NamedTuple):
+    """A matrix, and the rows that it is multiplied with."""
+
+    weights: int  # address of its panels
+    bias: int  # byte offset of its bias in `a.bias`
+    first: int  # number of the first tile of rows
+    last: int  # number behind the last one
+    end_row: int  # number behind the last row, in the last tile
+
+
+@jit
+def row_blocks(tiles: int) -> int:
+    """Blocks of BLOCK_ROWS rows that so many tiles of ROWS rows make."""
+    return (tiles + 1) // 2
 
 
 @kernel
 def tile_rows(arguments: int, step: int, thread: int) -> None:
-    """Round x, float32 [rows, width], to bfloat16 tiles [blocks of BLOCK_ROWS rows, groups, 2, TILE], padded
-    with zeros. Threads partition the rows."""
+    """Round x, float32 [rows, width], to bfloat16 tiles [tiles of ROWS rows, groups, TILE], padded with
+    zeros, or split it in two such matrices, `rest` bytes apart. Threads partition the rows."""
     a, s = quantize_at(arguments), step_at(step)
-    n = n_rows_of(a, s)
+    n = rows_within(a, s)
     first, last = partition_rows(n, thread, s)
     if last == n and first < n:
-        last = (n + BLOCK_ROWS - 1) // BLOCK_ROWS * BLOCK_ROWS
+        last = (n + ROWS - 1) // ROWS * ROWS
     groups, zero = a.width // GROUP, constant(0.0)
     for row in range(first, last):
-        block, within = row // BLOCK_ROWS, row % BLOCK_ROWS
-        at = a.out + block * groups * STEP_BYTES + within // ROWS * TILE + within % ROWS * 64
+        at = a.out + row // ROWS * groups * TILE + row % ROWS * 64
         x = a.x + row * a.x_stride
         for _ in range(groups):
+            low, high = zero, zero
             if row < n:
-                store_columns(at, loadv_f32(x), loadv_f32(x + VECTOR))
-            else:
-                store_columns(at, zero, zero)
+                low, high = loadv_f32(x), loadv_f32(x + VECTOR)
+            if a.rest != 0:
+                store_columns(at + a.rest, low - high_part(low), high - high_part(high))
+                low, high = high_part(low), high_part(high)
+            store_columns(at, low, high)
             x += 4 * GROUP
-            at += STEP_BYTES
+            at += TILE
 
 
-def tile_gemm(codes: Codes, unit: TileUnit) -> EntryPoint:
-    """The kernel for one block format, with the instructions of a unit."""
-    begin, end, zero_sums, load_sums, store_sums, multiply = tile_functions(unit)
+def tile_gemm(kind: Codes, unit: TileUnit) -> EntryPoint:
+    """The kernel for one format of weights, with the instructions of a unit."""
+    begin, end, zero_sums, load_sums, store_sums, multiply, multiply_first = tile_functions(unit)
+    floats, parts = kind.name in FLOAT_BYTES, 2 if kind.name in ("F32", "F16") else 1
+    at_once = GROUPS // parts  # groups of a pair of panels that are unpacked at a time
+    rest = at_once * STEP_BYTES if parts == 2 else 0  # from unpacked weights to what they lack
 
     @jit
     def unpack_pair(a: Any, left: int, right: int, start: int, n_groups: int, weights: int) -> None:
         """Write n_groups groups of both panels from group number `start` on to address `weights`."""
         for g in range(n_groups):
             at = weights + g * STEP_BYTES
-            store_weights(at, unpack(codes, left, a.n_blocks, start + g), codes)
-            store_weights(at + TILE, unpack(codes, right, a.n_blocks, start + g), codes)
+            unpack_tile(kind, a, left, start + g, rest, at)
+            unpack_tile(kind, a, right, start + g, rest, at + TILE)
 
     @jit
-    def add_groups(state: int, fresh: bool, x: int, weights: int, n_groups: int, sums: int) -> None:
-        """Add n_groups groups of a pair of panels and a block of rows to their sums; `fresh`: sums are 0."""
+    def add_products(state: int, x: int, second: int, n_groups: int, weights: int) -> None:
+        """Add the products of n_groups tiles of x, and of as many `second` bytes further on unless that is 0,
+        with pairs of tiles of weights to the sums in registers."""
+        if second:
+            for _ in range(n_groups):
+                multiply(state, x, x + second, weights)
+                x += TILE
+                weights += STEP_BYTES
+        else:
+            for _ in range(n_groups):
+                multiply_first(state, x, weights)
+                x += TILE
+                weights += STEP_BYTES
+
+    @jit
+    def add_groups(a: Any, state: int, fresh: bool, x: int, second: int, n_groups: int, sums: int) -> None:
+        """Add n_groups groups of the unpacked pair of panels and a block of rows to their sums.
+
+        `fresh`: sums are 0. `second` is the distance in bytes from the block's first tile to its second, 0 if
+        it has none.
+        """
+        weights = state + UNIT_BYTES
         if fresh:
             zero_sums(state)
         else:
             load_sums(state, sums)
-        for _ in range(n_groups):
-            multiply(state, x, weights)
-            x += STEP_BYTES
-            weights += STEP_BYTES
+        add_products(state, x, second, n_groups, weights)
+        if floats:
+            add_products(state, x + a.x_rest, second, n_groups, weights)
+        if parts == 2:
+            add_products(state, x, second, n_groups, weights + rest)
         store_sums(state, sums)
 
     @jit
-    def finish_block(a: Any, pair: int, alone: bool, row: int, end_row: int, sums: int) -> None:
-        """Write the outputs of the rows row … end_row - 1, whose sums begin at address `sums`."""
-        for t in range(end_row - row):
+    def finish_block(a: Any, m: Matrix, pair: int, tile: int, sums: int) -> None:
+        """Write the outputs of a pair of panels and the block of rows that begins with a tile."""
+        alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
+        for t in range(min(m.end_row - tile * ROWS, BLOCK_ROWS)):
             at = sums + t // ROWS * 2 * TILE + t % ROWS * 64
             value, other = loadv_f32(at), loadv_f32(at + TILE)
-            out = a.out + (row + t) * a.out_stride
+            out = a.out + (tile * ROWS + t) * a.out_stride
             if a.gate:
                 column = pair * VECTOR
-                storev_f32(out + column, gated_outputs(a, column, 0, value, other))
+                storev_f32(out + column, gated_outputs(a, column, m.bias, value, other))
             else:
-                finish(a, out, 2 * pair * VECTOR, 0, 0, value)
+                finish(a, out, 2 * pair * VECTOR, m.bias, 0, value)
                 if not alone:
-                    finish(a, out, (2 * pair + 1) * VECTOR, 0, 0, other)
+                    finish(a, out, (2 * pair + 1) * VECTOR, m.bias, 0, other)
+
+    @jit
+    def multiply_part(a: Any, m: Matrix, state: int, pair: int, start: int, end: int, slots: int) -> None:
+        """Add groups start … end - 1 of a pair of panels and all blocks of `m` to their sums at `slots`."""
+        groups, tiles = a.width // GROUP, m.last - m.first
+        left = m.weights + pair * a.pair_stride
+        alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
+        right = left if alone else left + a.second_offset
+        for group in range(start, end, at_once):
+            n_groups = min(at_once, end - group)
+            unpack_pair(a, left, right, group, n_groups, state + UNIT_BYTES)
+            for i in range(row_blocks(tiles)):
+                x = a.x + ((m.first + 2 * i) * groups + group) * TILE
+                second = groups * TILE if 2 * i + 1 < tiles else 0
+                add_groups(a, state, group == 0, x, second, n_groups, slots + i * SUM_BYTES)
+
+    @jit
+    def multiply_pairs(a: Any, rows: Matrix, state: int, first_pair: int, last_pair: int) -> None:
+        """The outputs of the pairs of panels first_pair … last_pair - 1 of a matrix, for its rows."""
+        groups = a.width // GROUP
+        sums = state + UNIT_BYTES + GROUPS * STEP_BYTES
+        for tile in range(rows.first, rows.last, 2 * BLOCKS):
+            m = Matrix(rows.weights, rows.bias, tile, min(rows.last, tile + 2 * BLOCKS), rows.end_row)
+            blocks, part = row_blocks(m.last - m.first), groups
+            if blocks * groups * STEP_BYTES > PART_BYTES:
+                part = max(GROUPS, PART_BYTES // (blocks * STEP_BYTES) // GROUPS * GROUPS)
+            for some in range(first_pair, last_pair, PAIRS):
+                for group in range(0, groups, part):
+                    end_group = min(groups, group + part)
+                    for pair in range(some, min(last_pair, some + PAIRS)):
+                        slots = sums + (pair - some) * (BLOCKS * SUM_BYTES)
+                        multiply_part(a, m, state, pair, group, end_group, slots)
+                        if end_group == groups:
+                            for i in range(blocks):
+                                finish_block(a, m, pair, m.first + 2 * i, slots + i * SUM_BYTES)
+
+    @jit
+    def multiply_dense(a: Any, s: Any, state: int, thread: int, n: int, pairs: int) -> None:
+        """A thread's part of the product of one matrix with n rows."""
+        tiles, groups = (n + ROWS - 1) // ROWS, a.width // GROUP
+        blocks = row_blocks(tiles)
+        splits = 1
+        while blocks >= 2 * splits * MIN_BLOCKS and (
+            pairs * splits < 4 * s.n_threads
+            or (splits < s.n_threads and blocks * groups * STEP_BYTES > splits * PART_BYTES)
+        ):
+            splits *= 2
+        first, last = partition(pairs * splits, thread, s.n_threads)
+        for split in range(splits):
+            low, high = partition(blocks, split, splits)
+            m = Matrix(a.weights, 0, 2 * low, min(tiles, 2 * high), n)
+            multiply_pairs(a, m, state, max(first - split * pairs, 0), min(last - split * pairs, pairs))
+
+    @jit
+    def multiply_experts(a: Any, s: Any, state: int, thread: int, pairs: int) -> None:
+        """A thread's part of the products of all experts, each with its own rows."""
+        total = 0
+        for e in range(a.n_experts):
+            low, high = expert_tiles(a, e, 0)
+            if low < high:
+                total += pairs * (row_blocks(high - low) + UNPACKING)
+        start, stop = partition(total, thread, s.n_threads)
+        for e in range(a.n_experts):
+            low, high = expert_tiles(a, e, 0)
+            if low == high:
+                continue
+            cost = row_blocks(high - low) + UNPACKING
+            first, last = (max(start, 0) + cost - 1) // cost, (max(stop, 0) + cost - 1) // cost
+            m = Matrix(a.weights + e * a.expert_stride, e * a.bias_stride, low, high, high * ROWS)
+            multiply_pairs(a, m, state, min(first, pairs), min(last, pairs))
+            start -= pairs * cost
+            stop -= pairs * cost
 
     @kernel
     def gemm(arguments: int, step: int, thread: int) -> None:
-        """out [rows, n_panels · LANES], float32."""
+        """out [rows, n_panels · LANES], float32; with experts, each matrix on the tiles of its rows."""
         a, s = matmul_at(arguments), step_at(step)
-        n, groups = n_rows_of(a, s), a.width // GROUP
-        n_blocks = (n + BLOCK_ROWS - 1) // BLOCK_ROWS
+        n = rows_within(a, s)
+        if n == 0:
+            return
         state = a.scratch + thread * a.scratch_stride
-        weights, sums = state + UNIT_BYTES, state + UNIT_BYTES + GROUPS * STEP_BYTES
         pairs = a.n_panels if a.gate else (a.n_panels + 1) // 2
-        splits = 1
-        while pairs * splits < 4 * s.n_threads and n_blocks >= 2 * splits * MIN_BLOCKS:
-            splits *= 2
-        first, last = partition(pairs * splits, thread, s.n_threads)
         begin(state)
-        for first_block in range(0, n_blocks, BLOCKS):
-            blocks = min(BLOCKS, n_blocks - first_block)
-            part = groups
-            if blocks * groups * STEP_BYTES > PART_BYTES:
-                part = max(GROUPS, PART_BYTES // (blocks * STEP_BYTES) // GROUPS * GROUPS)
-            for first_task in range(first, last, PAIRS):
-                for first_group in range(0, groups, part):
-                    end_group = min(groups, first_group + part)
-                    for task in range(first_task, min(last, first_task + PAIRS)):
-                        pair, split = task // splits, task % splits
-                        low, high = partition(blocks, split, splits)
-                        left = a.weights + pair * a.pair_stride
-                        alone = a.gate == 0 and 2 * pair + 1 == a.n_panels
-                        right = left if alone else left + a.second_offset
-                        slots = sums + (task - first_task) * (BLOCKS * SUM_BYTES)
-                        for start in range(first_group, end_group, GROUPS):
-                            n_groups = min(GROUPS, end_group - start)
-                            unpack_pair(a, left, right, start, n_groups, weights)
-                            for i in range(low, high):
-                                x = a.x + ((first_block + i) * groups + start) * STEP_BYTES
-                                add_groups(state, start == 0, x, weights, n_groups, slots + i * SUM_BYTES)
-                        if end_group == groups:
-                            for i in range(low, high):
-                                row = (first_block + i) * BLOCK_ROWS
-                                end_row = min(n, row + BLOCK_ROWS)
-                                finish_block(a, pair, alone, row, end_row, slots + i * SUM_BYTES)
+        if a.n_experts > 0:
+            multiply_experts(a, s, state, thread, pairs)
+        else:
+            multiply_dense(a, s, state, thread, n, pairs)
         end(state)
 
     return gemm
 
 
-TILE_GEMMS: dict[str, EntryPoint] = {name: tile_gemm(codes, AMX) for name, codes in CODES.items()}
+TILE_GEMMS: dict[str, EntryPoint] = {name: tile_gemm(kind, AMX) for name, kind in TILE_KINDS.items()}

@@ -13,51 +13,48 @@ from ...ptx import (
     bits_and,
     bits_or,
     high_f16,
-    load_stream1,
-    load_stream4,
-    load_stream_byte,
-    load_stream_short,
     low_f16,
     shift_left,
     shift_right,
     to_float,
 )
+from .stream import read1, read4, read_byte, read_short
 
 
 @device
 def load_half_16(tile, pieces, piece):
     """A float16 scale, behind 16 bytes of codes."""
-    return (load_stream_short(tile + 16 * pieces + 2 * piece),)
+    return (read_short(tile + 16 * pieces + 2 * piece),)
 
 
 @device
 def load_half_20(tile, pieces, piece):
     """A float16 scale, behind 20 bytes of codes."""
-    return (load_stream_short(tile + 20 * pieces + 2 * piece),)
+    return (read_short(tile + 20 * pieces + 2 * piece),)
 
 
 @device
 def load_half_32(tile, pieces, piece):
     """A float16 scale, behind 32 bytes of codes."""
-    return (load_stream_short(tile + 32 * pieces + 2 * piece),)
+    return (read_short(tile + 32 * pieces + 2 * piece),)
 
 
 @device
 def load_two_16(tile, pieces, piece):
     """A float16 scale and minimum, behind 16 bytes of codes."""
-    return (load_stream1(tile + 16 * pieces + 4 * piece),)
+    return (read1(tile + 16 * pieces + 4 * piece),)
 
 
 @device
 def load_two_20(tile, pieces, piece):
     """A float16 scale and minimum, behind 20 bytes of codes."""
-    return (load_stream1(tile + 20 * pieces + 4 * piece),)
+    return (read1(tile + 20 * pieces + 4 * piece),)
 
 
 @device
 def load_exponent(tile, pieces, piece):
     """The E8M0 scale of MXFP4."""
-    return (load_stream_byte(tile + 16 * pieces + piece),)
+    return (read_byte(tile + 16 * pieces + piece),)
 
 
 @device
@@ -107,8 +104,8 @@ def block_of(piece):
 @device
 def load_iq4_xs(tile, pieces, piece):
     """A 6-bit scale, and the float16 scale of the super-block."""
-    scale = load_stream_byte(tile + 16 * pieces + piece)
-    return scale, load_stream_short(tile + 17 * pieces + 2 * super_block_of(piece))
+    scale = read_byte(tile + 16 * pieces + piece)
+    return scale, read_short(tile + 17 * pieces + 2 * super_block_of(piece))
 
 
 @device
@@ -121,13 +118,13 @@ def iq4_xs_scale(scale, super_scale, piece):
 @device
 def load_super_block_16(tile, pieces, piece):
     """The 16 bytes of scales of a super-block of Q4_K."""
-    return load_stream4(tile + 16 * pieces + 16 * super_block_of(piece))
+    return read4(tile + 16 * pieces + 16 * super_block_of(piece))
 
 
 @device
 def load_super_block_20(tile, pieces, piece):
     """The 16 bytes of scales of a super-block of Q5_K."""
-    return load_stream4(tile + 20 * pieces + 16 * super_block_of(piece))
+    return read4(tile + 20 * pieces + 16 * super_block_of(piece))
 
 
 @device
@@ -162,8 +159,8 @@ def signed_byte(word, at):
 @device
 def load_q6_k(tile, pieces, piece):
     """The two int8 scales of a block, and the float16 scale of the super-block."""
-    scales = load_stream_short(tile + 24 * pieces + 2 * piece)
-    return scales, load_stream_short(tile + 26 * pieces + 2 * super_block_of(piece))
+    scales = read_short(tile + 24 * pieces + 2 * piece)
+    return scales, read_short(tile + 26 * pieces + 2 * super_block_of(piece))
 
 
 @device
@@ -176,8 +173,8 @@ def q6_k_scale(scales, super_scale, piece):
 @device
 def load_q2_k(tile, pieces, piece):
     """The two bytes of 4-bit scales and minimums of a block, and d and dmin of the super-block."""
-    scales = load_stream_short(tile + 8 * pieces + 2 * piece)
-    return scales, load_stream1(tile + 10 * pieces + 4 * super_block_of(piece))
+    scales = read_short(tile + 8 * pieces + 2 * piece)
+    return scales, read1(tile + 10 * pieces + 4 * super_block_of(piece))
 
 
 @device
@@ -192,8 +189,8 @@ def q2_k_scale(scales, super_scales, piece):
 @device
 def load_q3_k(tile, pieces, piece):
     """The two 6-bit scales of a block, a byte each, and the float16 scale of the super-block."""
-    scales = load_stream_short(tile + 12 * pieces + 2 * piece)
-    return scales, load_stream_short(tile + 14 * pieces + 2 * super_block_of(piece))
+    scales = read_short(tile + 12 * pieces + 2 * piece)
+    return scales, read_short(tile + 14 * pieces + 2 * super_block_of(piece))
 
 
 @device

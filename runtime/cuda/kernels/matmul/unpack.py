@@ -13,7 +13,9 @@ number of its pieces, `piece` the index of one.
 
 Loads and unpacking are separate so that kernels can keep several loads in flight. `READERS` has these
 functions for each format, the numbers of words, TWO_SCALES (whether the halves of a block have different
-scales), MINIMUM (whether b is not always 0), and UNIT.
+scales), MINIMUM (whether b is not always 0), and UNIT. A tile is PLANE_0 bytes for each piece, then PLANE_1
+and PLANE_2 bytes for each, then SUPER_PLANE bytes for each super-block of a row. With ONLY_NIBBLES, a piece's
+words are the nibbles of codes and nothing else: 1, as they are unpacked; 16, unpacked to 16 · (code - 8).
 """
 
 from __future__ import annotations
@@ -27,9 +29,6 @@ from ...ptx import (
     bits_and,
     bits_or,
     bits_xor,
-    load_stream1,
-    load_stream2,
-    load_stream4,
     permute_bytes,
     shift_left,
     shift_right,
@@ -57,6 +56,7 @@ from .scales import (
     q6_k_scale,
     two_halves,
 )
+from .stream import read1, read2, read4
 
 NIBBLES = 0x0F0F0F0F
 PAIRS = 0x03030303
@@ -199,53 +199,64 @@ def q3_k(a, b, high):
 @device
 def load_nibbles(tile, pieces, piece):
     """16 bytes of 4-bit codes."""
-    return load_stream4(tile + 16 * piece)
+    return read4(tile + 16 * piece)
 
 
 @device
 def load_nibbles_bits(tile, pieces, piece):
     """4-bit codes and 4 bytes of fifth bits."""
-    return (*load_stream4(tile + 16 * piece), load_stream1(tile + 16 * pieces + 4 * piece))
+    return (*read4(tile + 16 * piece), read1(tile + 16 * pieces + 4 * piece))
 
 
 @device
 def load_nibbles_pairs(tile, pieces, piece):
     """4-bit codes and 8 bytes of the two high bits."""
-    return load_stream4(tile + 16 * piece) + load_stream2(tile + 16 * pieces + 8 * piece)
+    return read4(tile + 16 * piece) + read2(tile + 16 * pieces + 8 * piece)
 
 
 @device
 def load_pairs(tile, pieces, piece):
     """8 bytes of 2-bit codes."""
-    return load_stream2(tile + 8 * piece)
+    return read2(tile + 8 * piece)
 
 
 @device
 def load_pairs_bits(tile, pieces, piece):
     """2-bit codes and 4 bytes of third bits."""
-    return (*load_stream2(tile + 8 * piece), load_stream1(tile + 8 * pieces + 4 * piece))
+    return (*read2(tile + 8 * piece), read1(tile + 8 * pieces + 4 * piece))
 
 
 @device
 def load_bytes(tile, pieces, piece):
     """32 bytes of 8-bit codes, in two parts."""
     at = tile + 16 * piece + 1024 * shift_right(piece, 6)
-    return load_stream4(at) + load_stream4(at + 1024)
+    return read4(at) + read4(at + 1024)
 
 
 def _reader(
     codes: tuple[Any, Any, int],
     scales: tuple[Any, Any, int],
+    *,
     halves: int = 0,
     minimum: int = 0,
     unit: int = 1,
+    planes: tuple[int, ...],
+    super_block: int = 0,
+    nibbles: int = 0,
 ) -> dict[str, Any]:
     """The constants of a format; `codes` and `scales` are the functions that load and unpack, and
     words loaded.
     """
     constants: dict[str, Any] = dict(zip(("LOAD_CODES", "UNPACK_CODES", "CODE_WORDS"), codes, strict=True))
     constants |= dict(zip(("LOAD_SCALES", "UNPACK_SCALES", "SCALE_WORDS"), scales, strict=True))
-    return constants | {"TWO_SCALES": halves, "MINIMUM": minimum, "UNIT": unit}
+    constants |= {f"PLANE_{i}": size for i, size in enumerate((*planes, 0, 0)[:3])}
+    return constants | {
+        "SUPER_PLANE": super_block,
+        "ONLY_NIBBLES": nibbles,
+        "TWO_SCALES": halves,
+        "MINIMUM": minimum,
+        "UNIT": unit,
+    }
 
 
 _NIBBLES = load_nibbles, nibbles, 4
@@ -253,17 +264,25 @@ _FIVE = load_nibbles_bits, fifth_bits, 5
 _PAIRS = load_pairs, pairs, 2
 
 READERS: dict[str, dict[str, Any]] = {
-    "Q4_0": _reader((load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16),
-    "Q4_1": _reader(_NIBBLES, (load_two_16, two_halves, 1), minimum=1),
-    "Q5_0": _reader(_FIVE, (load_half_20, q5_0_scale, 1), minimum=1),
-    "Q5_1": _reader(_FIVE, (load_two_20, two_halves, 1), minimum=1),
-    "Q8_0": _reader((load_bytes, q8_0, 8), (load_half_32, half_scale, 1)),
-    "Q2_K": _reader(_PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1),
-    "Q3_K": _reader((load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1),
-    "Q4_K": _reader(_NIBBLES, (load_super_block_16, q4_k_scale, 4), minimum=1),
-    "Q5_K": _reader(_FIVE, (load_super_block_20, q4_k_scale, 4), minimum=1),
-    "Q6_K": _reader((load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1),
-    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1)),
-    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2)),
-    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1)),
+    "Q4_0": _reader(
+        (load_nibbles, q4_0, 4), (load_half_16, half_scale, 1), unit=16, planes=(16, 2), nibbles=16
+    ),
+    "Q4_1": _reader(_NIBBLES, (load_two_16, two_halves, 1), minimum=1, planes=(16, 4), nibbles=1),
+    "Q5_0": _reader(_FIVE, (load_half_20, q5_0_scale, 1), minimum=1, planes=(16, 4, 2)),
+    "Q5_1": _reader(_FIVE, (load_two_20, two_halves, 1), minimum=1, planes=(16, 4, 4)),
+    "Q8_0": _reader((load_bytes, q8_0, 8), (load_half_32, half_scale, 1), planes=(32, 2)),
+    "Q2_K": _reader(_PAIRS, (load_q2_k, q2_k_scale, 2), halves=1, minimum=1, planes=(8, 2), super_block=4),
+    "Q3_K": _reader(
+        (load_pairs_bits, q3_k, 3), (load_q3_k, q3_k_scale, 2), halves=1, planes=(8, 4, 2), super_block=2
+    ),
+    "Q4_K": _reader(
+        _NIBBLES, (load_super_block_16, q4_k_scale, 4), minimum=1, planes=(16,), super_block=16, nibbles=1
+    ),
+    "Q5_K": _reader(_FIVE, (load_super_block_20, q4_k_scale, 4), minimum=1, planes=(16, 4), super_block=16),
+    "Q6_K": _reader(
+        (load_nibbles_pairs, q6_k, 6), (load_q6_k, q6_k_scale, 2), halves=1, planes=(16, 8, 2), super_block=2
+    ),
+    "IQ4_NL": _reader((load_nibbles, iq4, 4), (load_half_16, half_scale, 1), planes=(16, 2)),
+    "IQ4_XS": _reader((load_nibbles, iq4, 4), (load_iq4_xs, iq4_xs_scale, 2), planes=(16, 1), super_block=2),
+    "MXFP4": _reader((load_nibbles, mxfp4, 4), (load_exponent, power_of_two, 1), planes=(16, 1)),
 }

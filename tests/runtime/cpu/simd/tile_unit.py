@@ -27,8 +27,10 @@ from kukri.quant.jit.llvm_ir import (
     splat,
     store,
 )
+from kukri.runtime.cpu.kernels.attention.kv_cache import KINDS
+from kukri.runtime.cpu.kernels.attention.tile_prefill import tile_attention
 from kukri.runtime.cpu.kernels.matmul.tile_gemm import tile_gemm
-from kukri.runtime.cpu.kernels.matmul.unpack import CODES
+from kukri.runtime.cpu.kernels.matmul.tile_weights import TILE_KINDS
 from kukri.runtime.cpu.simd.amx_sizes import TILE
 
 
@@ -84,7 +86,11 @@ class MemoryUnit:
 
 
 # The cache of kernels notices edits of the package, but not of this file: its digest is in their name.
-_NAME = f"TILE_GEMMS_{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]}"
-_KERNELS: dict[str, EntryPoint] = {name: tile_gemm(codes, MemoryUnit()) for name, codes in CODES.items()}
+_DIGEST = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+_NAME, _ATTENTION_NAME = f"TILE_GEMMS_{_DIGEST}", f"TILE_ATTENTIONS_{_DIGEST}"
+_KERNELS: dict[str, EntryPoint] = {name: tile_gemm(kind, MemoryUnit()) for name, kind in TILE_KINDS.items()}
 globals()[_NAME] = _KERNELS
-KERNELS = {name: CpuKernel(__name__, _NAME, name) for name in CODES}
+KERNELS = {name: CpuKernel(__name__, _NAME, name) for name in TILE_KINDS}
+_ATTENTIONS: dict[str, EntryPoint] = {n: tile_attention(kind, MemoryUnit()) for n, kind in KINDS.items()}
+globals()[_ATTENTION_NAME] = _ATTENTIONS
+ATTENTIONS = {name: CpuKernel(__name__, _ATTENTION_NAME, name) for name in KINDS}
