@@ -21,6 +21,7 @@
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
+    python scripts/bench_cuda.py cards SHAPE TYPE [N]       one card beside N (2) by layers and by tensors
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -38,6 +39,7 @@ from pathlib import Path
 
 import numpy as np
 from cuda_bench.batch import batch
+from cuda_bench.cards import cards
 from cuda_bench.host import host
 from cuda_bench.latent import latent
 from cuda_bench.launches import launches as between_ops
@@ -223,6 +225,8 @@ def main() -> None:
         conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
     elif command == "many":
         many(rest)
+    elif command == "cards":
+        cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
     elif command == "latent":
         latent([int(n) for n in rest])
     elif command == "copy":

@@ -30,6 +30,7 @@ SHAPES = {
     "smollm2-135m": (576, 30, 9, 3, 64, 1536, 49152, True),
     "llama-3.2-1b": (2048, 16, 32, 8, 64, 8192, 128256, True),
     "llama-3.1-8b": (4096, 32, 32, 8, 128, 14336, 128256, False),
+    "llama-3.1-70b": (8192, 80, 64, 8, 128, 28672, 128256, False),
 }
 # Where the blocks of a format have their float16 scales, if not only in the first two bytes
 SCALES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q2_K": (80, 82)}
