@@ -8,7 +8,8 @@
     python scripts/bench_cuda.py instructions               each PTX instruction against NumPy
     python scripts/bench_cuda.py decode SHAPE TYPE [DEPTH …]   tokens a second, and each op's time and
     bandwidth
-    python scripts/bench_cuda.py batch SHAPE TYPE           1, 2, 4, 8 sequences at once
+    python scripts/bench_cuda.py batch SHAPE TYPE           1 … 128 sequences at once, and a long one beside
+    short ones
     python scripts/bench_cuda.py choose SHAPE TYPE          what it saves to choose tokens on the card
     python scripts/bench_cuda.py host SHAPE TYPE [VARIANT …]   what Python and the driver add to a step,
     by ways of waiting for the card and of copying
@@ -20,6 +21,7 @@
     row
     python scripts/bench_cuda.py sweep SHAPE TYPE [ROWS]    ways to share a product's work between warps
     python scripts/bench_cuda.py wide SHAPE TYPE [ROWS …]   kernels and tiles for products of many rows
+    python scripts/bench_cuda.py cards SHAPE TYPE [N]       one card beside N (2) by layers and by tensors
     python scripts/bench_cuda.py copy                       the card's copy bandwidth
 
 Models are made up: random blocks in the shape of a published model.
@@ -36,6 +38,8 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+from cuda_bench.batch import batch
+from cuda_bench.cards import cards
 from cuda_bench.host import host
 from cuda_bench.latent import latent
 from cuda_bench.launches import launches as between_ops
@@ -63,14 +67,14 @@ def made_up(shape: str, kind: str) -> Program:
     return random_mixture(shape, kind) if shape in MIXTURES else random_model(shape, kind)
 
 
-def profile(machine: CudaMachine, kind: str, n: int = 1) -> None:
+def profile(machine: CudaMachine, n: int = 1) -> None:
     launches = machine.plan(n, n)
     print(f"{len(launches)} launches, together {seconds(machine.device, launches) * 1e3:.3f} ms")
     for name, count in Counter(launch.name for launch in launches).items():
         own = [launch for launch in launches if launch.name == name]
         time_ = seconds(machine.device, own)
-        is_product = name.startswith("decode_matmul")
-        speed = f"{product_bytes(name, kind) * count / time_ / 1e9:6.0f} GB/s" if is_product else ""
+        is_product = name.startswith(("decode_matmul", "batch_matmul"))
+        speed = f"{product_bytes(name) * count / time_ / 1e9:6.0f} GB/s" if is_product else ""
         print(f"  {name:34} {count:4} x {time_ / count * 1e6:8.2f} us = {time_ * 1e3:7.3f} ms  {speed}")
 
 
@@ -95,29 +99,8 @@ def decode(shape: str, kind: str, depths: list[int]) -> Speeds:
         wall = (time.perf_counter() - begin) / 128
         assert np.isfinite(logits).all()
         print(f"decode 128 at depth {depth}: {1 / wall:.1f} tokens/s, {wall * 1e3:.3f} ms a step")
-        profile(machine, kind)
+        profile(machine)
         speeds["tg128" + (f" @ d{depth}" if depth else "")] = 1 / wall
-    machine.close()
-    return speeds
-
-
-def batch(shape: str, kind: str) -> Speeds:
-    speeds: Speeds = {}
-    machine = CudaMachine(random_model(shape, kind), 8 * 8, max_sequences=8)
-    for n in (1, 2, 4, 8):
-        table = PageTable(64, 8)
-        rows = np.arange(n, dtype=np.int32)
-        for i in range(66):
-            if i == 2:
-                begin = time.perf_counter()
-            for s in range(n):
-                table.extend(s, 1)
-            machine.step(Batch(rows, rows, np.full(n, i, np.int32), rows), table)
-        wall = (time.perf_counter() - begin) / 64
-        print(f"{n} sequences: {n / wall:.0f} tokens/s, {wall * 1e3:.3f} ms a step, on the card ", end="")
-        print(f"{seconds(machine.device, machine.plan(n, n)) * 1e3:.3f} ms")
-        speeds[f"tg64, {n} sequences"] = n / wall
-    profile(machine, kind, 8)
     machine.close()
     return speeds
 
@@ -188,7 +171,11 @@ def everything(llama_bench: str | None) -> None:
     conformance([])
     rows = []
     for shape, kind in PROMISED:
-        speeds = prefill(shape, kind, [512, 1024, 2048]) | decode(shape, kind, [0, 8192]) | batch(shape, kind)
+        speeds = (
+            prefill(shape, kind, [512, 1024, 2048])
+            | decode(shape, kind, [0, 8192])
+            | batch(shape, kind, profile)
+        )
         print(f"{shape} {kind}: {speeds}", flush=True)
         peer = llama_speeds(llama_bench, shape, kind) if llama_bench else {}
         read = bytes_per_token(random_model(shape, kind), "f16", 1, 128)
@@ -238,6 +225,8 @@ def main() -> None:
         conformance(*((rest[2:], rest[1]) if rest[:1] == ["--cache"] else (rest,)))
     elif command == "many":
         many(rest)
+    elif command == "cards":
+        cards(rest[0], rest[1], *(int(n) for n in rest[2:]))
     elif command == "latent":
         latent([int(n) for n in rest])
     elif command == "copy":
@@ -253,7 +242,7 @@ def main() -> None:
     elif command == "decode":
         decode(rest[0], rest[1], [int(d) for d in rest[2:]])
     elif command == "batch":
-        batch(*rest)
+        batch(*rest, profile)
     elif command == "choose":
         choose(*rest)
     elif command == "wide":

@@ -139,11 +139,12 @@ ROOMS = {  # room → the rooms that it may import beside itself
     "runtime.cuda.lowering": f"quant {_PROGRAM} runtime.engine "
     "runtime.cuda.abi runtime.cuda.compile runtime.cuda.driver runtime.cuda.weights "
     "runtime.cuda.kernels runtime.cuda.kernels.attention runtime.cuda.kernels.common "
-    "runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
+    "runtime.cuda.kernels.experts runtime.cuda.kernels.matmul runtime.cuda.kernels.recurrent",
     "runtime.cuda.weights": "quant quant.formats runtime.cuda.driver",
     "runtime.cuda.kernels": _CUDA_BASE,
     "runtime.cuda.kernels.attention": f"{_CUDA_BASE} runtime.cuda.kernels.common",
     "runtime.cuda.kernels.matmul": f"{_CUDA_BASE} runtime.cuda.kernels.common",
+    "runtime.cuda.kernels.experts": (f"{_CUDA_BASE} runtime.cuda.kernels.common runtime.cuda.kernels.matmul"),
     "runtime.cuda.kernels.recurrent": f"{_CUDA_BASE} runtime.cuda.kernels.common",
     "runtime.cuda.kernels.common": _CUDA_BASE,
     "runtime.cuda.compile": "quant quant.jit runtime.cuda.abi runtime.cuda.driver runtime.cuda.ptx",

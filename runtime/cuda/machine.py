@@ -25,13 +25,14 @@ from .lowering.fusing import CudaOp, fuse
 from .lowering.program import Lowering, TappedRows
 from .lowering.support import check_supported, matrices, weight_groups
 from .mapped import copy_words
+from .padding import allows_padding, padded
 from .states import DeviceStates
 from .step_inputs import StepInputs
 from .top_k import MAX_ROWS, TOP_K_SIZES, TopKKernels, TopKPlan, read_top_k, size_for
 from .weights.upload import upload_weights
 
 LOGITS_BYTES = 64 << 20  # upper limit of the logits of a step
-MAX_GRAPHS = 32  # kept at once
+MAX_GRAPHS = 64  # kept at once
 MAPPED_LOGITS = 1 << 20  # up to this many bytes of logits are copied by a kernel, more by the driver
 CACHE_BITS = {"f16": 16, "f32": 32, "q8_0": 8, "q4_0": 4}  # of a number in the KV cache, by its type
 
@@ -72,6 +73,8 @@ class CudaMachine:
     CudaOutOfMemory. With a `group`, the machine is one of several that share a program: see CudaTeam. A
     machine must not be used by two threads at once.
     """
+
+    hosted: frozenset[int] = frozenset()  # mixtures of experts, by `id` of the op, that the host computes
 
     def __init__(
         self,
@@ -124,7 +127,7 @@ class CudaMachine:
         device, program = self.device, self.program
         self._inputs = StepInputs(capacity, device, memory, self._kernels)
         threads = min(16, os.cpu_count() or 1)
-        weights = upload_weights(device, weight_groups(cuda_ops), threads, release, progress)
+        weights = upload_weights(device, weight_groups(cuda_ops, self.hosted), threads, release, progress)
         self.lowering = Lowering(
             program,
             cuda_ops,
@@ -136,6 +139,7 @@ class CudaMachine:
             self._inputs.addresses,
             group=group,
             rank=len(group.members) if group else 0,
+            hosted=self.hosted,
         )
         self.memory = memory
         regions = [self.lowering.state(i, layer) for i, layer in enumerate(program.state_layers)]
@@ -153,6 +157,7 @@ class CudaMachine:
         self._top_k = device.pinned(8 * MAX_ROWS * MAX_TOP_K).view(np.int32).reshape(MAX_ROWS, -1)
         self._top_k_out = Region(self._top_k.ctypes.data, self._top_k.strides[0])
         self._top_k_kernels = TopKKernels(memory, self._kernels, device.capability)
+        self._may_pad = allows_padding(program)
         self._plans: dict[StepShape, list[Launch]] = {}
         self._left: dict[StepShape, list[Region]] = {}
         self._sums: dict[StepShape, int] = {}  # over the cards of a group
@@ -167,10 +172,12 @@ class CudaMachine:
     def _compile(self) -> None:
         """Compile the kernels of the usual steps, several at a time."""
         prefill_rows = {min(self.max_rows, 2 * DECODE_ROWS), self.max_rows}
+        many = self.lowering.capacity.max_sequences > DECODE_ROWS
+        decode_rows = (1, 8, DECODE_ROWS, *((32, 64, 128) if many else ()))
         vocab = self.program.logits.width
         self._kernels.compile_all(
             lambda: [
-                *(self.lowering.launches(n, n, True) for n in (1, 8, DECODE_ROWS) if n <= self.max_logits),
+                *(self.lowering.launches(n, n, True) for n in decode_rows if n <= self.max_logits),
                 *(self.lowering.launches(n, 1, False, True) for n in prefill_rows),
                 self._inputs.fetch(),
                 *(self._top_k_plan(1, TopKRequest(k, vocab)) for k in TOP_K_SIZES),
@@ -275,6 +282,7 @@ class CudaMachine:
         n, m = len(batch.tokens), len(batch.logits_indices)
         if not self._begin(batch, table):
             raise ValueError("there are no rows to observe")
+        self._inputs.write(batch, table)
         launches, copies = self.lowering.observed(n, m, self._all_logits(batch), _one_prompt(batch), taps)
         self.device.wait()  # until the vectors that the lowering uploads are copied
         self._upload_inputs(batch)
@@ -295,7 +303,7 @@ class CudaMachine:
         n = len(next(iter(values.values())))
         held = {b: np.ascontiguousarray(rows, np.float32) for b, rows in values.items()}
         for b, rows in held.items():
-            _copy_rows(self.device.upload, self.lowering.region(b), rows)
+            copy_rows(self.device.upload, self.lowering.region(b), rows)
         launches, _ = self.lowering.observed(n, n, True, one_prompt=False, first=at)
         self.device.wait()
         self._launch_observed(launches, [])
@@ -311,10 +319,14 @@ class CudaMachine:
         for i in range(len(launches) + 1):
             for each in copies:
                 if each.n_launches == i and each.n_rows:
-                    _copy_rows(lambda a, rows: self.device.download(rows, a), each.region, values[each.tap])
+                    copy_rows(lambda a, rows: self.device.download(rows, a), each.region, values[each.tap])
             if i < len(launches):
-                self.device.launch(launches[i])
+                self._launch_alone(launches, i)
         return values
+
+    def _launch_alone(self, launches: Sequence[Launch], i: int) -> None:
+        """Enqueue launch number `i` of a step that is observed."""
+        self.device.launch(launches[i])
 
     def _step_with(self, batch: Batch, table: PageTable, request: TopKRequest | None) -> None:
         step = self.prepare(batch, table, request)
@@ -328,23 +340,37 @@ class CudaMachine:
         No earlier step may be running. A step is captured as a graph when its shape first occurs, or for a
         prefill shape at the second time, since many of those occur only once.
         """
-        n, m = len(batch.tokens), len(batch.logits_indices)
         if not self._begin(batch, table):
             return None
-        shape = StepShape(n, m, self._all_logits(batch), _one_prompt(batch))
+        one_prompt, run = _one_prompt(batch), batch
+        if self._may_pad and not one_prompt:
+            run = padded(batch, self.max_rows, self.max_logits)
+        self._inputs.write(run, table)
+        n, m = len(run.tokens), len(run.logits_indices)
+        shape = StepShape(n, m, self._all_logits(run), one_prompt)
         request = request if m else None
-        known = shape in self._plans
+        occurs_again = n <= DECODE_ROWS or (shape.all_logits and not one_prompt) or shape in self._plans
         launches = self.plan(*shape)
-        self._upload_inputs(batch)
-        graph = self._graphs.get((shape, request))
+        self._upload_inputs(run)
+        graph = self._graphs.pop((shape, request), None)
         top_k = self._top_k_plan(m, request) if request and graph is None else None
-        if graph is None and (known or n <= DECODE_ROWS or self.lowering.group):
+        if graph is None and (occurs_again or self.lowering.group):
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.pop(next(iter(self._graphs))).close()
-            with self.device.capture() as graph:
-                self._enqueue(launches, shape, top_k)
-            self._graphs[shape, request] = graph
+            graph = self._capture(launches, shape, top_k)
+        if graph is not None:
+            self._graphs[shape, request] = graph  # behind those that were used before
         return Step(batch, shape, graph, top_k, self._sums[shape])
+
+    def _capture(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> Graph:
+        """What `_enqueue` enqueues, as a graph."""
+        with self.device.capture() as graph:
+            self._enqueue(launches, shape, top_k)
+        return graph
+
+    def _run(self, graph: Graph) -> None:
+        """Enqueue what `_capture` has given."""
+        self.device.run(graph)
 
     def number_sums(self, first: int) -> None:
         """Set the number of the first sum of the step that `prepare` has made ready, the same on all cards of
@@ -357,7 +383,7 @@ class CudaMachine:
         if step.graph is None:
             self._enqueue(self._plans[step.shape], step.shape, step.top_k)
         else:
-            self.device.run(step.graph)
+            self._run(step.graph)
 
     def wait(self) -> None:
         """Wait until the GPU has nothing left to do."""
@@ -372,7 +398,7 @@ class CudaMachine:
         self.states.end(step.batch)
 
     def _begin(self, batch: Batch, table: PageTable) -> bool:
-        """Check a step, and write its inputs; False if it has no rows."""
+        """Check a step, and begin its states; False if it has no rows."""
         if table.page_size != self.page_size:
             raise ValueError(f"pages of {table.page_size} tokens, the machine has {self.page_size}")
         n_tokens, n_positions = self.program.n_tokens, self.program.n_positions
@@ -385,7 +411,6 @@ class CudaMachine:
             raise ValueError(f"the machine has a block table for {len(self.states.lengths)} sequences")
         self.device.use()
         self.states.begin(batch)
-        self._inputs.write(batch, table)
         return True
 
     @staticmethod
@@ -424,22 +449,34 @@ class CudaMachine:
     def plan(self, n: int, m: int, all_logits: bool = True, one_prompt: bool = False) -> list[Launch]:
         """The launches of a step of n rows, m of them with logits; see `Lowering.launches`."""
         shape = StepShape(n, m, all_logits, one_prompt)
-        if shape not in self._plans:
+        launches = self._plans.pop(shape, None)
+        if launches is None:
             while len(self._plans) >= 2 * MAX_GRAPHS:
                 oldest = next(iter(self._plans))
                 del self._plans[oldest], self._left[oldest], self._sums[oldest]
-            self._plans[shape] = self.lowering.launches(*shape)
+            launches = self.lowering.launches(*shape)
             self._left[shape] = self.lowering.boundary_out()
             self._sums[shape] = self.lowering.n_sums
             self.device.wait()  # until the vectors that the lowering uploads are copied
-        return self._plans[shape]
+        self._plans[shape] = launches  # behind those that were used before
+        return launches
 
     def _enqueue(self, launches: list[Launch], shape: StepShape, top_k: TopKPlan | None) -> None:
-        """Enqueue inputs, launches, and either the selection of the top k or the copy of the logits."""
+        """Enqueue inputs, launches, and what `_enqueue_results` does."""
+        self._enqueue_inputs(shape)
+        for launch in launches:
+            self.device.launch(launch)
+        self._enqueue_results(shape, top_k)
+
+    def _enqueue_inputs(self, shape: StepShape) -> None:
+        """Enqueue copies of the inputs of a step."""
         self._inputs.send()
         if not self.takes_on_card:
             self._send_boundary(shape.n_rows)
-        for launch in [*launches, *(top_k.launches if top_k else ())]:
+
+    def _enqueue_results(self, shape: StepShape, top_k: TopKPlan | None) -> None:
+        """Enqueue either the selection of the top k or the copy of the logits."""
+        for launch in top_k.launches if top_k else ():
             self.device.launch(launch)
         if not self.leaves_on_card:
             self._fetch_boundary(shape)
@@ -449,14 +486,14 @@ class CudaMachine:
     def _send_boundary(self, n_rows: int) -> None:
         """Enqueue copies of what the part before has left."""
         for b, rows in zip(self.program.boundary_in, self._boundary_in, strict=True):
-            _copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
+            copy_rows(self.device.upload, self.lowering.region(b), rows[:n_rows])
 
     def _fetch_boundary(self, shape: StepShape) -> None:
         """Enqueue copies of what the part behind reads."""
         left = zip(self.program.boundary_out, self._boundary_out, self._left[shape], strict=True)
         for b, rows, region in left:
             n = shape.n_logits if b.logits_rows else shape.n_rows
-            _copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
+            copy_rows(lambda address, rows: self.device.download(rows, address), region, rows[:n])
 
     def _download_logits(self, rows: np.ndarray) -> None:
         """Copy logits to pinned memory: with a kernel, which starts sooner, if they are few bytes."""
@@ -468,7 +505,7 @@ class CudaMachine:
             self.device.download(rows, address)
 
         small = rows.nbytes <= MAPPED_LOGITS
-        _copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
+        copy_rows(launch if small else copy, self.lowering.region(self.program.logits), rows)
 
     def close(self) -> None:
         """Free all memory. Later steps raise RuntimeError."""
@@ -482,7 +519,7 @@ class CudaMachine:
             self.device.close()
 
 
-def _copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
+def copy_rows(copy: Callable[[int, np.ndarray], None], region: Region, rows: np.ndarray) -> None:
     """Copy between the rows of a region and of an array [rows, width]: in one call if both are contiguous."""
     if rows.flags.c_contiguous and region.stride == rows.strides[0]:
         copy(region.address, rows)

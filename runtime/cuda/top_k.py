@@ -14,7 +14,7 @@ from .driver.allocator import Memory
 from .driver.launch import Launch
 from .kernels.common import top_k
 
-MAX_ROWS = 8  # rows of a step whose top k are selected on the GPU
+MAX_ROWS = 128  # rows of a step whose top k are selected on the GPU
 TOP_K_SIZES = (1, 64, MAX_TOP_K)  # values of k that have kernels
 BLOCKS = 64  # upper limit of the blocks that share a row in the first launch
 WARPS = 8  # of each of these blocks

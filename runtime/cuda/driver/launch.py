@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from .errors import CudaError
 from .library import Library
 
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _PROGRAMMATIC = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0  # CU_LAUNCH_PARAM_…
@@ -36,7 +37,7 @@ class Launch:
 
     `early` allows programmatic dependent launch: blocks may start before the previous launch of the stream
     has ended, and the kernel itself waits for it (see `ptx.wait_for_grid`). `name` is for messages and
-    profiles.
+    profiles. `cluster` consecutive blocks of grid x run at the same time and read each other's shared memory.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Launch:
     shared_bytes: int
     arguments: bytes
     early: bool = False
+    cluster: int = 1
 
     def put(self, library: Library, stream: c_void_p) -> None:
         """Enqueue the launch. Raises CudaError with the kernel's name."""
@@ -54,14 +56,17 @@ class Launch:
         extra = (c_void_p * 5)(
             _BUFFER_POINTER, ctypes.addressof(buffer), _BUFFER_SIZE, ctypes.addressof(size), _END
         )
-        attribute = _Attribute(_PROGRAMMATIC, 0, (c_int * 16)(1))
+        wanted = [_Attribute(_PROGRAMMATIC, 0, (c_int * 16)(1))] if self.early else []
+        if self.cluster > 1:
+            wanted.append(_Attribute(_CLUSTER, 0, (c_int * 16)(self.cluster, 1, 1)))
+        attributes = (_Attribute * len(wanted))(*wanted)
         config = _Config(
             (c_uint * 3)(*self.grid),
             (c_uint * 3)(self.threads, 1, 1),
             self.shared_bytes,
             stream,
-            ctypes.addressof(attribute) if self.early else None,
-            1 if self.early else 0,
+            ctypes.addressof(attributes) if wanted else None,
+            len(wanted),
         )
         try:
             library.call("cuLaunchKernelEx", byref(config), c_void_p(self.function), None, extra)

@@ -14,6 +14,7 @@ from ..kernels.attention.prepare_qk import QKPreparation
 from ..kernels.attention.scores import ScoreArguments
 from ..kernels.attention.simt import SimtAttentionArguments, simt_attention
 from ..kernels.attention.split_kv_merge import SplitOutput
+from ..kernels.attention.split_plan import ENTRY, THREADS, PlanArguments, plan_splits
 from .base import DECODE_ROWS, QuantizedRows, padded_head_dim
 from .fusing import PreparedAttend
 from .prepare_qk import PrepareLowering, QKSteps
@@ -101,14 +102,16 @@ class AttentionLowering(PrepareLowering):
 
     def _decode_attention(self, i: int, op: ops.Attend, steps: QKSteps | None = None) -> None:
         """Split-KV attention on tensor cores, up to 16 heads a block, after `steps` if they are given."""
-        dims = op.head_dim
+        dims, n = op.head_dim, self._n_rows[False]
         stages = 3 if dims <= 128 else 2
         warp_bytes = stages * 64 * dims
         warps = 2 * WARPS if 2 * WARPS * warp_bytes <= self._shared_limit else WARPS
+        if n > DECODE_ROWS:  # blocks enough: several small ones on a multiprocessor wait at different times
+            warps = WARPS // 2
         heads = greatest_divisor(op.heads // op.kv_heads, 16)
         shared = warps * warp_bytes
         constants: dict[str, int | float] = {"STAGES": stages, "SWIZZLE": swizzle(dims)}
-        constants |= {"SINGLE_ROW": int(self._n_rows[False] == 1), "PREPARE": int(steps is not None)}
+        constants |= {"SINGLE_ROW": int(n == 1), "PREPARE": int(steps is not None), "PLANNED": int(n > 1)}
         k = v = 0
         preparation = QKPreparation(q_norm=0, k_norm=0, eps=1.0, pairs=0, angles=0)
         if steps is not None:
@@ -116,7 +119,8 @@ class AttentionLowering(PrepareLowering):
             more, preparation = self._preparation(op, steps)
             constants |= more
             shared += 4 * (heads + 2) * dims
-        plan = self._split_kv(i, op, SplitBlock(heads, dims, warps, shared=shared))
+        plan = self._split_kv(i, op, SplitBlock(heads, dims, warps, shared=shared), planned=n > 1)
+        items = self._split_plan(op.window, warps, plan) if n > 1 else 0
         arguments = DecodeAttentionArguments(
             q=self._at(op.q),
             cache=self._cached(op),
@@ -126,13 +130,32 @@ class AttentionLowering(PrepareLowering):
             k=k,
             v=v,
             preparation=preparation,
+            plan=items,
         )
         what = self._kernel(decode_attention, 32 * warps, **constants, **plan.constants)
         self._emit(what, plan.grid, arguments, plan.shared)
         self._wrote_split(op, plan)
 
-    def _split_kv(self, i: int, op: ops.Attend, block: SplitBlock) -> SplitPlan:
-        """How many splits each row's context gets, and what follows from that."""
+    def _split_plan(self, window: int, warps: int, plan: SplitPlan) -> int:
+        """The address of the plan of a step's splits, made once a step for all layers that it suits."""
+        n, items = self._n_rows[False], plan.grid[1]
+        key = f"plan of {items - n} splits, {warps} warps, window {window}"
+        address = self.memory.rows(key, self.capacity.max_rows + MAX_SPLITS, ENTRY).address
+        if key not in self._plans_written:
+            self._plans_written.add(key)
+            arguments = PlanArguments(
+                positions=self.inputs.positions, rows=n, window=window, budget=items - n, items=address
+            )
+            constants = {"WARPS": warps, "WINDOW": int(window > 0)}
+            self._emit(self._kernel(plan_splits, THREADS, **constants), (1,), arguments, 32)
+        return address
+
+    def _split_kv(self, i: int, op: ops.Attend, block: SplitBlock, planned: bool = False) -> SplitPlan:
+        """How many splits each row's context gets, and what follows from that.
+
+        `planned`: grid y has the items of a plan, of which there are as many as rows and as splits that
+        run at once.
+        """
         n, value_dims = self._n_rows[False], block.value_dims
         chunks = op.heads // op.kv_heads // block.heads
         blocks = op.kv_heads * chunks
@@ -140,22 +163,24 @@ class AttentionLowering(PrepareLowering):
         shared = max(block.shared, merging, block.heads * (8 * MAX_SPLITS + 4 * value_dims))
         # No more blocks than run at once: a block that waits costs time, and so does each further split.
         at_once = self.device.multiprocessors * max(block.resident, self._shared_limit // shared)
-        splits = max(1, min(MAX_SPLITS, at_once // blocks) // n)
+        budget = max(1, min(MAX_SPLITS, at_once // blocks))
+        splits, rows = (budget + n, 1) if planned else (max(1, budget // n), n)
         emits = op.value_dim % 32 == 0 and n <= DECODE_ROWS and self._read_only_by_matmuls(i, op.out)
         constants = self._score_constants(op)
         constants |= {"G": block.heads, "HD": op.head_dim, "VD": op.value_dim, "VP": value_dims}
         constants |= {"CHUNKS": chunks, "WARPS": block.warps, "EMIT": int(emits)}
         constants |= {"TOKENS": self._padded_rows(op.out) if emits else 0}
-        size = op.heads * MAX_SPLITS * (value_dims + 4) * 4
+        most = MAX_SPLITS + (self.capacity.max_rows if planned else 0)
+        size = op.heads * most * (value_dims + 4) * 4
         counters = 4 * self.capacity.max_rows * blocks
         output = SplitOutput(
-            partials=self.memory.rows(f"splits {op.heads} {value_dims}", 1, size).address,
+            partials=self.memory.rows(f"{most} splits {op.heads} {value_dims}", 1, size).address,
             counters=self.memory.rows(f"counters {blocks}", 1, counters).address,
             out=self._at(op.out),
             codes=self._quantized_address(self._resolve(op.out)) if emits else 0,
             heads=op.heads,
         )
-        return SplitPlan((blocks, splits, n), shared, constants, output)
+        return SplitPlan((blocks, splits, rows), shared, constants, output)
 
     def _wrote_split(self, op: ops.Attend, plan: SplitPlan) -> None:
         """The result is there, in 8 bits too if the plan says so."""

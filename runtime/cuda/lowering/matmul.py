@@ -14,7 +14,8 @@ from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.pointwise import GatedActivationArguments
 from ..kernels.common.sums import SumArguments
-from ..kernels.matmul import decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
+from ..kernels.matmul import batch_sm90, decode_matmul, floats, prefill_sm80, prefill_sm90, quantize
+from ..kernels.matmul.batch_sm90 import BatchMatmulArguments
 from ..kernels.matmul.decode_epilogue import EpilogueArguments
 from ..kernels.matmul.decode_matmul import DecodeMatmulArguments
 from ..kernels.matmul.floats import FloatMatmulArguments
@@ -24,7 +25,7 @@ from ..weights.upload import Matrix
 from .base import DECODE_ROWS, QuantizedRows, padded_rows
 from .fusing import GATES, JoinedMatMul
 from .norms import NormLowering
-from .tuning import GATED_TILE, PrefillTile
+from .tuning import BATCH_ROWS, GATED_TILE, PrefillTile
 
 SM80_TILE = 128  # outputs and rows of a block of prefill_matmul_sm80
 SM80_SHARED_BYTES = 65536
@@ -211,6 +212,9 @@ class MatMulLowering(NormLowering):
         up: UpMatrix | None = None,
     ) -> None:
         """The product of more than DECODE_ROWS rows of `x`; with `up` a gated product, only with wgmma."""
+        if self.device.warpgroups and n <= BATCH_ROWS:
+            self._batch_matmul(matrix, n_out, x, out, n, biases, constants, up)
+            return
         rows, scales = self._as_f16(x)
         name = matrix.weight.format.name
         arguments = PrefillArguments(
@@ -226,6 +230,42 @@ class MatMulLowering(NormLowering):
         )
         label = f"{name} {n_out * (2 if up else 1)}x{matrix.width}"
         self._emit_prefill({"EXPERTS": 0, "FORMAT": name, **constants}, n, arguments, label, up=up)
+
+    def _batch_matmul(
+        self,
+        matrix: Matrix,
+        n_out: int,
+        x: ops.Buffer,
+        out: Region,
+        n: int,
+        biases: tuple[np.ndarray, ...],
+        constants: Mapping[str, int],
+        up: UpMatrix | None,
+    ) -> None:
+        """The product of up to BATCH_ROWS rows of `x`, with wgmma; with `up` a gated product."""
+        rows, scales = self._as_f16(x)
+        name, matrices = matrix.weight.format.name, 2 if up else 1
+        tile = self.tuning.batch(name, n, n_out, matrix.blocks, matrices, self.device.multiprocessors)
+        arguments = BatchMatmulArguments(
+            weights=matrix.address,
+            other=up.address if up else 0,
+            tile_bytes=matrix.tile_bytes,
+            blocks=matrix.blocks,
+            n_out=n_out,
+            x=rows,
+            scales=scales.address,
+            rows=n,
+            bias=self.memory.vector(*biases) if biases else 0,
+            out=out,
+        )
+        vectors = int(n_out % 4 == 0 and out.address % 16 == 0 and out.stride % 16 == 0)
+        more: dict[str, int | float] = {**tile.constants, "VECTORS": vectors, "GATED": matrices - 1}
+        more |= up.activation if up else {}
+        kernel = self._kernel(batch_sm90.batch_matmul_sm90, tile.threads, FORMAT=name, **constants, **more)
+        kernel = replace(kernel, resident=tile.resident)
+        label = f"{name} {n_out * matrices}x{matrix.width}"
+        grid, shared = tile.grid(n, n_out, matrices), tile.shared_bytes(name)
+        self._emit(kernel, grid, arguments, shared, label, tile.splits)
 
     def _emit_prefill(
         self,

@@ -16,15 +16,15 @@ from ... import ops
 from ..abi.arguments import Region
 from ..kernels.common import pointwise
 from ..kernels.common.common import CLIPPED
-from ..kernels.matmul import moe_matmul, moe_permute
-from ..kernels.matmul.moe_matmul import (
+from ..kernels.experts import moe_matmul, moe_permute
+from ..kernels.experts.moe_matmul import (
     ExpertArguments,
     MoeDecodeArguments,
     MoeFloatArguments,
     PairRows,
     QuantizePairsArguments,
 )
-from ..kernels.matmul.moe_permute import CombineArguments
+from ..kernels.experts.moe_permute import CombineArguments
 from ..weights.packing import packed_bytes
 from ..weights.upload import Matrix
 from .base import ACTIVATIONS

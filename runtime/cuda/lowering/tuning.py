@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..kernels.matmul.unpack import READERS
+
 
 @dataclass(frozen=True)
 class DecodeTile:
@@ -72,6 +74,8 @@ class PrefillTile:
         return waves * self.M * self.ROWS / self.speed
 
 
+BATCH_SHARED = 228 << 10  # bytes of shared memory of a multiprocessor with wgmma
+
 # Speeds are those on an H200 with 2,048 rows of 4,096 columns and 6,144 outputs; the fastest is 704 TFLOP/s.
 GATED_TILE = PrefillTile(2, 128, 1, 0.96)  # for gated products
 PREFILL_TILES = (
@@ -80,6 +84,72 @@ PREFILL_TILES = (
     PrefillTile(1, 128, 1, 0.64),
     PrefillTile(1, 128, 2, 0.97),
 )
+
+
+@dataclass(frozen=True)
+class BatchTile:
+    """The tile of a product of 16 … 128 rows with wgmma: 64 outputs of ROWS rows for each of the GROUPS
+    warpgroups of a block, STAGES buffers of 128 columns, and `splits` blocks that share the columns (see
+    kernels/matmul/batch_sm90.py). `resident` is the number of blocks that must fit on a multiprocessor.
+    """
+
+    ROWS: int
+    GROUPS: int
+    STAGES: int
+    splits: int
+    resident: int = 1
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 128 * self.GROUPS
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """Constants of the kernel."""
+        return {"ROWS": self.ROWS, "GROUPS": self.GROUPS, "STAGES": self.STAGES, "SHARED": 1}
+
+    def grid(self, rows: int, n_out: int, matrices: int) -> tuple[int, int, int]:
+        """Blocks for so many rows, and outputs of one or two matrices."""
+        return self.splits, -(-n_out // (64 * self.GROUPS // matrices)), -(-rows // self.ROWS)
+
+    def cost(self, parts: int, steps: int, multiprocessors: int) -> int:
+        """The time of a product of `parts` tiles and `steps` steps of 128 columns, in steps; what a block
+        does before and behind its steps takes as long as five of them.
+        """
+        waves = -(-parts * self.splits // (multiprocessors * self.resident))
+        return waves * (-(-steps // self.splits) + 5)
+
+    def fits(self, name: str) -> bool:
+        """Whether so many blocks have enough shared memory."""
+        return self.resident * (self.shared_bytes(name) + 1024) <= BATCH_SHARED
+
+    def shared_bytes(self, name: str) -> int:
+        """Bytes of shared memory for a format: buffers of x and of packed weights, or the sums."""
+        reader = READERS[name]
+        piece, super_block = sum(reader[f"PLANE_{i}"] for i in range(3)), reader["SUPER_PLANE"]
+        weights = 4 * self.GROUPS * (64 * piece + 16 * super_block)
+        sums = 4 * self.ROWS * (64 * self.GROUPS + 4)
+        return 1024 + max(self.STAGES * (256 * self.ROWS + weights), sums)
+
+
+# On an H200; behind each tile one for formats of which fewer steps fit into shared memory.
+BATCH_TILES = (
+    BatchTile(16, 2, 6, 1, 2),
+    BatchTile(16, 2, 4, 1, 2),
+    BatchTile(32, 2, 6, 1, 2),
+    BatchTile(32, 2, 4, 1, 2),
+    BatchTile(64, 2, 4, 1, 2),
+    BatchTile(64, 2, 3, 1, 2),
+    BatchTile(128, 4, 4, 1),
+    BatchTile(128, 4, 3, 1),
+)
+BATCH_ROWS = max(tile.ROWS for tile in BATCH_TILES)
+BATCH_SPLITS = (1, 2, 3, 4, 6)  # clusters of 8 are slower: they fill the GPU's parts badly
+
+
+# Formats whose gated products of one row are faster with four tiles for each warp than with two
+WIDE_GATES = ("Q8_0", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 
 class Tuning:
@@ -94,8 +164,8 @@ class Tuning:
     ) -> DecodeTile:
         """The tile of a decode product of `tokens` rows with a matrix of the format `name`.
 
-        Measured on an H200 with Q4_0 and Q8_0 in the shapes of Llama 3.1 8B and 3.2 1B: a launch should have
-        about 2,000 warps.
+        Measured on an H200 in the shapes of Llama 3.1 8B, with Q4_0 and Q8_0 in those of 3.2 1B, too: a
+        launch should have about 2,000 warps, all of which fit on the card at once.
         """
         large = n_out > 16384
         if tokens > 8:
@@ -113,17 +183,36 @@ class Tuning:
             tile = DecodeTile(2, 4, 8, 2) if large or matrices == 2 else one_matrix
         elif matrices == 2:
             parts = 2 if n_out > 10000 else 4 if n_out > 4000 else 8
-            tile = DecodeTile(2, parts, (4 if name == "Q8_0" and tokens > 1 else 2) * parts)
-        elif name == "Q8_0":
-            tile = DecodeTile(1, 4, 4) if large else DecodeTile(1, 8, 8)
+            warps = (4 if name == "Q8_0" and tokens > 1 else 2) * parts
+            if tokens == 1 and name in WIDE_GATES:
+                tile = DecodeTile(4, parts, parts, max(1, 4 // parts))
+            else:
+                tile = DecodeTile(2, parts, warps, max(1, 16 // warps) if tokens == 1 else 1)
+        elif large:
+            narrow = name == "Q8_0" and tokens > 1
+            tile = DecodeTile(1, 4, 4) if narrow else DecodeTile(2, 2, 4, 4 if tokens == 1 else 1)
+        elif tokens == 1:
+            tile = DecodeTile(1, 8, 8, 3)
         else:
-            tile = DecodeTile(2, 2, 4) if large else DecodeTile(2, 8, 8)
+            tile = DecodeTile(1, 8, 8) if name == "Q8_0" else DecodeTile(2, 8, 8)
         return tile.fitting(blocks)
 
     def moe_decode(self, blocks: int, n_out: int, matrices: int) -> DecodeTile:
         """The tile for a pair of a row and an expert, of about eight in a launch."""
         parts = 8 if matrices == 2 and n_out < 1024 else 4
         return DecodeTile(2 * matrices, parts, parts).fitting(blocks)
+
+    def batch(
+        self, name: str, rows: int, n_out: int, blocks: int, matrices: int, multiprocessors: int
+    ) -> BatchTile:
+        """The tile of a product of up to BATCH_ROWS rows with wgmma."""
+        fitting = [tile for tile in BATCH_TILES if rows <= tile.ROWS and tile.fits(name)]
+        tile = min(fitting, key=lambda tile: tile.ROWS)
+        steps, parts = -(-blocks // 4), tile.grid(rows, n_out, matrices)[1]
+        return min(
+            (replace(tile, splits=n) for n in BATCH_SPLITS if n <= steps),
+            key=lambda each: each.cost(parts, steps, multiprocessors),
+        )
 
     def prefill(self, rows: int, n_out: int, multiprocessors: int) -> PrefillTile:
         """The tile of a prefill product with wgmma."""

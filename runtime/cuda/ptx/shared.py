@@ -36,6 +36,30 @@ def load_shared_int(address: int) -> int:
     return ctypes.c_int32.from_address(address).value
 
 
+@instruction("ld.shared.v4.u32 {$0, $1, $2, $3}, [$4];", "rrrr", "r", ordered=True)
+def load_shared_int4(address: int) -> tuple[int, ...]:
+    """Four int32, from an address that is a multiple of 16."""
+    return tuple((ctypes.c_int32 * 4).from_address(address))
+
+
+@instruction("ld.shared.v2.u32 {$0, $1}, [$2];", "rr", "r", ordered=True)
+def load_shared_int2(address: int) -> tuple[int, ...]:
+    """Two int32, from an address that is a multiple of 8."""
+    return tuple((ctypes.c_int32 * 2).from_address(address))
+
+
+@instruction("{ .reg .u16 t; ld.shared.u16 t, [$1]; cvt.u32.u16 $0, t; }", "r", "r", ordered=True)
+def load_shared_short(address: int) -> int:
+    """A uint16, zero-extended."""
+    return ctypes.c_uint16.from_address(address).value
+
+
+@instruction("{ .reg .u16 t; ld.shared.u8 t, [$1]; cvt.u32.u16 $0, t; }", "r", "r", ordered=True)
+def load_shared_byte(address: int) -> int:
+    """A uint8, zero-extended."""
+    return ctypes.c_uint8.from_address(address).value
+
+
 @instruction("st.shared.f32 [$0], $1;", "", "rf", ordered=True)
 def store_shared(address: int, value: float) -> None:
     """Store a float32."""
@@ -89,3 +113,37 @@ def wait_copies() -> None:
 @instruction("cp.async.wait_group 1;", "", "", ordered=True)
 def wait_copies_all_but_1() -> None:
     """Wait for all groups of this thread except the latest one."""
+
+
+@instruction("cp.async.wait_group 2;", "", "", ordered=True)
+def wait_copies_all_but_2() -> None:
+    """Wait for all groups of this thread except the latest two."""
+
+
+@instruction("cp.async.wait_group 3;", "", "", ordered=True)
+def wait_copies_all_but_3() -> None:
+    """Wait for all groups of this thread except the latest three."""
+
+
+@instruction("cp.async.wait_group 4;", "", "", ordered=True)
+def wait_copies_all_but_4() -> None:
+    """Wait for all groups of this thread except the latest four."""
+
+
+# Clusters: blocks that run at the same time and read each other's shared memory (sm_90)
+
+
+@instruction("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;", "", "", ordered=True)
+def cluster_barrier() -> None:
+    """Wait for all threads of the cluster; their earlier writes are visible afterwards."""
+
+
+@instruction("mapa.shared::cluster.u32 $0, $1, $2;", "r", "rr")
+def shared_of_block(address: int, rank: int) -> int:
+    """The address of what block number `rank` of the cluster has at the shared address `address`."""
+
+
+@instruction("ld.shared::cluster.v4.f32 {$0, $1, $2, $3}, [$4];", "ffff", "r", ordered=True)
+def load_cluster4(address: int) -> tuple[float, ...]:
+    """Four float32 at an address of `shared_of_block` that is a multiple of 16."""
+    return tuple(np.float32(v) for v in (ctypes.c_float * 4).from_address(address))

@@ -95,6 +95,8 @@ def _wgmma(rows: int) -> Instruction:
     return wgmma
 
 
+wgmma_16 = _wgmma(16)
+wgmma_32 = _wgmma(32)
 wgmma_64 = _wgmma(64)
 wgmma_128 = _wgmma(128)
 wgmma_256 = _wgmma(256)
@@ -111,6 +113,8 @@ def _wgmma_result(rows: int) -> Instruction:
     return wgmma_result
 
 
+wgmma_result_16 = _wgmma_result(16)
+wgmma_result_32 = _wgmma_result(32)
 wgmma_result_64 = _wgmma_result(64)
 wgmma_result_128 = _wgmma_result(128)
 wgmma_result_256 = _wgmma_result(256)

@@ -1,7 +1,8 @@
 """Kernels that do little but each PTX instruction, and what NumPy says that comes of it.
 
-`check(launch)` runs them by `launch(kernel, grid, threads, arguments, shared bytes)`, whose arguments are
-numbers and arrays that kernels read and write: on the simulator, or on a card.
+`check(launch)` runs them by `launch(kernel, grid, threads, arguments, shared bytes, constants, cluster)`: on
+the simulator, or on a card. Arguments are numbers, and arrays that kernels read and write. Without the last
+two there are neither constants nor clusters.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from kukri.runtime.cuda.ptx import (
     absolute,
     add_f16x2,
     add_words,
+    and_or,
+    and_where_else_xor,
     and_xor,
     as_float,
     as_int,
@@ -30,6 +33,7 @@ from kukri.runtime.cuda.ptx import (
     block_z,
     blocks_x,
     blocks_y,
+    cluster_barrier,
     commit_copies,
     copy_async,
     cosine,
@@ -44,6 +48,7 @@ from kukri.runtime.cuda.ptx import (
     ldmatrix,
     ldmatrix_transposed,
     load_acquire,
+    load_cluster4,
     load_constant,
     load_flagged,
     load_float,
@@ -55,8 +60,12 @@ from kukri.runtime.cuda.ptx import (
     load_long,
     load_shared,
     load_shared4,
+    load_shared_byte,
     load_shared_int,
+    load_shared_int2,
+    load_shared_int4,
     load_shared_long,
+    load_shared_short,
     load_short,
     load_stream1,
     load_stream2,
@@ -73,8 +82,10 @@ from kukri.runtime.cuda.ptx import (
     multiply_add,
     pack_f16,
     permute_bytes,
+    rotate_right,
     rsqrt,
     shared,
+    shared_of_block,
     shift_left,
     shift_right,
     shuffle,
@@ -100,18 +111,26 @@ from kukri.runtime.cuda.ptx import (
     trap,
     wait_copies,
     wait_copies_all_but_1,
+    wait_copies_all_but_2,
+    wait_copies_all_but_3,
+    wait_copies_all_but_4,
     warp_barrier,
+    wgmma_16,
+    wgmma_32,
     wgmma_64,
     wgmma_128,
     wgmma_256,
+    wgmma_result_16,
+    wgmma_result_32,
     wgmma_result_64,
     wgmma_result_128,
     wgmma_result_256,
     wgmma_wait_all_but_1,
 )
 
-Launch = Callable[[Callable[..., None], tuple[int, ...], int, list[Any], int], None]
-WORDS, FLOATS = 14, 17  # results that a thread of `whole` and of `real` has
+Launch = Callable[..., None]
+ROWS = 0  # constant of `group`
+WORDS, FLOATS = 17, 17  # results that a thread of `whole` and of `real` has
 
 
 @device
@@ -127,7 +146,7 @@ def whole(a, b, c, out):
     """Instructions whose result is an integer. Of 32 threads."""
     i = 4 * thread()
     x, y, z = load_int(a + i), load_int(b + i), load_int(c + i)
-    out = out + 14 * i
+    out = out + 17 * i
     store_int(out, permute_bytes(x, y, z))
     store_int(out + 4, bits_and(x, y))
     store_int(out + 8, bits_or(x, y))
@@ -142,6 +161,9 @@ def whole(a, b, c, out):
     store_int(out + 44, add_f16x2(x, y))
     store_int(out + 48, fma_f16x2(x, y, z))
     store_int(out + 52, and_xor(x, y, z))
+    store_int(out + 56, and_or(x, y, z))
+    store_int(out + 60, and_where_else_xor(x, y, z))
+    store_int(out + 64, rotate_right(x, z & 31))
 
 
 def real(a, b, c, out):
@@ -278,69 +300,98 @@ def longs(source, out):
     store_long(out + 8 * t, load_shared_long(shared() + 8 * (31 - t)))
 
 
-def group_64(a, b, c, out):
-    """C + 2 · A · B of a warpgroup, B of 64 rows as they lie in shared memory. Of 128 threads."""
+def group(a, b, c, out):
+    """C + 2 · A · B of a warpgroup, B of ROWS rows as they lie in shared memory. Of 128 threads."""
     t = thread()
     held = (shared() + 1023) & -1024
-    for i in range(t, 32 * 64, 128):
+    for i in range(t, 32 * ROWS, 128):
         store_shared_int(held + 4 * i, load_int(b + 4 * i))
     fence_async_proxy()
     barrier()
     f = registers(16)
-    acc = registers(32)
+    acc = registers(ROWS // 2)
     for i in static(16):
         f[i] = load_int(a + 4 * (16 * t + i))
-    for i in static(32):
-        acc[i] = load_float(c + 4 * (32 * t + i))
-    acc[()] = wgmma_64(*acc[()], *f[()], held)
-    acc[()] = wgmma_64(*acc[()], *f[()], held)
+    for i in static(ROWS // 2):
+        acc[i] = load_float(c + 4 * (ROWS // 2 * t + i))
+    for _ in static(2):
+        if ROWS == 16:
+            acc[()] = wgmma_16(*acc[()], *f[()], held)
+        elif ROWS == 32:
+            acc[()] = wgmma_32(*acc[()], *f[()], held)
+        elif ROWS == 64:
+            acc[()] = wgmma_64(*acc[()], *f[()], held)
+        elif ROWS == 128:
+            acc[()] = wgmma_128(*acc[()], *f[()], held)
+        else:
+            acc[()] = wgmma_256(*acc[()], *f[()], held)
     wgmma_wait_all_but_1()
-    acc[()] = wgmma_result_64(*acc[()])
-    for i in static(32):
-        store_float(out + 4 * (32 * t + i), acc[i])
+    if ROWS == 16:
+        acc[()] = wgmma_result_16(*acc[()])
+    elif ROWS == 32:
+        acc[()] = wgmma_result_32(*acc[()])
+    elif ROWS == 64:
+        acc[()] = wgmma_result_64(*acc[()])
+    elif ROWS == 128:
+        acc[()] = wgmma_result_128(*acc[()])
+    else:
+        acc[()] = wgmma_result_256(*acc[()])
+    for i in static(ROWS // 2):
+        store_float(out + 4 * (ROWS // 2 * t + i), acc[i])
 
 
-def group_128(a, b, c, out):
-    """C + 2 · A · B of a warpgroup, B of 128 rows as they lie in shared memory. Of 128 threads."""
+def awaits(source, out):
+    """The sum of what five groups of copies bring, each waited for in turn. Of 32 threads."""
     t = thread()
-    held = (shared() + 1023) & -1024
-    for i in range(t, 32 * 128, 128):
-        store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    fence_async_proxy()
-    barrier()
-    f = registers(16)
-    acc = registers(64)
-    for i in static(16):
-        f[i] = load_int(a + 4 * (16 * t + i))
-    for i in static(64):
-        acc[i] = load_float(c + 4 * (64 * t + i))
-    acc[()] = wgmma_128(*acc[()], *f[()], held)
-    acc[()] = wgmma_128(*acc[()], *f[()], held)
-    wgmma_wait_all_but_1()
-    acc[()] = wgmma_result_128(*acc[()])
-    for i in static(64):
-        store_float(out + 4 * (64 * t + i), acc[i])
+    here = shared() + 80 * t
+    for i in static(5):
+        copy_async(here + 16 * i, source + 80 * t + 16 * i, 16)
+        commit_copies()
+    wait_copies_all_but_4()
+    total = load_shared(here)
+    wait_copies_all_but_3()
+    total = total + load_shared(here + 16)
+    wait_copies_all_but_2()
+    total = total + load_shared(here + 32)
+    wait_copies_all_but_1()
+    total = total + load_shared(here + 48)
+    wait_copies()
+    store_float(out + 4 * t, total + load_shared(here + 64))
 
 
-def group_256(a, b, c, out):
-    """The same with B of 256 rows."""
+def narrow(source, out):
+    """16 bytes from shared memory, as one, two, four, and as bytes and shorts. Of 32 threads."""
     t = thread()
-    held = (shared() + 1023) & -1024
-    for i in range(t, 32 * 256, 128):
-        store_shared_int(held + 4 * i, load_int(b + 4 * i))
-    fence_async_proxy()
-    barrier()
-    f = registers(16)
-    acc = registers(128)
-    for i in static(16):
-        f[i] = load_int(a + 4 * (16 * t + i))
-    for i in static(128):
-        acc[i] = load_float(c + 4 * (128 * t + i))
-    acc[()] = wgmma_256(*acc[()], *f[()], held)
-    acc[()] = wgmma_256(*acc[()], *f[()], held)
-    acc[()] = wgmma_result_256(*acc[()])
-    for i in static(128):
-        store_float(out + 4 * (128 * t + i), acc[i])
+    w = registers(4)
+    w[()] = load_int4(source + 16 * t)
+    store_shared_int4(shared() + 16 * t, *w[()])
+    warp_barrier()
+    here = shared() + 16 * (31 - t)
+    w[()] = load_shared_int4(here)
+    store_words(out + 64 * t, *w[()])
+    w[0], w[1] = load_shared_int2(here)
+    w[2], w[3] = load_shared_int2(here + 8)
+    store_words(out + 64 * t + 16, *w[()])
+    for i in static(4):
+        store_int(out + 64 * t + 32 + 4 * i, load_shared_short(here + 2 * i))
+        store_int(out + 64 * t + 48 + 4 * i, load_shared_byte(here + i))
+
+
+def neighbours(source, out):
+    """Four floats of the same thread of the next block of a cluster of three. Of 32 threads."""
+    t = thread()
+    own = block_x() * 32 + t
+    f = registers(4)
+    f[()] = load_float4(source + 16 * own)
+    for i in static(4):
+        store_shared(shared() + 16 * t + 4 * i, f[i])
+    cluster_barrier()
+    following = block_x() + 1
+    if following == 3:
+        following = 0
+    f[()] = load_cluster4(shared_of_block(shared() + 16 * t, following))
+    store_float4(out + 16 * own, *f[()])
+    cluster_barrier()
 
 
 def halves(words: np.ndarray) -> np.ndarray:
@@ -356,7 +407,7 @@ def check_whole(launch: Launch) -> None:
     out = np.zeros((32, WORDS), np.int32)
     launch(whole, (1,), 32, [a, b, c, out], 0)
     eight = np.stack([a, b], 1).view(np.uint8).astype(int)
-    bits = a.view(np.uint32).astype(np.uint64)
+    bits, shifts = a.view(np.uint32).astype(np.uint64), (c & 31).astype(np.uint64)
     picked = [[eight[i, c[i] >> 4 * k & 7] for k in range(4)] for i in range(32)]
     spread = [
         [255 * (p[k] >> 7) if c[i] >> 4 * k & 8 else p[k] for k in range(4)] for i, p in enumerate(picked)
@@ -367,8 +418,8 @@ def check_whole(launch: Launch) -> None:
         a & b,
         a | b,
         a ^ b,
-        bits >> (c & 31).astype(np.uint64),
-        bits << (c & 31).astype(np.uint64),
+        bits >> shifts,
+        bits << shifts,
         a.astype(np.int64) + b,
         a.astype(np.int64) * b + c,
         (bits >> np.uint64(1)) // (b.view(np.uint32) >> 9),
@@ -377,7 +428,11 @@ def check_whole(launch: Launch) -> None:
         (three[0] + three[1]).astype(np.float16).view(np.uint32)[:, 0],
         (three[0] * three[1] + three[2]).astype(np.float16).view(np.uint32)[:, 0],
         (a & b) ^ c,
+        (a & b) | c,
+        np.where(np.unpackbits(c.view(np.uint8)), *(np.unpackbits(x.view(np.uint8)) for x in (a & b, a ^ b))),
+        bits >> shifts | bits << (np.uint64(32) - shifts),
     ]
+    expected[15] = np.packbits(expected[15]).view(np.uint32)
     for k, e in enumerate(expected):
         wrapped = np.asarray(e).astype(np.int64).astype(np.uint64).astype(np.uint32).view(np.int32)
         np.testing.assert_array_equal(out[:, k], wrapped, f"result {k} of whole")
@@ -484,7 +539,7 @@ def check_longs(launch: Launch) -> None:
 
 def check_group_products(launch: Launch) -> None:
     rng = np.random.default_rng(6)
-    for kernel, rows in ((group_64, 64), (group_128, 128), (group_256, 256)):
+    for rows in (16, 32, 64, 128, 256):
         a, b = (rng.standard_normal((n, 64)).astype(np.float16) for n in (64, rows))
         c = rng.standard_normal((64, rows)).astype(np.float32)
         exchanged = np.zeros((rows, 8, 8), np.float16)
@@ -503,7 +558,8 @@ def check_group_products(launch: Launch) -> None:
                 place = row + 8 * (i % 4 // 2), 8 * (i // 4) + column + i % 2
                 held[t, i], expected[t, i] = c[place], product[place]
         out = np.zeros_like(held)
-        launch(kernel, (1,), 128, [words, exchanged, held, out], 128 * rows + 1024)
+        arguments = [words, exchanged, held, out]
+        launch(group, (1,), 128, arguments, 128 * rows + 1024, {"ROWS": rows})
         np.testing.assert_allclose(out, expected, 1e-4, 1e-3)
 
 
@@ -530,23 +586,35 @@ def check_flagged(launch: Launch) -> None:
     np.testing.assert_array_equal(flags, 5)
 
 
+def check_awaits(launch: Launch) -> None:
+    source = np.random.default_rng(7).integers(-99, 99, (32, 5, 4)).astype(np.float32)
+    out = np.zeros(32, np.float32)
+    launch(awaits, (1,), 32, [source, out], 32 * 80)
+    np.testing.assert_array_equal(out, source[:, :, 0].sum(1))
+
+
+def check_narrow(launch: Launch) -> None:
+    source = np.random.default_rng(8).integers(-(2**31), 2**31, (32, 4)).astype(np.int32)
+    out = np.zeros((32, 16), np.int32)
+    launch(narrow, (1,), 32, [source, out], 512)
+    turned = np.ascontiguousarray(source[::-1])
+    parts = [turned, turned, turned.view(np.uint16)[:, :4], turned.view(np.uint8)[:, :4]]
+    np.testing.assert_array_equal(out, np.concatenate([each.astype(np.int32) for each in parts], 1))
+
+
+def check_neighbours(launch: Launch) -> None:
+    source = np.random.default_rng(9).standard_normal((3, 32, 4)).astype(np.float32)
+    out = np.zeros_like(source)
+    launch(neighbours, (3,), 32, [source, out], 512, {}, 3)
+    np.testing.assert_array_equal(out, source[[1, 2, 0]])
+
+
 CHECKS = [check_whole, check_real, check_loads, check_places, check_shares, check_fetches, check_products]
-CHECKS += [check_longs, check_flagged]
-WARPGROUP_CHECKS = [check_group_products]  # for cards that have these
-CHECKED = [
-    whole,
-    real,
-    loads,
-    places,
-    shares,
-    fetches,
-    products,
-    longs,
-    flagged,
-    group_64,
-    group_128,
-    group_256,
-]
+CHECKS += [check_longs, check_awaits, check_narrow, check_flagged]
+# For cards of compute capability 9.0.
+WARPGROUP_CHECKS = [check_group_products, check_neighbours]
+CHECKED = [whole, real, loads, places, shares, fetches, products, longs, group, awaits, narrow, neighbours]
+CHECKED += [flagged]
 
 
 def on_the_card(device: Any) -> Launch:
@@ -556,9 +624,15 @@ def on_the_card(device: Any) -> Launch:
     from kukri.runtime.cuda.driver.launch import Launch as DriverLaunch
 
     def launch(
-        kernel: Callable[..., None], grid: tuple[int, ...], threads: int, arguments: list[Any], shared: int
+        kernel: Callable[..., None],
+        grid: tuple[int, ...],
+        threads: int,
+        arguments: list[Any],
+        shared: int,
+        constants: dict[str, int] | None = None,
+        cluster: int = 1,
     ) -> None:
-        text = compiled(kernel, {}, device.capability, threads)
+        text = compiled(kernel, constants or {}, device.capability, threads)
         code = device.load(device.assemble(text), ENTRY)
         assert len(inspect.signature(kernel).parameters) == len(arguments)
         held = [(a, device.allocate(a.nbytes)) for a in arguments]
@@ -566,7 +640,7 @@ def on_the_card(device: Any) -> Launch:
             device.upload(address, array)
         x, y, z = (*grid, 1, 1)[:3]
         packed = pack_arguments(*(address for _, address in held))
-        device.launch(DriverLaunch(kernel.__name__, code, (x, y, z), threads, shared, packed))
+        device.launch(DriverLaunch(kernel.__name__, code, (x, y, z), threads, shared, packed, False, cluster))
         for array, address in held:
             device.download(array, address)
         device.wait()

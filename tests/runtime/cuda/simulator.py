@@ -2,8 +2,8 @@
 
 Threads are greenlets. Instructions of one thread do what their body in `ptx/` says; those that several
 threads take part in are here: a thread waits in them until the others of its warp, of its four warps, or of
-its block have come as far. Blocks run one after the other. Addresses are those of NumPy arrays, so a wild
-one ends the process.
+its block or cluster have come as far. Clusters run one after the other. Addresses are those of NumPy arrays,
+so a wild one ends the process.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from greenlet import getcurrent, greenlet
 from kukri.runtime.cuda.compile.stage import stage
 from kukri.runtime.cuda.ptx import Instruction
 
+_BLOCK = 1024  # the most threads of a block
+
 
 class _Thread(greenlet):
     number: int
     block: tuple[int, int, int]
     grid: tuple[int, int, int]
     shared: int
+    cluster: list[int]  # the shared memory of the blocks of its cluster
 
 
 def run(
@@ -34,13 +37,19 @@ def run(
     threads: int,
     arguments: Iterable[Any],
     shared_bytes: int = 0,
+    cluster: int = 1,
 ) -> None:
-    """Launch a kernel with its parameters or its argument record; arrays stand for their addresses."""
+    """Launch a kernel with its parameters or its argument record; arrays stand for their addresses.
+
+    `cluster` consecutive blocks of grid x run together.
+    """
     staged = _staged(kernel, tuple(sorted(constants.items())))
     values = [_value(a) for a in arguments]
     grid = (*grid, 1, 1)[:3]
-    for z, y, x in product(*(range(n) for n in grid[::-1])):
-        _run_block(staged, values, (x, y, z), grid, threads, shared_bytes)
+    assert grid[0] % cluster == 0
+    for z, y, x in product(range(grid[2]), range(grid[1]), range(0, grid[0], cluster)):
+        blocks = [(x + i, y, z) for i in range(cluster)]
+        _run_blocks(staged, values, blocks, grid, threads, shared_bytes)
 
 
 def _value(argument: Any) -> Any:
@@ -64,22 +73,27 @@ def _resolve(found: Any, constants: Mapping[str, Any]) -> Any:
     return found
 
 
-def _run_block(
+def _run_blocks(
     staged: Callable[..., Any],
     values: list[Any],
-    block: tuple[int, int, int],
+    blocks: list[tuple[int, int, int]],
     grid: tuple[int, ...],
     threads: int,
     shared_bytes: int,
 ) -> None:
-    memory = np.full(shared_bytes + 16, 0xFF, np.uint8)  # NaN: nobody may read what was not written
+    """Run the blocks of a cluster; thread i of block b has the number b · 1024 + i among all threads."""
+    # NaN: nobody may read what was not written
+    memory = [np.full(shared_bytes + 1040, 0xFF, np.uint8) for _ in blocks]
+    # The same place in each block, which is no better aligned than a kernel may expect.
+    shared = [-(-each.ctypes.data // 1024) * 1024 + 16 for each in memory]
     here = getcurrent()
     alive: dict[int, _Thread] = {}
-    for i in range(threads):
-        thread = _Thread(staged, here)
-        thread.number, thread.block, thread.grid = i, block, grid
-        thread.shared = -(-memory.ctypes.data // 16) * 16
-        alive[i] = thread
+    for b, block in enumerate(blocks):
+        for i in range(threads):
+            thread = _Thread(staged, here)
+            thread.number, thread.block, thread.grid = i, block, grid
+            thread.shared, thread.cluster = shared[b], shared
+            alive[_BLOCK * b + i] = thread
     waiting: dict[int, tuple[str, tuple[Any, ...]]] = {}
     results: dict[int, Any] = dict.fromkeys(alive)
     started: set[int] = set()
@@ -100,8 +114,12 @@ def _run_block(
 def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _Thread]) -> dict[int, Any]:
     """What those threads get that wait for nobody else any more."""
     results: dict[int, Any] = {}
-    if waiting and len(waiting) == len(alive) and {name for name, _ in waiting.values()} == {"barrier"}:
+    if waiting and len(waiting) == len(alive) and {n for n, _ in waiting.values()} == {"cluster_barrier"}:
         return dict.fromkeys(waiting)
+    for block in {i // _BLOCK for i in waiting}:
+        threads = [i for i in alive if i // _BLOCK == block]
+        if all(i in waiting and waiting[i][0] == "barrier" for i in threads):
+            results |= dict.fromkeys(threads)
     for first in sorted({i // 128 * 128 for i in waiting}):
         threads = [i for i in range(first, first + 128) if i in waiting]
         names = {waiting[i][0] for i in threads}
@@ -111,7 +129,7 @@ def _answer(waiting: dict[int, tuple[str, tuple[Any, ...]]], alive: dict[int, _T
     for warp in sorted({i // 32 for i in waiting}):
         lanes = [i for i in range(32 * warp, 32 * warp + 32) if i in waiting]
         names = {waiting[i][0] for i in lanes}
-        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "wgmma"}:
+        if len(lanes) == 32 and len(names) == 1 and not names & {"barrier", "cluster_barrier", "wgmma"}:
             answers = _WARP[names.pop()]([waiting[i][1] for i in lanes])
             results |= dict(zip(lanes, answers, strict=True))
     return results
@@ -225,7 +243,7 @@ _WARP = {
 }
 
 _TOGETHER: dict[str, Callable[..., Any]] = {
-    **{name: _together(name) for name in ("barrier", "wgmma", *_WARP)},
+    **{name: _together(name) for name in ("barrier", "cluster_barrier", "wgmma", *_WARP)},
     "thread": lambda: getcurrent().number,
     "block_x": lambda: getcurrent().block[0],
     "block_y": lambda: getcurrent().block[1],
@@ -233,6 +251,7 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "blocks_x": lambda: getcurrent().grid[0],
     "blocks_y": lambda: getcurrent().grid[1],
     "shared": lambda: getcurrent().shared,
+    "shared_of_block": lambda a, rank: a - getcurrent().shared + getcurrent().cluster[rank],
     "wait_for_grid": lambda: None,
     "launch_dependents": lambda: None,
     "fence": lambda: None,
@@ -240,7 +259,9 @@ _TOGETHER: dict[str, Callable[..., Any]] = {
     "commit_copies": lambda: None,
     "wait_copies": lambda: None,
     "wait_copies_all_but_1": lambda: None,
-    "wait_copies_but_2": lambda: None,
+    "wait_copies_all_but_2": lambda: None,
+    "wait_copies_all_but_3": lambda: None,
+    "wait_copies_all_but_4": lambda: None,
     "wait_products": lambda: None,
     "wgmma_wait_all_but_1": lambda: None,
     "fence_async_proxy": lambda: None,

@@ -9,12 +9,11 @@ import pytest
 from kukri.runtime.cuda.compile.kernel import ENTRY, kernel
 from kukri.runtime.cuda.kernels.attention import decode, mla, mla_merge, prefill, prepare_qk, simt
 from kukri.runtime.cuda.kernels.common import all_reduce, altup, gather, mapped, pointwise, top_k
+from kukri.runtime.cuda.kernels.experts import moe_matmul, moe_permute, moe_routing
 from kukri.runtime.cuda.kernels.matmul import (
+    batch_sm90,
     decode_matmul,
     floats,
-    moe_matmul,
-    moe_permute,
-    moe_routing,
     prefill_sm80,
     prefill_sm90,
     quantize,
@@ -45,7 +44,6 @@ EXPERT = {
     "M": 4,
     "KS": 4,
     "WARPS": 8,
-    "AHEAD": 2,
     "GATED": 1,
     "BIAS": 1,
     "EMIT": 1,
@@ -64,9 +62,11 @@ PROMPT = {
     "SINKS": 1,
 }
 PREFILL = {"FORMAT": "Q4_K", "BIAS": 1, "ACCUMULATE": 1, "EXPERTS": 2}
+BATCH = {"FORMAT": "Q6_K", "BIAS": 1, "ACCUMULATE": 1, "GATED": 1, "KIND": 1, "VECTORS": 0, "SHARED": 1}
 MLA = {"G": 20, "HD": 96, "DP": 96, "VP": 80, "KV": 16, "PAGE": 6, "SWIZZLE": 3, "M_TILES": 2, "TILE": 64}
 MLA |= {"WARPS": 8, "HEAD_WARPS": 4, "Q_KEPT": 5, "V_TILES": 5, "WARP_V_TILES": 1, "N_TILES": 2}
 MLA |= {"SOFTCAP": 0, "SINKS": 1, "WINDOW": 0}
+WARPGROUPS = ("matmul.batch_sm90", "matmul.prefill_sm90")  # kernels for compute capability 9.0 only
 KERNELS = [
     kernel(gather.embed, 128, FORMAT="Q6_K", PDL=0),
     kernel(gather.embed_floats, 128, FLOAT=0, PDL=0),
@@ -77,6 +77,7 @@ KERNELS = [
     kernel(decode_matmul.decode_matmul, 128, PDL=0, FORMAT="Q6_K", M=2, TOKENS=8, **DECODE),
     kernel(prefill_sm80.prefill_matmul_sm80, 256, PDL=0, **PREFILL),
     kernel(prefill_sm90.prefill_matmul_sm90, 256, PDL=1, M=1, ROWS=128, **PREFILL),
+    kernel(batch_sm90.batch_matmul_sm90, 256, PDL=1, ROWS=32, GROUPS=2, STAGES=4, **BATCH),
     kernel(floats.float_matmul, 256, FLOAT=16, N=2, BIAS=1, ACCUMULATE=1, PDL=0),
     kernel(simt.simt_attention, 64, PDL=0, **ATTEND),
     kernel(simt.simt_attention, 64, PDL=0, **(ATTEND | {"BOTH_WAYS": 1, "WINDOW": 1})),
@@ -132,11 +133,11 @@ def test_compiles(what):
     capability = [(8, 0), (9, 0)][KERNELS.index(what) % 2]
     if what.name in ("select_rows", "quantize", "embed", "add"):
         capability = (7, 5)
-    if what.module == "matmul.prefill_sm90":
+    if what.module in WARPGROUPS:
         capability = (9, 0)
     text = what.ptx(capability)
     assert f".entry {ENTRY}(" in text
-    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module == 'matmul.prefill_sm90' else ''}"
+    target = f"sm_{capability[0]}{capability[1]}{'a' if what.module in WARPGROUPS else ''}"
     assert f".target {target}\n" in text
     assert ".local" not in text, "registers that are indexed at run time"
 

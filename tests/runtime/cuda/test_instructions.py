@@ -27,7 +27,10 @@ def card():
 
 @pytest.mark.parametrize("check", [*instructions.CHECKS, *instructions.WARPGROUP_CHECKS])
 def test_meaning(check):
-    check(lambda kernel, grid, threads, arguments, shared: run(kernel, {}, grid, threads, arguments, shared))
+    def launch(kernel, grid, threads, arguments, shared, constants=None, cluster=1):
+        run(kernel, constants or {}, grid, threads, arguments, shared, cluster)
+
+    check(launch)
 
 
 @pytest.mark.parametrize("check", [*instructions.CHECKS, *instructions.WARPGROUP_CHECKS])

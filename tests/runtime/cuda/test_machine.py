@@ -16,6 +16,7 @@ from kukri.runtime.config.from_hf import config_from_hf
 from kukri.runtime.cuda import machine as machine_module
 from kukri.runtime.cuda.driver.device import Device
 from kukri.runtime.cuda.driver.errors import CudaUnavailable
+from kukri.runtime.cuda.lowering.fusing import JoinedMatMul, fuse
 from kukri.runtime.cuda.machine import CudaMachine
 from kukri.runtime.engine.cache import Batch, PageTable
 from kukri.runtime.engine.engine import Engine
@@ -68,8 +69,10 @@ def card() -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("warpgroups", "suffix"), [(True, "sm90"), (False, "sm80")])
-def test_steps(program, feed, warpgroups, suffix):
+@pytest.mark.parametrize(
+    ("warpgroups", "product"), [(True, "batch_matmul_sm90"), (False, "prefill_matmul_sm80")]
+)
+def test_steps(program, feed, warpgroups, product):
     """A prompt in two steps, the second short enough for decode kernels, then a token; twice, the same."""
     ids = np.arange(21, dtype=np.int32) * 5 % 64
     expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
@@ -80,7 +83,7 @@ def test_steps(program, feed, warpgroups, suffix):
     p, q = (x - np.logaddexp.reduce(x, axis=-1, keepdims=True) for x in (expected, got))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 1e-4
     assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
-    assert {f"prefill_matmul_{suffix}", "decode_matmul", "decode_attention"} <= set(device.launched)
+    assert {product, "decode_matmul", "decode_attention"} <= set(device.launched)
     np.testing.assert_array_equal(feed(machine, PageTable(1), ids, (17, 3, 1)), got)
 
 
@@ -176,6 +179,25 @@ def test_top_k(program, monkeypatch, mapped):
             np.testing.assert_array_equal(a.logits, b.logits)
     steps = 4
     assert device.launched.count("copy_words") == steps + 2 * mapped
+
+
+@pytest.mark.slow
+def test_a_mixture_of_formats(feed):
+    """q and k are joined where v has another format, and all three where they have the same."""
+    found = models()
+    metadata, tensors = found.random_tensors("two", "Q8_0")
+    other = found.random_tensors("two", "Q4_0")[1]
+    tensors["blk.0.attn_v.weight"] = other["blk.0.attn_v.weight"]
+    config = config_from_gguf(metadata, tensors)
+    program = build_program(config, Weights(config, tensors))
+    joined = [[b.name for b in op.outs] for op in fuse(program) if isinstance(op, JoinedMatMul)]
+    assert [names for names in joined if len(names) > 1] == [["q", "k"], ["q", "k", "v"]]
+    ids = np.arange(5, dtype=np.int32)
+    expected = feed(ReferenceMachine(program, 1), PageTable(1), ids)
+    device = StandInDevice()
+    machine = CudaMachine(program, 1, max_rows=16, device=device, kernels=StandInKernels(device))
+    got = feed(machine, PageTable(1), ids, (4, 1))
+    assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
 
 
 @pytest.mark.slow

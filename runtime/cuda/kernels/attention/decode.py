@@ -24,6 +24,7 @@ from ...ptx import (
     ldmatrix_transposed,
     load_float2,
     load_int,
+    load_int4,
     load_shared,
     mma_f16,
     pack_f16,
@@ -42,10 +43,11 @@ from .cache import PagedCache, block_table_of, head_in_page, load_eight, page_of
 from .prepare_qk import QKPreparation, load_normed_head, rotated_dim
 from .scores import MASKED, NO_MAXIMUM, ScoreArguments, quad_sum, softmax_16_tokens, window_start
 from .split_kv_merge import SplitOutput, merge_splits
+from .split_plan import ENTRY
 from .tile import store_halves, swizzled
 
 G = HD = KV = CHUNKS = STAGES = WARPS = SOFTCAP = WINDOW = PAGE = PDL = 0  # constants: see `decode_attention`
-SINGLE_ROW = PREPARE = Q_NORM = K_NORM = 0
+SINGLE_ROW = PLANNED = PREPARE = Q_NORM = K_NORM = 0
 
 
 class DecodeAttentionArguments(KernelArguments):
@@ -59,6 +61,7 @@ class DecodeAttentionArguments(KernelArguments):
     k: int  # with PREPARE: the row's keys, float32 [kv_heads · HD]
     v: int  # with PREPARE: the row's values
     preparation: QKPreparation
+    plan: int = 0  # with PLANNED: the items of `split_plan.plan_splits`
 
 
 @device
@@ -94,10 +97,11 @@ def fetch_tile(stage, cache: PagedCache, block_table, tile, end, position, kv_he
 def decode_attention(args: DecodeAttentionArguments) -> None:
     """out = softmax(scores) v, float32 [rows, heads · HD]; pages have 64 tokens.
 
-    Grid: (kv_heads · CHUNKS, most splits of a context, rows), of 32 · WARPS threads. A block takes G query
-    heads of one key-value head and one split of the row's context. The warps of a block take its tiles of 16
-    tokens in turn; each copies its own tiles to shared memory, STAGES - 1 ahead, and keeps an online softmax
-    of its own. `merge_splits` merges the results of warps and blocks.
+    Grid: (kv_heads · CHUNKS, most splits of a context, rows), with PLANNED (kv_heads · CHUNKS, items of the
+    plan), of 32 · WARPS threads. A block takes G query heads of one key-value head and one split of the row's
+    context. The warps of a block take its tiles of 16 tokens in turn; each copies its own tiles to shared
+    memory, STAGES - 1 ahead, and keeps an online softmax of its own. `merge_splits` merges the results of
+    warps and blocks.
 
     With PREPARE this kernel also does what `prepare_qk` does, for a step with one row: each block prepares
     its own queries, and the block whose split ends with the row writes the row's key and value to the cache.
@@ -110,6 +114,7 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
         STAGES      2 or 3 tiles that a warp has room for
         SINGLE_ROW  1: the step has one row. Older tokens were in the cache before the step, so that their
                     tiles are copied before the launches in front are done
+        PLANNED     1: which split of which row a block takes is in a plan: see `split_plan.py`
         PREPARE     1: queries and keys are neither normed nor rotated yet, nor in the cache
         EMIT        1: the result is also written in 8 bits
     """
@@ -119,21 +124,32 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
         wait_for_grid()
     lane = thread() & 31
     warp = shift_right(thread(), 5)
-    row = block_z()
-    position = load_int(args.cache.positions + 4 * row)
-    block_table = block_table_of(args.cache, row)
-    low = window_start(position, args.scores.window)
-    first = low >> 4
-    count = (position >> 4) + 1 - first
-    split = div_u32(count + blocks_y() - 1, blocks_y())
-    split = (split + WARPS - 1) // WARPS * WARPS
-    splits = div_u32(count + split - 1, split)
-    if block_y() >= splits:
-        return
-    first = first + block_y() * split
-    end = first + split
-    if end > (position >> 4) + 1:
-        end = (position >> 4) + 1
+    if PLANNED:
+        entry = registers(8)
+        entry[0], entry[1], entry[2], entry[3] = load_int4(args.plan + ENTRY * block_y())
+        entry[4], entry[5], entry[6], entry[7] = load_int4(args.plan + ENTRY * block_y() + 16)
+        row, number, splits, first, end = entry[0], entry[1], entry[2], entry[3], entry[4]
+        position, low = entry[5], entry[6]
+        if row < 0:
+            return
+        block_table = block_table_of(args.cache, row)
+    else:
+        row = block_z()
+        number = block_y()
+        position = load_int(args.cache.positions + 4 * row)
+        block_table = block_table_of(args.cache, row)
+        low = window_start(position, args.scores.window)
+        first = low >> 4
+        count = (position >> 4) + 1 - first
+        split = div_u32(count + blocks_y() - 1, blocks_y())
+        split = (split + WARPS - 1) // WARPS * WARPS
+        splits = div_u32(count + split - 1, split)
+        if block_y() >= splits:
+            return
+        first = first + block_y() * split
+        end = first + split
+        if end > (position >> 4) + 1:
+            end = (position >> 4) + 1
     head = block_x() * G
     kv_head = div_u32(block_x(), CHUNKS)
     stages = shared() + warp * (STAGES * 64 * HD)
@@ -281,4 +297,4 @@ def decode_attention(args: DecodeAttentionArguments) -> None:
             for n in static(HD // 8):
                 for i in static(2):
                     store_shared(to + 4 * (8 * n + 2 * (lane & 3) + i), acc[n, 2 * r + i])
-    merge_splits(row, head, splits, args.scores.sinks, args.output)
+    merge_splits(row, head, number, splits, args.scores.sinks, args.output)

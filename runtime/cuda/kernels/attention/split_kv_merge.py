@@ -39,12 +39,15 @@ from ..common.common import store_quantized, warp_maximum, warp_sum
 from .scores import NO_MAXIMUM
 
 G = VD = VP = WARPS = SINKS = EMIT = 0  # constants: see `simt.simt_attention`
+PLANNED = 0  # see `decode.decode_attention`
 
 
 class SplitOutput(KernelArguments):
     """Where splits are merged, and where the result goes."""
 
-    partials: int  # float32 [rows, heads, splits, VP + 4]: sums, the maximum and the total of each split
+    # Sums, the maximum and the total of each split: float32 [rows, heads, splits, VP + 4], with PLANNED
+    # [items of the plan, heads, VP + 4].
+    partials: int
     counters: int  # int32 [rows, blocks of x]: blocks that are done; zeros before and after the launch
     out: Region  # float32 [rows, heads · VD]
     codes: int  # `out` in 8 bits, see `common.emit_codes`
@@ -52,18 +55,26 @@ class SplitOutput(KernelArguments):
 
 
 @device
-def merge_splits(row, head, splits, sinks, output: SplitOutput):
+def merge_splits(row, head, split, splits, sinks, output: SplitOutput):
     """Merge the results that the warps of this block have left in shared memory, then those of all blocks.
 
     Shared memory holds float32 [WARPS, G, VP + 2]: for each warp and head VP sums of probability · value, the
     maximum of the scores, and the sum of the probabilities. `head` is the first head of the block; `splits`
-    is the number of blocks (grid y) that have a part of the row's context.
+    is the number of blocks (grid y) that have a part of the row's context, `split` the number of this one.
     """
     lane = thread() & 31
     warp = shift_right(thread(), 5)
     barrier()
     flag = shared() + 4 * WARPS * G * (VP + 2)
-    part = output.partials + 4 * ((row * output.heads + head) * blocks_y() + block_y()) * (VP + 4)
+    if PLANNED:  # in numbers, from split to split, and from head to head
+        split_stride = output.heads * (VP + 4)
+        head_stride = VP + 4
+        first = output.partials + 4 * ((block_y() - split) * output.heads + head) * (VP + 4)
+    else:
+        split_stride = VP + 4
+        head_stride = blocks_y() * (VP + 4)
+        first = output.partials + 4 * (row * output.heads + head) * blocks_y() * (VP + 4)
+    part = first + 4 * split * split_stride
     for i in range(thread(), G * VP, 32 * WARPS):
         g = div_u32(i, VP)
         dim = i - g * VP
@@ -85,7 +96,7 @@ def merge_splits(row, head, splits, sinks, output: SplitOutput):
                 sum_ = sum_ * exp2(highest - above) + exp2(sink - above)
             store_result(output, row, head + g, dim, div_f32(value, sum_))
         else:
-            to = part + 4 * g * blocks_y() * (VP + 4)
+            to = part + 4 * g * head_stride
             store_float(to + 4 * dim, value)
             if dim == 0:
                 store_float(to + 4 * VP, highest)
@@ -103,10 +114,9 @@ def merge_splits(row, head, splits, sinks, output: SplitOutput):
     fence()
     if thread() == 0:
         store_int(counter, 0)
-    part = output.partials + 4 * (row * output.heads + head) * blocks_y() * (VP + 4)
     for i in range(thread(), G * splits, 32 * WARPS):
         g = div_u32(i, splits)
-        at = part + 4 * (g * blocks_y() + i - g * splits) * (VP + 4) + 4 * VP
+        at = first + 4 * (g * head_stride + (i - g * splits) * split_stride) + 4 * VP
         store_shared(shared() + 8 * i, load_float(at))
         store_shared(shared() + 8 * i + 4, load_float(at + 4))
     barrier()
@@ -128,10 +138,10 @@ def merge_splits(row, head, splits, sinks, output: SplitOutput):
         for m in range(lane, splits, 32):
             store_shared(sums + 8 * m, div_f32(exp2(load_shared(sums + 8 * m) - highest), sum_))
     barrier()
-    results = shared() + 8 * G * blocks_y()
+    results = shared() + 8 * G * splits
     for i in range(4 * thread(), G * VP, 128 * WARPS):
         g = div_u32(i, VP)
-        source = part + 4 * (g * blocks_y() * (VP + 4) + i - g * VP)
+        source = first + 4 * (g * head_stride + i - g * VP)
         value = registers(4, 0.0)
         for start in range(0, splits, 8):
             x = registers((8, 4))
@@ -139,7 +149,7 @@ def merge_splits(row, head, splits, sinks, output: SplitOutput):
                 m = start + u
                 if m >= splits:
                     m = splits - 1
-                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(source + 4 * m * (VP + 4))
+                x[u, 0], x[u, 1], x[u, 2], x[u, 3] = load_float4(source + 4 * m * split_stride)
             for u in static(8):
                 share = 0.0
                 if start + u < splits:

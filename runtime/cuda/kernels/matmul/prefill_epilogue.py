@@ -9,7 +9,7 @@ from ..common.common import gated
 
 # Constants of the launch. EXPERTS: 0 a plain product, 1 the rows of x are sorted by expert, 2 they are not,
 # and
-# `sources` has the row of each place (see moe_permute.py). UNIT: divisor of all products.
+# `sources` has the row of each place (see experts/moe_permute.py). UNIT: divisor of all products.
 UNIT = 1
 ACCUMULATE = GATED = EXPERTS = 0
 

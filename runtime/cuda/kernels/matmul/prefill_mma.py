@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from ...compile.stage import device, registers, static
-from ...ptx import add_f16x2, as_float, as_int, bits_xor, fma_f16x2, pack_f16, permute_bytes, shuffle
+from ...ptx import (
+    add_f16x2,
+    and_or,
+    as_float,
+    as_int,
+    bits_xor,
+    fma_f16x2,
+    pack_f16,
+    permute_bytes,
+    shift_right,
+    shuffle,
+)
 from ..common.common import activate
 
-UNPACK_SCALES = activate  # constants of the launch
-SCALE_WORDS = TWO_SCALES = MINIMUM = 1
+UNPACK_CODES = UNPACK_SCALES = activate  # constants of the launch: see unpack.py
+CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = 1
+ONLY_NIBBLES = 0
 SIGNS = 0x80808080
 MAGIC = 0x64646464  # 0x6400 + n are the bits of the float16 1024 + n, for a byte n
 MINUS_1152 = 0xE480E480  # float16, twice: 1024, and 128 for the inverted sign bit of a signed byte
@@ -23,9 +35,46 @@ def two_weights(inverted, selector, a, b):
 
 @device
 def four_weights(codes, a, b):
-    """a · code + b, float16, of four signed bytes: two words. a and b are the same float16 twice."""
+    """a · code + b, float16, of four signed bytes: a word of the first and third, and one of the others.
+
+    a and b are the same float16 twice.
+    """
     inverted = bits_xor(codes, SIGNS)
-    return two_weights(inverted, 0x4140, a, b), two_weights(inverted, 0x4342, a, b)
+    return two_weights(inverted, 0x4240, a, b), two_weights(inverted, 0x4341, a, b)
+
+
+@device
+def low_nibbles(word):
+    """The codes in bits 0 … 3 and 16 … 19, as float16: with ONLY_NIBBLES = 16 sixteen times code - 8."""
+    codes = and_or(word, 0x000F000F, 0x64006400)  # 1024 + code
+    if ONLY_NIBBLES == 16:
+        codes = fma_f16x2(codes, 0x4C004C00, 0xF408F408)  # · 16 - 16 · 1032
+    else:
+        codes = add_f16x2(codes, 0xE400E400)  # - 1024
+    return codes
+
+
+@device
+def high_nibbles(word):
+    """`low_nibbles` of the codes in bits 4 … 7 and 20 … 23."""
+    codes = and_or(word, 0x00F000F0, 0x64006400)  # 1024 + 16 · code
+    if ONLY_NIBBLES == 16:
+        codes = add_f16x2(codes, MINUS_1152)
+    else:
+        codes = fma_f16x2(codes, 0x2C002C00, 0xD400D400)  # / 16 - 64
+    return codes
+
+
+@device
+def eight_weights(word, a, b):
+    """a · code + b of the nibbles of a word, as `four_weights` has those of the low and of the high ones."""
+    odd = shift_right(word, 8)
+    return (
+        fma_f16x2(low_nibbles(word), a, b),
+        fma_f16x2(low_nibbles(odd), a, b),
+        fma_f16x2(high_nibbles(word), a, b),
+        fma_f16x2(high_nibbles(odd), a, b),
+    )
 
 
 @device
@@ -72,6 +121,52 @@ def dequantize_block(front, back, words: registers(2), lane):
         b = 0
         b2 = 0
     return four_weights(front, a, b) + four_weights(back, a2, b2)
+
+
+@device
+def dequantize_nibbles(word, words: registers(2), lane):
+    """`dequantize_block` of a word whose bytes have codes of the first half in their low nibbles, and those
+    of the second half in the high ones.
+    """
+    first = word_of(words[0], lane)
+    a = first
+    b = 0
+    if MINIMUM:
+        a = permute_bytes(first, first, 0x1010)
+        b = permute_bytes(first, first, 0x3232)
+    return eight_weights(word, a, b)
+
+
+@device
+def dequantize_front(codes: registers(CODE_WORDS), words: registers(2), quad):
+    """A lane's weights of blocks 0 and 1 of a piece, eight words; lane `quad` + b holds block b's factors."""
+    if ONLY_NIBBLES:
+        weights = dequantize_nibbles(codes[0], *words[()], quad) + dequantize_nibbles(
+            codes[1], *words[()], quad + 1
+        )
+    else:
+        w = registers(8)
+        w[()] = UNPACK_CODES(*codes[()])
+        weights = dequantize_block(w[0], w[1], *words[()], quad) + dequantize_block(
+            w[2], w[3], *words[()], quad + 1
+        )
+    return weights
+
+
+@device
+def dequantize_back(codes: registers(CODE_WORDS), words: registers(2), quad):
+    """`dequantize_front` of blocks 2 and 3."""
+    if ONLY_NIBBLES:
+        weights = dequantize_nibbles(codes[2], *words[()], quad + 2) + dequantize_nibbles(
+            codes[3], *words[()], quad + 3
+        )
+    else:
+        w = registers(8)
+        w[()] = UNPACK_CODES(*codes[()])
+        weights = dequantize_block(w[4], w[5], *words[()], quad + 2) + dequantize_block(
+            w[6], w[7], *words[()], quad + 3
+        )
+    return weights
 
 
 @device

@@ -42,9 +42,9 @@ from ...ptx import (
 )
 from ..common.common import activate
 from .prefill_epilogue import PrefillArguments, bias_of, load_four, scale_of, store_four
-from .prefill_mma import dequantize_block, interleave_rows, pack_scales
+from .prefill_mma import dequantize_back, dequantize_front, interleave_rows, pack_scales
 
-LOAD_CODES = UNPACK_CODES = LOAD_SCALES = UNPACK_SCALES = activate
+LOAD_CODES = LOAD_SCALES = activate
 # Constants of the launch: of the format, see unpack.py, and of the product, see prefill_epilogue.py.
 CODE_WORDS = SCALE_WORDS = TWO_SCALES = MINIMUM = 1
 UNIT = BIAS = ACCUMULATE = EXPERTS = GATED = PDL = 0
@@ -155,14 +155,10 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
     acc = registers((M, ROWS // 2), 0.0)
     f = registers((2, 2, 8))  # [part % 2, row g or g + 8, words]: weights of this part and the next
     own = registers((M, 2, 2))
-    w = registers(8)
     quad = lane & 28  # the first of the four lanes that share a row
     for i in static(2):
         own[0, i] = pack_scales(*scale[0, i], lane + 32 * i)
-        w[()] = UNPACK_CODES(*codes[0, i])
-        f[0, i] = dequantize_block(w[0], w[1], *own[0, i], quad) + dequantize_block(
-            w[2], w[3], *own[0, i], quad + 1
-        )
+        f[0, i] = dequantize_front(*codes[0, i], *own[0, i], quad)
     stage = 0
     wait_copies_all_but_1()
     fence_async_proxy()
@@ -202,19 +198,15 @@ def prefill_matmul_sm90(args: GatedPrefillArguments):
                 )
             for i in static(2):
                 if part % 2 == 0:  # the other two blocks of these rows; then load the next 128 columns
-                    w[()] = UNPACK_CODES(*codes[part // 2, i])
-                    f[1, i] = dequantize_block(w[4], w[5], *own[part // 2, i], quad + 2) + dequantize_block(
-                        w[6], w[7], *own[part // 2, i], quad + 3
-                    )
+                    f[1, i] = dequantize_back(*codes[part // 2, i], *own[part // 2, i], quad)
                     codes[part // 2, i] = LOAD_CODES(tile[part // 2], pieces, following + 32 * i)
                     scale[part // 2, i] = LOAD_SCALES(tile[part // 2], pieces, following + 32 * i)
                 else:
                     at = (piece if part + 1 < 2 * M else following) + 32 * i
                     own[(part // 2 + 1) % M, i] = pack_scales(*scale[(part // 2 + 1) % M, i], at)
-                    w[()] = UNPACK_CODES(*codes[(part // 2 + 1) % M, i])
-                    f[0, i] = dequantize_block(
-                        w[0], w[1], *own[(part // 2 + 1) % M, i], quad
-                    ) + dequantize_block(w[2], w[3], *own[(part // 2 + 1) % M, i], quad + 1)
+                    f[0, i] = dequantize_front(
+                        *codes[(part // 2 + 1) % M, i], *own[(part // 2 + 1) % M, i], quad
+                    )
     for m in static(M):
         if ROWS == 256:
             acc[m] = wgmma_result_256(*acc[m])

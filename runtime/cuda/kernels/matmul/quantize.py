@@ -54,14 +54,14 @@ def quantize(x, x_stride, blocks, weight, out, partials):
 def store_four_f16(to, i, a, b, c, d):
     """Store columns i … i + 3 of a row as float16, in the order that `convert_to_f16` describes."""
     sub = shift_right(i, 2) & 3
-    if WARPGROUPS:  # column 4s + 2j + k of 16 becomes 8j + 2s + k
+    if WARPGROUPS:  # column 4s + j + 2k of 16 becomes 8j + 2s + k
         to = to + 2 * ((i & -16) + 2 * sub)
         second = to + 16
-    else:  # column 32b + 16h + 4s of 128 becomes 32s + 8b + 4h
+    else:  # column 32b + 16h + 4s + j + 2k of 128 becomes 32s + 8b + 4h + 2j + k
         to = to + 2 * ((i & -128) + 32 * sub + 8 * (shift_right(i, 5) & 3) + (shift_right(i, 2) & 4))
         second = to + 4
-    store_int(to, pack_f16(a, b))
-    store_int(second, pack_f16(c, d))
+    store_int(to, pack_f16(a, c))
+    store_int(second, pack_f16(b, d))
 
 
 @device
@@ -107,8 +107,9 @@ def convert_to_f16(args: ConvertArguments):
 
     Grid: (1, rows), blocks of 256 threads. A thread keeps PARTS times 4 columns in registers; with PARTS = 0,
     which excludes NORMED, x is read twice. The columns of each 128 are in the order of pieces (see
-    weights/packing.py); with WARPGROUPS, those of each 16 are in the order in which the lanes that hold these
-    pieces pass them to `wgmma`. The padding of `out` is not written.
+    weights/packing.py), of each four the first and third before the others, as 4-bit codes are unpacked; with
+    WARPGROUPS, those of each 16 are in the order in which the lanes that hold these pieces pass them to
+    `wgmma`. The padding of `out` is not written.
     """
     begin()
     row = args.x.address + block_y() * args.x.stride

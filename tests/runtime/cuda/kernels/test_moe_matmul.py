@@ -7,9 +7,9 @@ import pytest
 
 from kukri.runtime import ops
 from kukri.runtime.cuda.kernels.common.common import CLIPPED, SILU
-from kukri.runtime.cuda.kernels.matmul.moe_matmul import moe_decode_matmul, moe_float_matmul, quantize_pairs
-from kukri.runtime.cuda.kernels.matmul.moe_permute import combine_experts, permute_by_expert
-from kukri.runtime.cuda.kernels.matmul.moe_routing import route
+from kukri.runtime.cuda.kernels.experts.moe_matmul import moe_decode_matmul, moe_float_matmul, quantize_pairs
+from kukri.runtime.cuda.kernels.experts.moe_permute import combine_experts, permute_by_expert
+from kukri.runtime.cuda.kernels.experts.moe_routing import route
 from kukri.runtime.cuda.kernels.matmul.prefill_sm80 import prefill_matmul_sm80
 from kukri.runtime.cuda.kernels.matmul.quantize import convert_to_f16
 from kukri.runtime.cuda.kernels.matmul.unpack import READERS

@@ -56,7 +56,7 @@ def test_long_rows(parts):
     got, scales = as_f16(x.astype(np.float32), 1, parts)
     assert scales[0] == 1
     assert 32768 / 2 < np.abs(x[1]).max() / scales[1] <= 32768
-    plain = got.reshape(2, 72, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    plain = got.reshape(2, 72, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(2, -1)
     np.testing.assert_array_equal(plain[:, :1040], (x / scales[:, None]).astype(np.float16))
     assert not plain[:, 1040:].any()
 
@@ -71,7 +71,7 @@ def test_norm_to_f16():
     arguments = [x, 4 * width, width, out, 2 * 1280, scales, weight, 1 / width, 1e-3]
     constants = {"WARPGROUPS": 1, "PARTS": 2, "NORMED": 1, "PDL": 0}
     run(convert_to_f16, constants, (1, 2), 256, arguments, 64)
-    plain = out.reshape(2, 80, 2, 4, 2).transpose(0, 1, 3, 2, 4).reshape(2, -1)[:, :width]
+    plain = out.reshape(2, 80, 2, 4, 2).transpose(0, 1, 3, 4, 2).reshape(2, -1)[:, :width]
     expected = x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True) + 1e-3) * weight
     np.testing.assert_allclose(plain * scales[:, None], expected, 1e-3, 1e-6)
 
@@ -80,12 +80,12 @@ def test_column_order():
     x = np.random.default_rng(0).standard_normal((2, 272)).astype(np.float32)
     plain = np.zeros((2, 384), np.float16)
     plain[:, :272] = x
-    got, scales = as_f16(x, 0)  # from [b, h, s, k]
-    turned = plain.reshape(2, 3, 4, 2, 4, 4).transpose(0, 1, 4, 2, 3, 5)
+    got, scales = as_f16(x, 0)  # from [b, h, s, k, j]
+    turned = plain.reshape(2, 3, 4, 2, 4, 2, 2).transpose(0, 1, 4, 2, 3, 6, 5)
     np.testing.assert_array_equal(got, turned.reshape(2, -1))
     np.testing.assert_array_equal(scales, 1)
-    got, _ = as_f16(x, 1)  # from [s, j, k]
-    turned = plain.reshape(2, 24, 4, 2, 2).transpose(0, 1, 3, 2, 4)
+    got, _ = as_f16(x, 1)  # from [s, k, j]
+    turned = plain.reshape(2, 24, 4, 2, 2).transpose(0, 1, 4, 2, 3)
     np.testing.assert_array_equal(got, turned.reshape(2, -1))
 
 

@@ -27,8 +27,8 @@ from ...ptx import (
     to_int,
 )
 from ..common.common import activate, begin, gated, store_quantized, warp_sum
-from .decode_mma import decode_mma_4, load_first_chunk
-from .floats import load_four_weights
+from ..matmul.decode_mma import decode_mma_4, load_first_chunk
+from ..matmul.floats import load_four_weights
 
 # Constants of the launch. CHOSEN: a pair takes the matrix that its row has chosen, else matrix number
 # `choice`.

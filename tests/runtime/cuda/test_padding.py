@@ -1,0 +1,80 @@
+"""Steps whose rows are rounded up give what the rows alone give."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kukri.runtime.cuda.machine import CudaMachine
+from kukri.runtime.cuda.padding import padded, rounded
+from kukri.runtime.engine.cache import Batch, PageTable
+from kukri.runtime.reference.machine import ReferenceMachine
+
+from .stand_in import StandInDevice, StandInKernels
+from .test_machine import models
+
+
+def step(n: int, logits: list[int]) -> Batch:
+    """Row i is the token i of sequence i."""
+    rows = np.arange(n, dtype=np.int32)
+    return Batch(rows, rows, 5 * rows, np.array(logits, np.int32), lengths=6 * rows + 1)
+
+
+def test_rounded():
+    assert [rounded(n) for n in (1, 3, 16, 17, 32, 100, 129, 300)] == [1, 4, 16, 32, 32, 112, 160, 320]
+
+
+@pytest.mark.parametrize(
+    ("n", "logits", "limits", "rows", "last"),
+    [
+        (16, [*range(16)], (512, 512), 16, 15),
+        (17, [*range(17)], (512, 512), 32, 31),
+        (33, [*range(33)], (512, 40), 40, 39),
+        (33, [*range(33)], (33, 64), 33, 32),
+        (60, [3, 30, 40], (512, 512), 64, 40),
+        (60, [], (512, 512), 64, None),
+    ],
+)
+def test_padded(n, logits, limits, rows, last):
+    batch = step(n, logits)
+    got = padded(batch, *limits)
+    assert len(got.tokens) == len(got.sequences) == len(got.positions) == len(got.lengths) == rows
+    for name in ("tokens", "sequences", "positions", "lengths"):
+        values = getattr(got, name)
+        np.testing.assert_array_equal(values[:n], getattr(batch, name))
+        np.testing.assert_array_equal(values[n:], values[n - 1])
+    np.testing.assert_array_equal(got.logits_indices[: len(logits)], logits)
+    assert got.logits_indices.dtype == np.int32
+    if last is None:
+        assert not len(got.logits_indices)
+    else:
+        assert got.logits_indices[-1] == last
+        assert len(got.logits_indices) <= limits[1]
+
+
+@pytest.mark.slow
+def test_steps():
+    """18 sequences, and a step in which some have several rows: as on the reference machine, and few
+    graphs."""
+    program = models().random_model("tiny", "Q8_0")
+    device = StandInDevice()
+    machine = CudaMachine(
+        program, 18, max_rows=48, max_sequences=18, device=device, kernels=StandInKernels(device)
+    )
+    reference, table = ReferenceMachine(program, 18), PageTable(18, 18)
+    rng = np.random.default_rng(0)
+    for counts in ([1] * 17, [1] * 18, [2] * 3 + [0] * 11 + [3] * 4):
+        before = table.lengths.copy()
+        for sequence, count in enumerate(counts):
+            table.extend(sequence, count)
+        sequences = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        positions = np.concatenate([before[s] + np.arange(c) for s, c in enumerate(counts)]).astype(np.int32)
+        tokens = rng.integers(0, 64, len(sequences)).astype(np.int32)
+        logits = np.arange(len(sequences), dtype=np.int32)
+        if counts[0] > 1:
+            logits = logits[[1, 3, 5, 8]]
+        batch = Batch(tokens, sequences, positions, logits)
+        expected, got = reference.step(batch, table), machine.step(batch, table)
+        assert len(got) == len(logits)
+        assert np.abs(got - expected).max() < 0.05 * np.abs(expected).max()
+    assert {(shape.n_rows, shape.n_logits) for shape, _ in machine._graphs} == {(32, 32)}
