@@ -41,8 +41,8 @@ from ..common.vector_math import constant
 from .epilogue import finish, gated_outputs, matmul_at
 from .unpack import CODES, unpack
 
-# Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for more
-# lines at a time than the L1 cache (docs/performance.md).
+# Prefetch distance in bytes. With 512-bit vectors it pays to prefetch into the L2 cache, which can wait for
+# more lines at a time than the L1 cache (docs/performance.md).
 AHEAD, early = (16384, prefetch_far) if LANES == 16 else (4096, prefetch)
 STATS_BYTES = 4 * GROUP_STATS
 
